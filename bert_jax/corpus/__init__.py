@@ -1,0 +1,1 @@
+"""From sources of raw text to a token store."""

@@ -1,0 +1,1 @@
+"""Tokenizers, the token store and examples, on the host, without jax."""

@@ -1,0 +1,1 @@
+"""The training step, its sharding, and the loop around it."""
