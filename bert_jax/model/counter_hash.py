@@ -1,0 +1,60 @@
+"""Random bits from a counter: the same words give the same bits, on any device and any mesh.
+
+`jax.random` splits keys; a dropout or a mask that must be a pure function of (seed, row, position)
+needs only a hash of those integers. It fuses into the elementwise code around it and partitions
+like any elementwise operation.
+
+Source of the finaliser: `lowbias32` by Chris Wellons, "Prospecting for Hash Functions" (2018), a
+bijection of 32-bit words in which every input bit flips every output bit with probability close
+to 1/2. It is not cryptographic.
+"""
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+_START = 0x9E3779B9  # 2^32 / golden ratio: keeps the all-zero input away from lowbias32(0) = 0
+_STEP = 0x6A09E667  # sqrt(2): absorbing a zero word is not a plain second round
+
+
+def _lowbias32(x):
+    x = x ^ (x >> 16)
+    x = x * np.uint32(0x7FEB352D)
+    x = x ^ (x >> 15)
+    x = x * np.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def _as_u32(word: ArrayLike):
+    """The word modulo 2^32 as an unsigned array; Python integers may be negative or longer."""
+    if isinstance(word, int):
+        return np.array(word & 0xFFFFFFFF, np.uint32)
+    if isinstance(word, jax.Array):
+        return word.astype(np.uint32)
+    return np.asarray(word).astype(np.uint32)
+
+
+def hash_u32(*words: ArrayLike) -> jax.Array | np.ndarray:
+    """Hash integer words, in their order, into 32 random bits.
+
+    The words broadcast against each other. Put those with the smallest shapes first: each word
+    costs one round over the shape broadcast so far, so that
+    `hash_u32(seed, site, rows[:, None], positions)` costs one round per element.
+
+    Args:
+      *words: integers or integer arrays (signed ones wrap), numpy or jax.
+
+    Returns:
+      uint32 of the broadcast shape; a numpy array if every word is numpy or a Python integer, with
+      equal bits from both.
+    """
+    with np.errstate(over="ignore"):  # numpy warns of wrapping for scalars only
+        state = np.array(_START, np.uint32)
+        for word in words:
+            state = _lowbias32((state + np.uint32(_STEP)) ^ _as_u32(word))
+    return state if isinstance(state, jax.Array) else np.asarray(state)
+
+
+def threshold_u32(probability: float) -> int:
+    """The integer t for which `hash < t` holds with `probability`, to 2^-32; at most 2^32 - 1."""
+    return min(round(probability * 2**32), 2**32 - 1)
