@@ -1,0 +1,51 @@
+# Two commands for a newcomer: `make demo` and `make test`. Everything they need, they install.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKDIR ?= work/demo
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test test-parity lint format clean
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"bert_jax needs Python 3.11 or newer; {sys.executable} is {v.major}.{v.minor}. Name another: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing bert_jax into $(VENV) (about 400 MB, once)"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing the test dependencies into $(VENV)"
+	$(PIP) --editable '.[dev,data]'
+	@touch $@
+
+$(VENV)/.installed-parity: $(VENV)/.installed-dev
+	@echo "Installing torch and transformers into $(VENV)"
+	$(PIP) --editable '.[parity]'
+	@touch $@
+
+demo: $(VENV)/.installed  ## train a small BERT on the documentation of the installed packages
+	$(BIN)/bert-jax demo --workdir=$(WORKDIR)
+
+test: $(VENV)/.installed-dev  ## all tests (BERT_JAX_DATA=DIR adds those on real data)
+	$(BIN)/python -m pytest
+
+test-parity: $(VENV)/.installed-parity  ## live comparison with transformers and torch
+	$(BIN)/python -m pytest -m parity
+
+lint: $(VENV)/.installed-dev  ## ruff, mypy, and the contract between layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev  ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and caches (not work/)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
