@@ -1,0 +1,38 @@
+"""BERT-small: 4 layers, 512 wide, 8 heads (Turc et al. 2019, Well-Read Students Learn Better).
+
+Batch 256 at length 128, then 512 for the last tenth, as published for this family.
+
+    bert-jax pretrain --config=configs/pretrain/bert_small.py --workdir=work/small \
+        --config.data.corpus=work/corpus
+
+The vocabulary size comes from the corpus. One accelerator is enough.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """The recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
+    return ConfigDict(
+        {
+            "model": {
+                "num_layers": 4,
+                "hidden_dim": 512,
+                "num_heads": 8,
+                "mlp_dim": 2048,
+            },
+            "training": {
+                "num_steps": 1_000_000,
+                "phases": (
+                    {"length": 128, "batch_size": 256, "share": 0.9},
+                    {"length": 512, "batch_size": 256, "share": 0.1},
+                ),
+            },
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 1e-4,
+                "warmup_steps": 10_000,
+                "weight_decay": 0.01,
+            },
+        }
+    )
