@@ -68,3 +68,39 @@ class ModelConfig:
     def padded_vocab_size(self) -> int:
         """Rows of the embedding table (V): `vocab_size` rounded up to `VOCAB_MULTIPLE`."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def _size(num_layers: int, hidden_dim: int) -> ModelConfig:
+    """The published family: heads of 64, feed-forward four times as wide as the model."""
+    return ModelConfig(
+        num_layers=num_layers,
+        hidden_dim=hidden_dim,
+        num_heads=hidden_dim // 64,
+        mlp_dim=4 * hidden_dim,
+    )
+
+
+SIZES: dict[str, ModelConfig] = {
+    "tiny": _size(2, 128),
+    "mini": _size(4, 256),
+    "small": _size(4, 512),
+    "medium": _size(8, 512),
+    "base": _size(12, 768),
+    "large": _size(24, 1024),
+}
+"""The published sizes. Sources: Devlin et al. 2018 (base, large); Turc et al. 2019 (the others)."""
+
+
+def num_params(config: ModelConfig) -> int:
+    """Parameters of the pretraining model, counted as Hugging Face does.
+
+    Without the padding rows of the vocabulary; the decoder is the embedding table and counts once.
+    """
+    d, f = config.hidden_dim, config.mlp_dim
+    embeddings = (config.vocab_size + config.num_positions + config.num_types) * d + 2 * d
+    attention = 4 * (d * d + d) + 2 * d  # query, key, value, output; norm
+    mlp = (d * f + f) + (f * d + d) + 2 * d  # up, down; norm
+    pooler = d * d + d
+    mlm = (d * d + d) + 2 * d + config.vocab_size  # transform, norm, decoder bias
+    nsp = 2 * d + 2
+    return embeddings + config.num_layers * (attention + mlp) + pooler + mlm + nsp

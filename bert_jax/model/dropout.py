@@ -1,0 +1,93 @@
+"""Dropout whose mask is a pure function of (seed, site, row of the stream, position in the row).
+
+No generator state and no keys: the mask is a hash of integers (`counter_hash`), computed where it
+is used. The same row of the example stream is dropped in the same places on any mesh, under any
+accumulation and after a restart; under SPMD every device hashes only its own elements.
+
+Source: Srivastava et al. 2014 (inverted scaling, as BERT's `hidden_dropout_prob`).
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from bert_jax.model.counter_hash import hash_u32, threshold_u32
+
+
+class DropoutStream(NamedTuple):
+    """What names the masks of one step: carried through the model in place of a random key."""
+
+    seed: UInt32[Array, ""]
+    """Changes with every step."""
+    row_index: UInt32[Array, " B"]
+    """Position of each row in the stream of examples."""
+
+
+def keep_mask(
+    shape: tuple[int, ...],
+    rate: float,
+    seed: UInt32[Array, ""],
+    site: int | Int[Array, ""] | UInt32[Array, ""],
+    row_index: UInt32[Array, " B"],
+) -> Bool[Array, "..."]:
+    """Elements that survive. Axis 0 of `shape` is B, the others are the position in the row."""
+    expanded = row_index.reshape(row_index.shape + (1,) * (len(shape) - 1))
+    positions = [
+        jax.lax.broadcasted_iota(
+            jnp.uint32, tuple(n if i == axis else 1 for i, n in enumerate(shape)), axis
+        )
+        for axis in range(1, len(shape))
+    ]
+    # One round per axis, smallest shapes first: only the last costs a round per element. A single
+    # linear position would put rows whose 32-bit states agree in their high bits on one sequence.
+    bits = jnp.asarray(hash_u32(seed, site, expanded, *positions))
+    return bits >= np.uint32(threshold_u32(rate))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _dropout(x, rate, seed, site, row_index):
+    mask = keep_mask(x.shape, rate, seed, site, row_index)
+    return jnp.where(mask, x * jnp.asarray(1 / (1 - rate), x.dtype), jnp.zeros((), x.dtype))
+
+
+def _dropout_forward(x, rate, seed, site, row_index):
+    return _dropout(x, rate, seed, site, row_index), (seed, site, row_index)
+
+
+def _dropout_backward(rate, residuals, gradient):
+    # The barrier keeps XLA from recognising the forward mask here and storing it in between.
+    seed, site, row_index = jax.lax.optimization_barrier(residuals)
+    return _dropout(gradient, rate, seed, site, row_index), None, None, None
+
+
+_dropout.defvjp(_dropout_forward, _dropout_backward)
+
+
+def dropout(
+    x: Float[Array, "B ..."],
+    rate: float,
+    seed: UInt32[Array, ""] | None,
+    site: int | Int[Array, ""] | UInt32[Array, ""],
+    row_index: UInt32[Array, " B"] | None,
+) -> Float[Array, "B ..."]:
+    """Zero elements with probability `rate`, scale the others by 1 / (1 - rate).
+
+    Args:
+      x: (B, ...), rows on axis 0.
+      rate: in [0, 1).
+      seed: uint32 scalar, different at every step; None means no dropout (evaluation).
+      site: which of the model's dropouts this is; each wants its own number.
+      row_index: (B,) uint32, the rows' positions in the stream of examples.
+
+    Returns:
+      Same shape and type. The mask is recomputed in the backward pass, never stored.
+    """
+    if seed is None or rate == 0.0:
+        return x
+    if row_index is None:
+        raise ValueError("dropout needs row_index, the rows' positions in the example stream")
+    return _dropout(x, rate, seed, jnp.asarray(site, jnp.uint32), row_index)

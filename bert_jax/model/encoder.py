@@ -1,0 +1,245 @@
+"""The encoder: embeddings, a stack of transformer layers, and the pooler.
+
+Source: Devlin et al. 2018, section 3; Vaswani et al. 2017, section 3.1 (post-normalisation).
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, UInt32
+
+from bert_jax.errors import UserError
+from bert_jax.model.attention import attend
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import DropoutStream, dropout
+from bert_jax.model.layers import (
+    ACTIVATIONS,
+    Affine,
+    AxisSizes,
+    LayerNorm,
+    compute_dtype,
+    parameter,
+    truncated_normal,
+)
+
+# Dropout sites: 0 is the embeddings; layer n has the three numbers from 1 + 3 n.
+SITE_EMBEDDINGS = 0
+SITES_PER_LAYER = 3
+SITE_ATTENTION_WEIGHTS, SITE_ATTENTION_OUTPUT, SITE_MLP_OUTPUT = 1, 2, 3
+
+
+def restarting_positions(segment_ids: Int[Array, "B L"]) -> Int[Array, "B L"]:
+    """Position of each token inside its run of equal segment ids."""
+    index = jax.lax.broadcasted_iota(jnp.int32, segment_ids.shape, 1)
+    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
+    return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
+
+
+class Embeddings(nnx.Module):
+    """Sum of token, position and type embeddings, normalised, with dropout."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        tokens = truncated_normal(
+            rngs.params(), (config.vocab_size, config.hidden_dim), config.init_std
+        )
+        padding = config.padded_vocab_size - config.vocab_size
+        self.token = parameter(jnp.pad(tokens, ((0, padding), (0, 0))), "vocab", "embed")
+        self.position = parameter(
+            truncated_normal(
+                rngs.params(), (config.num_positions, config.hidden_dim), config.init_std
+            ),
+            "length",
+            "embed",
+        )
+        self.type = parameter(
+            truncated_normal(rngs.params(), (config.num_types, config.hidden_dim), config.init_std),
+            None,
+            "embed",
+        )
+        self.norm = LayerNorm(config)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B L"],
+        type_ids: Int[Array, "B L"],
+        segment_ids: Int[Array, "B L"],
+        stream: DropoutStream | None,
+    ) -> Float[Array, "B L D"]:
+        """Ids are not range-checked here: JAX clamps a gather, the host checks."""
+        length = tokens.shape[1]
+        if length > self.config.num_positions:
+            raise UserError(
+                f"the sequence length {length} is beyond model.num_positions "
+                f"{self.config.num_positions}: shorten the sequences or train more positions"
+            )
+        positions = restarting_positions(segment_ids)
+        x = (
+            self.token[...][tokens]
+            + self.position[...][positions]
+            + self.type[...][type_ids.astype(jnp.int32)]
+        )
+        x = self.norm(x).astype(compute_dtype(self.config))
+        return _drop(x, self.config.hidden_dropout_rate, stream, SITE_EMBEDDINGS)
+
+
+class SelfAttention(nnx.Module):
+    """Multi-head self-attention with its output projection."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        embed: AxisSizes = {"embed": config.hidden_dim}
+        heads: AxisSizes = {"heads": config.num_heads, "head_dim": config.head_dim}
+        self.query = Affine(config, embed, heads, rngs)
+        self.key = Affine(config, embed, heads, rngs)
+        self.value = Affine(config, embed, heads, rngs)
+        self.output = Affine(config, heads, embed, rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        segment_ids: Int[Array, "B L"],
+        stream: DropoutStream | None,
+        first_site: int | UInt32[Array, ""] | Int[Array, ""],
+    ) -> Float[Array, "B L D"]:
+        """`first_site` numbers this layer's dropouts."""
+        config = self.config
+        attended = attend(
+            self.query(x),
+            self.key(x),
+            self.value(x),
+            q_segment_ids=segment_ids,
+            kv_segment_ids=segment_ids,
+            dropout_rate=config.attention_dropout_rate,
+            dropout_seed=None if stream is None else stream.seed,
+            dropout_site=first_site + SITE_ATTENTION_WEIGHTS,
+            row_index=None if stream is None else stream.row_index,
+            impl=config.attention_impl,
+        )
+        return self.output(attended)
+
+
+class Mlp(nnx.Module):
+    """The position-wise feed-forward network."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.activation = config.activation
+        embed: AxisSizes = {"embed": config.hidden_dim}
+        mlp: AxisSizes = {"mlp": config.mlp_dim}
+        self.up = Affine(config, embed, mlp, rngs)
+        self.down = Affine(config, mlp, embed, rngs)
+
+    def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        """Position by position."""
+        return self.down(ACTIVATIONS[self.activation](self.up(x)))
+
+
+class Layer(nnx.Module):
+    """One transformer layer: attention and feed-forward, each `norm(x + dropout(f(x)))`."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.rate = config.hidden_dropout_rate
+        self.attention = SelfAttention(config, rngs)
+        self.attention_norm = LayerNorm(config)
+        self.mlp = Mlp(config, rngs)
+        self.mlp_norm = LayerNorm(config)
+
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        segment_ids: Int[Array, "B L"],
+        stream: DropoutStream | None,
+        index: int | Int[Array, ""],
+    ) -> Float[Array, "B L D"]:
+        """`index`: which layer of the stack this is (it numbers the dropout sites)."""
+        site = index * SITES_PER_LAYER
+        y = self.attention(x, segment_ids, stream, site)
+        x = self.attention_norm(x + _drop(y, self.rate, stream, site + SITE_ATTENTION_OUTPUT))
+        y = self.mlp(x)
+        return self.mlp_norm(x + _drop(y, self.rate, stream, site + SITE_MLP_OUTPUT))
+
+
+class Pooler(nnx.Module):
+    """tanh of an affine map of the first token's state."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        # Square: only one of the two axes can carry the name that a mesh axis is mapped to.
+        self.dense = Affine(config, {"embed": config.hidden_dim}, {None: config.hidden_dim}, rngs)
+
+    def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:
+        """From the first token of each row."""
+        return jnp.tanh(self.dense(hidden[:, 0]))
+
+
+class Encoder(nnx.Module):
+    """Embeddings, `num_layers` layers stored stacked on axis 0, and the pooler."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.embeddings = Embeddings(config, rngs)
+        self.layers = _stacked_layers(config, rngs)
+        self.pooler = Pooler(config, rngs)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B L"],
+        type_ids: Int[Array, "B L"],
+        segment_ids: Int[Array, "B L"],
+        stream: DropoutStream | None = None,
+    ) -> Float[Array, "B L D"]:
+        """The last layer's states, in the compute type."""
+        segment_ids = segment_ids.astype(jnp.int32)
+        x = self.embeddings(tokens, type_ids, segment_ids, stream)
+        graphdef, stacked = nnx.split(self.layers)
+
+        def apply_layer(params, x, index):
+            return nnx.merge(graphdef, params)(x, segment_ids, stream, index)
+
+        return _run_layers(self.config, apply_layer, stacked, x)
+
+
+def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> Layer:
+    """A `Layer` whose parameters have the layers on axis 0, each initialised from its own key."""
+
+    @nnx.split_rngs(splits=config.num_layers)
+    @nnx.vmap
+    def build(rngs: nnx.Rngs) -> Layer:
+        return Layer(config, rngs)
+
+    return build(rngs)
+
+
+def _run_layers(config: ModelConfig, apply_layer: Callable, stacked, x: Array) -> Array:
+    """Run the stack: a scan, or straight code when `scan_unroll` covers all layers."""
+    num_layers = config.num_layers
+    straight = config.scan_unroll >= num_layers
+    if config.remat != "none":
+        policy = {
+            "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+            "full": jax.checkpoint_policies.nothing_saveable,
+        }[config.remat]
+        # A scan body cannot share expressions with its backward body, straight code can.
+        apply_layer = jax.checkpoint(apply_layer, policy=policy, prevent_cse=straight)
+    if straight:
+        # `split`, not `stacked[n]`: its gradient is one concatenation, not a sum of padded arrays.
+        leaves, tree = jax.tree.flatten(stacked)
+        pieces = [jax.lax.split(leaf, (1,) * num_layers) for leaf in leaves]
+        for n in range(num_layers):
+            x = apply_layer(jax.tree.unflatten(tree, [p[n].squeeze(0) for p in pieces]), x, n)
+        return x
+    indices = jnp.arange(num_layers, dtype=jnp.uint32)
+    x, _ = jax.lax.scan(
+        lambda carry, layer: (apply_layer(layer[0], carry, layer[1]), None),
+        x,
+        (stacked, indices),
+        unroll=config.scan_unroll,
+    )
+    return x
+
+
+def _drop(x, rate, stream: DropoutStream | None, site):
+    if stream is None:
+        return x
+    return dropout(x, rate, stream.seed, site, stream.row_index)

@@ -1,0 +1,175 @@
+"""The pretraining heads, and the functions through which everything outside sees the model.
+
+Outside this package parameters are a nested dict of float32 arrays; modules exist only while a
+function below is being traced.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, UInt32
+
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.layers import ACTIVATIONS, Affine, LayerNorm, parameter
+
+PADDED_LOGIT = -1e30
+"""Logit of the vocabulary's padding columns: probability exactly 0, and no 0 * inf anywhere."""
+
+Params = dict[str, Any]
+"""Nested dict of float32 arrays."""
+
+
+class PretrainingLogits(NamedTuple):
+    """Scores of both objectives."""
+
+    mlm: Float[Array, "B P V"]
+    """Over the padded vocabulary; the padding columns are `PADDED_LOGIT`."""
+    nsp: Float[Array, "B 2"]
+    """0: the second part follows the first; 1: it does not."""
+
+
+class MlmHead(nnx.Module):
+    """Transform, then the transposed embedding table with a bias of its own."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.dense = Affine(config, {"embed": config.hidden_dim}, {None: config.hidden_dim}, rngs)
+        self.norm = LayerNorm(config)
+        self.bias = parameter(jnp.zeros((config.padded_vocab_size,), jnp.float32), "vocab")
+
+    def __call__(
+        self, hidden: Float[Array, "B P D"], table: Float[Array, "V D"]
+    ) -> Float[Array, "B P V"]:
+        """`table` is passed, not stored: a shared variable becomes two leaves under `jax.jit`."""
+        x = self.norm(ACTIVATIONS[self.config.activation](self.dense(hidden)))
+        logits = jnp.einsum(
+            "BPD,VD->BPV", x, table.astype(x.dtype), preferred_element_type=jnp.float32
+        )
+        is_token = jnp.arange(self.config.padded_vocab_size) < self.config.vocab_size
+        # Adding to the bias (V,) rather than selecting in the logits (B, P, V): one pass less.
+        return logits + jnp.where(is_token, self.bias[...], PADDED_LOGIT)
+
+
+class PretrainingModel(nnx.Module):
+    """Encoder with the masked-LM and the next-sentence head (Devlin et al. 2018, section 3.1)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.encoder = Encoder(config, rngs)
+        self.mlm = MlmHead(config, rngs)
+        self.nsp = Affine(config, {"embed": config.hidden_dim}, {None: 2}, rngs)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B L"],
+        type_ids: Int[Array, "B L"],
+        segment_ids: Int[Array, "B L"],
+        positions: Int[Array, "B P"] | None,
+        stream: DropoutStream | None,
+    ) -> PretrainingLogits:
+        """See `apply_pretraining`."""
+        hidden = self.encoder(tokens, type_ids, segment_ids, stream)
+        pooled = self.encoder.pooler(hidden)
+        if positions is not None:
+            hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
+        return PretrainingLogits(
+            mlm=self.mlm(hidden, self.encoder.embeddings.token[...]),
+            nsp=self.nsp(pooled).astype(jnp.float32),
+        )
+
+
+@lru_cache(maxsize=32)
+def _abstract(config: ModelConfig) -> tuple[Any, Any]:
+    """Graph definition and abstract state of the pretraining model."""
+    return nnx.split(nnx.eval_shape(lambda: PretrainingModel(config, nnx.Rngs(params=0))))
+
+
+def init_params(config: ModelConfig, key: Array) -> Params:
+    """Fresh parameters: truncated normals of scale `init_std`, zero biases, unit norm scales.
+
+    A pure function: `jax.jit(init_params, static_argnums=0, out_shardings=...)` makes them sharded.
+    """
+    return nnx.to_pure_dict(nnx.state(PretrainingModel(config, nnx.Rngs(params=key)), nnx.Param))
+
+
+def logical_axes(config: ModelConfig) -> Params:
+    """The tree of `init_params` with a tuple of logical axis names in place of each array.
+
+    Names: batch length embed heads head_dim mlp vocab layers; None for an axis never sharded.
+    """
+    _, state = _abstract(config)
+    axes = {}
+    for path, variable in nnx.to_flat_state(state):
+        stacked = ("layers",) if path[:2] == ("encoder", "layers") else ()
+        axes[path] = (*stacked, *variable.get_metadata("axes"))
+    return nnx.traversals.unflatten_mapping(axes)
+
+
+def apply_pretraining(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B L"],
+    type_ids: Int[Array, "B L"],
+    segment_ids: Int[Array, "B L"],
+    positions: Int[Array, "B P"] | None = None,
+    *,
+    dropout_seed: UInt32[Array, ""] | None = None,
+    row_index: UInt32[Array, " B"] | None = None,
+) -> PretrainingLogits:
+    """Logits of both objectives, in float32.
+
+    Args:
+      config: the architecture.
+      params: as from `init_params`.
+      tokens: token ids, below `vocab_size` (not checked here).
+      type_ids: sentence types, below `num_types`.
+      segment_ids: 0 is padding, 1.. are the packed segments.
+      positions: the P positions of each row whose vocabulary logits are wanted; None for all L.
+      dropout_seed: different at every step; None switches dropout off.
+      row_index: the rows' positions in the example stream; needed with `dropout_seed`.
+
+    Raises:
+      UserError: L is beyond `num_positions`.
+    """
+    graphdef, _ = _abstract(config)
+    model = nnx.merge(graphdef, params)
+    stream = _stream(dropout_seed, row_index)
+    return model(tokens, type_ids, segment_ids, positions, stream)
+
+
+def encode(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B L"],
+    type_ids: Int[Array, "B L"],
+    segment_ids: Int[Array, "B L"],
+    *,
+    dropout_seed: UInt32[Array, ""] | None = None,
+    row_index: UInt32[Array, " B"] | None = None,
+) -> tuple[Float[Array, "B L D"], Float[Array, "B D"]]:
+    """The encoder alone: states of all tokens and the pooled first token, in the compute type.
+
+    `params` is any tree with an `encoder` entry, so that a fine-tuning head can lie beside it.
+    The other arguments are those of `apply_pretraining`.
+    """
+    graphdef, _ = _abstract_encoder(config)
+    encoder = nnx.merge(graphdef, params["encoder"])
+    hidden = encoder(tokens, type_ids, segment_ids, _stream(dropout_seed, row_index))
+    return hidden, encoder.pooler(hidden)
+
+
+@lru_cache(maxsize=32)
+def _abstract_encoder(config: ModelConfig) -> tuple[Any, Any]:
+    """Graph definition and abstract state of the encoder alone."""
+    return nnx.split(nnx.eval_shape(lambda: Encoder(config, nnx.Rngs(params=0))))
+
+
+def _stream(seed, row_index) -> DropoutStream | None:
+    if seed is None:
+        return None
+    if row_index is None:
+        raise ValueError("dropout_seed without row_index: masks are keyed by the rows' positions")
+    return DropoutStream(seed, row_index)

@@ -1,0 +1,98 @@
+"""Affine maps, layer normalisation and activations, as NNX modules over float32 parameters.
+
+Every parameter carries `axes`, the logical names of its axes; `training/sharding.py` maps them to
+mesh axes.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from bert_jax.model.config import ModelConfig
+
+
+def compute_dtype(config: ModelConfig) -> jnp.dtype:
+    """The type of activations: `config.dtype`, with `auto` resolved for the default backend."""
+    if config.dtype == "auto":
+        return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
+    return jnp.dtype(config.dtype)
+
+
+def truncated_normal(key: Array, shape: tuple[int, ...], std: float) -> Float[Array, "..."]:
+    """BERT's initialiser: a normal of scale `std` cut at two of it, not rescaled afterwards."""
+    return std * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
+
+
+def parameter(value: Float[Array, "..."], *axes: str | None) -> nnx.Param:
+    """A parameter with the logical name of each of its axes."""
+    if len(axes) != value.ndim:
+        raise ValueError(f"{len(axes)} axis names {axes} for an array of shape {value.shape}")
+    return nnx.Param(value, axes=axes)
+
+
+AxisSizes = dict[str | None, int]
+"""Logical name -> size, in order."""
+
+
+class Affine(nnx.Module):
+    """`x @ kernel + bias`, with input and output axes of any number (einsum over the inputs)."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        inputs: AxisSizes,
+        outputs: AxisSizes,
+        rngs: nnx.Rngs,
+    ):
+        shape = (*inputs.values(), *outputs.values())
+        self.num_inputs = len(inputs)
+        kernel = truncated_normal(rngs.params(), shape, config.init_std)
+        self.kernel = parameter(kernel, *inputs, *outputs)
+        self.bias = parameter(jnp.zeros(tuple(outputs.values()), jnp.float32), *outputs)
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """In the type of `x`."""
+        y = jnp.tensordot(x, self.kernel[...].astype(x.dtype), axes=self.num_inputs)
+        return y + self.bias[...].astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalisation with float32 statistics in two passes (Ba et al. 2016).
+
+    The variance is the mean of squared deviations: the one-pass form E[x^2] - E[x]^2 cancels for
+    nearly constant inputs, where BERT's eps of 1e-12 does not hide it.
+    """
+
+    def __init__(self, config: ModelConfig):
+        self.eps = config.norm_eps
+        self.scale = parameter(jnp.ones((config.hidden_dim,), jnp.float32), "embed")
+        self.bias = parameter(jnp.zeros((config.hidden_dim,), jnp.float32), "embed")
+
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """In the type of `x`."""
+        wide = x.astype(jnp.float32)
+        centred = wide - wide.mean(-1, keepdims=True)
+        variance = jnp.square(centred).mean(-1, keepdims=True)
+        y = centred * jax.lax.rsqrt(variance + self.eps) * self.scale[...] + self.bias[...]
+        return y.astype(x.dtype)
+
+
+def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The input times Phi of it, by the error function (Hendrycks & Gimpel 2016)."""
+    return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
+def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The tanh approximation of `gelu`, as in the original TensorFlow code."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": jax.nn.relu,
+}
