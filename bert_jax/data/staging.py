@@ -1,0 +1,174 @@
+"""A directory that appears complete or not at all."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from bert_jax.errors import UserError
+
+_LOCK = ".lock"
+_UNLOCKED_GRACE_SECONDS = 3600.0
+
+
+def disk_full(path: Path, error: OSError) -> UserError | OSError:
+    """What to raise for a failed write: a `UserError` where disk, quota or rights are at fault."""
+    reasons = {
+        errno.ENOSPC: "the disk is full",
+        errno.EDQUOT: "the disk quota is used up",
+        errno.EACCES: "the directory is not writable",
+        errno.EROFS: "the file system is read-only",
+        errno.EFBIG: "the file would be larger than the file system or `ulimit -f` allows",
+    }
+    if error.errno not in reasons:
+        return error
+    return UserError(
+        f"cannot write {path}: {reasons[error.errno]}. Nothing was left there. Free some space or "
+        "name another directory."
+    )
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names in `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class StagedDirectory:
+    """Builds `target` under a temporary name beside it; one rename makes it appear.
+
+    As a context manager: the body fills `.path` and calls `commit()`; leaving without a commit
+    removes what was written. A directory left by a process that died is removed by the next build
+    of the same target: its owner holds a file lock, which the kernel drops with the process, so a
+    recycled process number cannot mislead.
+
+    Args:
+        target: where the directory is to be.
+        replaceable: tells whether an existing `target` is of the kind built here. Anything else is
+            never removed, whatever `overwrite` says.
+        overwrite: replace an existing complete `target`, after the new one is complete.
+
+    Raises:
+        UserError: `target` exists and may not be replaced.
+    """
+
+    def __init__(
+        self, target: str | Path, replaceable: Callable[[Path], bool], *, overwrite: bool = False
+    ) -> None:
+        self.target = Path(os.path.abspath(target))
+        self._replaceable = replaceable
+        self._overwrite = overwrite
+        self._committed = False
+        try:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self._recover()
+            self._check_target()
+            self.path = self._make()
+        except OSError as error:
+            raise disk_full(self.target, error) from error
+
+    def _siblings(self, kind: str) -> list[Path]:
+        prefix = f"{self.target.name}.{kind}-"
+        return sorted(p for p in self.target.parent.iterdir() if p.name.startswith(prefix))
+
+    def _recover(self) -> None:
+        """Removes what dead processes left; puts an old target back that lost its successor."""
+        for old in self._siblings("old"):
+            if not self.target.exists():
+                old.rename(self.target)
+            elif self._replaceable(self.target):
+                shutil.rmtree(old, ignore_errors=True)
+        for left in self._siblings("tmp"):
+            if _is_abandoned(left):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _check_target(self) -> None:
+        if not self.target.exists():
+            return
+        if not self.target.is_dir():
+            raise UserError(f"{self.target} is a file; name a directory that does not exist yet.")
+        if not any(self.target.iterdir()):
+            return
+        if not self._replaceable(self.target):
+            raise UserError(
+                f"{self.target} exists and holds something else; it is left alone. Name a "
+                "directory that does not exist yet."
+            )
+        if not self._overwrite:
+            raise UserError(
+                f"{self.target} already exists and is complete. Name another directory, or ask for "
+                "it to be overwritten (--overwrite)."
+            )
+
+    def _make(self) -> Path:
+        for attempt in range(1000):
+            name = f"{self.target.name}.tmp-{os.getpid()}" + (f"-{attempt}" if attempt else "")
+            path = self.target.with_name(name)
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            self._lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            # Some network file systems have no locks; a leftover is then never removed.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return path
+        raise UserError(f"too many unfinished builds beside {self.target}; remove its .tmp-* ones.")
+
+    def commit(self) -> None:
+        """Renames to the target's name. Files inside must have been synced by who wrote them."""
+        self._check_target()
+        (self.path / _LOCK).unlink()
+        sync_directory(self.path)
+        if self.target.exists() and any(self.target.iterdir()):
+            old = self.target.with_name(f"{self.target.name}.old-{os.getpid()}")
+            self.target.rename(old)
+            self.path.rename(self.target)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            self.path.rename(self.target)
+        sync_directory(self.target.parent)
+        self._committed = True
+
+    def __enter__(self) -> "StagedDirectory":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._committed:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """True when no living process holds the lock of a temporary directory."""
+    try:
+        descriptor = os.open(path / _LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        # Between mkdir and the lock, or committed this moment: leave a young one alone.
+        try:
+            return time.time() - path.stat().st_mtime > _UNLOCKED_GRACE_SECONDS
+        except FileNotFoundError:
+            return False
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)

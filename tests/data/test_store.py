@@ -1,0 +1,309 @@
+"""The token store: what is written comes back, and nothing else is accepted."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.data import store as store_module
+from bert_jax.data.store import SpecialIds, StoreWriter, is_store, open_store, token_dtype
+from bert_jax.errors import UserError
+
+
+class FakeTokenizer:
+    """The part of a tokenizer that a store needs."""
+
+    def __init__(self, vocab_size: int = 100, fingerprint: str = "f" * 64):
+        self.vocab_size = vocab_size
+        self.special_ids = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+        self.fingerprint = fingerprint
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir()
+        (directory / "tokenizer.json").write_text("{}")
+
+
+def write(path: Path, tokenizer: FakeTokenizer | None = None, blocks=None, **options):
+    if blocks is None:
+        blocks = [([5, 6, 7, 8, 9], [2, 1, 2], [2, 1]), ([5, 5, 5], [3], [1])]
+    with StoreWriter(path, tokenizer or FakeTokenizer(), **options) as writer:
+        for block in blocks:
+            writer.append(*(np.array(part) for part in block))
+        return writer.finish()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(p.name for p in directory.iterdir())
+
+
+def test_round_trip(tmp_path):
+    store = write(tmp_path / "s", meta={"splitter": "fast"})
+    assert store.tokens.tolist() == [5, 6, 7, 8, 9, 5, 5, 5]
+    assert store.sentence_offsets.tolist() == [0, 2, 3, 5, 8]
+    assert store.document_offsets.tolist() == [0, 2, 3, 4]
+    assert store.tokens.dtype == np.uint16
+    assert isinstance(store.tokens, np.memmap)
+    assert store.unigram_counts.tolist()[5:10] == [4, 1, 1, 1, 1]
+    assert (store.num_tokens, store.num_sentences, store.num_documents) == (8, 4, 3)
+    assert store.special_ids == SpecialIds(0, 1, 2, 3, 4)
+    assert store.meta["splitter"] == "fast"
+    assert names(tmp_path) == ["s"]
+    assert (tmp_path / "s" / "tokenizer" / "tokenizer.json").is_file()
+    again = open_store(tmp_path / "s", FakeTokenizer(), verify=True)
+    assert again.fingerprint == store.fingerprint
+
+
+def test_fingerprint_depends_on_content_not_on_blocks_or_notes(tmp_path):
+    whole = write(tmp_path / "a")
+    joined = [([5, 6, 7, 8, 9, 5, 5, 5], [2, 1, 2, 3], [2, 1, 1])]
+    assert write(tmp_path / "b", blocks=joined, meta={"x": 1}).fingerprint == whole.fingerprint
+    others = [
+        [([5, 6, 7, 8, 9, 5, 5, 6], [2, 1, 2, 3], [2, 1, 1])],
+        [([5, 6, 7, 8, 9, 5, 5, 5], [2, 2, 1, 3], [2, 1, 1])],
+        [([5, 6, 7, 8, 9, 5, 5, 5], [2, 1, 2, 3], [1, 2, 1])],
+    ]
+    seen = {whole.fingerprint}
+    for number, blocks in enumerate(others):
+        seen.add(write(tmp_path / f"c{number}", blocks=blocks).fingerprint)
+    seen.add(write(tmp_path / "d", FakeTokenizer(fingerprint="e" * 64)).fingerprint)
+    assert len(seen) == 5
+
+
+def test_dtype_follows_vocabulary(tmp_path):
+    assert token_dtype(65536) == np.uint16
+    assert token_dtype(65537) == np.uint32
+    big = write(tmp_path / "big", FakeTokenizer(70000), [([69999, 5], [2], [1])])
+    assert big.tokens.dtype == np.uint32
+    assert big.tokens.tolist() == [69999, 5]
+    full = write(tmp_path / "full", FakeTokenizer(65536), [([65535, 5], [2], [1])])
+    assert full.tokens.tolist() == [65535, 5]
+
+
+def test_unigram_entropy_leaves_special_tokens_out(tmp_path):
+    # 1 is [UNK]: two regular ids with rates 1/4 and 3/4.
+    store = write(tmp_path / "s", blocks=[([1, 1, 5, 6, 6, 6], [6], [1])])
+    expected = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
+    assert store.unigram_entropy == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("bad", [100, -1, 70000])
+def test_id_outside_vocabulary(tmp_path, bad):
+    with pytest.raises(UserError, match=f"the id {bad}, but its vocabulary has 100"):
+        write(tmp_path / "s", blocks=[([5, bad], [2], [1])])
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("special", [0, 2, 3, 4])
+def test_special_id_in_text(tmp_path, special):
+    with pytest.raises(UserError, match=f"special id {special}"):
+        write(tmp_path / "s", blocks=[([5, special], [2], [1])])
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        ([5, 6], [1], [1]),
+        ([5, 6], [1, 1], [1]),
+        ([5, 6], [2, 0], [2]),
+        ([5, 6], [2], [1, 0]),
+        ([5], [1], []),
+    ],
+)
+def test_lengths_must_add_up(tmp_path, block):
+    with pytest.raises(ValueError, match=r"add up|without|outside"):
+        write(tmp_path / "s", blocks=[block])
+    assert names(tmp_path) == []
+
+
+def test_empty_corpus_is_refused(tmp_path):
+    with pytest.raises(UserError, match="empty"):
+        write(tmp_path / "s", blocks=[])
+    assert names(tmp_path) == []
+
+
+def test_existing_store_is_kept_unless_asked(tmp_path):
+    first = write(tmp_path / "s")
+    with pytest.raises(UserError, match="already exists and is complete"):
+        write(tmp_path / "s", blocks=[([7], [1], [1])])
+    assert open_store(tmp_path / "s", verify=True).fingerprint == first.fingerprint
+    with pytest.raises(RuntimeError), StoreWriter(tmp_path / "s", FakeTokenizer(), overwrite=True):
+        raise RuntimeError("a failed rebuild")
+    assert open_store(tmp_path / "s", verify=True).fingerprint == first.fingerprint
+    second = write(tmp_path / "s", blocks=[([7], [1], [1])], overwrite=True)
+    assert second.tokens.tolist() == [7]
+    assert names(tmp_path) == ["s"]
+
+
+def test_other_directories_are_never_replaced(tmp_path):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="holds something else"):
+        write(tmp_path / "s", overwrite=True)
+    assert names(tmp_path / "s") == ["thesis.tex"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file"):
+        write(tmp_path / "file", overwrite=True)
+
+
+def test_empty_directory_is_filled(tmp_path):
+    (tmp_path / "s").mkdir()
+    assert write(tmp_path / "s").num_documents == 3
+
+
+def test_killed_writer_leaves_no_store_and_is_cleaned_up(tmp_path):
+    script = f"""
+    import os, sys, time
+    sys.path.insert(0, {str(Path(__file__).parent)!r})
+    import numpy as np
+    from test_store import FakeTokenizer, StoreWriter
+    writer = StoreWriter({str(tmp_path / "s")!r}, FakeTokenizer())
+    writer.append(np.array([5]), np.array([1]), np.array([1]))
+    print("ready", flush=True)
+    time.sleep(60)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    with pytest.raises(UserError, match="no token store"):
+        open_store(tmp_path / "s")
+    (left,) = names(tmp_path)
+    assert left == f"s.tmp-{process.pid}"
+    # A living writer's directory is not touched by another.
+    with StoreWriter(tmp_path / "s", FakeTokenizer()):
+        assert left in names(tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    write(tmp_path / "s")
+    assert names(tmp_path) == ["s"]
+
+
+def test_interrupted_replacement_is_undone(tmp_path):
+    store = write(tmp_path / "s")
+    os.rename(tmp_path / "s", tmp_path / "s.old-1234")
+    with pytest.raises(UserError, match="already exists and is complete"):
+        write(tmp_path / "s")
+    assert open_store(tmp_path / "s", verify=True).fingerprint == store.fingerprint
+    shutil.copytree(tmp_path / "s", tmp_path / "s.old-1234")
+    write(tmp_path / "s", overwrite=True)
+    assert names(tmp_path) == ["s"]
+
+
+def test_full_disk(tmp_path, monkeypatch):
+    class Full:
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self):
+            pass
+
+    with StoreWriter(tmp_path / "s", FakeTokenizer()) as writer:
+        writer._files["tokens"].close()
+        monkeypatch.setitem(writer._files, "tokens", Full())
+        with pytest.raises(UserError, match="disk is full"):
+            writer.append(np.array([5]), np.array([1]), np.array([1]))
+    assert names(tmp_path) == []
+
+
+def test_another_tokenizer(tmp_path):
+    write(tmp_path / "s")
+    with pytest.raises(UserError, match=f"{'f' * 64}.*{'0' * 64}"):
+        open_store(tmp_path / "s", FakeTokenizer(fingerprint="0" * 64))
+
+
+def test_not_a_store(tmp_path):
+    with pytest.raises(UserError, match="no such directory"):
+        open_store(tmp_path / "missing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"no corpus\.json"):
+        open_store(tmp_path / "empty")
+    (tmp_path / "empty" / "corpus.json").write_text('{"format": "other"}')
+    with pytest.raises(UserError, match="does not describe"):
+        open_store(tmp_path / "empty")
+    write(tmp_path / "corpus" / "train")
+    with pytest.raises(UserError, match="several token stores"):
+        open_store(tmp_path / "corpus")
+
+
+def test_unknown_version(tmp_path):
+    write(tmp_path / "s")
+    header = json.loads((tmp_path / "s" / "corpus.json").read_text())
+    header["version"] = 99
+    (tmp_path / "s" / "corpus.json").write_text(json.dumps(header))
+    with pytest.raises(UserError, match="version 99; this bert_jax reads version 1"):
+        open_store(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens", "sentence_offsets", "document_offsets", "unigram_counts"]
+)
+def test_truncated_or_missing_array(tmp_path, name):
+    write(tmp_path / "s")
+    file = tmp_path / "s" / f"{name}.bin"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1])
+    with pytest.raises(UserError, match=rf"damaged: {name}.bin has {len(data) - 1} bytes"):
+        open_store(tmp_path / "s")
+    file.unlink()
+    with pytest.raises(UserError, match=rf"{name}.bin is missing"):
+        open_store(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_tokens", -1),
+        ("num_tokens", "8"),
+        ("num_documents", 0),
+        ("token_dtype", "uint32"),
+        ("vocab_size", None),
+        ("special_ids", {"pad": 0}),
+        ("special_ids", {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 100}),
+    ],
+)
+def test_nonsense_in_header(tmp_path, field, value):
+    write(tmp_path / "s")
+    header = json.loads((tmp_path / "s" / "corpus.json").read_text())
+    header[field] = value
+    (tmp_path / "s" / "corpus.json").write_text(json.dumps(header))
+    with pytest.raises(UserError, match="damaged"):
+        open_store(tmp_path / "s")
+
+
+@pytest.mark.parametrize(("name", "where"), [("sentence_offsets", 0), ("document_offsets", -1)])
+def test_offsets_must_span_the_array(tmp_path, name, where):
+    write(tmp_path / "s")
+    file = tmp_path / "s" / f"{name}.bin"
+    array = np.fromfile(file, "<i8")
+    array[where] += 1
+    array.tofile(file)
+    with pytest.raises(UserError, match=f"{name}.bin runs from"):
+        open_store(tmp_path / "s")
+
+
+def test_flipped_bit_is_found_by_verify(tmp_path):
+    write(tmp_path / "s")
+    file = tmp_path / "s" / "tokens.bin"
+    data = bytearray(file.read_bytes())
+    data[0] ^= 2
+    file.write_bytes(data)
+    open_store(tmp_path / "s")
+    with pytest.raises(UserError, match="fingerprint"):
+        open_store(tmp_path / "s", verify=True)
+
+
+def test_is_store(tmp_path):
+    assert not is_store(tmp_path)
+    write(tmp_path / "s")
+    assert is_store(tmp_path / "s")
+    assert store_module.VERSION == 1
