@@ -1,0 +1,240 @@
+"""The device mesh, and where every array of training lies on it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.errors import UserError
+
+AXES = ("data", "fsdp", "tensor")
+
+RULES: dict[str, tuple[str, ...]] = {
+    "batch": ("data", "fsdp"),
+    "length": (),
+    "layers": (),
+    "embed": ("fsdp",),
+    "heads": ("tensor",),
+    "head_dim": (),
+    "mlp": ("tensor",),
+    "vocab": ("tensor",),
+}
+"""Mesh axes that split each logical axis: the one place where this is decided."""
+
+_SIZE_FIELDS = {
+    "embed": "model.hidden_dim",
+    "heads": "model.num_heads",
+    "mlp": "model.mlp_dim",
+    "vocab": "the padded model.vocab_size",
+}
+
+LogicalAxes = tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How devices are arranged; the product of the three is the number of devices.
+
+    `(n, 1, 1)` is plain data parallelism, `fsdp` also splits parameters and optimizer state by
+    their embed axis, `tensor` splits heads, MLP and vocabulary (Megatron). At most one may be -1:
+    it takes the devices that the others leave.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no number of devices satisfies."""
+        for name in AXES:
+            size = getattr(self, name)
+            if size < 1 and size != -1:
+                raise UserError(
+                    f"mesh.{name} is {size}; it must be at least 1, or -1 for the devices that "
+                    "the other axes leave"
+                )
+        if sum(getattr(self, name) == -1 for name in AXES) > 1:
+            raise UserError(f"{self}: only one of mesh.data, mesh.fsdp, mesh.tensor may be -1")
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh of `config` over `devices` (default: all of them).
+
+    Raises:
+        UserError: the sizes do not multiply to the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = [getattr(config, name) for name in AXES]
+    fixed = math.prod(size for size in sizes if size != -1)
+    if -1 in sizes and len(devices) % fixed == 0:
+        sizes[sizes.index(-1)] = len(devices) // fixed
+    if math.prod(sizes) != len(devices):
+        raise UserError(
+            f"mesh.data={config.data}, mesh.fsdp={config.fsdp}, mesh.tensor={config.tensor} do not "
+            f"fill {len(devices)} devices; the three must multiply to {len(devices)}, or one be -1 "
+            f"and the others' product divide it (divisors: {_listed(_divisors(len(devices)))})"
+        )
+    # The step is written for the compiler's propagation (Auto); jax.make_mesh alone would give
+    # Explicit axes, where every intermediate's sharding is part of its type.
+    return jax.make_mesh(tuple(sizes), AXES, (AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSpec:
+    """The spec of an array with these logical axes; its length is the array's rank.
+
+    A mesh axis splits one dimension only: where two dimensions ask for it (a D x D kernel), the
+    first gets it. A parameter that has one dimension per layer (a bias, a norm) is not split over
+    `fsdp`: gathering it would cost a collective for a few KiB.
+    """
+    is_vector = parameter and sum(axis != "layers" for axis in axes) < 2
+    taken: set[str] = set()
+    entries: list[str | tuple[str, ...] | None] = []
+    for axis in axes:
+        mesh_axes = tuple(
+            name
+            for name in (RULES[axis] if axis is not None else ())
+            if name not in taken and not (is_vector and name == "fsdp")
+        )
+        taken.update(mesh_axes)
+        entries.append(mesh_axes[0] if len(mesh_axes) == 1 else mesh_axes or None)
+    return PartitionSpec(*entries)
+
+
+def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
+    """NamedSharding per parameter: a tree like `shapes`.
+
+    Args:
+        logical_axes: Tree of tuples of axis names.
+        shapes: The same tree of arrays or shape structs.
+        mesh: The mesh.
+
+    Raises:
+        UserError: a dimension does not divide over its mesh axes; says which sizes would.
+    """
+
+    def one(path: Any, shape: Any, axes: LogicalAxes) -> NamedSharding:
+        spec = partition_spec(axes, parameter=True)
+        where = jax.tree_util.keystr(path, simple=True, separator="/")
+        if len(spec) != len(shape.shape):
+            raise AssertionError(f"{where}: shape {shape.shape} has logical axes {axes}")
+        for size, axis, entry in zip(shape.shape, axes, spec, strict=True):
+            _check_divides(size, axis, entry, mesh, where)
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(one, shapes, logical_axes)
+
+
+def opt_state_shardings(
+    optimizer: optax.GradientTransformation, param_shapes: Any, shardings: Any, mesh: Mesh
+) -> Any:
+    """NamedSharding per leaf of the optimizer's state: moments lie where their parameter lies.
+
+    Everything else in it (counters) is replicated.
+    """
+    shapes = jax.eval_shape(optimizer.init, param_shapes)
+    return optax.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        shapes,
+        shardings,
+        transform_non_params=lambda _: replicated(mesh),
+    )
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The whole value on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows of a batch, split over `data` and `fsdp`."""
+    return NamedSharding(mesh, partition_spec(("batch",)))
+
+
+def num_batch_shards(mesh: Mesh) -> int:
+    """Parts into which the rows of a batch are split."""
+    return math.prod(mesh.shape[name] for name in RULES["batch"])
+
+
+def check_batch_size(
+    batch_size: int, mesh: Mesh, accumulation: int = 1, where: str = "batch_size"
+) -> None:
+    """Refuse a batch whose micro-batches cannot be spread evenly over the mesh.
+
+    Raises:
+        UserError: names the field `where` and the nearest batch sizes that work.
+    """
+    unit = num_batch_shards(mesh) * accumulation
+    if batch_size < 1 or batch_size % unit:
+        raise UserError(
+            f"{where} is {batch_size}; it must be a multiple of {unit} (mesh.data x mesh.fsdp = "
+            f"{num_batch_shards(mesh)}, times {accumulation} micro-batches per step): "
+            f"{_nearest_multiples(batch_size, unit)} would work"
+        )
+
+
+def data_shard(mesh: Mesh, batch_size: int) -> tuple[int, int]:
+    """(index, count) of the contiguous slice of a global batch that this process must supply.
+
+    Processes that hold the same rows (because `tensor` spans them) get the same index. Rows go to
+    devices in the order of the slices; which device holds which row does not matter to the step.
+    """
+    sharding = batch_sharding(mesh)
+    rows_of: dict[int, set[int]] = {}
+    device: Any
+    for device, (rows,) in sharding.devices_indices_map((batch_size,)).items():
+        rows_of.setdefault(device.process_index, set()).add(rows.indices(batch_size)[0])
+    groups = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
+    if sum(len(group) for group in groups) != len(set().union(*groups)):
+        raise UserError(
+            f"mesh {dict(mesh.shape)} gives processes overlapping parts of a batch; let "
+            "mesh.tensor divide, or be a multiple of, the devices of one process"
+        )
+    return groups.index(tuple(sorted(rows_of[jax.process_index()]))), len(groups)
+
+
+def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """This process's rows as part of global arrays on the mesh, without a copy between processes.
+
+    Args:
+        batch: Arrays whose axis 0 is this process's rows of the batch, in `data_shard` order.
+        mesh: The mesh.
+    """
+    sharding = batch_sharding(mesh)
+    return {
+        name: jax.make_array_from_process_local_data(sharding, np.ascontiguousarray(rows))
+        for name, rows in batch.items()
+    }
+
+
+def _check_divides(size: int, axis: str | None, entry: Any, mesh: Mesh, where: str) -> None:
+    names = (entry,) if isinstance(entry, str) else entry or ()
+    parts = math.prod(mesh.shape[name] for name in names)
+    if size % parts:
+        assert axis is not None
+        field = _SIZE_FIELDS.get(axis, f"axis {axis} of {where}")
+        mesh_field = " x ".join(f"mesh.{name}" for name in names)
+        raise UserError(
+            f"{field} is {size} and does not divide over {mesh_field} = {parts} (parameter "
+            f"{where}); {_nearest_multiples(size, parts)} would work, or {mesh_field} one of "
+            f"{_listed(_divisors(size))}"
+        )
+
+
+def _nearest_multiples(size: int, unit: int) -> str:
+    below, above = size // unit * unit, -(-size // unit) * unit
+    return f"{below} or {max(above, unit)}" if below and below != above else f"{max(above, unit)}"
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = [str(n) for n in numbers]
+    return ", ".join(shown if len(shown) <= 12 else [*shown[:12], "..."])
