@@ -1,0 +1,278 @@
+"""Where text comes from: files, TFDS data sets, and the documentation of installed packages."""
+
+import difflib
+import glob
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from bert_jax.corpus.lines import MAX_LINE_BYTES, HashedFile, read_lines
+from bert_jax.errors import UserError
+
+PYTHON_DOCS = "python-docs"
+_COMPRESSIONS = (".gz", ".xz", ".zst")
+_TEXT_SUFFIXES = (".txt", ".text", ".md", "")
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+_PARQUET_SUFFIXES = (".parquet",)
+_SUPPORTED = (
+    ".txt and .jsonl (each also with .gz, .xz or .zst), .parquet, tfds:NAME[:SPLIT], python-docs"
+)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How sources are read."""
+
+    field: str = "text"
+    """The field of a JSON line, parquet row or TFDS example that holds the text."""
+    line_documents: bool = False
+    """Text files: each line is a document, in place of blank lines between documents."""
+    max_line_bytes: int = MAX_LINE_BYTES
+    """Refuse longer lines: they are mostly binary files or a missing line end."""
+    max_document_bytes: int = 64 << 20
+    """Refuse longer documents: they are mostly files without blank lines."""
+
+
+class Source(Protocol):
+    """One place that text comes from.
+
+    `documents` yields each document as paragraphs joined by newlines, none of them blank. `size`
+    and `bytes_read` count the same bytes (of the file as it lies on disk), for a progress bar.
+    """
+
+    name: str
+    size: int
+    bytes_read: int
+
+    def documents(self) -> Iterator[str]:
+        """Reads the source, once, from its beginning."""
+
+    def record(self) -> dict[str, Any]:
+        """After reading: what identifies the content, for `corpus.json`."""
+
+
+def resolve_sources(specs: Sequence[str], options: ReadOptions | None = None) -> list[Source]:
+    """The sources that a list of names, paths and globs stands for, in a fixed order.
+
+    Args:
+        specs: paths or globs (`**` goes into directories), `tfds:NAME[:SPLIT]`, `python-docs`. The
+            files of a glob come sorted by name; a file named twice is read once.
+        options: how to read.
+
+    Raises:
+        UserError: nothing named, nothing matched, a directory, or an unknown kind of file.
+    """
+    options = options or ReadOptions()
+    if not specs:
+        raise UserError(f"no input given. Sources are {_SUPPORTED}.")
+    sources: list[Source] = []
+    seen: set[str] = set()
+    for spec in specs:
+        is_file = spec != PYTHON_DOCS and not spec.startswith("tfds:")
+        for name in _match(spec) if is_file else [spec]:
+            key = str(Path(name).resolve()) if is_file else name
+            if key not in seen:
+                seen.add(key)
+                sources.append(_open(name, options))
+    return sources
+
+
+def _match(spec: str) -> list[str]:
+    path = Path(spec)
+    if path.is_file():
+        return [spec]
+    if path.is_dir():
+        kinds = sorted({"".join(p.suffixes[-2:]) for p in path.rglob("*") if p.is_file()} - {""})
+        example = f"{spec.rstrip('/')}/**/*{kinds[0] if kinds else '.txt'}"
+        raise UserError(f"{spec} is a directory; name the files in it, for example '{example}'.")
+    names = sorted(n for n in glob.glob(spec, recursive=True) if Path(n).is_file())
+    if names:
+        return names
+    if glob.has_magic(spec):
+        parent = Path(spec.split("*")[0].split("?")[0].split("[")[0] or ".")
+        parent = parent if parent.is_dir() else parent.parent
+        there = "which does not exist" if not parent.is_dir() else _listing(parent)
+        raise UserError(f"no file matches {spec!r} (looked in {parent.resolve()}, {there}).")
+    near = difflib.get_close_matches(path.name, _names(path.parent), 1)
+    hint = f" Did you mean {path.parent / near[0]}?" if near else ""
+    raise UserError(f"there is no file {spec}.{hint}")
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
+
+
+def _listing(directory: Path) -> str:
+    names = _names(directory)
+    if not names:
+        return "which is empty"
+    return "which holds " + ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _open(name: str, options: ReadOptions) -> Source:
+    if name == PYTHON_DOCS:
+        from bert_jax.corpus.pydocs import PythonDocs
+
+        return PythonDocs()
+    if name.startswith("tfds:"):
+        from bert_jax.corpus.datasets import TfdsSource
+
+        return TfdsSource(name, options)
+    path = Path(name)
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compressed = bool(suffixes) and suffixes[-1] in _COMPRESSIONS
+    kind = (suffixes[-2] if len(suffixes) > 1 else "") if compressed else path.suffix.lower()
+    if kind in _JSON_SUFFIXES:
+        return FileSource(name, "jsonl", options)
+    if kind in _PARQUET_SUFFIXES and not compressed:
+        from bert_jax.corpus.datasets import ParquetSource
+
+        return ParquetSource(name, options)
+    if kind in _TEXT_SUFFIXES or kind[1:].isdigit():  # log.1, part.00017
+        return FileSource(name, "text", options)
+    raise UserError(f"{name}: files named *{kind} are not read. Sources are {_SUPPORTED}.")
+
+
+def paragraphs(text: str) -> str:
+    """A document's text as its paragraphs joined by newlines: stripped, none blank."""
+    lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
+    return "\n".join(lines)
+
+
+class FileSource:
+    """A text or JSON lines file, possibly compressed."""
+
+    def __init__(self, name: str, kind: Literal["text", "jsonl"], options: ReadOptions) -> None:
+        self.name = name
+        self.kind = kind
+        self.size = Path(name).stat().st_size
+        self.bytes_read = 0
+        self._options = options
+        self._sha256 = ""
+
+    def documents(self) -> Iterator[str]:
+        """The file's documents.
+
+        Raises:
+            UserError: see `lines.read_lines`; also an empty file, a line that is not a JSON object
+                with the field, or a document that is too long.
+        """
+        file = HashedFile(Path(self.name))
+        found = False
+        try:
+            blocks = self._blocks(file)
+            for document in self._text(blocks) if self.kind == "text" else self._json(blocks):
+                if document:
+                    found = True
+                    yield document
+            self._sha256 = file.sha256()
+        finally:
+            file.close()
+        if not found:
+            what = "is empty" if not self.size else "holds no text"
+            raise UserError(f"{self.name} {what}. Take it out of the input, or fetch it again.")
+
+    def _blocks(self, file: HashedFile) -> Iterator[tuple[int, list[str]]]:
+        for block in read_lines(file, max_line_bytes=self._options.max_line_bytes):
+            self.bytes_read = file.bytes_read
+            yield block
+
+    def _text(self, blocks: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
+        if self._options.line_documents:
+            for _, lines in blocks:
+                yield from (line.strip() for line in lines)
+            return
+        document: list[str] = []
+        size = 0
+        begin = 1
+        for number, lines in blocks:
+            for position, line in enumerate(lines):
+                stripped = line.strip()
+                if stripped:
+                    if not document:
+                        begin = number + position
+                    document.append(stripped)
+                    size += len(stripped)
+                    if size > self._options.max_document_bytes:
+                        self._refuse_document(begin)
+                elif document:
+                    yield "\n".join(document)
+                    document = []
+                    size = 0
+        yield "\n".join(document)
+
+    def _refuse_document(self, line: int) -> None:
+        raise UserError(
+            f"{self.name}, line {line}: the document that begins here is longer than "
+            f"{self._options.max_document_bytes:,} characters. Documents are divided by blank "
+            "lines; put some in, or read each line as a document (line_documents)."
+        )
+
+    def _json(self, blocks: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
+        for number, lines in blocks:
+            for position, line in enumerate(lines):
+                if line and not line.isspace():
+                    yield self._json_line(line, number + position)
+
+    def _json_line(self, line: str, number: int) -> str:
+        where = f"{self.name}, line {number}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            detail = str(error) if isinstance(error, ValueError) else "nested too deeply"
+            raise UserError(
+                f"{where}: not JSON: {detail}. Each line of a .jsonl file is one JSON object; it "
+                f"starts {line[:40]!r}."
+            ) from error
+        if not isinstance(value, dict):
+            raise UserError(
+                f"{where}: a JSON {_json_type(value)}, not an object with a field "
+                f"{self._options.field!r}."
+            )
+        return paragraphs(field_text(value, self._options.field, where))
+
+    def record(self) -> dict[str, Any]:
+        """Name, bytes and sha256 of the file as it lies on disk."""
+        return {"name": self.name, "bytes": self.size, "sha256": self._sha256}
+
+
+def _json_type(value: Any) -> str:
+    names = {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+    return names.get(type(value), "null")
+
+
+def field_text(example: dict[str, Any], field: str, where: str) -> str:
+    """The text in a field of an example, with lone surrogates (from JSON escapes) replaced.
+
+    Raises:
+        UserError: no such field, or it holds something else; begins with `where`.
+    """
+    value = example.get(field)
+    if isinstance(value, bytes):
+        try:
+            value = value.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{where}: the field {field!r} is not UTF-8: byte 0x{value[error.start]:02x} at "
+                f"byte {error.start} of the field."
+            ) from error
+    if isinstance(value, str):
+        value = value.replace("\0", " ")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return value
+    if field in example:
+        raise UserError(f"{where}: the field {field!r} holds {value!r:.40}, not text.")
+    raise UserError(f"{where}: {missing_field(field, [str(key) for key in example])}")
+
+
+def missing_field(field: str, present: list[str]) -> str:
+    """Says that a field is not there, which ones are, and the nearest of them."""
+    near = difflib.get_close_matches(field, present, 1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    shown = ", ".join(present[:20]) or "none"
+    return f"no field {field!r}; the fields present are {shown}.{hint}"
