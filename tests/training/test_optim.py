@@ -32,7 +32,7 @@ def random_like(tree, seed, scale=1.0):
     leaves, structure = jax.tree.flatten(tree)
     rng = np.random.default_rng(seed)
     return structure.unflatten(
-        [(scale * rng.normal(size=leaf.shape)).astype(np.float32) for leaf in leaves]
+        [jnp.asarray(scale * rng.normal(size=leaf.shape), jnp.float32) for leaf in leaves]
     )
 
 
@@ -123,16 +123,22 @@ def test_lamb_scales_each_layer_by_its_own_norm():
     # Layers whose norms differ by 100: one ratio for the stack would be far off.
     layer_scale = np.array([0.1, 1.0, 10.0], np.float32)
     params["encoder"]["layers"] = jax.tree.map(
-        lambda x: np.asarray(x) * layer_scale.reshape(-1, *[1] * (x.ndim - 1)),
+        lambda x: jnp.asarray(np.asarray(x) * layer_scale.reshape(-1, *[1] * (x.ndim - 1))),
         params["encoder"]["layers"],
     )
     axes = logical_axes(TINY)
     grads = [random_like(params, 20 + step) for step in range(3)]
     optimizer = make_optimizer(config, 3, axes)
-    trained, state, update = params, optimizer.init(params), jax.jit(optimizer.update)
-    for grad in grads:
-        updates, state = update(grad, state, trained)
-        trained = jax.tree.map(np.add, trained, updates)
+
+    @jax.jit
+    def train(params, grads):
+        state = optimizer.init(params)
+        for grad in grads:
+            updates, state = optimizer.update(grad, state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    trained = train(params, grads)
 
     decayed = decayed_paths(params)
     per_step = [jax.tree.leaves(grad) for grad in grads]
