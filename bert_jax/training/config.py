@@ -1,0 +1,330 @@
+"""The configuration of a pretraining run: one frozen value, built strictly from a nested dict."""
+
+import dataclasses
+import difflib
+import itertools
+import json
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from bert_jax.data.pipeline import DataConfig, Phase
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.training.masking import MaskingConfig
+from bert_jax.training.optim import OptimizerConfig, learning_rate_schedule
+from bert_jax.training.sharding import MeshConfig
+
+T = TypeVar("T")
+
+FREE_FIELDS = (
+    "checkpoint",
+    "data.corpus",  # it may move; the corpus's fingerprint is compared instead
+    "data.num_workers",
+    "data.prefetch",
+    "mesh",
+    "model.attention_impl",
+    "model.remat",
+    "model.scan_unroll",
+    "training.accumulation",
+    "training.eval_every_steps",
+    "training.eval_rows",
+    "training.log_every_steps",
+)
+"""Fields (or whole sections) that a restart may change: they say where, how often something is
+written, or how the same step is computed, not which examples train which function."""
+
+
+def _at_least(config: Any, section: str, **limits: int) -> None:
+    for name, limit in limits.items():
+        value = getattr(config, name)
+        if value < limit:
+            raise UserError(f"{section}: {name} is {value}; it must be at least {limit}")
+
+
+@dataclass(frozen=True)
+class PretrainModelConfig(ModelConfig):
+    """An encoder whose vocabulary size may be left to the corpus."""
+
+    vocab_size: int = 0
+    """0: as many as the corpus's tokenizer has. Any other number must equal it."""
+
+    def __post_init__(self) -> None:
+        """Check everything that is known."""
+        if self.vocab_size:
+            super().__post_init__()
+        else:
+            known = {f.name: getattr(self, f.name) for f in dataclasses.fields(ModelConfig)}
+            ModelConfig(**{**known, "vocab_size": 1})
+
+
+@dataclass(frozen=True)
+class PhaseConfig:
+    """A stretch of training with rows of one length; BERT spends 90% of its steps at 128."""
+
+    length: int = 128
+    """Tokens per row, special tokens included."""
+    batch_size: int = 256
+    """Rows per step, over all devices and micro-batches."""
+    share: float = 1.0
+    """Share of the run's steps; the shares of all phases sum to 1."""
+
+    def __post_init__(self) -> None:
+        """Refuse a phase that trains nothing."""
+        _at_least(self, "training.phases", length=8, batch_size=1)
+        if not 0 < self.share <= 1:
+            raise UserError(f"training.phases: share is {self.share}; it must be in (0, 1]")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long, in which shapes, and how often to look."""
+
+    num_steps: int = 100_000
+    """Optimizer steps of the whole run."""
+    phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
+    accumulation: int = 1
+    """Micro-batches per step: memory for time, the result is the same within rounding."""
+    log_every_steps: int = 100
+    """Metrics are means over this many steps."""
+    eval_every_steps: int = 1000
+    """0: evaluate at the end only."""
+    eval_rows: int | None = 4096
+    """Held-out rows per evaluation, the same ones each time; None: all."""
+
+    def __post_init__(self) -> None:
+        """Refuse phases that do not cover the run."""
+        _at_least(self, "training", num_steps=1, accumulation=1, log_every_steps=1,
+                  eval_every_steps=0)  # fmt: skip
+        if self.eval_rows is not None:
+            _at_least(self, "training", eval_rows=1)
+        if not self.phases:
+            raise UserError("training.phases is empty; name at least one phase")
+        total = sum(phase.share for phase in self.phases)
+        if abs(total - 1) > 1e-6:
+            raise UserError(f"training.phases: the shares sum to {total:g}; they must sum to 1")
+        for number, phase in enumerate(self.phases):
+            if phase.batch_size % self.accumulation:
+                raise UserError(
+                    f"training.phases[{number}].batch_size {phase.batch_size} is not divisible by "
+                    f"training.accumulation {self.accumulation}"
+                )
+        for number, steps in enumerate(self.phase_steps):
+            if steps < 1:
+                raise UserError(
+                    f"training.phases[{number}]: a share of {self.phases[number].share:g} of "
+                    f"{self.num_steps} steps is no step; raise training.num_steps or the share"
+                )
+
+    @property
+    def phase_steps(self) -> tuple[int, ...]:
+        """Steps of each phase; they sum to `num_steps`."""
+        ends, covered = [0], 0.0
+        for phase in self.phases:
+            covered += phase.share
+            ends.append(round(covered * self.num_steps))
+        ends[-1] = self.num_steps
+        return tuple(end - start for start, end in itertools.pairwise(ends))
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When checkpoints are written and how many are kept."""
+
+    save_every_steps: int = 1000
+    keep: int = 3
+    """The newest ones; the last step of the run is always saved."""
+
+    def __post_init__(self) -> None:
+        """Refuse a run that could not be resumed."""
+        _at_least(self, "checkpoint", save_every_steps=1, keep=1)
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Everything that determines a pretraining run."""
+
+    model: PretrainModelConfig = field(default_factory=PretrainModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    seed: int = 0
+    """Of the initial parameters, the order and pairing of examples, masks and dropout."""
+
+    def __post_init__(self) -> None:
+        """Refuse sections that contradict each other."""
+        for number, phase in enumerate(self.training.phases):
+            if phase.length > self.model.num_positions:
+                raise UserError(
+                    f"training.phases[{number}].length {phase.length} is beyond "
+                    f"model.num_positions {self.model.num_positions}: the model has no positions "
+                    "for it. Shorten the phase or raise model.num_positions"
+                )
+        if self.data.objective != "none" and self.model.num_types < 2:
+            raise UserError(
+                f"model.num_types is {self.model.num_types}, but data.objective "
+                f"{self.data.objective!r} makes rows of two sentence types; it must be 2"
+            )
+        learning_rate_schedule(self.optimizer, self.training.num_steps)  # refuses its own errors
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed is {self.seed}; it must be in [0, 2**32)")
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases as the input pipeline takes them."""
+        return tuple(
+            Phase(length=phase.length, batch_size=phase.batch_size, num_steps=steps)
+            for phase, steps in zip(self.training.phases, self.training.phase_steps, strict=True)
+        )
+
+    def with_vocabulary(self, vocab_size: int) -> "PretrainConfig":
+        """This configuration for a tokenizer of `vocab_size` tokens.
+
+        Raises:
+            UserError: `model.vocab_size` is set to another number.
+        """
+        if self.model.vocab_size not in (0, vocab_size):
+            raise UserError(
+                f"model.vocab_size is {self.model.vocab_size}, but the tokenizer of the corpus has "
+                f"{vocab_size} tokens. Leave model.vocab_size at 0 to take it from the corpus"
+            )
+        return dataclasses.replace(
+            self, model=dataclasses.replace(self.model, vocab_size=vocab_size)
+        )
+
+
+def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
+    """Build a dataclass from a nested mapping, strictly.
+
+    Whole numbers are accepted for floats and lists for tuples, nothing else is converted.
+
+    Args:
+        cls: A dataclass; its fields may be dataclasses, scalars, `Literal`, `X | None`,
+            `tuple[X, ...]`.
+        mapping: Values by field name; what is missing takes its default.
+        where: Names the source in error messages.
+
+    Raises:
+        UserError: An unknown field (with the nearest known one) or a value of the wrong type (with
+            the field, the value and the type that is wanted).
+    """
+    return _build(cls, mapping, where, ())
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A dataclass as nested dicts and lists for JSON; `build` is the inverse."""
+    result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return result
+
+
+def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+    """The fields in which two configurations differ, as (dotted name, value in a, value in b)."""
+    left, right = dict(_leaves(to_dict(a))), dict(_leaves(to_dict(b)))
+    names = [*left, *(name for name in right if name not in left)]
+    return [
+        (name, left.get(name), right.get(name))
+        for name in names
+        if left.get(name) != right.get(name)
+    ]
+
+
+def binding_diff(a: PretrainConfig, b: PretrainConfig) -> list[tuple[str, Any, Any]]:
+    """`diff` without the fields that a restart may change (`FREE_FIELDS`)."""
+    return [
+        row
+        for row in diff(a, b)
+        if not any(row[0] == free or row[0].startswith(free + ".") for free in FREE_FIELDS)
+    ]
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict) and tree:
+        for name, value in tree.items():
+            yield from _leaves(value, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(tree, list) and any(isinstance(item, dict) for item in tree):
+        for number, item in enumerate(tree):
+            yield from _leaves(item, f"{prefix}[{number}]")
+    else:
+        yield prefix, tree
+
+
+def _build(cls: type[T], mapping: Any, where: str, path: tuple[str, ...]) -> T:
+    if not isinstance(mapping, Mapping):
+        raise _wrong_type(mapping, "a group of fields", where, path)
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(typing.cast(Any, cls)) if f.init]
+    for name in mapping:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+            hint = f"did you mean {_dotted((*path, near[0]))}? " if near else ""
+            raise UserError(
+                f"{where}: unknown field {_dotted((*path, str(name)))}; {hint}"
+                f"Known here: {', '.join(names)}"
+            )
+    return cls(**{k: _convert(hints[k], v, where, (*path, k)) for k, v in mapping.items()})
+
+
+def _convert(hint: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, typing.cast(type, hint)):
+            return value
+        return _build(typing.cast(type, hint), value, where, path)
+    if origin is Literal:
+        if isinstance(value, str) and value in arguments:
+            return value
+        near = difflib.get_close_matches(str(value), [str(a) for a in arguments], n=1, cutoff=0.5)
+        wanted = "one of " + ", ".join(repr(a) for a in arguments)
+        raise _wrong_type(value, wanted + (f" (nearest: {near[0]!r})" if near else ""), where, path)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        kinds = [kind for kind in arguments if kind is not type(None)]
+        if len(kinds) == 1:
+            try:
+                return _convert(kinds[0], value, where, path)
+            except UserError as error:
+                if type(None) in arguments and not dataclasses.is_dataclass(kinds[0]):
+                    raise UserError(f"{error}, or None") from None
+                raise
+        raise TypeError(f"{_dotted(path)}: unions of several types are not supported: {hint}")
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise _wrong_type(value, "a list", where, path)
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            arguments = (arguments[0],) * len(value)
+        if len(arguments) != len(value):
+            raise _wrong_type(value, f"a list of {len(arguments)} values", where, path)
+        return tuple(
+            _convert(kind, item, where, (*path[:-1], f"{path[-1]}[{number}]"))
+            for number, (kind, item) in enumerate(zip(arguments, value, strict=True))
+        )
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise _wrong_type(value, "a finite number", where, path)
+        return float(value)
+    if hint in (int, str, bool):
+        if type(value) is hint:
+            return value
+        raise _wrong_type(value, _KINDS[hint], where, path)
+    if hint is float:
+        raise _wrong_type(value, _KINDS[hint], where, path)
+    raise TypeError(f"{_dotted(path)}: fields of type {hint} are not supported")
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
+
+
+def _wrong_type(value: Any, wanted: str, where: str, path: tuple[str, ...]) -> UserError:
+    name = _dotted(path) or "the whole"
+    return UserError(f"{where}: {name} is {value!r} ({type(value).__name__}); it must be {wanted}")
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(path)

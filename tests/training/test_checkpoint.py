@@ -1,0 +1,226 @@
+import json
+import logging
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bert_jax.errors import UserError
+from bert_jax.training.checkpoint import (
+    Checkpoints,
+    DamagedCheckpointError,
+    load_params,
+    saved_steps,
+)
+from bert_jax.training.config import PretrainConfig, to_dict
+from bert_jax.training.digest import leaf_digests
+
+
+class State(NamedTuple):
+    step: Any
+    params: Any
+    opt_state: Any
+
+
+# Orbax leaves callbacks to a closed event loop behind when a file cannot be read.
+reads_damaged_files = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+CONFIG = to_dict(PretrainConfig())
+
+
+def make_state(step: int) -> State:
+    keys = jax.random.split(jax.random.key(step), 2)
+    params = {
+        "encoder": {"w": jax.random.normal(keys[0], (8, 4096)), "b": jnp.zeros(3, jnp.bfloat16)},
+        "nsp": {"w": jax.random.normal(keys[1], (16, 2))},
+    }
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    return State(jnp.int32(step), params, optimizer.init(params))
+
+
+def abstract(state: State, sharding=None) -> Any:
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or x.sharding), state
+    )
+
+
+def assert_same(a, b) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+        assert x.dtype == y.dtype
+
+
+def write(workdir, steps, keep=3) -> dict[int, State]:
+    checkpoints = Checkpoints(workdir / "checkpoints", keep=keep)
+    states = {step: make_state(step) for step in steps}
+    for step, state in states.items():
+        checkpoints.save(step, state, config=CONFIG, extra={"mean": 0.1 + step})
+    checkpoints.close()
+    return states
+
+
+def flip_a_bit(checkpoint, group: str) -> None:
+    """In the middle of the largest data file of a group of arrays."""
+    files = [p for p in (checkpoint / group).rglob("d/*") if p.is_file()]
+    largest = max(files, key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+
+
+def test_save_restore_keep(tmp_path):
+    states = write(tmp_path, [2, 4, 6], keep=2)
+    assert saved_steps(tmp_path / "checkpoints") == [4, 6]
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    restored = checkpoints.restore(abstract(states[6]))
+    assert restored.step == 6
+    assert restored.extra == {"mean": 6.1}
+    assert_same(restored.state, states[6])
+    checkpoints.save(6, states[6], config=CONFIG, extra={})  # it is there: nothing to do
+    checkpoints.close()
+
+
+def test_empty_directory_restores_nothing(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    assert checkpoints.restore(abstract(make_state(0))) is None
+    checkpoints.close()
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        load_params(tmp_path)
+
+
+def test_restore_onto_another_mesh(tmp_path):
+    state = write(tmp_path, [3])[3]
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def place(x):
+        spec = PartitionSpec("data") if x.shape[:1] in [(8,), (16,)] else PartitionSpec()
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    wanted = jax.tree.map(place, state)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    restored = checkpoints.restore(wanted)
+    checkpoints.close()
+    assert_same(restored.state, state)
+    for leaf, want in zip(jax.tree.leaves(restored.state), jax.tree.leaves(wanted), strict=True):
+        assert leaf.sharding == want.sharding
+
+
+def test_state_may_be_donated_once_save_returns(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    state = make_state(1)
+    expected = jax.tree.map(np.array, state)
+    scramble = jax.jit(lambda s: jax.tree.map(lambda x: x * 3 + 1, s), donate_argnums=0)
+    wanted = abstract(state)
+    checkpoints.save(1, state, config=CONFIG, extra={})
+    for _ in range(3):
+        state = scramble(state)
+    checkpoints.wait()
+    assert_same(jax.tree.map(np.asarray, checkpoints.restore(wanted).state), expected)
+    checkpoints.close()
+
+
+@reads_damaged_files
+@pytest.mark.parametrize("group", ["params", "rest"])
+def test_a_flipped_bit_is_found_named_and_set_aside(tmp_path, caplog, group):
+    states = write(tmp_path, [5, 10])
+    flip_a_bit(tmp_path / "checkpoints" / "10", group)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3)
+    with caplog.at_level(logging.WARNING):
+        restored = checkpoints.restore(abstract(states[10]))
+    assert restored.step == 5
+    assert_same(restored.state, states[5])
+    assert "Skipped damaged checkpoint 10 (" in caplog.text
+    assert saved_steps(tmp_path / "checkpoints") == [5]
+    assert [p.name for p in (tmp_path / "damaged").iterdir()] == ["10.0"]
+    # The step is reached and saved again.
+    checkpoints.save(10, states[10], config=CONFIG, extra={})
+    checkpoints.close()
+    assert saved_steps(tmp_path / "checkpoints") == [5, 10]
+
+
+@reads_damaged_files
+def test_missing_files_and_a_changed_record_are_found(tmp_path):
+    states = write(tmp_path, [1, 2, 3])
+    (tmp_path / "checkpoints" / "3" / "rest" / "manifest.ocdbt").unlink()
+    (record,) = (tmp_path / "checkpoints" / "2" / "record").glob("data.json")
+    content = json.loads(record.read_text())
+    content["extra"]["mean"] = 7.0
+    record.write_text(json.dumps(content))
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3)
+    assert checkpoints.restore(abstract(states[1])).step == 1
+    checkpoints.close()
+    assert sorted(p.name for p in (tmp_path / "damaged").iterdir()) == ["2.0", "3.0"]
+
+
+@reads_damaged_files
+def test_nothing_intact_is_an_error_and_moves_nothing(tmp_path):
+    states = write(tmp_path, [1, 2])
+    for step in (1, 2):
+        flip_a_bit(tmp_path / "checkpoints" / str(step), "params")
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3)
+    with pytest.raises(DamagedCheckpointError, match=r"no checkpoint in .* is intact \(2: .*; 1: "):
+        checkpoints.restore(abstract(states[1]))
+    checkpoints.close()
+    assert saved_steps(tmp_path / "checkpoints") == [1, 2]
+    with pytest.raises(DamagedCheckpointError):
+        load_params(tmp_path)
+
+
+def test_another_model_is_not_called_damage(tmp_path):
+    state = write(tmp_path, [1])[1]
+    other = state._replace(params={"encoder": {"w": jnp.zeros((8, 17))}})
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3)
+    with pytest.raises(UserError, match=r"params/encoder/b is bfloat16 \(3,\) in the checkpoint"):
+        checkpoints.restore(abstract(other))
+    checkpoints.close()
+    assert saved_steps(tmp_path / "checkpoints") == [1]
+
+
+def test_leftovers_of_an_interrupted_save_are_removed(tmp_path):
+    write(tmp_path, [1])
+    leftover = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp"
+    leftover.mkdir()
+    (leftover / "data").write_bytes(b"x")
+    Checkpoints(tmp_path / "checkpoints", keep=3).close()
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["1"]
+
+
+@reads_damaged_files
+def test_load_params_reads_parameters_alone_and_changes_nothing(tmp_path, caplog):
+    states = write(tmp_path, [5, 10])
+    flip_a_bit(tmp_path / "checkpoints" / "10", "params")
+    flip_a_bit(tmp_path / "checkpoints" / "5", "rest")  # inference does not read it
+    with caplog.at_level(logging.WARNING):
+        loaded = load_params(tmp_path)
+    assert loaded.step == 5
+    assert "Skipped damaged checkpoint 10" in caplog.text
+    assert loaded.config == PretrainConfig()
+    assert loaded.tokenizer == tmp_path / "tokenizer"
+    assert_same(loaded.params, states[5].params)
+    assert saved_steps(tmp_path / "checkpoints") == [5, 10]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
+def test_digest_changes_with_any_bit_and_not_with_the_layout(dtype):
+    array = (jnp.arange(64).reshape(8, 8) % 3).astype(dtype)
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    digest = leaf_digests({"x": array})["x"]
+    for spec in (PartitionSpec("a", "b"), PartitionSpec(None, "a"), PartitionSpec(("b", "a"))):
+        placed = jax.device_put(array, NamedSharding(mesh, spec))
+        assert leaf_digests({"x": placed}) == {"x": digest}
+    seen = {digest}
+    host = np.asarray(array)
+    raw = host.tobytes()
+    for byte in (0, host.nbytes // 2, host.nbytes - 1):
+        for bit in range(1 if dtype == "bool" else 8):
+            changed = bytearray(raw)
+            changed[byte] ^= 1 << bit
+            other = np.frombuffer(bytes(changed), host.dtype).reshape(host.shape)
+            seen.add(leaf_digests({"x": jnp.asarray(other)})["x"])
+    assert len(seen) == 1 + 3 * (1 if dtype == "bool" else 8)
+    assert leaf_digests({"x": jnp.roll(array, 1, 1)})["x"] != digest  # order counts
