@@ -120,6 +120,33 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
+def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
+    """Makes sure that ids can be stored: jax reads past the end of a table without a word.
+
+    Args:
+        tokens: (n,) integers.
+        tokenizer: the one that made them.
+
+    Raises:
+        UserError: an id outside the vocabulary, or a special one other than [UNK].
+    """
+    if not tokens.size:
+        return
+    low, high, size = int(tokens.min()), int(tokens.max()), tokenizer.vocab_size
+    if low < 0 or high >= size:
+        raise UserError(
+            f"the tokenizer gave the id {low if low < 0 else high}, but its vocabulary has {size} "
+            "entries (ids from 0). Its files do not belong together; save or train it again."
+        )
+    special = tokenizer.special_ids
+    for forbidden in (special.pad, special.cls, special.sep, special.mask):
+        if low <= forbidden <= high and (tokens == forbidden).any():
+            raise UserError(
+                f"the tokenizer gave the special id {forbidden} for plain text; it must read the "
+                "names of special tokens in a text as ordinary words."
+            )
+
+
 def is_store(path: str | Path) -> bool:
     """True when `path` is a directory that holds a complete token store."""
     return (Path(path) / "corpus.json").is_file() and (Path(path) / "tokens.bin").is_file()
@@ -152,8 +179,6 @@ class StoreWriter:
         self._tokenizer = tokenizer
         self._meta = dict(meta or {})
         self._dtype = token_dtype(tokenizer.vocab_size)
-        special = tokenizer.special_ids
-        self._forbidden = [special.pad, special.cls, special.sep, special.mask]
         self._unigram_counts = np.zeros(tokenizer.vocab_size, np.int64)
         self.num_tokens = 0
         self.num_sentences = 0
@@ -203,7 +228,7 @@ class StoreWriter:
                 f"{sentence_lengths.sum()}; {len(sentence_lengths)} sentences, documents hold "
                 f"{document_lengths.sum()}"
             )
-        self._check_ids(tokens)
+        check_ids(tokens, self._tokenizer)
         stored = np.ascontiguousarray(tokens, self._dtype)
         # Before anything is written: a refused block leaves no trace in the counts.
         self._unigram_counts += np.bincount(stored, minlength=len(self._unigram_counts))
@@ -213,21 +238,6 @@ class StoreWriter:
         self.num_tokens += len(stored)
         self.num_sentences += len(sentence_lengths)
         self.num_documents += len(document_lengths)
-
-    def _check_ids(self, tokens: np.ndarray) -> None:
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self._tokenizer.vocab_size:
-            raise UserError(
-                f"the tokenizer gave the id {low if low < 0 else high}, but its vocabulary has "
-                f"{self._tokenizer.vocab_size} entries (ids from 0). Its "
-                "files do not belong together; save or train it again."
-            )
-        for forbidden in self._forbidden:
-            if low <= forbidden <= high and (tokens == forbidden).any():
-                raise UserError(
-                    f"the tokenizer gave the special id {forbidden} for plain text; it must read "
-                    "the names of special tokens in a text as ordinary words."
-                )
 
     def _write(self, name: str, array: np.ndarray) -> None:
         data = np.ascontiguousarray(array).data.cast("B")

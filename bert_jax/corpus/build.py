@@ -1,0 +1,404 @@
+"""Raw text to a corpus: two token stores, `train` and `heldout`.
+
+The parent process reads, decompresses and divides into documents; workers split sentences and
+tokenize blocks of about a megabyte; the parent appends what comes back, in order. The result is the
+same whatever the number of workers.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from bert_jax.corpus.sentences import Splitter, get_splitter
+from bert_jax.corpus.sources import ReadOptions, Source, resolve_sources
+from bert_jax.corpus.workers import map_ordered, num_cores
+from bert_jax.data.staging import StagedDirectory
+from bert_jax.data.store import (
+    StoreWriter,
+    TokenStore,
+    check_ids,
+    is_store,
+    open_store,
+    token_dtype,
+)
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
+
+BLOCK_BYTES = 1 << 20
+_ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge document
+_HASH_RANGE = 1 << 64
+MIN_HELDOUT_DOCUMENTS = 2
+"""Sentence pairs take a random partner from another document, so evaluation needs two."""
+_MIN_DOCUMENTS = 4  # fewer distinct ones are not divided
+
+
+@dataclass(frozen=True)
+class BuiltCorpus:
+    """What `build_corpus` made."""
+
+    path: Path
+    train: TokenStore
+    heldout: TokenStore | None
+    """None where nothing was held out: a rate of 0, or fewer than four distinct documents."""
+    text_bytes: int
+    """UTF-8 bytes of text that were tokenized."""
+    seconds: float
+
+    def summary(self) -> str:
+        """Counts, rate and place, for people."""
+        rate = self.text_bytes / 1e6 / max(self.seconds, 1e-9)
+        lines = [
+            f"{self.path}: {self.text_bytes / 1e6:.1f} MB of text in {self.seconds:.1f} s "
+            f"({rate:.1f} MB/s)"
+        ]
+        for name, store in (("train", self.train), ("heldout", self.heldout)):
+            if store is None:
+                lines.append(f"  {name}: none")
+                continue
+            lines.append(
+                f"  {name}: {store.num_documents:,} documents, {store.num_sentences:,} sentences, "
+                f"{store.num_tokens:,} tokens"
+            )
+        return "\n".join(lines)
+
+
+def is_corpus(path: Path) -> bool:
+    """True when `path` holds what `build_corpus` makes."""
+    return is_store(path / "train")
+
+
+def build_corpus(
+    sources: Sequence[str | Source],
+    tokenizer: Tokenizer,
+    out: str | Path,
+    *,
+    heldout_rate: float = 0.01,
+    splitter: str = "fast",
+    num_workers: int | None = None,
+    options: ReadOptions | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> BuiltCorpus:
+    """Makes the directory `out` with the token stores `train` and `heldout`.
+
+    A document is held out by a hash of its content, so that equal documents are never on both
+    sides and a corpus that grows keeps its division. Where the rate would hold out fewer than two
+    of at least four distinct documents, the two with the smallest hashes are held out.
+
+    Args:
+        sources: names, paths and globs (see `resolve_sources`), or sources.
+        tokenizer: must be picklable; each worker gets a copy.
+        out: appears by one rename when everything is in it.
+        heldout_rate: share of the documents to hold out, at least 0 and below 1.
+        splitter: `fast`, `lines` or `syntok`.
+        num_workers: processes; all cores by default. 1 runs in this process.
+        options: how to read the sources.
+        overwrite: replace a corpus that is there already, once the new one is complete.
+        progress: show a bar on a terminal.
+
+    Raises:
+        UserError: bad input (see `sources`), no text at all, `out` exists, disk full, or a worker
+            was killed. Nothing is left behind.
+    """
+    if not 0 <= heldout_rate < 1:
+        raise UserError(f"heldout_rate is {heldout_rate}; it must be at least 0 and below 1.")
+    if num_workers is not None and num_workers < 1:
+        raise UserError(f"num_workers is {num_workers}; it must be at least 1.")
+    get_splitter(splitter)  # says now what is missing
+    resolved = _resolve(sources, options)
+    begin = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        staged = stack.enter_context(StagedDirectory(out, is_corpus, overwrite=overwrite))
+        build = _Build(resolved, tokenizer, splitter, num_workers or num_cores(), progress)
+        stack.callback(build.close)
+        threshold = int(heldout_rate * _HASH_RANGE)
+        build.run(staged.path, threshold)
+        if heldout_rate:
+            enough = build.distinct_documents >= _MIN_DOCUMENTS
+            if enough and build.heldout_documents < MIN_HELDOUT_DOCUMENTS:
+                build.run(staged.path, int(build.smallest[MIN_HELDOUT_DOCUMENTS - 1]) + 1)
+            elif not enough and build.heldout_documents:
+                build.run(staged.path, 0)
+        meta = {
+            "heldout_rate": heldout_rate,
+            "splitter": splitter,
+            "text_bytes": build.text_bytes,
+            "sources": [source.record() for source in resolved],
+        }
+        build.finish(meta)
+        staged.commit()
+    out = Path(out)
+    return BuiltCorpus(
+        path=out,
+        train=open_store(out / "train"),
+        heldout=open_store(out / "heldout") if is_store(out / "heldout") else None,
+        text_bytes=build.text_bytes,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+class _Build:
+    """Passes over the sources; the last one counts."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        tokenizer: Tokenizer,
+        splitter: str,
+        num_workers: int,
+        progress: bool,
+    ) -> None:
+        self._sources = sources
+        self._tokenizer = tokenizer
+        self._splitter = splitter
+        self._num_workers = num_workers
+        self._progress = progress
+        self._writers: dict[str, StoreWriter] = {}
+
+    def run(self, directory: Path, threshold: int) -> None:
+        """Writes both stores; documents with a hash below `threshold` are held out."""
+        self.close()
+        self.text_bytes = 0
+        self.smallest = np.zeros(0, np.uint64)  # the smallest distinct hashes of documents
+        self._writers = {
+            name: StoreWriter(directory / name, self._tokenizer) for name in ("train", "heldout")
+        }
+        blocks = _blocks(self._sources)
+        first = list(itertools.islice(blocks, 2))
+        encoded = map_ordered(
+            _encode_block,
+            itertools.chain(first, blocks),
+            self._num_workers if len(first) > 1 else 1,  # starting processes costs more than a MB
+            initializer=_start_worker,
+            arguments=(pickle.dumps(self._tokenizer), self._splitter),
+        )
+        with contextlib.closing(encoded), _Bar(self._sources, self._progress) as bar:
+            for block in encoded:
+                self._append(block, threshold)
+                bar.update(self.text_bytes)
+        if not self._writers["train"].num_documents + self.heldout_documents:
+            raise UserError("the sources hold no text that gives a token: the corpus is empty.")
+
+    @property
+    def heldout_documents(self) -> int:
+        return self._writers["heldout"].num_documents
+
+    @property
+    def distinct_documents(self) -> int:
+        """Number of distinct documents; counted to `_MIN_DOCUMENTS` only."""
+        return len(self.smallest)
+
+    def _append(self, block: "_Encoded", threshold: int) -> None:
+        self.text_bytes += block.text_bytes
+        if not len(block.hashes):
+            return
+        self.smallest = np.unique(np.concatenate([self.smallest, block.hashes]))[:_MIN_DOCUMENTS]
+        heldout = block.hashes < np.uint64(threshold)
+        if not heldout.any():
+            self._writers["train"].append(*block.arrays)
+            return
+        tokens, sentence_lengths, document_lengths = block.arrays
+        sentences = np.repeat(heldout, document_lengths)
+        positions = np.repeat(sentences, sentence_lengths)
+        for name, flip in (("train", True), ("heldout", False)):
+            self._writers[name].append(
+                tokens[positions ^ flip],
+                sentence_lengths[sentences ^ flip],
+                document_lengths[heldout ^ flip],
+            )
+
+    def finish(self, meta: dict[str, Any]) -> None:
+        """Completes the stores; an empty held-out one is left out."""
+        for name, writer in self._writers.items():
+            if writer.num_documents:
+                writer.finish(part=name, **meta)
+        self.close()
+
+    def close(self) -> None:
+        """Removes what is not finished."""
+        for writer in self._writers.values():
+            writer.close()
+
+
+class _Bar:
+    """Progress in bytes of the files, with the rate of text."""
+
+    def __init__(self, sources: Sequence[Source], show: bool) -> None:
+        self._sources = sources
+        self._begin = time.perf_counter()
+        self._bar = tqdm(
+            total=sum(source.size for source in sources),
+            unit="B",
+            unit_scale=True,
+            desc="corpus",
+            disable=not (show and sys.stderr.isatty()),
+        )
+
+    def update(self, text_bytes: int) -> None:
+        """Shows how far the sources are read and how much text was tokenized."""
+        if self._bar.disable:
+            return
+        rate = text_bytes / 1e6 / max(time.perf_counter() - self._begin, 1e-9)
+        self._bar.set_postfix_str(f"{rate:.1f} MB/s of text", refresh=False)
+        self._bar.update(sum(source.bytes_read for source in self._sources) - self._bar.n)
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
+
+
+def _resolve(sources: Sequence[str | Source], options: ReadOptions | None) -> list[Source]:
+    resolved: list[Source] = []
+    for source in sources:
+        resolved += resolve_sources([source], options) if isinstance(source, str) else [source]
+    return resolved
+
+
+def _blocks(sources: Iterable[Source]) -> Iterator[bytes]:
+    """About a megabyte of documents each: paragraphs end in a newline, documents in two."""
+    block: list[bytes] = []
+    size = 0
+    for source in sources:
+        for document in source.documents():
+            data = document.encode()
+            block.append(data)
+            size += len(data)
+            if size >= BLOCK_BYTES:
+                yield b"\n\n".join(block)
+                block, size = [], 0
+    if block:
+        yield b"\n\n".join(block)
+
+
+class _Encoded(NamedTuple):
+    """A block's documents as arrays; documents that gave no token are left out."""
+
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
+    """What `StoreWriter.append` takes."""
+    hashes: np.ndarray
+    """(documents,) uint64, of each document's text."""
+    text_bytes: int
+
+
+class _Worker(NamedTuple):
+    tokenizer: Tokenizer
+    split: Splitter
+
+
+_worker: _Worker | None = None
+
+
+def _start_worker(tokenizer: bytes, splitter: str) -> None:
+    global _worker
+    # One process for each core: threads inside would only get in each other's way.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker = _Worker(pickle.loads(tokenizer), get_splitter(splitter))
+
+
+def _encode_block(block: bytes) -> _Encoded:
+    assert _worker is not None
+    split = _worker.split
+    documents = block.split(b"\n\n")
+    sentences: list[str] = []
+    ends: list[int] = []  # in `sentences`, of each document
+    for document in documents:
+        for paragraph in document.decode().split("\n"):
+            sentences += split(paragraph)
+        ends.append(len(sentences))
+    tokens, lengths = _encode(_worker.tokenizer, sentences)
+    # Sentences and documents without tokens (control characters, lone marks) are dropped.
+    filled = np.concatenate([[0], np.cumsum(lengths > 0)])
+    counts = np.diff(filled[np.array([0, *ends])])
+    hashes = [hashlib.blake2b(document, digest_size=8).digest() for document in documents]
+    return _Encoded(
+        (tokens, lengths[lengths > 0], counts[counts > 0].astype(np.int32)),
+        np.frombuffer(b"".join(hashes), "<u8")[counts > 0],
+        len(block),
+    )
+
+
+def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """All ids in one array of the store's type, and the number of them in each sentence."""
+    dtype = token_dtype(tokenizer.vocab_size)
+    lengths: list[int] = []
+    parts: list[np.ndarray] = []
+    begin = 0
+    while begin < len(sentences):
+        end, chars = begin, 0
+        while end < len(sentences) and chars < _ENCODE_CHARS:
+            chars += len(sentences[end])
+            end += 1
+        arrays = tokenizer.encode_batch(sentences[begin:end])
+        lengths += map(len, arrays)
+        joined = np.concatenate(arrays)
+        check_ids(joined, tokenizer)  # before the narrow type could wrap a wrong one around
+        parts.append(joined.astype(dtype))
+        begin = end
+    tokens = np.concatenate(parts) if parts else np.zeros(0, dtype)
+    return tokens, np.array(lengths, np.int32)
+
+
+def iter_texts(
+    sources: Sequence[str | Source],
+    *,
+    max_bytes: int | None = None,
+    options: ReadOptions | None = None,
+) -> Iterator[str]:
+    """Paragraphs, for training a tokenizer.
+
+    Args:
+        sources: as for `build_corpus`.
+        max_bytes: at most about so much text, evenly spread over the whole corpus, which is read
+            once; the sample is held in memory. None: everything, streamed.
+        options: how to read the sources.
+    """
+    blocks = _blocks(_resolve(sources, options))
+    if max_bytes is not None:
+        blocks = iter(_spread(blocks, max_bytes))
+    for block in blocks:
+        for paragraph in block.decode().split("\n"):
+            if paragraph:
+                yield paragraph
+
+
+def _spread(blocks: Iterable[bytes], max_bytes: int) -> list[bytes]:
+    """Every k-th piece, where k doubles whenever there are too many: one pass, no total needed."""
+    piece_bytes = max(1024, min(1 << 16, max_bytes // 64))
+    kept: list[bytes] = []
+    size = 0
+    stride = 1
+    count = 0
+    for block in blocks:
+        for piece in _pieces(block, piece_bytes):
+            if count % stride == 0:
+                kept.append(piece)
+                size += len(piece)
+            count += 1
+            while size > max_bytes and len(kept) > 1:
+                kept = kept[::2]
+                size = sum(map(len, kept))
+                stride *= 2
+    return kept
+
+
+def _pieces(block: bytes, size: int) -> Iterator[bytes]:
+    """A block cut at line ends into pieces of at least `size` bytes."""
+    begin = 0
+    while begin < len(block):
+        end = block.find(b"\n", begin + size)
+        end = len(block) if end < 0 else end + 1
+        yield block[begin:end]
+        begin = end

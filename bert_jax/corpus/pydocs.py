@@ -1,0 +1,199 @@
+"""English prose that comes with every installation: Python's documentation and its packages'."""
+
+import ast
+import contextlib
+import hashlib
+import importlib.util
+import os
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.corpus.prose import prose_paragraphs
+from bert_jax.corpus.workers import map_ordered, num_cores
+
+_NAMES = """
+    numpy scipy jax jaxlib flax optax orbax grain matplotlib mpl_toolkits fontTools absl etils
+    treescope rich pygments PIL pyparsing dateutil packaging contourpy tensorboardX tqdm opt_einsum
+    ml_collections ml_dtypes jaxtyping msgpack cloudpickle aiofiles humanize psutil fsspec
+    huggingface_hub click markdown_it tensorstore sentencepiece tokenizers yaml simplejson filelock
+    anyio wadler_lindig prometheus_client array_record httpx2 httpcore2 h11 idna
+"""
+PACKAGES = tuple(_NAMES.split())
+"""Read where installed. All are dependencies of this package, at any depth: what else happens to be
+installed is not read, so that the same versions give the same corpus on every machine."""
+
+MIN_SENTENCES = 4
+"""A class with less than this joins its module's document; a module with less is left out."""
+
+_LEFT_OUT = {"test", "tests", "testing", "_vendor", "vendor", "site-packages", "dist-packages"}
+_LEFT_OUT |= {"__pycache__", "lib2to3", "pydoc_data", "ensurepip"}
+_CHUNK_BYTES = 1 << 20
+
+# A document on its way: for each paragraph its sentences.
+_Paragraphs = list[list[str]]
+
+
+class PythonDocs:
+    """The corpus named `python-docs`; a `sources.Source`."""
+
+    name = "python-docs"
+
+    def __init__(self, num_workers: int | None = None) -> None:
+        self._files = _files()
+        self._num_workers = num_workers or num_cores()
+        self.size = sum(size for _, size in self._files)
+        self.bytes_read = 0
+        self._digest = hashlib.sha256()
+        self._num_documents = 0
+
+    def documents(self) -> Iterator[str]:
+        """One document for each topic of the language reference, module and larger class.
+
+        A paragraph met before, here or elsewhere, is left out.
+        """
+        seen: set[bytes] = set()
+        for document in _topics():
+            yield from self._new(document, seen)
+        chunks = _chunks(self._files)
+        results = map_ordered(_read_files, [chunk for chunk, _ in chunks], self._num_workers)
+        with contextlib.closing(results):
+            for (_, size), documents in zip(chunks, results, strict=True):
+                for document in documents:
+                    yield from self._new(document, seen)
+                self.bytes_read += size
+
+    def _new(self, document: _Paragraphs, seen: set[bytes]) -> Iterator[str]:
+        kept = []
+        for paragraph in document:
+            text = " ".join(paragraph)
+            letters = re.sub(r"\W+", "", text).lower()
+            key = hashlib.blake2b(letters.encode(), digest_size=12).digest()
+            if key not in seen:
+                seen.add(key)
+                kept.append((text, len(paragraph)))
+        if sum(count for _, count in kept) >= MIN_SENTENCES:
+            text = "\n".join(text for text, _ in kept)
+            self._digest.update(text.encode() + b"\0")
+            self._num_documents += 1
+            yield text
+
+    def record(self) -> dict[str, Any]:
+        """Name, number of documents and sha256 of the text."""
+        return {
+            "name": self.name,
+            "documents": self._num_documents,
+            "sha256": self._digest.hexdigest(),
+        }
+
+
+def _topics() -> Iterator[_Paragraphs]:
+    """The language reference, as `help()` shows it."""
+    from pydoc_data import topics  # a module of data
+
+    for name in sorted(topics.topics):
+        yield prose_paragraphs(topics.topics[name])
+
+
+def _files() -> list[tuple[str, int]]:
+    """Paths and sizes of the Python files to read, in an order that does not depend on the disk."""
+    roots = [Path(sysconfig.get_path("stdlib"))]
+    for package in PACKAGES:
+        try:
+            spec = importlib.util.find_spec(package)
+        except (ImportError, ValueError):
+            continue
+        if spec is not None:
+            roots += [Path(place) for place in spec.submodule_search_locations or ()]
+    files: dict[str, int] = {}
+    for root in roots:
+        for directory, subdirectories, names in os.walk(root):
+            subdirectories[:] = sorted(d for d in subdirectories if d not in _LEFT_OUT)
+            for name in sorted(names):
+                if name.endswith(".py") and not name.startswith("test_"):
+                    path = os.path.join(directory, name)
+                    files[path] = os.path.getsize(path)
+    return list(files.items())
+
+
+def _chunks(files: list[tuple[str, int]]) -> list[tuple[list[str], int]]:
+    chunks: list[tuple[list[str], int]] = []
+    chunk: list[str] = []
+    total = 0
+    for path, size in files:
+        chunk.append(path)
+        total += size
+        if total >= _CHUNK_BYTES:
+            chunks.append((chunk, total))
+            chunk, total = [], 0
+    if chunk:
+        chunks.append((chunk, total))
+    return chunks
+
+
+def _read_files(paths: list[str]) -> list[_Paragraphs]:
+    documents = []
+    for path in paths:
+        data = Path(path).read_bytes()
+        if b'"""' not in data and b"'''" not in data:
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # other people's escape sequences
+                tree = ast.parse(data)
+        except (SyntaxError, ValueError, RecursionError):  # templates, Python 2
+            continue
+        documents += _module_documents(tree)
+    return documents
+
+
+def _module_documents(tree: ast.Module) -> list[_Paragraphs]:
+    """A document for each larger class, then one for the rest of the module."""
+    documents: list[_Paragraphs] = []
+    module: _Paragraphs = []
+
+    def visit(node: ast.AST, document: _Paragraphs) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                own = _docstring(child)
+                visit(child, own)
+                if sum(map(len, own)) >= MIN_SENTENCES:
+                    documents.append(own)
+                else:
+                    document += own
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                document += _docstring(child)
+                visit(child, document)
+            elif isinstance(child, ast.Expr):
+                document += _added_docstring(child)
+            elif isinstance(child, ast.If | ast.Try | ast.With):
+                visit(child, document)
+
+    module += _docstring(tree)
+    visit(tree, module)
+    documents.append(module)
+    return documents
+
+
+def _docstring(node: Any) -> _Paragraphs:
+    text = ast.get_docstring(node, clean=False)
+    return prose_paragraphs(text) if text else []
+
+
+def _added_docstring(node: ast.Expr) -> _Paragraphs:
+    """Docstrings of compiled functions: numpy and scipy give them by calls such as add_newdoc."""
+    value = node.value
+    if not isinstance(value, ast.Call):
+        return []
+    name = getattr(value.func, "id", getattr(value.func, "attr", ""))
+    if "doc" not in name:
+        return []
+    found: _Paragraphs = []
+    for argument in ast.walk(value):
+        text = argument.value if isinstance(argument, ast.Constant) else None
+        if isinstance(text, str) and len(text) > 100:
+            found += prose_paragraphs(text)
+    return found
