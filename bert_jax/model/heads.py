@@ -7,6 +7,7 @@ function below is being traced.
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt32
@@ -51,7 +52,30 @@ class MlmHead(nnx.Module):
         )
         is_token = jnp.arange(self.config.padded_vocab_size) < self.config.vocab_size
         # Adding to the bias (V,) rather than selecting in the logits (B, P, V): one pass less.
-        return logits + jnp.where(is_token, self.bias[...], PADDED_LOGIT)
+        return _add_bias(logits, jnp.where(is_token, self.bias[...], PADDED_LOGIT))
+
+
+@jax.custom_vjp
+def _add_bias(x: Float[Array, "B P V"], bias: Float[Array, " V"]) -> Float[Array, "B P V"]:
+    """`x + bias`, for wide V: its own gradient is a column sum that XLA on CPU does badly.
+
+    320 rows of 30592 columns take 54 ms as a reduction (a tenth of a training step of mini) and
+    3 ms as a product with a row of ones.
+    """
+    return x + bias
+
+
+def _add_bias_backward(_, gradient):
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    column_sums = jax.lax.platform_dependent(
+        rows,
+        cpu=lambda g: jnp.ones(g.shape[0], g.dtype) @ g,
+        default=lambda g: g.sum(0),
+    )
+    return gradient, column_sums
+
+
+_add_bias.defvjp(lambda x, bias: (_add_bias(x, bias), None), _add_bias_backward)
 
 
 class PretrainingModel(nnx.Module):
