@@ -1,0 +1,230 @@
+"""Rows of consecutive text for masked language modelling alone (objective `none`).
+
+Each document becomes pieces of at most L - 2 tokens, each wrapped as [CLS] piece [SEP]. Pieces
+that fill a row are rows; the rest, tails of long documents and whole short ones, are packed
+several to a row, each its own segment: tokens attend within their segment only. (RoBERTa's
+FULL-SENTENCES, Liu et al. 2019, section 4.2, lets a row run on into the next document and attend
+to it. Here a segment never crosses a document, so no target is predicted from unrelated text, and
+no token is padding that could be text.)
+
+Packing works on the histogram of piece lengths (Krell et al. 2021, "Efficient sequence packing
+without cross-contamination"), so that its cost depends on L, not on the corpus. Lengths are placed
+from the longest down, each into the rows with the least room that still holds it: best-fit
+decreasing, their longest-pack-first. Equal lengths are interchangeable: which pieces meet in a row
+is a hash of (seed, pass).
+
+Share of places that are not padding, documents log-normal, measured at L = 128 and 512: mean 390
+tokens a document 0.9999 and 0.9999, mean 60 tokens 0.9992 and 0.9998. Their shortest-pack-first on
+the same histograms: 0.9993 and 0.9989, 0.983 and 0.884.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.data.gather import gather_spans
+from bert_jax.data.shuffle import below, hash_key, hash_u64
+from bert_jax.data.store import TokenStore
+from bert_jax.errors import UserError
+
+NUM_SPECIAL = 2  # [CLS] piece [SEP]
+MAX_SEGMENTS = 255  # segment ids are uint8, 0 is padding
+
+# What a random number is for; part of its key.
+_OFFSET, _ORDER = range(2)
+
+
+@dataclass(frozen=True)
+class PackedPlan:
+    """Rows of pieces: 6 bytes a piece and 8 a row (10 a piece above 2^32 tokens)."""
+
+    length: int
+    """L, special tokens included."""
+    row_offsets: np.ndarray
+    """(num_rows + 1,) int64: row r holds the pieces `row_offsets[r]` to `row_offsets[r + 1]`."""
+    piece_start: np.ndarray
+    """(num_pieces,) uint32 or int64: first token in the store."""
+    piece_len: np.ndarray
+    """(num_pieces,) uint16, without special tokens, at least 1."""
+
+    def __len__(self) -> int:
+        return self.row_offsets.size - 1
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the places of all rows that are not padding."""
+        used = int(self.piece_len.sum(dtype=np.int64)) + NUM_SPECIAL * self.piece_len.size
+        return used / (len(self) * self.length)
+
+    def gather(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Build rows as [CLS] piece [SEP], repeated, and padding.
+
+        Args:
+          store: the store that was planned.
+          rows: (B,) int64 row numbers.
+
+        Returns:
+          tokens (B, L) of the store's dtype, type_ids (B, L) uint8 of 0, segment_ids (B, L) uint8
+          counting from 1 in each row, nsp_labels (B,) int32 of -1.
+        """
+        special, length = store.special_ids, self.length
+        first = self.row_offsets[rows]
+        count = self.row_offsets[rows + 1] - first
+        last_piece = np.cumsum(count)
+        first_piece = last_piece - count
+        segment = np.arange(last_piece[-1] if rows.size else 0) - np.repeat(first_piece, count)
+        piece = np.repeat(first, count) + segment
+        spans = self.piece_len[piece].astype(np.int64) + NUM_SPECIAL
+        # The last piece's span runs on to the end of the row; its own end is where padding begins.
+        used = np.add.reduceat(spans, first_piece)
+        last_sep = np.arange(rows.size) * length + used - 1
+        spans[last_piece - 1] += length - used
+        sources = self.piece_start[piece].astype(np.int64) - 1
+        tokens = gather_spans(store.tokens, sources, spans, rows.size, length)
+        flat = tokens.reshape(-1)
+        ends = np.cumsum(spans)
+        flat[ends - spans] = special.cls
+        flat[ends - 1] = special.sep  # at a row's last place too, unless padding overwrites it
+        flat[last_sep] = special.sep
+        segment_ids = np.repeat((segment + 1).astype(np.uint8), spans).reshape(tokens.shape)
+        real = np.arange(length, dtype=np.int32) < used.astype(np.int32)[:, None]
+        segment_ids *= real
+        np.copyto(tokens, np.asarray(special.pad, tokens.dtype), where=~real)
+        return {
+            "tokens": tokens,
+            "type_ids": np.zeros(tokens.shape, np.uint8),
+            "segment_ids": segment_ids,
+            "nsp_labels": np.full(rows.size, -1, np.int32),
+        }
+
+
+def plan_packing(
+    store: TokenStore, length: int, *, seed: int = 0, num_passes: int = 1
+) -> PackedPlan:
+    """Plan rows of consecutive text; every token is in exactly one piece of each pass.
+
+    The first pass cuts documents from their beginning. Later ones cut documents longer than a row
+    at a random offset first, so that the same rows do not come again.
+
+    Args:
+      store: at least one token.
+      length: L, special tokens included, 3 to 65,535.
+      seed: with everything else, determines the plan.
+      num_passes: plans of the corpus laid end to end.
+
+    Raises:
+      UserError: the length has no room for a token, or the corpus is empty.
+    """
+    if not NUM_SPECIAL + 1 <= length <= 65535:
+        raise UserError(
+            f"length is {length}; a row needs 3 to 65,535: two special tokens and at least one of "
+            "text"
+        )
+    if not store.tokens.size:
+        raise UserError(f"the corpus {store.path or ''} has no tokens")
+    starts, lens, counts = [], [], []
+    for number in range(num_passes):
+        piece_start, piece_len = _pieces(store, length - NUM_SPECIAL, seed, number)
+        order, row_sizes = _pack(piece_len, length, hash_key(seed, number, _ORDER))
+        starts.append(piece_start[order])
+        lens.append(piece_len[order])
+        counts.append(row_sizes)
+        del piece_start, piece_len, order
+    row_offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+    return PackedPlan(length, row_offsets, np.concatenate(starts), np.concatenate(lens))
+
+
+def _pieces(store: TokenStore, room: int, seed: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """First token and length of each piece of at most `room` tokens, in the store's order."""
+    first_token = np.asarray(store.sentence_offsets)[np.asarray(store.document_offsets)]
+    document_len = np.diff(first_token)
+    head = np.zeros(document_len.size, np.int64)  # tokens before the first full piece
+    if number:
+        long = np.flatnonzero(document_len > room)
+        head[long] = below(hash_u64(hash_key(seed, number, _OFFSET), long), room)
+    num_pieces = -(-(document_len - head) // room) + (head > 0)
+    document = np.repeat(np.arange(document_len.size), num_pieces)
+    place = np.arange(document.size) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    # With a head, piece 0 begins `room - head` tokens before the document and is cut at its start.
+    begin = place * room - np.where(head > 0, room - head, 0)[document]
+    end = np.minimum(begin + room, document_len[document])
+    begin = np.maximum(begin, 0)
+    position = np.uint32 if store.tokens.size < 2**32 else np.int64
+    return (first_token[:-1][document] + begin).astype(position), (end - begin).astype(np.uint16)
+
+
+def _pack(piece_len: np.ndarray, length: int, key: int) -> tuple[np.ndarray, np.ndarray]:
+    """Order of the pieces row by row, and how many each row holds."""
+    # Sorted by length and, within a length, by hash: pieces of a length are dealt in this order.
+    bits = hash_u64(key, np.arange(piece_len.size)) >> np.uint64(16)
+    bits |= piece_len.astype(np.uint64) << np.uint64(48)
+    by_length = np.argsort(bits)
+    del bits
+    histogram = np.bincount(piece_len, minlength=length + 1)
+    dealt = np.concatenate([[0], np.cumsum(histogram)])  # next piece of each length
+    order = np.empty(piece_len.size, np.int64)
+    row_sizes = []
+    filled = 0
+    for repeat, lengths in pack_histogram(histogram, length):
+        table = order[filled : filled + repeat * len(lengths)].reshape(repeat, len(lengths))
+        for column, piece_length in enumerate(lengths):
+            next_piece = dealt[piece_length]
+            table[:, column] = by_length[next_piece : next_piece + repeat]
+            dealt[piece_length] += repeat
+        filled += table.size
+        row_sizes.append(np.full(repeat, len(lengths)))
+    return order, np.concatenate(row_sizes)
+
+
+def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Best-fit decreasing on a histogram of piece lengths.
+
+    Args:
+      histogram: (n,) how many pieces have each length, special tokens not counted.
+      length: L; a piece of length k takes k + 2 places.
+
+    Returns:
+      (number of rows, the lengths of the pieces in each of these rows), longest first.
+    """
+    # Rows that are alike so far, by the places still free in them: [how many, their pieces].
+    open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+    done: list[tuple[int, tuple[int, ...]]] = []
+    for piece_length in range(len(histogram) - 1, 0, -1):
+        size = piece_length + NUM_SPECIAL
+        left = int(histogram[piece_length])
+        room = size
+        while left:
+            while room <= length and not open_rows[room]:
+                room += 1
+            if room > length:  # new rows, each filled with as many of these as it holds
+                per_row = min(length // size, MAX_SEGMENTS)
+                repeat, last = divmod(left, per_row)
+                for rows, each in ((repeat, per_row), (1, last)):
+                    if rows and each:
+                        _put(open_rows, done, rows, (piece_length,) * each, length - each * size)
+                break
+            rows, pieces = open_rows[room].pop()
+            # The same rows take as many more of this length as they hold: one step, not several.
+            each = min(room // size, MAX_SEGMENTS - len(pieces), max(left // rows, 1))
+            used = min(rows, left // each)
+            if used < rows:
+                open_rows[room].append((rows - used, pieces))
+            left -= used * each
+            _put(open_rows, done, used, pieces + (piece_length,) * each, room - each * size)
+            room = size
+    done += [entry for entries in open_rows.values() for entry in entries]
+    return done
+
+
+def _put(
+    open_rows: dict[int, list[tuple[int, tuple[int, ...]]]],
+    done: list[tuple[int, tuple[int, ...]]],
+    rows: int,
+    pieces: tuple[int, ...],
+    room: int,
+) -> None:
+    if room <= NUM_SPECIAL or len(pieces) == MAX_SEGMENTS:
+        done.append((rows, pieces))
+    else:
+        open_rows[room].append((rows, pieces))

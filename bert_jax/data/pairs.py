@@ -1,0 +1,305 @@
+"""Sentence pairs: which token ranges make a row, planned from offsets alone.
+
+`nsp` is the next-sentence task of Devlin et al. 2018 (section 3.1 and appendix A.2, with the rules
+of the published data creation). A chunk is the sentences of one document up to a target length,
+cut at a random sentence into A and B. Half of the time, and always when the chunk is one sentence,
+B comes from a random sentence of another document instead, and the sentences of B go back to be
+used next. Pairs longer than the row lose tokens from the longer one, each from a random end.
+One difference: a short target is drawn for each chunk, where the published code draws it for each
+document, which would turn a whole book into rows of a few tokens.
+
+`sop` is the sentence-order task of Lan et al. 2019 (ALBERT, section 3.1): the same chunks, B always
+follows A, and the two are swapped half of the time. A chunk of one sentence is cut at a random
+token; one of a single token has no order and is left out.
+
+How the plan is made: every document is a lane and all lanes advance together, one row a turn.
+Documents longer than `_BLOCK_ROWS` rows are cut into several lanes, so that a corpus of few long
+documents has enough of them; a lane ends like a document, which makes one row in about
+`_BLOCK_ROWS` short. Every random number is a hash of (seed, pass, first sentence of the chunk).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from bert_jax.data.gather import gather_spans
+from bert_jax.data.shuffle import below, hash_key, hash_u64
+from bert_jax.data.store import TokenStore
+from bert_jax.errors import UserError
+
+NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
+_BLOCK_ROWS = 256
+_POOL = 1 << 15  # lanes that advance together; bounds memory, does not change the plan
+
+# What a random number is for; part of its key.
+_SHORT, _TARGET, _SPLIT, _COIN, _DOCUMENT, _SENTENCE, _FRONT_A, _FRONT_B = range(8)
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """Rows of sentence pairs, as columns: 13 bytes a row, 21 above 2^32 tokens."""
+
+    length: int
+    """L, special tokens included."""
+    a_start: np.ndarray
+    """(num_rows,) uint32 or int64: first token of A in the store."""
+    a_len: np.ndarray
+    """(num_rows,) uint16, at least 1."""
+    b_start: np.ndarray
+    b_len: np.ndarray
+    label: np.ndarray
+    """(num_rows,) uint8. nsp: 0 next, 1 random. sop: 0 in order, 1 swapped."""
+
+    def __len__(self) -> int:
+        return self.label.size
+
+    def gather(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Build rows as [CLS] A [SEP] B [SEP] and padding.
+
+        Args:
+          store: the store that was planned.
+          rows: (B,) int64 row numbers.
+
+        Returns:
+          tokens (B, L) of the store's dtype, type_ids (B, L) uint8, segment_ids (B, L) uint8,
+          nsp_labels (B,) int32.
+        """
+        special, length = store.special_ids, self.length
+        a_end = self.a_len[rows].astype(np.int64)[:, None] + 2  # where B begins
+        row_end = a_end + self.b_len[rows][:, None] + 1
+        sources = np.stack([self.a_start[rows].astype(np.int64) - 1, self.b_start[rows]], axis=1)
+        spans = np.concatenate([a_end, length - a_end], axis=1)
+        tokens = gather_spans(store.tokens, sources.ravel(), spans.ravel(), rows.size, length)
+        tokens[:, 0] = special.cls
+        row_start = np.arange(rows.size)[:, None] * length
+        tokens.reshape(-1)[np.concatenate([row_start + a_end, row_start + row_end]) - 1] = (
+            special.sep
+        )
+        places = np.arange(length, dtype=np.int32)
+        real = places < row_end.astype(np.int32)
+        np.copyto(tokens, np.asarray(special.pad, tokens.dtype), where=~real)
+        return {
+            "tokens": tokens,
+            "type_ids": (real & (places >= a_end.astype(np.int32))).view(np.uint8),
+            "segment_ids": real.view(np.uint8),
+            "nsp_labels": self.label[rows].astype(np.int32),
+        }
+
+
+def plan_pairs(
+    store: TokenStore,
+    length: int,
+    *,
+    objective: Literal["nsp", "sop"] = "nsp",
+    short_rate: float = 0.1,
+    seed: int = 0,
+    num_passes: int = 1,
+) -> PairPlan:
+    """Plan sentence pairs of at most `length` tokens over the whole store.
+
+    Args:
+      store: at least two documents under `nsp`.
+      length: L, special tokens included, 5 to 65,535.
+      objective: `nsp` or `sop`.
+      short_rate: share of chunks whose target is uniform in [2, L - 3] instead of L - 3.
+      seed: with everything else, determines the plan.
+      num_passes: plans of the corpus laid end to end, each from other random numbers.
+
+    Raises:
+      UserError: the length has no room for two tokens, or the corpus cannot make pairs.
+    """
+    if not NUM_SPECIAL + 2 <= length <= 65535:
+        raise UserError(
+            f"length is {length}; a sentence pair needs 5 to 65,535: three special tokens and at "
+            "least one token of each sentence"
+        )
+    num_documents = store.document_offsets.size - 1
+    if objective == "nsp" and num_documents < 2:
+        raise UserError(
+            f"the corpus {store.path or ''} has {num_documents} document(s), and objective 'nsp' "
+            "takes half of its second sentences from another document. Separate documents in the "
+            "text by blank lines, add more files, or set data.objective to 'sop' or 'none'"
+        )
+    parts = [
+        part
+        for number in range(num_passes)
+        for part in _plan_pass(store, length, objective, short_rate, (seed, number))
+    ]
+    position = np.uint32 if store.tokens.size < 2**32 else np.int64
+    dtypes = (position, np.uint16, position, np.uint16, np.uint8)
+    # Column by column, so that only one is ever held twice.
+    columns = []
+    for i, dtype in enumerate(dtypes):
+        columns.append(np.concatenate([p[i] for p in parts] or [np.empty(0, dtype)], dtype=dtype))
+        for p in parts:
+            p[i] = np.empty(0, dtype)
+    if not columns[0].size:
+        raise UserError(
+            f"the corpus {store.path or ''} makes no rows under objective '{objective}': it has "
+            f"{store.tokens.size} token(s) in {num_documents} document(s)"
+        )
+    return PairPlan(length, *columns)
+
+
+def truncate(
+    a_len: np.ndarray, b_len: np.ndarray, room: int, a_bits: int, b_bits: int, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Cut pairs to `room` tokens, token by token, of the longer at random ends; in closed form.
+
+    Taking one token at a time from the longer (from B when equal) first levels the two and then
+    alternates, so the final lengths are determined; each cut token is a fair coin between front
+    and back, so the number cut at the front is binomial: a count of random bits.
+
+    Args:
+      a_len: (k,) int64.
+      b_len: (k,) int64.
+      room: tokens that A and B may have together, at least 2.
+      a_bits: key of the coins for A.
+      b_bits: key of the coins for B.
+      rows: (k,) counters of the coins.
+
+    Returns:
+      (tokens cut at A's front, A's new length, tokens cut at B's front, B's new length).
+    """
+    excess = np.maximum(a_len + b_len - room, 0)
+    level = np.minimum(np.abs(a_len - b_len), excess)
+    rest = excess - level
+    a_cut = np.where(a_len > b_len, level, 0) + rest // 2
+    b_cut = excess - a_cut
+    a_front = _fair_coins(a_bits, rows, a_cut)
+    b_front = _fair_coins(b_bits, rows, b_cut)
+    return a_front, a_len - a_cut, b_front, b_len - b_cut
+
+
+def _fair_coins(key: int, rows: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Heads among `count` coin tosses, (k,) int64: bits of hashes, counted."""
+    heads = np.zeros(count.shape, np.int64)
+    left = count.copy()
+    todo = np.flatnonzero(left > 0)
+    word, num_words = 0, 1
+    while todo.size:
+        words = np.arange(word, word + num_words, dtype=np.uint64)
+        bits = hash_u64(key, hash_u64(key, rows[todo])[:, None] + words)
+        used = np.clip(left[todo][:, None] - 64 * np.arange(num_words), 0, 64)
+        bits >>= (64 - np.maximum(used, 1)).astype(np.uint64)
+        heads[todo] += (np.bitwise_count(bits) * (used > 0)).sum(axis=1, dtype=np.int64)
+        left[todo] -= 64 * num_words
+        todo = todo[left[todo] > 0]
+        word += num_words
+        # A sentence of a million tokens must not take thousands of turns.
+        num_words = max(1, min(num_words * 2, (1 << 18) // max(todo.size, 1)))
+    return heads
+
+
+def _lanes(store: TokenStore, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """First and last-but-one sentence of each lane: documents, long ones in blocks of sentences."""
+    sentences, documents = np.asarray(store.sentence_offsets), np.asarray(store.document_offsets)
+    first_token = sentences[documents]
+    num_blocks = np.maximum(np.diff(first_token) // block_tokens, 1)
+    extra = num_blocks - 1
+    document = np.repeat(np.arange(extra.size), extra)
+    block = np.arange(document.size) - np.repeat(np.cumsum(extra) - extra, extra) + 1
+    cuts = np.searchsorted(sentences, first_token[document] + block * block_tokens)
+    # A sentence longer than a block makes equal cuts, or cuts at the document's end.
+    edges = np.unique(np.concatenate([documents, cuts])) if cuts.size else documents
+    return edges[:-1], edges[1:]
+
+
+def _plan_pass(
+    store: TokenStore, length: int, objective: str, short_rate: float, seed: tuple[int, int]
+) -> Iterator[list[np.ndarray]]:
+    """Yield columns of rows: all lanes of the pool advance by one chunk a turn."""
+    sentences, documents = np.asarray(store.sentence_offsets), np.asarray(store.document_offsets)
+    keys = [hash_key(*seed, purpose) for purpose in range(8)]
+    room = length - NUM_SPECIAL
+    position = np.uint32 if store.tokens.size < 2**32 else np.int64
+    lane_starts, lane_ends = _lanes(store, _BLOCK_ROWS * length)
+    cursor, end = lane_starts[:0], lane_ends[:0]
+    taken = 0
+    while taken < lane_starts.size or cursor.size:
+        if cursor.size <= _POOL // 2 and taken < lane_starts.size:
+            fresh = slice(taken, taken + _POOL - cursor.size)
+            cursor = np.concatenate([cursor, lane_starts[fresh]])
+            end = np.concatenate([end, lane_ends[fresh]])
+            taken = min(fresh.stop, lane_starts.size)
+
+        # The chunk: sentences up to the target, at least one, within the lane.
+        target = np.where(
+            hash_u64(keys[_SHORT], cursor) < np.uint64(int(short_rate * (2**64 - 2**11))),
+            2 + below(hash_u64(keys[_TARGET], cursor), room - 1),
+            room,
+        )
+        a_start = sentences[cursor]
+        chunk_end = np.minimum(np.searchsorted(sentences, a_start + target), end)
+        count = chunk_end - cursor
+        a_end = cursor + 1 + below(hash_u64(keys[_SPLIT], cursor), np.maximum(count - 1, 1))
+        a_end = np.minimum(a_end, chunk_end)
+        b_start = sentences[a_end]
+        a_len = b_start - a_start
+        b_len = sentences[chunk_end] - b_start
+        label = (hash_u64(keys[_COIN], cursor) >> np.uint64(63)).astype(bool)
+        key_rows, next_cursor = cursor, chunk_end
+
+        if objective == "nsp":
+            label |= count == 1
+            other = np.flatnonzero(label)
+            next_cursor = np.where(label, a_end, chunk_end)
+            b_start[other], b_len[other] = _random_partners(
+                sentences, documents, cursor[other], target[other] - a_len[other], keys
+            )
+        else:
+            alone = np.flatnonzero(count == 1)
+            total = a_len[alone]
+            a_len[alone] = 1 + below(
+                hash_u64(keys[_SPLIT], cursor[alone]), np.maximum(total - 1, 1)
+            )
+            b_start[alone] = a_start[alone] + a_len[alone]
+            b_len[alone] = total - a_len[alone]
+            swap = label
+            a_start, b_start = np.where(swap, b_start, a_start), np.where(swap, a_start, b_start)
+            a_len, b_len = np.where(swap, b_len, a_len), np.where(swap, a_len, b_len)
+
+        a_front, a_len, b_front, b_len = truncate(
+            a_len, b_len, room, keys[_FRONT_A], keys[_FRONT_B], key_rows
+        )
+        columns = [a_start + a_front, a_len, b_start + b_front, b_len, label]
+        if objective == "sop":
+            paired = np.minimum(a_len, b_len) > 0
+            columns = [column[paired] for column in columns]
+        yield [
+            column.astype(dtype)
+            for column, dtype in zip(
+                columns, (position, np.uint16, position, np.uint16, np.uint8), strict=True
+            )
+        ]
+        alive = np.flatnonzero(next_cursor < end)
+        cursor, end = next_cursor[alive], end[alive]
+
+
+def _random_partners(
+    sentences: np.ndarray,
+    documents: np.ndarray,
+    cursor: np.ndarray,
+    target: np.ndarray,
+    keys: list[int],
+) -> tuple[np.ndarray, np.ndarray]:
+    """First token and length of each row's random B, from a random sentence of another document.
+
+    Sentences follow until `target` tokens are there or the document ends. The document is uniform
+    over all but the row's own: one fewer is drawn from, and those from its own number on move up.
+    """
+    own = np.searchsorted(documents, cursor, side="right") - 1
+    other = below(hash_u64(keys[_DOCUMENT], cursor), documents.size - 2)
+    other += other >= own
+    # Looked up in the order they lie in memory: 2 times faster on 39 M sentences.
+    order = np.argsort(other)
+    other = other[order]
+    first, last = documents[other], documents[other + 1]
+    first += below(hash_u64(keys[_SENTENCE], cursor[order]), last - first)
+    start = sentences[first]
+    filled = np.searchsorted(sentences, start + np.maximum(target[order], 1))
+    result = np.empty((2, cursor.size), np.int64)
+    result[:, order] = start, sentences[np.minimum(filled, last)] - start
+    return result[0], result[1]

@@ -1,0 +1,355 @@
+"""From a token store to batches: which rows make step n, and their delivery in time.
+
+A batch is a dict of numpy arrays, B rows of length L:
+
+  tokens       (B, L) the store's dtype
+  type_ids     (B, L) uint8: sentence A 0, sentence B 1
+  segment_ids  (B, L) uint8: 0 padding, 1.. packed segments; a sentence pair is all 1
+  nsp_labels   (B,)   int32: nsp 0 next, 1 random; sop 0 in order, 1 swapped; -1 no label
+  row_index    (B,)   uint32: the row's place in the stream of examples, which never repeats and
+                      keys its masking and dropout
+
+`ExampleStream.batch(step)` is a pure function of (store, config, phases, seed, step). Grain reads
+ahead in threads; its state is one integer, the next step.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import grain
+import numpy as np
+
+from bert_jax.data.packing import PackedPlan, plan_packing
+from bert_jax.data.pairs import PairPlan, plan_pairs
+from bert_jax.data.shuffle import hash_key, permute
+from bert_jax.data.store import TokenStore
+from bert_jax.errors import UserError
+
+_MIN_LENGTH = {"nsp": 5, "sop": 5, "none": 3}
+_ORDER_BLOCK = (
+    1 << 14
+)  # stream places permuted at once and kept: the cost is then per row, not call
+
+# What a random number is for; part of its key.
+_PLAN, _SHUFFLE, _EVALUATION = range(3)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where examples come from and how they are made."""
+
+    corpus: str = ""
+    """Directory made by `bert-jax corpus`, with the stores `train` and `heldout`."""
+    objective: Literal["nsp", "sop", "none"] = "nsp"
+    """Sentence pairs (next sentence, sentence order) or full-length rows of consecutive text."""
+    short_rate: float = 0.1
+    """Share of sentence pairs with a random shorter target length (BERT: 0.1)."""
+    num_passes: int = 1
+    """Different plans of the corpus laid end to end before one repeats (BERT's dupe_factor: 10)."""
+    num_threads: int = 2
+    """Threads that build batches ahead; 0 builds each when asked."""
+    prefetch_batches: int = 8
+    """Finished batches kept ahead."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that no corpus can serve."""
+        if not 0 <= self.short_rate <= 1:
+            raise UserError(f"data.short_rate is {self.short_rate}; it must be in [0, 1]")
+        for name, least in (("num_passes", 1), ("num_threads", 0), ("prefetch_batches", 1)):
+            if getattr(self, name) < least:
+                raise UserError(
+                    f"data.{name} is {getattr(self, name)}; it must be at least {least}"
+                )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with one shape."""
+
+    length: int
+    """L, special tokens included."""
+    batch_size: int
+    """B, rows of a step over all processes."""
+    num_steps: int
+
+
+ExamplePlan = PairPlan | PackedPlan
+"""Rows of token ranges; `gather` builds all of a batch but `row_index`."""
+
+
+def plan_examples(store: TokenStore, config: DataConfig, length: int, seed: int) -> ExamplePlan:
+    """Plan the rows of one length; a pure function of its arguments.
+
+    Raises:
+      UserError: the length is too short, or the corpus cannot serve the objective.
+    """
+    key = hash_key(seed, _PLAN)
+    if config.objective == "none":
+        return plan_packing(store, length, seed=key, num_passes=config.num_passes)
+    return plan_pairs(
+        store,
+        length,
+        objective=config.objective,
+        short_rate=config.short_rate,
+        seed=key,
+        num_passes=config.num_passes,
+    )
+
+
+class ExampleStream:
+    """Training batches by step number; safe to read from several threads.
+
+    Phases follow each other; each reads the plan of its length from the start, every row once in an
+    order of its own, then again in another order. The plans are made when a phase is first read
+    and kept.
+    """
+
+    def __init__(
+        self, store: TokenStore, config: DataConfig, phases: Sequence[Phase], seed: int = 0
+    ) -> None:
+        """Check the phases.
+
+        Raises:
+          UserError: no phase; a length, batch size or step count that cannot be; more than 2^32
+            rows in all.
+        """
+        self._store, self._config, self._phases, self._seed = store, config, tuple(phases), seed
+        if not self._phases:
+            raise UserError("training.phases is empty; at least one phase is needed")
+        for i, phase in enumerate(self._phases):
+            least = _MIN_LENGTH[config.objective]
+            if not least <= phase.length <= 65535:
+                raise UserError(
+                    f"training.phases[{i}].length is {phase.length}; objective "
+                    f"'{config.objective}' needs {least} to 65,535, special tokens included"
+                )
+            for name in ("batch_size", "num_steps"):
+                if getattr(phase, name) < 1:
+                    raise UserError(
+                        f"training.phases[{i}].{name} is {getattr(phase, name)}; it must be at "
+                        "least 1"
+                    )
+        # Python integers: the sum must not wrap.
+        self._first_step, self._first_row = [0], [0]
+        for phase in self._phases:
+            self._first_step.append(self._first_step[-1] + phase.num_steps)
+            self._first_row.append(self._first_row[-1] + phase.num_steps * phase.batch_size)
+        if self._first_row[-1] > 2**32:
+            raise UserError(
+                f"training.phases hold {self._first_row[-1]} rows in all; a row's place in the "
+                f"stream is a 32-bit number, so {2**32} is the most"
+            )
+        if config.objective == "nsp" and store.document_offsets.size < 3:
+            plan_pairs(store, self._phases[0].length)  # says what is wrong
+        self._lock = threading.Lock()
+        self._plans: dict[int, ExamplePlan] = {}
+        # Recent blocks of the visiting order; bounded, and two threads may both make one.
+        self._order_block = lru_cache(maxsize=8)(self._make_order_block)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all phases."""
+        return self._first_step[-1]
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """As given."""
+        return self._phases
+
+    def phase_of(self, step: int) -> int:
+        """Index of the phase that holds a step; IndexError beyond the last."""
+        if not 0 <= step < self.num_steps:
+            raise IndexError(f"step {step} is not in [0, {self.num_steps})")
+        return int(np.searchsorted(self._first_step, step, side="right")) - 1
+
+    def plan(self, phase: int) -> ExamplePlan:
+        """The rows that a phase reads; made on first use."""
+        length = self._phases[phase].length
+        with self._lock:
+            if length not in self._plans:
+                self._plans[length] = plan_examples(self._store, self._config, length, self._seed)
+            return self._plans[length]
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        """The global batch of a step."""
+        return self.local_batch(step, 0, 1)
+
+    def local_batch(
+        self, step: int, process_index: int, process_count: int
+    ) -> dict[str, np.ndarray]:
+        """One process's rows of a step: a contiguous slice, without building the others.
+
+        Raises:
+          UserError: the batch does not divide among the processes.
+          IndexError: the step is beyond the last phase.
+        """
+        number = self.phase_of(step)
+        phase = self._phases[number]
+        rows = _share(phase.batch_size, process_count)
+        place = (step - self._first_step[number]) * phase.batch_size + process_index * rows
+        plan = self.plan(number)
+        batch = plan.gather(self._store, self._rows(number, len(plan), place, place + rows))
+        first = self._first_row[number] + place
+        batch["row_index"] = np.arange(first, first + rows, dtype=np.uint32)
+        return batch
+
+    def _rows(self, phase: int, num_rows: int, start: int, stop: int) -> np.ndarray:
+        """Plan rows at the places [start, stop) of a phase, epoch after epoch."""
+        parts = []
+        while start < stop:
+            epoch, place = divmod(start, num_rows)
+            block, offset = divmod(place, _ORDER_BLOCK)
+            part = self._order_block(phase, num_rows, epoch, block)[offset : offset + stop - start]
+            parts.append(part)
+            start += part.size
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _make_order_block(self, phase: int, num_rows: int, epoch: int, block: int) -> np.ndarray:
+        places = np.arange(block * _ORDER_BLOCK, min((block + 1) * _ORDER_BLOCK, num_rows))
+        return permute(places, num_rows, hash_key(self._seed, _SHUFFLE, phase, epoch))
+
+
+class BatchIterator:
+    """Batches of one process from a step on, built ahead in threads by Grain.
+
+    Its state is `next_step`, one integer, for any number of processes: to resume, start a new one
+    there.
+    """
+
+    def __init__(
+        self, stream: ExampleStream, start_step: int, process_index: int, process_count: int
+    ) -> None:
+        config = stream._config
+        for phase in stream.phases:
+            _share(phase.batch_size, process_count)
+        if not 0 <= start_step <= stream.num_steps:
+            raise UserError(
+                f"the first step is {start_step}; training has the steps 0 to {stream.num_steps}"
+            )
+        self.next_step = start_step
+        self._num_steps = stream.num_steps
+        dataset = grain.MapDataset.range(start_step, stream.num_steps).map(
+            lambda step: stream.local_batch(step, process_index, process_count)
+        )
+        options = grain.ReadOptions(
+            num_threads=config.num_threads,
+            prefetch_buffer_size=config.prefetch_batches if config.num_threads else 0,
+        )
+        self._batches = iter(dataset.to_iter_dataset(options)) if len(dataset) else iter(())
+
+    def __iter__(self) -> "BatchIterator":
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        batch = next(self._batches)
+        self.next_step += 1
+        return batch
+
+    def close(self) -> None:
+        """End the threads; without it they end when the iterator is collected."""
+        if hasattr(self._batches, "close"):
+            self._batches.close()
+        self._batches = iter(())
+
+
+def train_batches(
+    stream: ExampleStream, start_step: int = 0, process_index: int = 0, process_count: int = 1
+) -> BatchIterator:
+    """Iterate over one process's batches, from `start_step` to the end of the last phase.
+
+    Raises:
+      UserError: a batch does not divide among the processes, or the step is beyond the end.
+    """
+    return BatchIterator(stream, start_step, process_index, process_count)
+
+
+class EvalBatches:
+    """Every row exactly once, for as many iterations as wanted; the plan is made once.
+
+    The last batch is filled up with rows of segment_ids 0 and nsp_label -1. All processes see the
+    same number of batches.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        plan: ExamplePlan,
+        batch_size: int,
+        num_rows: int,
+        process: tuple[int, int],
+        seed: int,
+    ) -> None:
+        self.num_rows = num_rows
+        """Real rows over all batches and processes."""
+        self._store, self._plan, self._seed = store, plan, seed
+        self._batch_size, self._process = batch_size, process
+
+    def __len__(self) -> int:
+        return -(-self.num_rows // self._batch_size)
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        index, count = self._process
+        share = _share(self._batch_size, count)
+        for number in range(len(self)):
+            first = number * self._batch_size + index * share
+            places = np.arange(first, max(min(first + share, self.num_rows), first))
+            # A fixed order other than the store's: the first rows are a sample of all.
+            rows = permute(places, len(self._plan), hash_key(self._seed, _EVALUATION))
+            yield self._filled(rows, first, share)
+
+    def _filled(self, rows: np.ndarray, first: int, share: int) -> dict[str, np.ndarray]:
+        filler = {"tokens": self._store.special_ids.pad, "nsp_labels": -1}
+        batch = self._plan.gather(self._store, rows if rows.size else np.zeros(1, np.int64))
+        for name, array in batch.items():
+            full = np.full((share, *array.shape[1:]), filler.get(name, 0), array.dtype)
+            full[: rows.size] = array[: rows.size]
+            batch[name] = full
+        batch["row_index"] = np.arange(first, first + share, dtype=np.uint32)
+        return batch
+
+
+def eval_batches(
+    store: TokenStore,
+    config: DataConfig,
+    length: int,
+    batch_size: int,
+    *,
+    max_rows: int | None = None,
+    process_index: int = 0,
+    process_count: int = 1,
+    seed: int = 0,
+) -> EvalBatches:
+    """Plan one pass over a held-out store; iterate the result as often as wanted.
+
+    Args:
+      store: held-out documents.
+      config: objective and short_rate are used.
+      length: L.
+      batch_size: B over all processes.
+      max_rows: at most so many rows, a fixed random sample.
+      process_index: which slice of each batch.
+      process_count: how many slices.
+      seed: of the plan and the sample, not the training seed: runs are compared on the same rows.
+
+    Raises:
+      UserError: the batch does not divide among the processes, or the store cannot serve the
+        objective.
+    """
+    _share(batch_size, process_count)
+    one_pass = DataConfig(objective=config.objective, short_rate=config.short_rate)
+    plan = plan_examples(store, one_pass, length, hash_key(seed, _EVALUATION))
+    num_rows = len(plan) if max_rows is None else min(max_rows, len(plan))
+    return EvalBatches(store, plan, batch_size, num_rows, (process_index, process_count), seed)
+
+
+def _share(batch_size: int, process_count: int) -> int:
+    """Rows of one process."""
+    if batch_size % process_count:
+        raise UserError(
+            f"a batch of {batch_size} rows does not divide among {process_count} processes; make "
+            f"the batch size a multiple of {process_count}"
+        )
+    return batch_size // process_count

@@ -1,0 +1,44 @@
+"""Token stores in memory, for tests of what reads them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_jax.data.store import SpecialIds, TokenStore
+
+SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+
+
+def make_store(documents: Sequence[Sequence[int]], dtype: type = np.uint32) -> TokenStore:
+    """A store of documents given as sentence lengths; token t is 5 + its place, so all differ."""
+    lengths = np.array([n for document in documents for n in document], np.int64)
+    sentences = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    sizes = np.array([len(document) for document in documents], np.int64)
+    vocab_size = int(sentences[-1]) + 5
+    return TokenStore(
+        tokens=np.arange(5, vocab_size, dtype=dtype),
+        sentence_offsets=sentences,
+        document_offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        unigram_counts=np.ones(vocab_size, np.int64),
+        vocab_size=vocab_size,
+        special_ids=SPECIAL,
+        tokenizer_fingerprint="tokenizer",
+        fingerprint="store",
+    )
+
+
+def random_store(num_documents: int, seed: int = 0, sentences: int = 8) -> TokenStore:
+    """Documents of 1 to 2 * `sentences` sentences of 1 to 29 tokens."""
+    rng = np.random.default_rng(seed)
+    return make_store(
+        [
+            rng.integers(1, 30, rng.integers(1, 2 * sentences + 1)).tolist()
+            for _ in range(num_documents)
+        ]
+    )
+
+
+def document_of(store: TokenStore, token_places: np.ndarray) -> np.ndarray:
+    """Which document holds each place of the token array."""
+    first = store.sentence_offsets[store.document_offsets]
+    return np.searchsorted(first, token_places, side="right") - 1

@@ -1,0 +1,131 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic_store import SPECIAL, document_of, make_store
+
+from bert_jax.data.packing import MAX_SEGMENTS, _pack, pack_histogram, plan_packing
+from bert_jax.data.shuffle import hash_key
+from bert_jax.errors import UserError
+
+DOCUMENTS = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=12)
+
+
+def log_normal_store(mean_tokens, count, seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = rng.lognormal(np.log(mean_tokens) - 0.5, 1.0, count).astype(int) + 1
+    return make_store([[n] for n in sizes.tolist()])
+
+
+@settings(max_examples=80, deadline=None)
+@given(DOCUMENTS, st.integers(3, 60), st.integers(1, 3), st.integers(0, 2**32))
+def test_no_token_is_lost_or_doubled(documents, length, num_passes, seed):
+    store = make_store(documents)
+    plan = plan_packing(store, length, seed=seed, num_passes=num_passes)
+    sizes = plan.piece_len.astype(int) + 2
+    assert sizes.min() >= 3
+    assert np.add.reduceat(sizes, plan.row_offsets[:-1]).max() <= length
+    assert (np.diff(plan.row_offsets) >= 1).all()
+    assert plan.row_offsets[-1] == plan.piece_len.size
+    ends = plan.piece_start + plan.piece_len.astype(int) - 1
+    np.testing.assert_array_equal(document_of(store, plan.piece_start), document_of(store, ends))
+
+    tokens = plan.gather(store, np.arange(len(plan)))["tokens"]
+    text = tokens[tokens >= 5]
+    np.testing.assert_array_equal(np.bincount(text - 5), np.full(store.tokens.size, num_passes))
+
+
+@settings(max_examples=40, deadline=None)
+@given(DOCUMENTS, st.integers(3, 60), st.integers(0, 2**32))
+def test_gather_builds_rows(documents, length, seed):
+    store = make_store(documents)
+    plan = plan_packing(store, length, seed=seed)
+    rows = np.arange(len(plan))[::-1]
+    batch = plan.gather(store, rows)
+    assert batch["tokens"].dtype == store.tokens.dtype
+    assert not batch["type_ids"].any()
+    assert (batch["nsp_labels"] == -1).all()
+    for i, row in enumerate(rows):
+        tokens, segments = [], []
+        for number, p in enumerate(range(plan.row_offsets[row], plan.row_offsets[row + 1]), 1):
+            start, size = int(plan.piece_start[p]), int(plan.piece_len[p])
+            tokens += [SPECIAL.cls, *store.tokens[start : start + size], SPECIAL.sep]
+            segments += [number] * (size + 2)
+        padding = length - len(tokens)
+        assert batch["tokens"][i].tolist() == tokens + [SPECIAL.pad] * padding
+        assert batch["segment_ids"][i].tolist() == segments + [0] * padding
+
+
+def test_long_documents_are_consecutive_full_rows():
+    store = make_store([[300], [7]])
+    plan = plan_packing(store, 102)
+    assert len(plan) == 4  # 3 full rows and the document of 7
+    batch = plan.gather(store, np.arange(4))
+    full = batch["tokens"][(batch["segment_ids"] == 1).all(axis=1)]
+    assert sorted(full[:, 1].tolist()) == [5, 105, 205]
+    assert (np.diff(full[:, 1:-1].astype(int), axis=1) == 1).all()
+
+
+@pytest.mark.parametrize(("mean_tokens", "length"), [(60, 128), (60, 512), (400, 128), (400, 512)])
+def test_efficiency(mean_tokens, length):
+    plan = plan_packing(log_normal_store(mean_tokens, 20_000), length)
+    assert plan.efficiency > 0.995
+    batch = plan.gather(log_normal_store(mean_tokens, 20_000), np.arange(0, len(plan), 50))
+    assert abs((batch["segment_ids"] != 0).mean() - plan.efficiency) < 0.01
+
+
+def test_later_passes_cut_elsewhere():
+    store = make_store([[1000], [20]])
+    first = plan_packing(store, 52, seed=1)
+    both = plan_packing(store, 52, seed=1, num_passes=2)
+    np.testing.assert_array_equal(both.piece_start[: first.piece_start.size], first.piece_start)
+    second = both.piece_start[first.piece_start.size :]
+    assert len(set(first.piece_start.tolist()) & set(second.tolist())) <= 2  # documents' beginnings
+
+
+def test_which_pieces_meet_depends_on_the_seed():
+    store = make_store([[10]] * 100)
+    plans = [plan_packing(store, 64, seed=seed) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(plans[0].piece_start, plans[1].piece_start)
+    assert (plans[0].piece_start != plans[2].piece_start).any()
+
+
+def test_row_never_has_more_segments_than_its_ids_count():
+    plan = plan_packing(make_store([[1]] * 3000), 2048)
+    counts = np.diff(plan.row_offsets)
+    assert counts.max() == MAX_SEGMENTS
+    assert (
+        plan.gather(plan_store := make_store([[1]] * 3000), np.arange(len(plan)))[
+            "segment_ids"
+        ].max()
+        == MAX_SEGMENTS
+    )
+    assert plan_store.tokens.size == counts.sum()
+
+
+def test_cost_depends_on_the_histogram_only():
+    # A million times the pieces make the same rows: patterns stay few.
+    histogram = np.zeros(511, int)
+    histogram[1:] = np.random.default_rng(0).integers(0, 50, 510)
+    small, large = pack_histogram(histogram, 512), pack_histogram(histogram * 10**6, 512)
+    assert len(large) < 3 * 511
+    for entries, scale in ((small, 1), (large, 10**6)):
+        total = np.zeros(511, int)
+        for rows, pieces in entries:
+            assert sum(pieces) + 2 * len(pieces) <= 512
+            np.add.at(total, list(pieces), rows)
+        np.testing.assert_array_equal(total, histogram * scale)
+
+
+def test_order_is_a_permutation():
+    lengths = np.random.default_rng(0).integers(1, 63, 5000).astype(np.uint16)
+    order, sizes = _pack(lengths, 64, hash_key(3))
+    np.testing.assert_array_equal(np.sort(order), np.arange(5000))
+    assert sizes.sum() == 5000
+
+
+def test_bad_input():
+    with pytest.raises(UserError, match="length is 2"):
+        plan_packing(make_store([[4]]), 2)
+    with pytest.raises(UserError, match="no tokens"):
+        plan_packing(make_store([]), 16)

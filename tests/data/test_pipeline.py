@@ -1,0 +1,247 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from synthetic_store import SPECIAL, make_store, random_store
+
+from bert_jax.data.pipeline import (
+    DataConfig,
+    ExampleStream,
+    Phase,
+    eval_batches,
+    plan_examples,
+    train_batches,
+)
+from bert_jax.errors import UserError
+
+OBJECTIVES = ("nsp", "sop", "none")
+STORE = random_store(60)
+
+
+def assert_equal_batches(first, second):
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name], err_msg=name)
+        assert array.dtype == second[name].dtype
+
+
+def row_keys(batch):
+    return [row.tobytes() for row in batch["tokens"]]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_batch_layout(objective):
+    stream = ExampleStream(STORE, DataConfig(objective=objective), [Phase(32, 8, 5)])
+    batch = stream.batch(4)
+    want = {
+        "tokens": ((8, 32), np.uint32),
+        "type_ids": ((8, 32), np.uint8),
+        "segment_ids": ((8, 32), np.uint8),
+        "nsp_labels": ((8,), np.int32),
+        "row_index": ((8,), np.uint32),
+    }
+    assert {name: (a.shape, a.dtype) for name, a in batch.items()} == want
+    np.testing.assert_array_equal(batch["row_index"], np.arange(32, 40))
+    assert (batch["tokens"][:, 0] == SPECIAL.cls).all()
+    assert ((batch["segment_ids"] == 0) == (batch["tokens"] == SPECIAL.pad)).all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_batch_is_a_pure_function_of_the_step(objective):
+    config, phases = DataConfig(objective=objective), [Phase(32, 8, 40), Phase(64, 4, 40)]
+    forward = ExampleStream(STORE, config, phases, seed=1)
+    backward = ExampleStream(STORE, config, phases, seed=1)
+    batches = [forward.batch(step) for step in range(80)]
+    for step in reversed(range(80)):
+        assert_equal_batches(backward.batch(step), batches[step])
+    other = ExampleStream(STORE, config, phases, seed=2)
+    assert row_keys(other.batch(3)) != row_keys(batches[3])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_epoch_visits_every_row_once(objective):
+    config = DataConfig(objective=objective)
+    num_rows = len(ExampleStream(STORE, config, [Phase(32, 1, 1)]).plan(0))
+    stream = ExampleStream(STORE, config, [Phase(32, 1, 3 * num_rows)])
+    epochs = [
+        [row_keys(stream.batch(step))[0] for step in range(e * num_rows, (e + 1) * num_rows)]
+        for e in range(3)
+    ]
+    for epoch in epochs[1:]:
+        assert sorted(epoch) == sorted(epochs[0])
+        assert epoch != epochs[0]
+    assert epochs[1] != epochs[2]
+
+
+def test_batches_run_across_epochs_and_order_blocks(monkeypatch):
+    monkeypatch.setattr("bert_jax.data.pipeline._ORDER_BLOCK", 16)
+    config = DataConfig(objective="none")
+    num_rows = len(ExampleStream(STORE, config, [Phase(32, 1, 1)]).plan(0))
+    size = num_rows + 7  # larger than an epoch, and than a block
+    large = ExampleStream(STORE, config, [Phase(32, size, 3)])
+    single = ExampleStream(STORE, config, [Phase(32, 1, 3 * size)])
+    monkeypatch.undo()
+    rows = [single.batch(step) for step in range(3 * size)]
+    for step in range(3):
+        part = rows[step * size : (step + 1) * size]
+        want = {name: np.concatenate([row[name] for row in part]) for name in part[0]}
+        assert_equal_batches(large.batch(step), want)
+
+
+@pytest.mark.parametrize("process_count", [1, 2, 4, 8])
+def test_local_batches_are_slices(process_count):
+    stream = ExampleStream(STORE, DataConfig(), [Phase(32, 8, 3), Phase(64, 16, 2)])
+    for step in range(5):
+        parts = [stream.local_batch(step, p, process_count) for p in range(process_count)]
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        assert_equal_batches(joined, stream.batch(step))
+
+
+def test_phases_continue_the_row_stream():
+    phases = [Phase(32, 8, 3), Phase(64, 4, 5), Phase(32, 2, 4)]
+    stream = ExampleStream(STORE, DataConfig(), phases)
+    assert stream.num_steps == 12
+    batches = [stream.batch(step) for step in range(12)]
+    assert [b["tokens"].shape for b in batches] == [(8, 32)] * 3 + [(4, 64)] * 5 + [(2, 32)] * 4
+    index = np.concatenate([b["row_index"] for b in batches])
+    np.testing.assert_array_equal(index, np.arange(24 + 20 + 8))
+    assert stream.plan(1).length == 64
+    assert stream.plan(0) is stream.plan(2)
+    first, third = row_keys(batches[0])[:2], row_keys(batches[8])
+    assert first != third
+    for step in (-1, 12):
+        with pytest.raises(IndexError, match="step"):
+            stream.batch(step)
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+def test_threads_change_nothing(num_threads):
+    config = DataConfig(num_threads=num_threads, prefetch_batches=3)
+    stream = ExampleStream(STORE, config, [Phase(32, 8, 10), Phase(64, 4, 10)])
+    iterator = train_batches(stream)
+    for step, batch in enumerate(iterator):
+        assert_equal_batches(batch, stream.batch(step))
+        assert iterator.next_step == step + 1
+    assert iterator.next_step == 20
+    iterator.close()
+
+
+def test_resume_anywhere():
+    stream = ExampleStream(STORE, DataConfig(), [Phase(32, 8, 10), Phase(64, 4, 10)])
+    iterator = train_batches(stream)
+    for _ in range(7):
+        next(iterator)
+    state = iterator.next_step
+    iterator.close()
+    with pytest.raises(StopIteration):
+        next(iterator)
+    again = ExampleStream(STORE, DataConfig(), [Phase(32, 8, 10), Phase(64, 4, 10)])
+    resumed = list(train_batches(again, state, process_index=1, process_count=2))
+    assert len(resumed) == 13
+    assert_equal_batches(resumed[0], stream.local_batch(7, 1, 2))
+    assert_equal_batches(resumed[-1], stream.local_batch(19, 1, 2))
+    assert list(train_batches(stream, 20)) == []
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("process_count", [1, 2])
+def test_evaluation_reads_every_row_once(objective, process_count):
+    config = DataConfig(objective=objective, num_passes=3)
+    num_rows = eval_batches(STORE, config, 32, 2).num_rows
+    for batch_size in (2, 8, num_rows - num_rows % 2 - 2, num_rows * 2):  # N = batch + 1 or + 2 too
+        if batch_size % process_count:
+            continue
+        parts = [
+            eval_batches(
+                STORE, config, 32, batch_size, process_index=p, process_count=process_count
+            )
+            for p in range(process_count)
+        ]
+        batches = [list(part) for part in parts]
+        assert {len(b) for b in batches} == {len(parts[0])} == {-(-num_rows // batch_size)}
+        seen, fillers = [], 0
+        for part in batches:
+            for batch in part:
+                assert batch["tokens"].shape == (batch_size // process_count, 32)
+                real = batch["segment_ids"].any(axis=1)
+                seen += [batch["row_index"][i] for i in np.flatnonzero(real)]
+                fillers += (~real).sum()
+                assert (batch["tokens"][~real] == SPECIAL.pad).all()
+                assert (batch["nsp_labels"][~real] == -1).all()
+                assert not batch["type_ids"][~real].any()
+        assert sorted(seen) == list(range(num_rows))
+        assert fillers == len(parts[0]) * batch_size - num_rows
+
+
+def test_last_evaluation_batch_of_batch_plus_one_rows():
+    store = make_store([[20]] * 9)
+    config = DataConfig(objective="none")
+    batches = list(eval_batches(store, config, 22, 8))
+    assert len(batches) == 2
+    real = np.concatenate([b["segment_ids"].any(axis=1) for b in batches])
+    assert real.tolist() == [True] * 9 + [False] * 7
+    text = np.concatenate([b["tokens"] for b in batches])[:9, 1:-1]
+    np.testing.assert_array_equal(np.sort(text.ravel()), store.tokens)
+    # Process 1 of 2 has nothing in the last batch but takes part in it.
+    last = list(eval_batches(store, config, 22, 8, process_index=1, process_count=2))[-1]
+    assert not last["segment_ids"].any()
+    assert (last["nsp_labels"] == -1).all()
+
+
+def test_evaluation_again_and_sampled():
+    config = DataConfig()
+    whole = eval_batches(STORE, config, 32, 4)
+    for first, second in zip(whole, whole, strict=True):
+        assert_equal_batches(first, second)
+    some = list(eval_batches(STORE, config, 32, 4, max_rows=6))
+    assert len(some) == 2
+    assert sum(b["segment_ids"].any(axis=1).sum() for b in some) == 6
+    assert_equal_batches(some[0], next(iter(whole)))
+    assert eval_batches(STORE, config, 32, 4, max_rows=10**9).num_rows == whole.num_rows
+
+
+def test_num_passes_lengthen_the_plan():
+    once = plan_examples(STORE, DataConfig(), 32, 0)
+    thrice = plan_examples(STORE, replace(DataConfig(), num_passes=3), 32, 0)
+    assert abs(len(thrice) - 3 * len(once)) < 0.2 * len(once)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"short_rate": 1.5}, r"data\.short_rate is 1\.5"),
+        ({"num_passes": 0}, r"data\.num_passes is 0"),
+        ({"num_threads": -1}, r"data\.num_threads is -1"),
+        ({"prefetch_batches": 0}, r"data\.prefetch_batches is 0"),
+    ],
+)
+def test_bad_config(change, message):
+    with pytest.raises(UserError, match=message):
+        DataConfig(**change)
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ([], "phases is empty"),
+        ([Phase(4, 8, 1)], r"phases\[0\]\.length is 4.*5 to 65,535"),
+        ([Phase(32, 8, 1), Phase(32, 0, 1)], r"phases\[1\]\.batch_size is 0"),
+        ([Phase(32, 8, 0)], r"phases\[0\]\.num_steps is 0"),
+        ([Phase(32, 2**20, 2**12), Phase(32, 1, 1)], "4294967297 rows in all"),
+    ],
+)
+def test_bad_phases(phases, message):
+    with pytest.raises(UserError, match=message):
+        ExampleStream(STORE, DataConfig(), phases)
+
+
+def test_bad_requests():
+    stream = ExampleStream(STORE, DataConfig(), [Phase(32, 8, 3)])
+    with pytest.raises(UserError, match="8 rows does not divide among 3 processes"):
+        train_batches(stream, 0, 0, 3)
+    with pytest.raises(UserError, match="6 rows does not divide among 4"):
+        eval_batches(STORE, DataConfig(), 32, 6, process_count=4)
+    with pytest.raises(UserError, match="first step is 4"):
+        train_batches(stream, 4)
+    with pytest.raises(UserError, match="another document"):
+        ExampleStream(make_store([[5, 5]]), DataConfig(), [Phase(32, 8, 3)])
