@@ -1,0 +1,63 @@
+"""Parameter counts, against the published ones and against arrays; refused shapes."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.model.config import SIZES, ModelConfig, num_params
+from bert_jax.model.heads import init_params
+
+# tests/model/test_huggingface_parity.py checks the same numbers against transformers.
+PUBLISHED = {
+    "tiny": 4_433_468,
+    "mini": 11_267_900,
+    "small": 29_058_876,
+    "medium": 41_668_412,
+    "base": 110_106_428,
+    "large": 336_226_108,
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_published_parameter_counts(size):
+    assert num_params(SIZES[size]) == PUBLISHED[size]
+
+
+def test_every_size_has_its_count():
+    assert SIZES.keys() == PUBLISHED.keys()
+    assert SIZES["base"] == ModelConfig()
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_types": 3}, {"vocab_size": 256}, {"mlp_dim": 40, "num_layers": 1}]
+)
+def test_counts_equal_the_arrays_but_for_padding(changes):
+    config = ModelConfig(
+        **{"vocab_size": 300, "hidden_dim": 32, "num_layers": 3, "num_heads": 4, "mlp_dim": 64}
+        | changes
+    )
+    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    total = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    padding_rows = config.padded_vocab_size - config.vocab_size
+    assert total - padding_rows * (config.hidden_dim + 1) == num_params(config)
+
+
+@pytest.mark.parametrize(("vocab_size", "padded"), [(1, 128), (128, 128), (30522, 30592)])
+def test_vocabulary_is_padded_to_lanes(vocab_size, padded):
+    assert ModelConfig(vocab_size=vocab_size).padded_vocab_size == padded
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_layers", 0),
+        ("num_heads", 7),
+        ("hidden_dropout_rate", 1.0),
+        ("attention_dropout_rate", -0.1),
+    ],
+)
+def test_impossible_shapes_are_refused(field, value):
+    with pytest.raises(UserError, match=f"{field}.* {value}"):
+        dataclasses.replace(SIZES["tiny"], **{field: value})
