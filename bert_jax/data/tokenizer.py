@@ -1,0 +1,249 @@
+"""What every tokenizer offers, and how one is found on disk.
+
+Neither tokenizer ever turns text into a special id: the characters "[MASK]" in a corpus are four
+or five ordinary tokens. Otherwise a text could place its own masks and separators into training
+rows. Code that wants a special id takes it from `special_ids` and inserts it itself.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from bert_jax.data.store import SpecialIds
+from bert_jax.errors import UserError
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""In the order of the fields of `SpecialIds`."""
+
+MAX_TOKENS = 1_000_000
+"""Most tokens a vocabulary may have; the largest published BERT vocabulary has 501,153."""
+MAX_FILE_BYTES = 32 * 1024 * 1024
+"""Largest tokenizer file that is read; the multilingual BERT's tokenizer.json has 3 MB."""
+
+Id = int | np.integer
+"""A token id as a caller may hold it."""
+
+CONFIG_NAME = "tokenizer_config.json"
+_KIND_FILES = {"wordpiece": ("tokenizer.json", "vocab.txt"), "sentencepiece": ("tokenizer.model",)}
+
+
+class Encoding(NamedTuple):
+    """A text's tokens, without special tokens."""
+
+    ids: np.ndarray
+    """(n,) int32."""
+    offsets: np.ndarray
+    """(n, 2) int32: character positions [start, end) in the text as it was passed in."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    kind: str
+    """`wordpiece` or `sentencepiece`."""
+    vocab_size: int
+    special_ids: SpecialIds
+    fingerprint: str
+    """sha256 in hex over everything that determines ids; the same after `save` and load."""
+    continues_word: np.ndarray
+    """(vocab_size,) bool: this token continues the word before it. False for special tokens."""
+
+    def encode(self, text: str) -> Encoding:
+        """Ids and character offsets; starts and ends never decrease."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of `encode` for each text, (n,) int32, possibly read-only. The fast path.
+
+        Runs on the calling thread alone, so that one process per core does not oversubscribe.
+        """
+        ...
+
+    def decode(self, ids: Iterable[Id]) -> str:
+        """Readable text; special ids appear by name. IndexError for an id outside the vocabulary.
+
+        Not an inverse: case, accents and spacing that encoding drops do not come back.
+        """
+        ...
+
+    def id_to_token(self, id: Id) -> str:
+        """The vocabulary's entry; IndexError outside it."""
+        ...
+
+    def token_to_id(self, token: str) -> int | None:
+        """Position of an entry, None if there is none."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write what `load_tokenizer` reads; nothing half-written is left behind."""
+        ...
+
+
+def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
+    """Read a tokenizer from a directory or from one of its files.
+
+    Args:
+        path: a directory holding `tokenizer.json`, `vocab.txt` or one `*.model`, or such a file.
+        lowercase: for a `vocab.txt` with no `tokenizer_config.json` beside it, which says neither:
+            whether text is lower-cased. None: it is unless the vocabulary has upper-case words.
+
+    Raises:
+        UserError: nothing there, two kinds at once, or a file that is not a sound tokenizer.
+    """
+    from bert_jax.data.sentencepiece import SentencePieceTokenizer
+    from bert_jax.data.wordpiece_files import load_wordpiece
+
+    path = Path(path)
+    if path.is_dir():
+        path = _find(path)
+    elif not path.exists():
+        raise UserError(
+            f"{path}: no such file or directory; a tokenizer is a tokenizer.json, a vocab.txt, a "
+            "*.model, or a directory holding one"
+        )
+    if path.suffix == ".model":
+        if lowercase is not None:
+            raise UserError(f"{path}: a SentencePiece model carries its own normalisation; drop "
+                            f"the option lowercase={lowercase}")  # fmt: skip
+        return SentencePieceTokenizer(read_bounded(path), where=str(path))
+    if path.suffix in (".json", ".txt"):
+        return load_wordpiece(path, lowercase=lowercase)
+    raise UserError(
+        f"{path}: a tokenizer file ends in .json (tokenizer.json), .txt (vocab.txt) or .model "
+        "(SentencePiece)"
+    )
+
+
+def _find(directory: Path) -> Path:
+    """The file in `directory` that defines its tokenizer."""
+    wordpiece = [p for n in _KIND_FILES["wordpiece"] if (p := directory / n).is_file()]
+    models = sorted(directory.glob("*.model"))
+    if wordpiece and models:
+        raise UserError(
+            f"{directory} holds two tokenizers, {wordpiece[0].name} and {models[0].name}; name one "
+            "of the files"
+        )
+    if len(models) > 1:
+        raise UserError(
+            f"{directory} holds {len(models)} SentencePiece models, {models[0].name} and "
+            f"{models[1].name} among them; name one of the files"
+        )
+    if not wordpiece and not models:
+        raise UserError(
+            f"{directory} holds no tokenizer: none of tokenizer.json, vocab.txt, *.model is there"
+        )
+    return (wordpiece or models)[0]
+
+
+def read_bounded(path: Path) -> bytes:
+    """The bytes of a file of at most `MAX_FILE_BYTES`, or UserError."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise UserError(
+            f"{path} is larger than {MAX_FILE_BYTES:,} bytes; that is no tokenizer (limit: "
+            f"{MAX_TOKENS:,} tokens)"
+        )
+    if not raw:
+        raise UserError(f"{path} is empty; a tokenizer file was expected")
+    return raw
+
+
+def read_text(path: Path) -> str:
+    """A bounded UTF-8 file without NUL bytes and without its byte order mark, or UserError."""
+    raw = read_bounded(path)
+    nul = raw.find(b"\0")
+    if nul >= 0:
+        line = raw.count(b"\n", 0, nul) + 1
+        raise UserError(f"{path}, line {line}: a NUL byte (offset {nul}); this is not a text file")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
+        raise UserError(
+            f"{path}, line {line}, byte {column}: 0x{raw[error.start]:02x} is not UTF-8; save the "
+            "file as UTF-8"
+        ) from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A bounded JSON file whose top level is an object, or UserError; repeated keys are refused."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            seen: set[str] = set()
+            for key, _ in pairs:
+                if key in seen:
+                    raise UserError(f"{path}: the key {key!r} occurs twice in one object")
+                seen.add(key)
+        return found
+
+    try:
+        value = json.loads(read_text(path), object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: JSON nested too deeply for a tokenizer file") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: the top level is a {type(value).__name__}, an object is needed")
+    return value
+
+
+def write_directory(directory: Path, kind: str, files: Mapping[str, bytes]) -> None:
+    """Put `files` into `directory`, all of them or none.
+
+    They are written beside it under a temporary name first. A directory that is missing or empty
+    then appears in one rename; in another, each file replaces its predecessor.
+    """
+    directory = Path(directory)
+    others = [
+        found
+        for other, names in _KIND_FILES.items()
+        if other != kind
+        for found in names
+        if (directory / found).exists()
+    ]
+    if others:
+        raise UserError(
+            f"{directory} holds a tokenizer of another kind ({others[0]}); choose another directory"
+        )
+    temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        for name, content in files.items():
+            with open(temporary / name, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        if directory.is_dir() and any(directory.iterdir()):
+            for name in files:
+                os.replace(temporary / name, directory / name)
+        else:
+            os.rename(temporary, directory)
+    except OSError as error:
+        raise UserError(
+            f"{directory}: the tokenizer cannot be written: {error.strerror}"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(temporary)
+
+
+def replace_surrogates(text: str) -> str:
+    """`text` with each lone surrogate as U+FFFD, so lengths and offsets stay.
+
+    JSON's escapes can spell a lone surrogate; no UTF-8 file can, and both libraries raise on one.
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
