@@ -72,7 +72,12 @@ class SentencePieceTokenizer:
         self.vocab_size = self._fast.get_piece_size()
         if self.vocab_size > MAX_TOKENS:
             raise UserError(f"{where} has {self.vocab_size:,} pieces; the limit is {MAX_TOKENS:,}")
-        self._pieces = [self._fast.id_to_piece(i) for i in range(self.vocab_size)]
+        self._pieces: list[str] = []
+        for id in range(self.vocab_size):
+            try:
+                self._pieces.append(self._fast.id_to_piece(id))
+            except UnicodeDecodeError as error:
+                raise UserError(f"{where}: piece {id} is not UTF-8; the file is damaged") from error
         self.special_ids = self._find_specials(where)
         self._specials = dict(zip(vars(self.special_ids).values(), SPECIAL_TOKENS, strict=True))
         self.continues_word = np.array(
