@@ -9,7 +9,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Integer, UInt32
 
 from bert_jax.model.dropout import dropout
 
@@ -23,11 +23,11 @@ def attend(
     k: Float[Array, "B S H K"],
     v: Float[Array, "B S H K"],
     *,
-    q_segment_ids: Int[Array, "B L"],
-    kv_segment_ids: Int[Array, "B S"],
+    q_segment_ids: Integer[Array, "B L"],
+    kv_segment_ids: Integer[Array, "B S"],
     dropout_rate: float = 0.0,
     dropout_seed: UInt32[Array, ""] | None = None,
-    dropout_site: int | Int[Array, ""] | UInt32[Array, ""] = 0,
+    dropout_site: int | Integer[Array, ""] = 0,
     row_index: UInt32[Array, " B"] | None = None,
     impl: Literal["auto", "xla"] = "auto",
 ) -> Float[Array, "B L H K"]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Integer, UInt32
 
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 
@@ -31,7 +31,7 @@ def keep_mask(
     shape: tuple[int, ...],
     rate: float,
     seed: UInt32[Array, ""],
-    site: int | Int[Array, ""] | UInt32[Array, ""],
+    site: int | Integer[Array, ""],
     row_index: UInt32[Array, " B"],
 ) -> Bool[Array, "..."]:
     """Elements that survive. Axis 0 of `shape` is B, the others are the position in the row."""
@@ -71,7 +71,7 @@ def dropout(
     x: Float[Array, "B ..."],
     rate: float,
     seed: UInt32[Array, ""] | None,
-    site: int | Int[Array, ""] | UInt32[Array, ""],
+    site: int | Integer[Array, ""],
     row_index: UInt32[Array, " B"] | None,
 ) -> Float[Array, "B ..."]:
     """Zero elements with probability `rate`, scale the others by 1 / (1 - rate).

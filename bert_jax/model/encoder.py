@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Integer, UInt32
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention import attend
@@ -30,7 +30,7 @@ SITES_PER_LAYER = 3
 SITE_ATTENTION_WEIGHTS, SITE_ATTENTION_OUTPUT, SITE_MLP_OUTPUT = 1, 2, 3
 
 
-def restarting_positions(segment_ids: Int[Array, "B L"]) -> Int[Array, "B L"]:
+def restarting_positions(segment_ids: Integer[Array, "B L"]) -> Integer[Array, "B L"]:
     """Position of each token inside its run of equal segment ids."""
     index = jax.lax.broadcasted_iota(jnp.int32, segment_ids.shape, 1)
     starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
@@ -63,9 +63,9 @@ class Embeddings(nnx.Module):
 
     def __call__(
         self,
-        tokens: Int[Array, "B L"],
-        type_ids: Int[Array, "B L"],
-        segment_ids: Int[Array, "B L"],
+        tokens: Integer[Array, "B L"],
+        type_ids: Integer[Array, "B L"],
+        segment_ids: Integer[Array, "B L"],
         stream: DropoutStream | None,
     ) -> Float[Array, "B L D"]:
         """Ids are not range-checked here: JAX clamps a gather, the host checks."""
@@ -100,9 +100,9 @@ class SelfAttention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        segment_ids: Int[Array, "B L"],
+        segment_ids: Integer[Array, "B L"],
         stream: DropoutStream | None,
-        first_site: int | UInt32[Array, ""] | Int[Array, ""],
+        first_site: int | Integer[Array, ""],
     ) -> Float[Array, "B L D"]:
         """`first_site` numbers this layer's dropouts."""
         config = self.config
@@ -149,9 +149,9 @@ class Layer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        segment_ids: Int[Array, "B L"],
+        segment_ids: Integer[Array, "B L"],
         stream: DropoutStream | None,
-        index: int | Int[Array, ""],
+        index: int | Integer[Array, ""],
     ) -> Float[Array, "B L D"]:
         """`index`: which layer of the stack this is (it numbers the dropout sites)."""
         site = index * SITES_PER_LAYER
@@ -184,9 +184,9 @@ class Encoder(nnx.Module):
 
     def __call__(
         self,
-        tokens: Int[Array, "B L"],
-        type_ids: Int[Array, "B L"],
-        segment_ids: Int[Array, "B L"],
+        tokens: Integer[Array, "B L"],
+        type_ids: Integer[Array, "B L"],
+        segment_ids: Integer[Array, "B L"],
         stream: DropoutStream | None = None,
     ) -> Float[Array, "B L D"]:
         """The last layer's states, in the compute type."""

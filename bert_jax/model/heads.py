@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Integer, UInt32
 
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
@@ -88,10 +88,10 @@ class PretrainingModel(nnx.Module):
 
     def __call__(
         self,
-        tokens: Int[Array, "B L"],
-        type_ids: Int[Array, "B L"],
-        segment_ids: Int[Array, "B L"],
-        positions: Int[Array, "B P"] | None,
+        tokens: Integer[Array, "B L"],
+        type_ids: Integer[Array, "B L"],
+        segment_ids: Integer[Array, "B L"],
+        positions: Integer[Array, "B P"] | None,
         stream: DropoutStream | None,
     ) -> PretrainingLogits:
         """See `apply_pretraining`."""
@@ -135,10 +135,10 @@ def logical_axes(config: ModelConfig) -> Params:
 def apply_pretraining(
     config: ModelConfig,
     params: Params,
-    tokens: Int[Array, "B L"],
-    type_ids: Int[Array, "B L"],
-    segment_ids: Int[Array, "B L"],
-    positions: Int[Array, "B P"] | None = None,
+    tokens: Integer[Array, "B L"],
+    type_ids: Integer[Array, "B L"],
+    segment_ids: Integer[Array, "B L"],
+    positions: Integer[Array, "B P"] | None = None,
     *,
     dropout_seed: UInt32[Array, ""] | None = None,
     row_index: UInt32[Array, " B"] | None = None,
@@ -167,9 +167,9 @@ def apply_pretraining(
 def encode(
     config: ModelConfig,
     params: Params,
-    tokens: Int[Array, "B L"],
-    type_ids: Int[Array, "B L"],
-    segment_ids: Int[Array, "B L"],
+    tokens: Integer[Array, "B L"],
+    type_ids: Integer[Array, "B L"],
+    segment_ids: Integer[Array, "B L"],
     *,
     dropout_seed: UInt32[Array, ""] | None = None,
     row_index: UInt32[Array, " B"] | None = None,

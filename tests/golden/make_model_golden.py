@@ -1,4 +1,4 @@
-"""Write tests/golden/model/tiny.npz: a tiny random BERT of Transformers, what it is fed and answers.
+"""Write tests/golden/model/tiny.npz: a tiny random BERT of Transformers, its inputs and outputs.
 
     python tests/golden/make_model_golden.py        (needs the `parity` extra)
 

@@ -1,0 +1,90 @@
+"""Activations, layer normalisation and the initialiser, where other codebases differ from BERT."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.layers import (
+    ACTIVATIONS,
+    Affine,
+    LayerNorm,
+    compute_dtype,
+    parameter,
+    truncated_normal,
+)
+
+CONFIG = ModelConfig(vocab_size=50, hidden_dim=64, num_layers=1, num_heads=4, mlp_dim=128)
+
+
+@pytest.mark.parametrize(
+    ("name", "at_minus_3", "at_plus_3"),
+    [  # 3 * Phi(+-3) by math.erf, and the tanh form in float64
+        ("gelu", -0.00404969, 2.99595031),
+        ("gelu_tanh", -0.00363739, 2.99636261),
+        ("relu", 0.0, 3.0),
+    ],
+)
+def test_activation_values(name, at_minus_3, at_plus_3):
+    values = ACTIVATIONS[name](jnp.array([-3.0, 0.0, 3.0]))
+    np.testing.assert_allclose(values, [at_minus_3, 0.0, at_plus_3], atol=5e-7)
+
+
+def test_default_activation_is_the_error_function():
+    assert ModelConfig().activation == "gelu"
+
+
+def float64_norm(x, eps=1e-12):
+    x = np.asarray(x, np.float64)
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
+
+
+def test_norm_of_a_constant_with_small_noise():
+    # E[x^2] - E[x]^2 loses all digits here: the squares differ by 1e-8 of their size.
+    noise = np.random.default_rng(0).normal(size=(16, 64))
+    x = jnp.asarray(100 + 0.01 * noise, jnp.float32)
+    np.testing.assert_allclose(LayerNorm(CONFIG)(x), float64_norm(x), atol=2e-3)
+
+
+def test_norm_eps_is_1e_12():
+    # Variance 1e-10: eps 1e-12 changes the result by 0.5%, eps 1e-6 by a factor of 100.
+    x = jnp.asarray(1e-5 * np.random.default_rng(0).normal(size=(16, 64)), jnp.float32)
+    np.testing.assert_allclose(LayerNorm(CONFIG)(x), float64_norm(x), atol=1e-4)
+    assert np.abs(float64_norm(x) - float64_norm(x, eps=1e-13)).max() > 1e-3
+
+
+def test_norm_statistics_are_float32_in_bfloat16():
+    x = jnp.asarray(8 + np.random.default_rng(0).normal(size=(16, 64)), jnp.bfloat16)
+    y = LayerNorm(CONFIG)(x)
+    assert y.dtype == jnp.bfloat16
+    # Only the output is rounded: half a unit in the last place of values below 4.
+    np.testing.assert_allclose(y.astype(jnp.float32), float64_norm(x), atol=2**-7)
+
+
+def test_truncated_normal_is_not_rescaled():
+    sample = truncated_normal(jax.random.key(0), (1000, 1000), std=0.02)
+    assert float(sample.std()) == pytest.approx(0.02 * 0.87962566, rel=2e-3)
+    assert 0.0399 < float(jnp.abs(sample).max()) <= 0.04
+
+
+def test_affine_over_several_axes():
+    affine = Affine(CONFIG, {"heads": 4, "head_dim": 16}, {"embed": 64}, nnx.Rngs(params=0))
+    x = jax.random.normal(jax.random.key(1), (2, 3, 4, 16))
+    expected = np.einsum("blhk,hkd->bld", x, affine.kernel[...]) + affine.bias[...]
+    np.testing.assert_allclose(affine(x), expected, atol=1e-5)
+    assert affine(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_parameter_wants_a_name_per_axis():
+    with pytest.raises(ValueError, match="1 axis names"):
+        parameter(jnp.zeros((2, 3)), "embed")
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+def test_compute_dtype_on_cpu(name, dtype):
+    assert compute_dtype(dataclasses.replace(CONFIG, dtype=name)) == jnp.dtype(dtype)
