@@ -1,0 +1,76 @@
+"""Evaluation on held-out rows: exact sums, fixed masks, no dropout."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.training.losses import LossSums
+from bert_jax.training.sharding import batch_sharding, check_batch_size, place_batch, replicated
+from bert_jax.training.step import Batch, StepConfig, forward, mask_batch, state_shardings
+
+EVAL_SEED = 20181011
+"""Every evaluation masks the same tokens of the same rows, whatever the run's seed."""
+
+_IN_FLIGHT = 2
+
+
+def make_eval_step(config: StepConfig, mesh: Mesh) -> Callable[[Any, Batch], LossSums]:
+    """The jitted `(params, batch) -> LossSums` over the global batch.
+
+    A filler row (segment ids 0, nsp_label -1) has no masked position and no label: it adds nothing.
+
+    Raises:
+        UserError: when traced, if the batch does not divide over the mesh.
+    """
+
+    def eval_step(params: Any, batch: Batch) -> LossSums:
+        check_batch_size(batch["tokens"].shape[0], mesh, where="the evaluation batch")
+        return forward(config, params, mask_batch(config, batch, EVAL_SEED), None)
+
+    return jax.jit(
+        eval_step,
+        in_shardings=(state_shardings(config, mesh).params, batch_sharding(mesh)),
+        out_shardings=replicated(mesh),
+    )
+
+
+def evaluate(
+    eval_step: Callable[[Any, Batch], LossSums],
+    params: Any,
+    batches: Iterable[Mapping[str, np.ndarray]],
+    mesh: Mesh,
+) -> dict[str, float]:
+    """Means over all rows of `batches`, each row counted once.
+
+    Losses are in nats. Sums of batches are added on the host in float64, in their order. A mean of
+    nothing (no sentence pairs, no rows) is 0. All processes must bring equally many batches.
+
+    Args:
+        eval_step: From `make_eval_step`.
+        params: The parameters.
+        batches: This process's rows of each batch, as from `eval_batches`.
+        mesh: The mesh of `eval_step`.
+
+    Returns:
+        eval/mlm_loss, eval/mlm_accuracy, eval/nsp_loss, eval/nsp_accuracy, eval/num_masked.
+    """
+    total = np.zeros(len(LossSums._fields), np.float64)
+    in_flight: deque[LossSums] = deque()
+    for batch in batches:
+        in_flight.append(eval_step(params, place_batch(batch, mesh)))
+        if len(in_flight) > _IN_FLIGHT:  # bounds the batches that wait on the device
+            total += np.array(jax.device_get(in_flight.popleft()), np.float64)
+    for sums in in_flight:
+        total += np.array(jax.device_get(sums), np.float64)
+    mlm_loss, mlm_correct, mlm_count, nsp_loss, nsp_correct, nsp_count = total.tolist()
+    return {
+        "eval/mlm_loss": mlm_loss / max(mlm_count, 1.0),
+        "eval/mlm_accuracy": mlm_correct / max(mlm_count, 1.0),
+        "eval/nsp_loss": nsp_loss / max(nsp_count, 1.0),
+        "eval/nsp_accuracy": nsp_correct / max(nsp_count, 1.0),
+        "eval/num_masked": mlm_count,
+    }
