@@ -111,13 +111,15 @@ def mask_tokens(
       Masked. A row without tokens to choose has weights 0.
 
     Raises:
-      UserError: whole words without `continues_word`.
+      UserError: whole words without `continues_word`, or no id that is not special.
     """
     if config.whole_word and continues_word is None:
         raise UserError(
             "masking.whole_word needs a tokenizer that says which tokens continue a word"
         )
     specials = sorted(set(special_ids))
+    if vocab_size <= len(specials):
+        raise UserError(f"vocab_size is {vocab_size}, of which {len(specials)} are special tokens")
     tokens = jnp.asarray(tokens).astype(jnp.int32)
     segment_ids = jnp.asarray(segment_ids)
     length = tokens.shape[1]
@@ -198,8 +200,10 @@ def _choose_words(
 ) -> Bool[Array, "B L"]:
     """Whole words in the order of their priority, while they fit into `wanted`.
 
-    A word that does not fit is passed over for shorter ones, as in the published data creation;
-    after `_WORD_ROUNDS` such passes the few tokens that could still be filled are left.
+    A word that does not fit is passed over for shorter ones, as in the published data creation.
+    What is left to fill shrinks with each round to less than the word that did not fit, so
+    `_WORD_ROUNDS` rounds fill as much where words have at most as many tokens; where they are
+    longer, seldom, a few tokens fewer are chosen.
     """
     length = candidate.shape[1]
     places = jnp.arange(length, dtype=jnp.int32)
@@ -211,13 +215,11 @@ def _choose_words(
     size = last - first + 1
     priority = _priority(seed, rows, first, candidate)
 
-    chosen = jnp.zeros_like(candidate)
-    open_ = candidate
-    left = wanted
-    for _ in range(_WORD_ROUNDS):
-        open_ &= size <= left[:, None]
-        fits = open_ & (priority >= _threshold(priority, open_, left)[:, None])
-        chosen |= fits
-        open_ &= ~fits
-        left -= fits.sum(axis=1, dtype=jnp.int32)
-    return chosen
+    def fill(_, state):
+        chosen, waiting, left = state
+        waiting &= size <= left[:, None]
+        fits = waiting & (priority >= _threshold(priority, waiting, left)[:, None])
+        return chosen | fits, waiting & ~fits, left - fits.sum(axis=1, dtype=jnp.int32)
+
+    state = (jnp.zeros_like(candidate), candidate, wanted)
+    return lax.fori_loop(0, _WORD_ROUNDS, fill, state)[0]
