@@ -376,7 +376,7 @@ def iter_texts(
 
 def _spread(blocks: Iterable[bytes], max_bytes: int) -> list[bytes]:
     """Every k-th piece, where k doubles whenever there are too many: one pass, no total needed."""
-    piece_bytes = max(1024, min(1 << 16, max_bytes // 64))
+    piece_bytes = max(64, min(1 << 16, max_bytes // 64))
     kept: list[bytes] = []
     size = 0
     stride = 1
@@ -395,7 +395,7 @@ def _spread(blocks: Iterable[bytes], max_bytes: int) -> list[bytes]:
 
 
 def _pieces(block: bytes, size: int) -> Iterator[bytes]:
-    """A block cut at line ends into pieces of at least `size` bytes."""
+    """A block cut at line ends into pieces of `size` bytes or little more."""
     begin = 0
     while begin < len(block):
         end = block.find(b"\n", begin + size)

@@ -11,6 +11,7 @@ from bert_jax.errors import UserError
 
 BLOCK = 1 << 20
 """Bytes decompressed and decoded at a time."""
+COMPRESSIONS = (".gz", ".xz", ".zst")
 MAX_LINE_BYTES = 16 << 20
 _XZ_MEMORY = 512 << 20  # what the dictionary of one .xz file may ask for; `xz -9` asks for 65 MiB
 # A megabyte of zstd can hold 32 GB of one byte, and its decoder has no limit on what it returns:
@@ -71,7 +72,7 @@ class HashedFile:
 
 def _decompress(file: HashedFile, suffix: str) -> Iterator[bytes]:
     """Blocks of the decompressed content, each bounded whatever the ratio."""
-    if suffix not in (".gz", ".xz", ".zst"):
+    if suffix not in COMPRESSIONS:
         while data := file.read(BLOCK):
             yield data
         return
@@ -198,9 +199,11 @@ def _refuse_bytes(
     number = line + before.count(b"\n")
     column = len(before) - (before.rfind(b"\n") + 1) + 1
     hint = "Convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8."
-    if offset == 0:
+    if file.path.suffix.lower() not in COMPRESSIONS:
+        with open(file.path, "rb") as again:
+            head = again.read(8)
         for magic, what in _MAGIC.items():
-            if data.startswith(magic):
+            if head.startswith(magic):
                 hint = f"It looks {what}." if "compressed" in what else f"It looks like {what}."
     raise UserError(
         f"{file.path}, line {number}: not UTF-8: byte 0x{data[error.start]:02x} at byte "

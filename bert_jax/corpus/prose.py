@@ -13,7 +13,7 @@ _DIRECTIVE = re.compile(r"^(\s*)\.\.(?:\s|$)")
 _ADMONITION = re.compile(
     r"^\s*\.\.\s+(?:note|warning|tip|important|caution|admonition|attention|hint)::\s*(.*)", re.I
 )
-_FIELD = re.compile(r"^\s*(?::\w[^:]*:|@\w+:?)\s*(.*)")  # ":param x:", "@param"
+_FIELD = re.compile(r"^\s*(?::\w[^:`]*:|@\w+:?)(?:\s+(.*)|$)")  # ":param x:", "@param"
 _BULLET = re.compile(r"^\s*(?:[-*+•o]|\(?\d{1,2}[.)]|\(?[a-z][.)])\s+(?=\S)")
 # "axis : int, optional" of numpy's style: an identifier list, a colon after a space, a type.
 _TYPED = re.compile(
@@ -159,7 +159,7 @@ def _blocks(text: str) -> list[str]:
         opening = _FIELD.match(line)
         if opening:
             flush()
-            line = opening[1]
+            line = opening[1] or ""
         else:
             for pattern in (_BULLET, _NAMED):
                 match = pattern.match(line)

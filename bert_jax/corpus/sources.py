@@ -3,16 +3,17 @@
 import difflib
 import glob
 import json
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from bert_jax.corpus.lines import MAX_LINE_BYTES, HashedFile, read_lines
+from bert_jax.corpus.lines import COMPRESSIONS, MAX_LINE_BYTES, HashedFile, read_lines
 from bert_jax.errors import UserError
 
 PYTHON_DOCS = "python-docs"
-_COMPRESSIONS = (".gz", ".xz", ".zst")
 _TEXT_SUFFIXES = (".txt", ".text", ".md", "")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _PARQUET_SUFFIXES = (".parquet",)
@@ -35,6 +36,7 @@ class ReadOptions:
     """Refuse longer documents: they are mostly files without blank lines."""
 
 
+@runtime_checkable
 class Source(Protocol):
     """One place that text comes from.
 
@@ -91,8 +93,7 @@ def _match(spec: str) -> list[str]:
     if names:
         return names
     if glob.has_magic(spec):
-        parent = Path(spec.split("*")[0].split("?")[0].split("[")[0] or ".")
-        parent = parent if parent.is_dir() else parent.parent
+        parent = Path(os.path.dirname(re.split(r"[*?[]", spec)[0]))
         there = "which does not exist" if not parent.is_dir() else _listing(parent)
         raise UserError(f"no file matches {spec!r} (looked in {parent.resolve()}, {there}).")
     near = difflib.get_close_matches(path.name, _names(path.parent), 1)
@@ -122,7 +123,7 @@ def _open(name: str, options: ReadOptions) -> Source:
         return TfdsSource(name, options)
     path = Path(name)
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    compressed = bool(suffixes) and suffixes[-1] in _COMPRESSIONS
+    compressed = bool(suffixes) and suffixes[-1] in COMPRESSIONS
     kind = (suffixes[-2] if len(suffixes) > 1 else "") if compressed else path.suffix.lower()
     if kind in _JSON_SUFFIXES:
         return FileSource(name, "jsonl", options)

@@ -1,0 +1,69 @@
+"""A tokenizer of a few lines: one id for each word, by a hash."""
+
+import hashlib
+import os
+import signal
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.data.store import SpecialIds
+
+
+class WordTokenizer:
+    kind = "wordpiece"
+    special_ids = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+
+    def __init__(self, vocab_size: int = 1000):
+        self.vocab_size = vocab_size
+        self.fingerprint = hashlib.sha256(str(vocab_size).encode()).hexdigest()
+        self.continues_word = np.zeros(vocab_size, bool)
+
+    def _id(self, word: str) -> int:
+        return 5 + zlib.crc32(word.encode()) % (self.vocab_size - 5)
+
+    def encode(self, text: str):
+        raise NotImplementedError
+
+    def encode_batch(self, texts):
+        # A word of one dash gives no token, as control characters do in real ones.
+        return [
+            np.array([self._id(word) for word in text.split() if word != "-"], np.int32)
+            for text in texts
+        ]
+
+    def decode(self, ids):
+        raise NotImplementedError
+
+    def id_to_token(self, id: int) -> str:
+        return str(id)
+
+    def token_to_id(self, token: str) -> int | None:
+        return None
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir()
+        (directory / "size.txt").write_text(str(self.vocab_size))
+
+
+class OutOfRange(WordTokenizer):
+    def encode_batch(self, texts):
+        return [np.full(3, self.vocab_size + 65536, np.int32) for _ in texts]
+
+
+class Failing(WordTokenizer):
+    def encode_batch(self, texts):
+        raise ZeroDivisionError("in a worker")
+
+
+class Dying(WordTokenizer):
+    """Kills the process that it runs in, as the system does when memory is short."""
+
+    def __init__(self, parent: int):
+        super().__init__()
+        self.parent = parent
+
+    def encode_batch(self, texts):
+        assert os.getpid() != self.parent
+        os.kill(os.getpid(), signal.SIGKILL)
