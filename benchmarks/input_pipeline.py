@@ -1,0 +1,247 @@
+"""Tokens per second and core of the training pipeline, against Transformers' MLM collator.
+
+    python benchmarks/input_pipeline.py [--corpus DIR] [--check]
+
+Ours, on one core: plan rows in shuffled order, gathered from the token store into batches, through
+Grain's threads, as training reads them (the host's work: masking belongs to the accelerator); then
+the same with our masking step compiled for that core as well. The peer is
+`DataCollatorForLanguageModeling` over the very same rows, already in memory as lists of ids with
+their special-token masks, in the faster of its numpy and PyTorch forms; reading and pairing
+sentences is not charged to it.
+
+The process is pinned to one core. Rates are real tokens (padding excluded) per second of that
+core's time spent in this process, so that other processes on the machine count for little; on an
+idle machine it is the wall clock. The three alternate; medians over the repeats.
+
+`--check` exits 1 unless every host ratio is at least 20, every ratio with masking at least 3, and
+the host's rate at least 10 M tokens/s, which is what eight fast chips consume.
+"""
+
+import argparse
+import itertools
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from bert_jax.data.store import TokenStore
+
+HOST_BAR, MASKED_BAR, RATE_BAR = 20.0, 3.0, 10e6
+SHAPES = ((128, 256), (512, 64))  # L, B: 32,768 places a batch
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corpus", type=Path, help="directory of a token store, or of `train`")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=200, help="batches of ours in a repeat")
+    parser.add_argument("--core", type=int, help="default: the last core this process may use")
+    parser.add_argument("--check", action="store_true", help="exit 1 below the bars")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse()
+    core = arguments.core
+    if core is None:
+        core = max(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})  # before the libraries start their threads
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    store = open_corpus(arguments.corpus) if arguments.corpus else synthetic_store()
+    print(
+        f"{store.tokens.size / 1e6:.1f} M tokens, {store.document_offsets.size - 1} documents, "
+        f"core {core}, {arguments.repeats} repeats; M tokens/s of one core"
+    )
+    print(
+        f"{'L':>4} {'B':>4} {'objective':>9} | {'collator':>8} | {'host':>6} {'ratio':>6} | "
+        f"{'+ masking':>9} {'ratio':>6}"
+    )
+    passed = True
+    for length, batch_size in SHAPES:
+        for objective in ("nsp", "none"):
+            theirs, host, masked = measure(store, length, batch_size, objective, arguments)
+            passed &= host / theirs >= HOST_BAR and masked / theirs >= MASKED_BAR
+            passed &= host >= RATE_BAR
+            print(
+                f"{length:>4} {batch_size:>4} {objective:>9} | {theirs / 1e6:>8.2f} | "
+                f"{host / 1e6:>6.1f} {host / theirs:>5.1f}x | {masked / 1e6:>9.1f} "
+                f"{masked / theirs:>5.1f}x",
+                flush=True,
+            )
+    bars = f"bars: host {HOST_BAR:.0f}x and {RATE_BAR / 1e6:.0f} M, with masking {MASKED_BAR:.0f}x"
+    print(f"{bars}: {'reached' if passed else 'MISSED'}")
+    return 1 if arguments.check and not passed else 0
+
+
+def measure(
+    store: "TokenStore",
+    length: int,
+    batch_size: int,
+    objective: Literal["nsp", "sop", "none"],
+    arguments: argparse.Namespace,
+) -> tuple[float, float, float]:
+    """Median rates of the collator, our host's work, and ours with masking, in tokens/s."""
+    import jax
+
+    from bert_jax.data.pipeline import DataConfig, ExampleStream, Phase, train_batches
+
+    num_batches, repeats = arguments.batches, arguments.repeats
+    phase = Phase(length, batch_size, num_batches * (repeats + 1))
+    stream = ExampleStream(store, DataConfig(objective=objective), [phase])
+    stream.plan(0)
+    mask = masking_step(store)
+    jax.block_until_ready(mask(stream.batch(0)))
+    collate = fastest_collator(store, stream.batch(0))
+    few = max(1, num_batches // 25)  # of theirs, which take longer
+
+    def host(first: int) -> None:
+        for _ in ours(first):
+            pass
+
+    def host_and_masking(first: int) -> None:
+        for batch in ours(first):
+            jax.block_until_ready(mask(batch))
+
+    def ours(first: int) -> Iterator[dict[str, Any]]:
+        batches = train_batches(stream, first)
+        yield from itertools.islice(batches, num_batches)
+        batches.close()
+
+    def peer(batches: list[list[Any]]) -> None:
+        for rows in batches:
+            collate(rows)
+
+    rates: tuple[list[float], ...] = ([], [], [])
+    for first in range(0, num_batches * repeats, num_batches):
+        few_rows = [rows_as_lists(store, stream.batch(first + i)) for i in range(few)]
+        few_total = sum(len(row["input_ids"]) for rows in few_rows for row in rows)
+        seconds = [
+            cpu_seconds(peer, few_rows),
+            cpu_seconds(host, first),
+            cpu_seconds(host_and_masking, first),
+        ]
+        # Counted last: the rows of a repeat are new to the core when it is timed.
+        steps = range(first, first + num_batches)
+        total = sum(int((stream.batch(step)["segment_ids"] != 0).sum()) for step in steps)
+        for values, tokens, spent in zip(rates, (few_total, total, total), seconds, strict=True):
+            values.append(tokens / spent)
+    theirs, ours_alone, with_masking = (statistics.median(values) for values in rates)
+    return theirs, ours_alone, with_masking
+
+
+def cpu_seconds(work: Callable[[Any], object], argument: Any) -> float:
+    """Seconds of the core, over all threads of this process."""
+    start = time.process_time()
+    work(argument)
+    return time.process_time() - start
+
+
+def masking_step(store: "TokenStore") -> Callable[[dict[str, Any]], Any]:
+    """Our masking, compiled for this core, from a batch as the host makes it."""
+    import dataclasses
+
+    import jax
+
+    from bert_jax.training.masking import MaskingConfig, mask_tokens
+
+    @jax.jit
+    def mask(tokens, segment_ids, row_index):
+        return mask_tokens(
+            tokens,
+            segment_ids,
+            row_index,
+            seed=0,
+            config=MaskingConfig(),
+            vocab_size=store.vocab_size,
+            special_ids=dataclasses.astuple(store.special_ids),
+            mask_id=store.special_ids.mask,
+        )
+
+    return lambda batch: mask(batch["tokens"], batch["segment_ids"], batch["row_index"])
+
+
+def rows_as_lists(store: "TokenStore", batch: dict[str, Any]) -> list[dict[str, list[int]]]:
+    """What a datasets pipeline hands to the collator: ids and special-token masks, unpadded."""
+    rows = []
+    for tokens, segment_ids in zip(batch["tokens"], batch["segment_ids"], strict=True):
+        ids = tokens[segment_ids != 0].astype(int)
+        special = (ids == store.special_ids.cls) | (ids == store.special_ids.sep)
+        rows.append(
+            {"input_ids": ids.tolist(), "special_tokens_mask": special.astype(int).tolist()}
+        )
+    return rows
+
+
+def fastest_collator(store: "TokenStore", batch: dict[str, Any]) -> Callable[[list[Any]], Any]:
+    """The collator in its numpy or its PyTorch form, whichever is faster on these rows."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+
+    torch.set_num_threads(1)
+    special = store.special_ids
+    names = {
+        special.pad: "[PAD]",
+        special.unk: "[UNK]",
+        special.cls: "[CLS]",
+        special.sep: "[SEP]",
+        special.mask: "[MASK]",
+    }
+    vocab = {names.get(i, f"t{i}"): i for i in range(store.vocab_size)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordPiece(vocab, unk_token="[UNK]")),
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )
+    rows = rows_as_lists(store, batch)
+    timed = []
+    for form in ("np", "pt"):
+        collate = DataCollatorForLanguageModeling(
+            tokenizer, mlm=True, mlm_probability=0.15, return_tensors=form
+        )
+        collate(rows)
+        seconds = min(cpu_seconds(collate, rows) for _ in range(3))
+        timed.append((seconds, form, collate))
+    return min(timed)[2]
+
+
+def open_corpus(path: Path) -> "TokenStore":
+    from bert_jax.data.store import open_store
+
+    return open_store(path / "train" if (path / "train").is_dir() else path)
+
+
+def synthetic_store() -> "TokenStore":
+    """20 M tokens: log-normal documents of 400 tokens on average, sentences of 23."""
+    import numpy as np
+
+    from bert_jax.data.store import SpecialIds, TokenStore
+
+    rng = np.random.default_rng(0)
+    sizes = np.maximum(1, rng.lognormal(np.log(17) - 0.5, 1.0, 50_000).astype(np.int64))
+    lengths = np.maximum(1, rng.lognormal(np.log(23) - 0.18, 0.6, sizes.sum()).astype(np.int64))
+    vocab_size = 30522
+    sentences = np.concatenate([[0], np.cumsum(lengths)])
+    return TokenStore(
+        tokens=rng.integers(1000, vocab_size, sentences[-1], dtype=np.uint16),
+        sentence_offsets=sentences,
+        document_offsets=np.concatenate([[0], np.cumsum(sizes)]),
+        unigram_counts=np.zeros(vocab_size, np.int64),
+        vocab_size=vocab_size,
+        special_ids=SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103),
+        tokenizer_fingerprint="",
+        fingerprint="",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
