@@ -1,12 +1,18 @@
 """`--config=FILE --config.a.b=value` on the command line, to a frozen dataclass.
 
-A configuration file names only what it sets; the dataclass has the rest. So that every field can be
-overridden, the file's values are laid over the dataclass's defaults before the overrides are parsed.
+A configuration file names only what it sets; the dataclass has the rest. So that every field can
+be overridden, the file's values are laid over the dataclass's defaults before the overrides are
+parsed.
 """
 
+import ast
 import dataclasses
 import importlib.util
+import inspect
+import itertools
+import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Sequence
@@ -27,9 +33,9 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
 
     Args:
         cls: The dataclass to build.
-        spec: Path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`. A path
-            that does not exist is looked for among the configurations that come with the package.
-        overrides: Arguments such as `--config.training.num_steps=100`. Other arguments are refused.
+        spec: Path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`. A
+            path that does not exist is looked for among the package's own configurations.
+        overrides: Arguments such as `--config.training.num_steps=100`. Others are refused.
 
     Raises:
         UserError: No such file, a file without `get_config`, an unknown field, a value of the wrong
@@ -41,28 +47,42 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     if not hasattr(module, "get_config"):
         raise UserError(f"{path} has no function get_config; a configuration file must define one")
     given = module.get_config(argument) if argument else module.get_config()
-    given = given.to_dict() if isinstance(given, ConfigDict) else dict(given)
+    given = _unwrapped(given)
     build(cls, given, where=str(path))  # names a wrong field as the file's, before any override
     merged = ConfigDict(_overlay(cls, given))
-    return build(cls, _override(merged, overrides).to_dict(), where="config")
+    return build(cls, _unwrapped(_override(merged, overrides)), where="config")
 
 
-def fields_help(cls: type) -> str:
-    """One line per field that can be overridden, with its default."""
+def fields_help(cls: type, prefix: str = "--config") -> str:
+    """The fields that can be overridden, with their defaults and what the source says of them."""
+    hints, notes = typing.get_type_hints(cls), _notes(cls)
+    default = cls()
     lines = []
-
-    def walk(tree: ConfigDict, prefix: str) -> None:
-        for name in tree:
-            value = tree.get_ref(name).get() if name in tree else None
-            if isinstance(value, ConfigDict):
-                walk(value, f"{prefix}{name}.")
-            else:
-                if isinstance(value, tuple) and value and isinstance(value[0], ConfigDict):
-                    value = tuple(item.to_dict() for item in value)
-                lines.append(f"  --config.{prefix}{name}={value}")
-
-    walk(ConfigDict(_overlay(cls, {})), "")
+    for field in dataclasses.fields(cls):
+        value, hint = getattr(default, field.name), hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            lines.append("\n" + fields_help(typing.cast(type, hint), f"{prefix}.{field.name}"))
+            continue
+        lines.append(f"{prefix}.{field.name}={value}")
+        if isinstance(value, tuple):
+            lines[-1] = f"{prefix}.{field.name}[0].FIELD=...  (default: {value})"
+        lines.extend(textwrap.wrap(notes.get(field.name, ""), 88, initial_indent="      ",
+                                   subsequent_indent="      "))  # fmt: skip
+        if typing.get_origin(hint) is typing.Literal:
+            lines.append(f"      one of {', '.join(typing.get_args(hint))}")
     return "\n".join(lines)
+
+
+def _notes(cls: type) -> dict[str, str]:
+    """The strings that follow the fields in the source of a dataclass and its bases."""
+    notes: dict[str, str] = {}
+    for kind in reversed(cls.__mro__[:-1]):
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        for field, after in itertools.pairwise(typing.cast(ast.ClassDef, node).body):
+            if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+                name = typing.cast(ast.Name, field.target).id
+                notes[name] = " ".join(str(ast.literal_eval(after.value)).split())
+    return notes
 
 
 def _find(named: str) -> Path:
@@ -119,6 +139,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _unwrapped(value: Any) -> Any:
+    """Plain dicts, inside tuples too, which `ConfigDict.to_dict` leaves alone."""
+    if isinstance(value, ConfigDict):
+        return {name: _unwrapped(item) for name, item in value.to_dict().items()}
+    if isinstance(value, dict):
+        return {name: _unwrapped(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_unwrapped(item) for item in value)
+    return value
+
+
 def _placeholder(hint: Any) -> Any:
     kinds = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     kind = kinds[0] if len(kinds) == 1 and isinstance(kinds[0], type) else object
@@ -127,13 +158,13 @@ def _placeholder(hint: Any) -> Any:
 
 def _override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", config, flag_values=values)
     program, sys.argv = sys.argv, ["bert-jax", *overrides]  # config_flags looks at sys.argv itself
     try:
+        config_flags.DEFINE_config_dict("config", config, flag_values=values)
         rest = values(sys.argv)
     except (flags.Error, AttributeError, KeyError, ValueError, TypeError) as error:
-        message = " ".join(str(error).strip("'\"").replace("\\n", " ").replace("\\'", "'").split())
-        raise UserError(f"on the command line: {message}") from error
+        message = re.sub(r"\\?['\"]|\\n|\s+", " ", str(error))  # it is a repr inside a repr
+        raise UserError(f"on the command line: {' '.join(message.split())}") from error
     finally:
         sys.argv = program
     if len(rest) > 1:

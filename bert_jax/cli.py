@@ -1,0 +1,327 @@
+"""The `bert-jax` command: one verb each, imported when it is used.
+
+Exit codes: 0 done (or stopped by a signal with everything saved), 1 a check that failed, 2 input
+that the user can correct, 4 a loss that is not finite.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import bert_jax
+from bert_jax.errors import UserError
+
+_INPUT_HELP = (
+    "a file, a quoted glob, `tfds:NAME[:SPLIT]`, or `python-docs` (the documentation that Python "
+    "and the installed packages carry). Files: .txt with a blank line between documents, .jsonl, "
+    "each also as .gz, .xz or .zst, and .parquet. May be repeated"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns its exit code."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and not getattr(arguments, "takes_fields", False):
+        parser.error(f"unknown argument {rest[0]!r} (see bert-jax {arguments.verb} --help)")
+    arguments.fields = rest
+    if getattr(arguments, "fields_help", False):
+        arguments.run = _print_fields
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's start-up notes
+    try:
+        code: int = arguments.run(arguments)
+        return code
+    except UserError as error:
+        print(f"bert-jax {arguments.verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"bert-jax {arguments.verb}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except RuntimeError as error:
+        if (known := getattr(error, "exit_code", None)) is None:
+            raise
+        print(f"bert-jax {arguments.verb}: {error}", file=sys.stderr)
+        return int(known)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bert-jax",
+        description="Pretrain BERT-style encoders in JAX: raw text to checkpoint.",
+        epilog="Start with `bert-jax demo`. `bert-jax VERB --help` explains a verb.",
+    )
+    parser.add_argument("--version", action="version", version=f"bert_jax {bert_jax.__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, run: Callable[[argparse.Namespace], int], text: str, example: str = ""):
+        sub = verbs.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"example:\n  {example}" if example else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = verb("demo", _demo, "pretrain a small BERT on the documentation that Python carries")
+    sub.add_argument("--workdir", default="work/demo", type=Path, help="default: %(default)s")
+    sub.add_argument("--config", default="configs/pretrain/demo.py", help="default: %(default)s")
+
+    sub = verb(
+        "tokenizer",
+        _tokenizer,
+        "learn a vocabulary from text",
+        "bert-jax tokenizer --input 'my/*.txt' --vocab-size 30522 --out work/tokenizer",
+    )
+    _add_input(sub)
+    sub.add_argument("--out", required=True, type=Path, help="directory to write")
+    sub.add_argument(
+        "--kind",
+        default="wordpiece",
+        choices=["wordpiece", "unigram", "bpe"],
+        help="wordpiece as BERT's, or SentencePiece unigram or bpe (default: %(default)s)",
+    )
+    sub.add_argument("--vocab-size", type=int, default=30522, help="default: %(default)s")
+    sub.add_argument(
+        "--cased",
+        action="store_true",
+        help="keep case and accents (wordpiece lower-cases otherwise; SentencePiece never does)",
+    )
+    sub.add_argument(
+        "--max-mb",
+        type=float,
+        default=256,
+        metavar="MB",
+        help="learn from at most so much text, spread over all of it (default: %(default)s)",
+    )
+
+    sub = verb(
+        "corpus",
+        _corpus,
+        "tokenize text into a corpus directory",
+        "bert-jax corpus --input 'my/*.txt' --tokenizer work/tokenizer --out work/corpus",
+    )
+    _add_input(sub)
+    sub.add_argument(
+        "--tokenizer",
+        required=True,
+        type=Path,
+        help="directory from `bert-jax tokenizer`, or a vocab.txt, tokenizer.json "
+        "or SentencePiece model",
+    )
+    sub.add_argument("--out", required=True, type=Path, help="directory to write")
+    sub.add_argument(
+        "--heldout-rate",
+        type=float,
+        default=0.01,
+        help="share of the documents kept for evaluation (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--splitter",
+        default="fast",
+        choices=["fast", "lines", "syntok"],
+        help="how sentences are found; `lines`: one a line (default: %(default)s)",
+    )
+    sub.add_argument("--num-workers", type=int, default=None, help="default: all cores")
+    sub.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a corpus at --out once the new one is complete",
+    )
+
+    sub = verb(
+        "pretrain",
+        _pretrain,
+        "pretrain, or continue a run in its work directory",
+        "bert-jax pretrain --config=configs/pretrain/bert_tiny.py --workdir=work/tiny \\\n"
+        "      --config.data.corpus=work/corpus --config.training.num_steps=20000",
+    )
+    sub.set_defaults(takes_fields=True)
+    sub.add_argument(
+        "--config",
+        required="--fields" not in sys.argv,
+        metavar="FILE",
+        help="a Python file with get_config(), optionally FILE:ARGUMENT. Any field is "
+        "set with --config.SECTION.FIELD=VALUE; --fields lists them",
+    )
+    sub.add_argument(
+        "--workdir",
+        required="--fields" not in sys.argv,
+        type=Path,
+        help="where checkpoints and metrics go; made if missing",
+    )
+    sub.add_argument(
+        "--fields",
+        dest="fields_help",
+        action="store_true",
+        help="list all fields with their defaults and stop",
+    )
+
+    sub = verb(
+        "evaluate",
+        _evaluate,
+        "evaluate the newest checkpoint on held-out text",
+        "bert-jax evaluate work/tiny",
+    )
+    sub.add_argument("workdir", type=Path)
+    sub.add_argument("--corpus", default=None, help="default: that of the run")
+    sub.add_argument("--rows", type=int, default=None, help="at most so many rows; default: all")
+
+    sub = verb(
+        "replay",
+        _replay,
+        "print a batch of a run, decoded, with its masks",
+        "bert-jax replay work/tiny --step 100",
+    )
+    sub.add_argument("workdir", type=Path)
+    sub.add_argument("--step", required=True, type=int, help="number of the batch, from 0")
+    sub.add_argument("--rows", type=int, default=None, help="print at most so many rows")
+    sub.add_argument("--corpus", default=None, help="default: that of the run")
+
+    sub = verb(
+        "fill-mask",
+        _fill_mask,
+        "fill the [MASK]s of texts with a pretrained model",
+        'bert-jax fill-mask work/tiny "The capital of France is [MASK]."',
+    )
+    sub.add_argument("workdir", type=Path)
+    sub.add_argument("texts", nargs="+", metavar="TEXT", help="a text with one [MASK] or more")
+    sub.add_argument("--top", type=int, default=5, help="candidates a mask (default: %(default)s)")
+    return parser
+
+
+def _add_input(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--input", required=True, action="append", help=_INPUT_HELP)
+    sub.add_argument(
+        "--field",
+        default="text",
+        help="of a JSON line or parquet row that holds the text (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--line-documents", action="store_true", help="text files: each line is a document"
+    )
+
+
+def _read_options(arguments: argparse.Namespace):
+    from bert_jax.corpus.sources import ReadOptions
+
+    return ReadOptions(field=arguments.field, line_documents=arguments.line_documents)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from bert_jax.demo import run_demo
+    from bert_jax.flags import load_config
+    from bert_jax.training.config import PretrainConfig
+
+    return run_demo(load_config(PretrainConfig, arguments.config), arguments.workdir)
+
+
+def _tokenizer(arguments: argparse.Namespace) -> int:
+    from bert_jax.corpus.build import iter_texts
+    from bert_jax.data.sentencepiece import train_sentencepiece
+    from bert_jax.data.tokenizer import Tokenizer
+    from bert_jax.data.wordpiece import train_wordpiece
+
+    if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
+        raise UserError(f"{arguments.out} exists and is not empty; choose another --out")
+    texts = iter_texts(
+        arguments.input,
+        max_bytes=int(arguments.max_mb * 1e6),
+        options=_read_options(arguments),
+    )
+    show = sys.stderr.isatty()
+    tokenizer: Tokenizer
+    if arguments.kind == "wordpiece":
+        tokenizer = train_wordpiece(
+            texts, arguments.vocab_size, lowercase=not arguments.cased, progress=show
+        )
+    else:
+        tokenizer = train_sentencepiece(
+            texts, arguments.vocab_size, model=arguments.kind, progress=show
+        )
+    tokenizer.save(arguments.out)
+    print(
+        f"{arguments.out}: {arguments.kind}, {tokenizer.vocab_size:,} tokens, fingerprint "
+        f"{tokenizer.fingerprint[:12]}"
+    )
+    return 0
+
+
+def _corpus(arguments: argparse.Namespace) -> int:
+    from bert_jax.corpus.build import build_corpus
+    from bert_jax.data.tokenizer import load_tokenizer
+
+    built = build_corpus(
+        arguments.input,
+        load_tokenizer(arguments.tokenizer),
+        arguments.out,
+        heldout_rate=arguments.heldout_rate,
+        splitter=arguments.splitter,
+        num_workers=arguments.num_workers,
+        options=_read_options(arguments),
+        overwrite=arguments.overwrite,
+    )
+    print(built.summary())
+    return 0
+
+
+def _pretrain(arguments: argparse.Namespace) -> int:
+    from bert_jax.flags import load_config
+    from bert_jax.training.config import PretrainConfig
+    from bert_jax.training.train import train
+
+    config = load_config(PretrainConfig, arguments.config, arguments.fields)
+    train(config, arguments.workdir)
+    return 0
+
+
+def _print_fields(arguments: argparse.Namespace) -> int:
+    from bert_jax.flags import fields_help
+    from bert_jax.training.config import PretrainConfig
+
+    print(fields_help(PretrainConfig))
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from bert_jax.training.rerun import evaluate_run
+
+    for name, value in evaluate_run(
+        arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows
+    ).items():
+        print(f"{name:28} {value:.6g}")
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from bert_jax.training.rerun import replay_batch
+
+    print(
+        replay_batch(
+            arguments.workdir, arguments.step, corpus=arguments.corpus, max_rows=arguments.rows
+        )
+    )
+    return 0
+
+
+def _fill_mask(arguments: argparse.Namespace) -> int:
+    from bert_jax.infer import MaskFiller, format_candidates
+
+    if arguments.top < 1:
+        raise UserError(f"--top is {arguments.top}; it must be at least 1")
+    filled = MaskFiller.load(arguments.workdir).fill(arguments.texts, arguments.top)
+    for text, masks in zip(arguments.texts, filled, strict=True):
+        print(text)
+        for candidates in masks:
+            print(f"    {format_candidates(candidates)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
