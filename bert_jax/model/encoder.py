@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Integer, UInt32
+from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention import attend

@@ -4,7 +4,7 @@ Outside this package parameters are a nested dict of float32 arrays; modules exi
 function below is being traced.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -111,10 +111,12 @@ def _abstract(config: ModelConfig) -> tuple[Any, Any]:
     return nnx.split(nnx.eval_shape(lambda: PretrainingModel(config, nnx.Rngs(params=0))))
 
 
+@partial(jax.jit, static_argnums=0)
 def init_params(config: ModelConfig, key: Array) -> Params:
     """Fresh parameters: truncated normals of scale `init_std`, zero biases, unit norm scales.
 
-    A pure function: `jax.jit(init_params, static_argnums=0, out_shardings=...)` makes them sharded.
+    Compiled as one program; `jax.jit(init_params, static_argnums=0, out_shardings=...)` makes them
+    sharded from the start.
     """
     return nnx.to_pure_dict(nnx.state(PretrainingModel(config, nnx.Rngs(params=key)), nnx.Param))
 

@@ -1,0 +1,161 @@
+"""Positions, packing, padding, the ways to run the stack, precision and sharding of the model."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.encoder import restarting_positions
+from bert_jax.model.heads import apply_pretraining, encode, init_params, logical_axes
+
+B, L = 8, 16
+CONFIG = ModelConfig(
+    vocab_size=100, num_positions=L, hidden_dim=32, num_layers=2, num_heads=4, mlp_dim=64,
+    init_std=0.2, dtype="float32",
+)  # fmt: skip
+RNG = np.random.default_rng(0)
+TOKENS = jnp.asarray(RNG.integers(0, 100, (B, L)), jnp.uint16)
+TYPES = jnp.asarray(RNG.integers(0, 2, (B, L)), jnp.uint8)
+ROWS = jnp.arange(B, dtype=jnp.uint32)
+# Rows packed 5 + 7 + 3 with one token of padding, and a last row of padding alone.
+PACKED = np.repeat([[1] * 5 + [2] * 7 + [3] * 3 + [0]], B, 0).astype(np.uint8)
+PACKED[-1] = 0
+PACKED = jnp.asarray(PACKED)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return init_params(CONFIG, jax.random.key(0))
+
+
+def score(config, params, tokens, segment_ids, seed):
+    """A scalar that depends on every logit of real tokens, and the logits."""
+    logits = apply_pretraining(
+        config, params, tokens, TYPES, segment_ids, dropout_seed=seed, row_index=ROWS
+    )
+    real = segment_ids > 0
+    log_p = jax.nn.log_softmax(logits.mlm)[..., 7] * real
+    return -log_p.sum() / real.sum() + logits.nsp[:, 0].mean(), logits
+
+
+value_and_grad = jax.jit(jax.value_and_grad(score, argnums=1, has_aux=True), static_argnums=0)
+
+
+def test_positions_restart_in_each_segment():
+    segments = jnp.array([[1, 1, 1, 2, 2, 3, 0, 0], [1] * 8, [0] * 8])
+    expected = [[0, 1, 2, 0, 1, 0, 0, 1], list(range(8)), list(range(8))]
+    np.testing.assert_array_equal(restarting_positions(segments), expected)
+
+
+def test_packed_segments_do_not_see_each_other(params):
+    logits = jax.jit(partial(apply_pretraining, CONFIG))
+    before = logits(params, TOKENS, TYPES, PACKED).mlm
+    second = np.asarray(PACKED) == 2
+    after = logits(params, jnp.where(second, (TOKENS + 1) % 100, TOKENS), TYPES, PACKED).mlm
+    np.testing.assert_array_equal(after[~second], before[~second])
+    assert not np.isclose(after[second], before[second]).all(-1).any()
+
+
+def test_a_packed_segment_is_what_it_is_alone(params):
+    logits = jax.jit(partial(apply_pretraining, CONFIG))
+    packed = logits(params, TOKENS, TYPES, PACKED).mlm[0, 5:12]
+    alone = logits(params, TOKENS[:1, 5:12], TYPES[:1, 5:12], PACKED[:1, 5:12]).mlm[0]
+    np.testing.assert_allclose(packed, alone, atol=1e-5)
+
+
+def test_padding_tokens_do_not_matter(params):
+    real = np.asarray(PACKED) > 0
+    logits = jax.jit(partial(apply_pretraining, CONFIG))
+    before = logits(params, TOKENS, TYPES, PACKED)
+    after = logits(params, jnp.where(real, TOKENS, 3), TYPES, PACKED)
+    np.testing.assert_array_equal(after.mlm[real], before.mlm[real])
+    np.testing.assert_array_equal(after.nsp[:-1], before.nsp[:-1])
+
+
+@pytest.mark.parametrize("seed", [None, jnp.uint32(1)])
+def test_rows_of_padding_alone_are_finite(params, seed):
+    (value, logits), gradients = value_and_grad(CONFIG, params, TOKENS, PACKED, seed)
+    for array in (value, *logits, *jax.tree.leaves(gradients)):
+        assert np.isfinite(array).all()
+
+
+def test_positions_beyond_the_trained_are_refused(params):
+    short = dataclasses.replace(CONFIG, num_positions=L - 1)
+    with pytest.raises(UserError, match=r"length 16 .*num_positions 15"):
+        jax.eval_shape(partial(apply_pretraining, short), params, TOKENS, TYPES, PACKED)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"scan_unroll": 1}, {"scan_unroll": 1, "remat": "dots"}, {"remat": "full"}],
+    ids=str,
+)
+def test_ways_to_run_the_stack_agree(params, changes):
+    other = dataclasses.replace(CONFIG, **changes)
+    expected = value_and_grad(CONFIG, params, TOKENS, PACKED, jnp.uint32(1))
+    actual = value_and_grad(other, params, TOKENS, PACKED, jnp.uint32(1))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), actual, expected)
+
+
+def test_recomputing_saves_memory(params):
+    def saved(config):
+        def pull_back(params):
+            return jax.vjp(lambda p: score(config, p, TOKENS, PACKED, None)[0], params)[1]
+
+        return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(pull_back, params)))
+
+    none, dots, full = (
+        saved(dataclasses.replace(CONFIG, remat=remat)) for remat in ("none", "dots", "full")
+    )
+    assert none > dots > full
+
+
+def test_bfloat16_is_close_to_float32(params):
+    # Weights of the size that BERT starts from; nothing but the initialiser reads init_std.
+    params = jax.tree.map(lambda leaf: leaf * 0.1, params)
+    low = dataclasses.replace(CONFIG, dtype="bfloat16")
+    (expected, _), _ = value_and_grad(CONFIG, params, TOKENS, PACKED, None)
+    (actual, logits), gradients = value_and_grad(low, params, TOKENS, PACKED, None)
+    assert float(actual) == pytest.approx(float(expected), rel=1e-2)
+    assert logits.mlm.dtype == logits.nsp.dtype == jnp.float32
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(gradients))
+    hidden, pooled = jax.eval_shape(partial(encode, low), params, TOKENS, TYPES, PACKED)
+    assert hidden.dtype == pooled.dtype == jnp.bfloat16
+
+
+def test_dropout_follows_the_row_not_the_place_in_the_batch(params):
+    run = jax.jit(
+        lambda tokens, segments, rows, seed: apply_pretraining(
+            CONFIG, params, tokens, TYPES[0:1].repeat(B, 0), segments,
+            dropout_seed=seed, row_index=rows,
+        ).nsp
+    )  # fmt: skip
+    order = np.random.default_rng(1).permutation(B)
+    whole = run(TOKENS, PACKED, ROWS, jnp.uint32(1))
+    shuffled = run(TOKENS[order], PACKED[order], ROWS[order], jnp.uint32(1))
+    np.testing.assert_allclose(shuffled, whole[order], atol=1e-5)
+    assert not np.isclose(run(TOKENS, PACKED, ROWS, jnp.uint32(2)), whole).any()
+    assert not np.isclose(run(TOKENS, PACKED, ROWS + B, jnp.uint32(1)), whole).any()
+
+
+def test_sharded_over_eight_devices_with_dropout(params):
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("data", "fsdp", "tensor"))
+    rules = {"embed": "fsdp", "heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
+    axes = logical_axes(CONFIG)
+    shardings = jax.tree.map(
+        lambda names: NamedSharding(mesh, PartitionSpec(*(rules.get(name) for name in names))),
+        axes,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+    by_row = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    placed = jax.device_put(params, shardings)
+    tokens, segments = jax.device_put((TOKENS, PACKED), by_row)
+    expected = value_and_grad(CONFIG, params, TOKENS, PACKED, jnp.uint32(1))
+    actual = value_and_grad(CONFIG, placed, tokens, segments, jnp.uint32(1))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), actual, expected)

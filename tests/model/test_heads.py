@@ -1,0 +1,134 @@
+"""The plain tree of parameters, its axis names, and the pretraining logits."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import apply_pretraining, encode, init_params, logical_axes
+
+CONFIG = ModelConfig(
+    vocab_size=100, num_positions=16, hidden_dim=32, num_layers=3, num_heads=4, mlp_dim=64,
+    dtype="float32",
+)  # fmt: skip
+LOGICAL = {"length", "embed", "heads", "head_dim", "mlp", "vocab", "layers", None}
+TOKENS = jnp.arange(32).reshape(2, 16)
+TYPES = TOKENS % 2
+SEGMENTS = jnp.ones((2, 16), jnp.int32)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return init_params(CONFIG, jax.random.key(0))
+
+
+def paths(tree):
+    is_leaf = lambda node: not isinstance(node, dict)  # noqa: E731
+    return dict(jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0])
+
+
+def test_parameters_are_a_plain_tree(params):
+    assert type(params) is dict
+    for path, leaf in paths(params).items():
+        assert isinstance(leaf, jax.Array), path
+        assert leaf.dtype == jnp.float32, path
+        assert all(type(key) is jax.tree_util.DictKey for key in path)
+
+
+def test_logical_axes_fit_the_parameters(params):
+    axes, arrays = paths(logical_axes(CONFIG)), paths(params)
+    assert axes.keys() == arrays.keys()
+    for path, names in axes.items():
+        assert type(names) is tuple
+        assert len(names) == arrays[path].ndim, path
+        assert set(names) <= LOGICAL, path
+        used = [name for name in names if name]
+        assert len(used) == len(set(used)), path
+        in_stack = "['layers']" in jax.tree_util.keystr(path)
+        assert (names[0] == "layers") == in_stack, path
+        for name, size in zip(names, arrays[path].shape, strict=True):
+            sizes = {"layers": 3, "embed": 32, "heads": 4, "head_dim": 8, "mlp": 64, "vocab": 128}
+            assert sizes.get(name, size) == size, path
+
+
+def test_initial_values(params):
+    for path, leaf in paths(params).items():
+        name = path[-1].key
+        if name == "bias":
+            assert not leaf.any(), path
+        elif name == "scale":
+            assert (leaf == 1).all(), path
+        else:
+            real = leaf[:100] if name == "token" else leaf
+            assert 0.01 < float(real.std()) < 0.025, path
+            assert float(jnp.abs(real).max()) <= 0.04, path
+    assert not params["encoder"]["embeddings"]["token"][100:].any()
+    up = params["encoder"]["layers"]["mlp"]["up"]["kernel"]
+    assert not np.isclose(up[0], up[1]).any(axis=(0, 1)).all()
+    assert float(jnp.abs(jnp.corrcoef(up.reshape(3, -1)) - jnp.eye(3)).max()) < 0.1
+
+
+def test_initialisation_depends_on_the_key_alone(params):
+    again = init_params(CONFIG, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, params, again)
+    other = init_params(CONFIG, jax.random.key(1))
+    assert not np.allclose(params["nsp"]["kernel"], other["nsp"]["kernel"])
+
+
+def test_logits_at_positions_are_those_of_everywhere(params):
+    positions = jnp.array([[0, 3, 15], [2, 2, 9]])
+    run = jax.jit(partial(apply_pretraining, CONFIG))
+    everywhere = run(params, TOKENS, TYPES, SEGMENTS)
+    some = run(params, TOKENS, TYPES, SEGMENTS, positions)
+    assert everywhere.mlm.shape == (2, 16, 128)
+    assert some.mlm.shape == (2, 3, 128)
+    expected = np.take_along_axis(np.asarray(everywhere.mlm), positions[..., None], 1)
+    np.testing.assert_allclose(some.mlm, expected, atol=1e-5)
+    np.testing.assert_allclose(some.nsp, everywhere.nsp, atol=1e-5)
+
+
+def test_padding_of_the_vocabulary_has_no_probability_and_no_gradient(params):
+    # Even when its rows are not zero.
+    params = jax.tree.map(lambda leaf: leaf + 0.5, params)
+
+    def entropy(params):
+        logits = apply_pretraining(CONFIG, params, TOKENS, TYPES, SEGMENTS).mlm
+        log_p = jax.nn.log_softmax(logits)
+        return -(jnp.exp(log_p) * log_p).mean(), jnp.exp(log_p)
+
+    (value, p), gradients = jax.jit(jax.value_and_grad(entropy, has_aux=True))(params)
+    assert np.isfinite(value)
+    assert (p[..., 100:] == 0).all()
+    assert p[..., :100].min() > 0
+    assert not gradients["encoder"]["embeddings"]["token"][100:].any()
+    assert not gradients["mlm"]["bias"][100:].any()
+    assert np.abs(gradients["mlm"]["bias"][:100]).max() > 0
+
+
+def test_wide_bias_gradient_is_the_column_sum(params):
+    weights = jax.random.normal(jax.random.key(2), (2, 16, 128))
+
+    def weighted(bias):
+        changed = {**params, "mlm": {**params["mlm"], "bias": bias}}
+        logits = apply_pretraining(CONFIG, changed, TOKENS, TYPES, SEGMENTS).mlm
+        return (jnp.where(logits > -1e29, logits, 0) * weights).sum()
+
+    gradient = jax.jit(jax.grad(weighted))(params["mlm"]["bias"])
+    np.testing.assert_allclose(gradient[:100], weights.sum((0, 1))[:100], rtol=1e-4, atol=1e-5)
+
+
+def test_encode_takes_any_tree_with_an_encoder(params):
+    tree = {"encoder": params["encoder"], "classifier": {}}
+    hidden, pooled = jax.jit(partial(encode, CONFIG))(tree, TOKENS, TYPES, SEGMENTS)
+    assert hidden.shape == (2, 16, 32)
+    dense = params["encoder"]["pooler"]["dense"]
+    expected = np.tanh(hidden[:, 0] @ dense["kernel"] + dense["bias"])
+    np.testing.assert_allclose(pooled, expected, atol=1e-6)
+
+
+def test_dropout_needs_the_rows(params):
+    with pytest.raises(ValueError, match="row_index"):
+        apply_pretraining(CONFIG, params, TOKENS, TYPES, SEGMENTS, dropout_seed=jnp.uint32(1))
