@@ -23,8 +23,8 @@ T = TypeVar("T")
 FREE_FIELDS = (
     "checkpoint",
     "data.corpus",  # it may move; the corpus's fingerprint is compared instead
-    "data.num_workers",
-    "data.prefetch",
+    "data.num_threads",
+    "data.prefetch_batches",
     "mesh",
     "model.attention_impl",
     "model.remat",
@@ -182,6 +182,13 @@ class PretrainConfig:
             Phase(length=phase.length, batch_size=phase.batch_size, num_steps=steps)
             for phase, steps in zip(self.training.phases, self.training.phase_steps, strict=True)
         )
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps until the learning rate is at its peak."""
+        if self.optimizer.warmup_steps is not None:
+            return self.optimizer.warmup_steps
+        return round(self.optimizer.warmup_rate * self.training.num_steps)
 
     def with_vocabulary(self, vocab_size: int) -> "PretrainConfig":
         """This configuration for a tokenizer of `vocab_size` tokens.

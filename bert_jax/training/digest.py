@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from bert_jax.model.counter_hash import hash_u32
 
@@ -44,5 +45,8 @@ def leaf_digests(leaves: dict[str, Any]) -> dict[str, str]:
     """
     if not leaves:
         return {}
-    values = np.asarray(_digests(list(leaves.values())))
+    summed = _digests(list(leaves.values()))
+    if jax.process_count() > 1:  # the compiler may have left parts of it with other processes
+        summed = multihost_utils.process_allgather(summed, tiled=True)
+    values = np.asarray(summed)
     return {name: f"{value:08x}" for name, value in zip(leaves, values, strict=True)}

@@ -1,0 +1,52 @@
+"""Stopping a run from outside: finish the step, save, leave."""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """Turns SIGTERM (a preemption) and SIGINT (Ctrl-C) into a question asked after each step.
+
+    A second signal ends the process at once. With several processes JAX's preemption service
+    watches for SIGTERM instead, so that one process's signal stops all of them after the same step.
+    A context manager; it only acts in the main thread, the one that Python lets handle signals.
+    """
+
+    def __init__(self) -> None:
+        """Nothing has been asked for."""
+        self.name = ""
+        """The signal that came, or "" when none has."""
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def due(self, step: int) -> bool:
+        """Whether to stop now; collective, all processes get the same answer for a step."""
+        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+            self.name = "SIGTERM"
+        return bool(self.name)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.name:
+            os._exit(128 + number)
+        self.name = signal.Signals(number).name
+        # Not print: the signal may have interrupted one.
+        text = f"\n{self.name}: saving after this step; a second signal exits at once\n"
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())

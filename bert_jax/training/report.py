@@ -1,0 +1,102 @@
+"""What a run prints when it starts and when it ends."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+import bert_jax
+from bert_jax.data.pipeline import ExampleStream
+from bert_jax.model.config import num_params
+from bert_jax.training.baseline import compare
+from bert_jax.training.config import PretrainConfig
+from bert_jax.training.telemetry import Clock, duration
+from bert_jax.training.workdir import Corpus
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended."""
+
+    workdir: Path
+    step: int
+    """Updates made."""
+    finished: bool
+    """False: a signal stopped it, and the same command continues it."""
+    baseline: float
+    """Unigram entropy of the training corpus, nats."""
+    train_metrics: dict[str, float]
+    """The last row of training metrics; empty when none was written."""
+    eval_metrics: dict[str, float]
+    """The last evaluation; empty when there was none."""
+    seconds: float
+    """Wall time since this start of the run."""
+
+
+def summary(
+    config: PretrainConfig,
+    workdir: Path,
+    corpus: Corpus,
+    stream: ExampleStream,
+    mesh: Mesh,
+    step: int,
+) -> list[str]:
+    """The run that begins, or continues, at `step`: one line per subject."""
+    model, store, device = config.model, corpus.train, jax.devices()[0]
+    held_out = "no held-out text, so no evaluation"
+    if corpus.heldout is not None:
+        held_out = f"{corpus.heldout.num_tokens:,} tokens held out"
+    phases = []
+    for number, phase in enumerate(config.phases):
+        rows = len(stream.plan(number)) / config.data.num_passes
+        epochs = phase.num_steps * phase.batch_size / rows
+        phases.append(
+            f"phase    {phase.num_steps:,} steps of {phase.batch_size:,} rows of {phase.length} "
+            f"tokens: {epochs:.2f} epochs of {rows:,.0f} rows"
+        )
+    processes = jax.process_count()
+    return [
+        f"bert_jax {bert_jax.__version__}, work directory {workdir}",
+        f"model    {num_params(model):,} parameters: {model.num_layers} layers, "
+        f"{model.hidden_dim} wide, vocabulary {model.vocab_size:,}",
+        f"corpus   {store.num_tokens:,} tokens in {store.num_documents:,} documents; {held_out}",
+        *phases,
+        f"goal     a masked-LM loss below {store.unigram_entropy:.3f} nats, the unigram entropy of "
+        "the corpus",
+        f"devices  {mesh.size} ({device.device_kind}) of {processes} "
+        f"process{'es' if processes > 1 else ''}, as "
+        + " x ".join(f"{name} {size}" for name, size in mesh.shape.items()),
+        *([f"continues from step {step:,}"] if step else []),
+    ]
+
+
+def closing(result: TrainResult, num_steps: int, clock: Clock, signal_name: str) -> list[str]:
+    """How the run ended and where things lie."""
+    checkpoint = result.workdir / "checkpoints" / str(result.step)
+    if not result.finished:
+        return [
+            f"{signal_name}: stopped after step {result.step:,} of {num_steps:,}, saved in "
+            f"{checkpoint}. The same command continues the run"
+        ]
+    spent = ", ".join(f"{name} {duration(s)}" for name, s in clock.spent.items() if s >= 1)
+    rest = f" (not in steps: {spent})" if spent else ""
+    lines = [
+        f"step {num_steps:,} of {num_steps:,} reached; {duration(result.seconds)} since this "
+        f"start, {100 * clock.goodput:.0f}% of it in steps{rest}"
+    ]
+    for label, values, name in (
+        ("training", result.train_metrics, "train"),
+        ("held-out", result.eval_metrics, "eval"),
+    ):
+        if f"{name}/mlm_loss" in values:
+            text = f"{label} mlm loss {compare(values[f'{name}/mlm_loss'], result.baseline)}"
+            if f"{name}/nsp_accuracy" in values:
+                text += f"; nsp accuracy {values[f'{name}/nsp_accuracy']:.3f}"
+            lines.append(text)
+    return [
+        *lines,
+        f"checkpoint  {checkpoint}",
+        f"metrics     {result.workdir / 'metrics.jsonl'}, {result.workdir / 'tensorboard'}",
+        f"loss curve  {result.workdir / 'loss.png'}",
+    ]

@@ -1,0 +1,280 @@
+"""What a run says of itself: metrics on disk, lines and a bar on the terminal, rates and goodput.
+
+Only process 0 writes and prints; on the others every method here is quiet.
+"""
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+# Dense bfloat16 peak in FLOP/s of what JAX calls one device, by `device_kind`. TPUs:
+# cloud.google.com/tpu/docs, the page of each version (v4 and v5p: one chip is one device). GPUs:
+# NVIDIA's data sheets of A100, H100 and H200, without sparsity.
+PEAK_FLOPS = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H200": 989e12,
+}
+
+
+def peak_flops(device_kind: str, dtype: str) -> float | None:
+    """FLOP/s at best of one device, or None when it is not known.
+
+    Only bfloat16 has an entry: a float32 product runs on other units, or on the same ones in three
+    passes, as the compiler decides.
+    """
+    return PEAK_FLOPS.get(device_kind) if dtype == "bfloat16" else None
+
+
+class MetricsLog:
+    """`metrics.jsonl`: one JSON object a line, `step` (updates made) first, in ascending order.
+
+    A step is never there twice: what a run wrote after its last checkpoint is dropped when it
+    continues from there, since it is about to be written again.
+    """
+
+    def __init__(self, path: Path, restored_step: int):
+        """Opens the file for rows after `restored_step`; the file is replaced in one rename."""
+        rows = [row for row in read_metrics(path) if row["step"] <= restored_step]
+        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        temporary.replace(path)
+        self._file = path.open("a", buffering=1)
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Adds a row; a number that is not finite becomes null, which JSON can hold."""
+        row = {"step": step, **values}
+        self._file.write(
+            json.dumps(
+                {
+                    key: None if isinstance(value, float) and not math.isfinite(value) else value
+                    for key, value in row.items()
+                }
+            )
+            + "\n"
+        )
+
+    def sync(self) -> None:
+        """Returns when all rows are on the disk, not only with the operating system."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a `metrics.jsonl`; a last line that was cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines(keepends=True):
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if line.endswith("\n") and isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
+    return rows
+
+
+@dataclass
+class Means:
+    """Means over the steps since the last row; its state goes into the checkpoint."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, values: dict[str, float]) -> None:
+        """Takes the metrics of one step."""
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.count += 1
+
+    def take(self) -> dict[str, float]:
+        """The means, and starts anew."""
+        means = {name: total / self.count for name, total in self.sums.items()}
+        self.sums, self.count = {}, 0
+        return means
+
+
+class Clock:
+    """Where the wall time of a run goes."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter):
+        """Starts now."""
+        self._now = now
+        self._start = now()
+        self.spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def spend(self, on: str) -> Iterator[None]:
+        """Books the time of the block on something other than steps."""
+        start = self._now()
+        try:
+            yield
+        finally:
+            self.spent[on] = self.spent.get(on, 0.0) + self._now() - start
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self._now() - self._start
+
+    @property
+    def stepping(self) -> float:
+        """Seconds of training, waiting for input included: what rates are over."""
+        return self.elapsed - sum(self.spent.values()) + self.spent.get("input", 0.0)
+
+    @property
+    def goodput(self) -> float:
+        """Share of the wall time in which steps ran and did not wait for input."""
+        return 1 - sum(self.spent.values()) / max(self.elapsed, 1e-9)
+
+
+class Telemetry:
+    """The outputs of one run. A context manager."""
+
+    def __init__(
+        self,
+        workdir: Path,
+        *,
+        num_steps: int,
+        restored_step: int,
+        flops_per_step: Callable[[int], float],
+        peak: float | None,
+        clock: Clock,
+        echo: Callable[[str], None] | None = None,
+    ):
+        """Opens the files.
+
+        Args:
+            workdir: Gets `metrics.jsonl` and `tensorboard/`.
+            num_steps: Length of the run.
+            restored_step: Rows beyond it are dropped.
+            flops_per_step: Analytic FLOPs of a step, by its number.
+            peak: FLOP/s of all devices together; None: no MFU.
+            clock: Of the run.
+            echo: Gets each line for people; None: standard output, around the bar.
+        """
+        self._active = jax.process_index() == 0
+        self._num_steps, self._clock = num_steps, clock
+        self._flops_per_step, self._peak = flops_per_step, peak
+        self._tokens, self._flops, self._since = 0.0, 0.0, clock.stepping
+        self._steps = 0
+        self._bar: Any = None
+        self._echo = echo or self._print
+        if not self._active:
+            return
+        self._log = MetricsLog(workdir / "metrics.jsonl", restored_step)
+        self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=restored_step + 1)
+        self.has_bar = echo is None and sys.stderr.isatty()
+        if self.has_bar:
+            self._bar = tqdm(
+                total=num_steps, initial=restored_step, unit="step", dynamic_ncols=True, leave=False
+            )
+
+    def __enter__(self) -> "Telemetry":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._active:
+            if self._bar is not None:
+                self._bar.close()
+            self._log.close()
+            self._board.close()
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if self._active:
+            self._echo(text)
+
+    def step_done(self, step: int, num_tokens: float, mlm_loss: float) -> None:
+        """Counts a step towards the rates and moves the bar."""
+        self._tokens += num_tokens
+        self._flops += self._flops_per_step(step - 1)
+        self._steps += 1
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"mlm {mlm_loss:.3f}", refresh=False)
+            self._bar.update(1)
+
+    def rates(self) -> dict[str, float]:
+        """Rates since they were last asked for."""
+        seconds = max(self._clock.stepping - self._since, 1e-9)
+        values = {
+            "perf/tokens_per_second": self._tokens / seconds,
+            "perf/steps_per_second": self._steps / seconds,
+        }
+        if self._peak:
+            values["perf/mfu"] = self._flops / seconds / self._peak
+        values["perf/goodput"] = self._clock.goodput
+        self._tokens, self._flops, self._since, self._steps = 0.0, 0.0, self._clock.stepping, 0
+        return values
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """A row of metrics: to the file and to TensorBoard."""
+        if not self._active:
+            return
+        self._log.write(step, values)
+        for name, value in values.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                self._board.add_scalar(name, value, step)
+
+    def progress_line(self, step: int, values: dict[str, float]) -> None:
+        """A row of training metrics as a line, where there is no bar to show it."""
+        if self._bar is not None:
+            return
+        parts = [f"step {step:,}/{self._num_steps:,}", f"mlm {values['train/mlm_loss']:.3f}"]
+        if "train/nsp_accuracy" in values:
+            parts.append(f"nsp accuracy {values['train/nsp_accuracy']:.3f}")
+        if values.get("perf/steps_per_second"):
+            parts.append(f"{values['perf/tokens_per_second']:,.0f} tokens/s")
+            left = (self._num_steps - step) / values["perf/steps_per_second"]
+            parts.append(f"{duration(left)} left")
+        if "perf/mfu" in values:
+            parts.append(f"MFU {100 * values['perf/mfu']:.1f}%")
+        self.say("  ".join(parts))
+
+    def sync(self) -> None:
+        """Returns when all rows are on disk."""
+        if self._active:
+            self._log.sync()
+            self._board.flush()
+
+    def _print(self, text: str) -> None:
+        if self._bar is not None:
+            tqdm.write(text, file=sys.stdout)
+        else:
+            print(text, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    whole = round(seconds)
+    for unit, name, smaller, small_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // smaller} {small_name}"
+    return f"{whole} s"

@@ -1,0 +1,152 @@
+"""The work directory of a run: what is in it, and whether it belongs to this run.
+
+config.json  metrics.jsonl  tensorboard/  checkpoints/  tokenizer/  loss.png
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import multihost_utils
+
+import bert_jax
+from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.errors import UserError
+from bert_jax.training.config import PretrainConfig, binding_diff, build, to_dict
+
+
+class Corpus(NamedTuple):
+    """What a run reads."""
+
+    train: TokenStore
+    heldout: TokenStore | None
+    """None: no evaluation."""
+
+
+def open_corpus(path: str) -> Corpus:
+    """The stores of `data.corpus`: a directory with `train` and `heldout`, or one store alone.
+
+    Raises:
+        UserError: No such directory, no store in it, or two stores of different tokenizers.
+    """
+    if not path:
+        raise UserError(
+            "data.corpus is not set; give the directory that `bert-jax corpus` made, such as "
+            "--config.data.corpus=work/corpus"
+        )
+    directory = Path(path)
+    if is_store(directory):
+        return Corpus(open_store(directory), None)
+    train = open_store(directory / "train")
+    if not is_store(directory / "heldout"):
+        return Corpus(train, None)
+    heldout = open_store(directory / "heldout")
+    if heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
+        raise UserError(
+            f"{directory}: the stores train and heldout were made with different tokenizers "
+            f"({train.tokenizer_fingerprint[:12]} and {heldout.tokenizer_fingerprint[:12]}); build "
+            "the corpus again"
+        )
+    return Corpus(train, heldout)
+
+
+def read_config(workdir: Path) -> PretrainConfig:
+    """The configuration of the run in a work directory.
+
+    Raises:
+        UserError: No run there, or its configuration cannot be read.
+    """
+    return build(
+        PretrainConfig, _read_record(workdir)["config"], where=str(workdir / "config.json")
+    )
+
+
+def check_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) -> None:
+    """Refuses a work directory that belongs to another run; changes nothing.
+
+    Raises:
+        UserError: Lists the fields that differ, with the run's value and the one given.
+    """
+    if not (workdir / "config.json").exists():
+        if workdir.exists() and not workdir.is_dir():
+            raise UserError(f"{workdir} is a file; the work directory must be a directory")
+        if (workdir / "checkpoints").exists():
+            raise UserError(
+                f"{workdir} has checkpoints and no config.json, so that it cannot be said what "
+                "they are of. Choose another work directory, or put config.json back"
+            )
+        return
+    rows = [
+        f"{name}: {_show(old)} there, {_show(new)} given"
+        for name, old, new in binding_diff(read_config(workdir), config)
+    ]
+    there = _read_record(workdir).get("corpus")
+    if there != store.fingerprint:
+        rows.append(
+            f"the training corpus: fingerprint {str(there)[:12]} there, "
+            f"{store.fingerprint[:12]} given"
+        )
+    if rows:
+        raise UserError(
+            f"{workdir} belongs to a run of another configuration ({'; '.join(rows)}). To continue "
+            "that run, give its configuration; to start another, choose another work directory"
+        )
+
+
+def prepare_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) -> None:
+    """Writes config.json and copies the tokenizer; each appears complete or not at all."""
+    if jax.process_index() == 0:
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+            _copy_tokenizer(store, workdir / "tokenizer")
+            record = {
+                "bert_jax": bert_jax.__version__,
+                "config": to_dict(config),
+                "corpus": store.fingerprint,
+                "tokenizer": store.tokenizer_fingerprint,
+            }
+            temporary = workdir / f"config.json.tmp-{os.getpid()}"
+            temporary.write_text(json.dumps(record, indent=2) + "\n")
+            temporary.replace(workdir / "config.json")
+        except OSError as error:
+            raise UserError(f"cannot write to the work directory {workdir}: {error}") from error
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("work directory is ready")
+
+
+def _copy_tokenizer(store: TokenStore, target: Path) -> None:
+    if store.path is None or target.exists():
+        return
+    temporary = target.with_name(f"tokenizer.tmp-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        shutil.copytree(store.path / "tokenizer", temporary)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _read_record(workdir: Path) -> dict[str, Any]:
+    path = workdir / "config.json"
+    try:
+        record = json.loads(path.read_bytes())
+        if not isinstance(record["config"], dict):
+            raise TypeError("no field config")
+    except FileNotFoundError:
+        raise UserError(
+            f"{workdir} holds no run: it has no config.json. Give the work directory of a "
+            "`bert-jax pretrain` run"
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{path} is not the configuration of a run: {type(error).__name__}: {error}"
+        ) from error
+    result: dict[str, Any] = record
+    return result
+
+
+def _show(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value)

@@ -1,0 +1,144 @@
+"""A run that is stopped and continued is the run that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_run import fingerprint, share_compilations, small_config, write_corpus
+
+from bert_jax.training.checkpoint import saved_steps
+from bert_jax.training.telemetry import read_metrics
+from bert_jax.training.train import train
+from bert_jax.training.workdir import Corpus
+
+CONFIG = small_config()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("compiled")
+    share_compilations(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, cache, corpus) -> dict[str, str]:
+    workdir = tmp_path_factory.mktemp("whole") / "work"
+    result = train(CONFIG, workdir, corpus=corpus, echo=lambda _: None)
+    assert result.finished
+    assert result.step == 12
+    return fingerprint(workdir, CONFIG, corpus)
+
+
+def stop_at(start_of_line: str, number: signal.Signals = signal.SIGTERM):
+    """An echo that has this process signalled when the run says something."""
+    said = []
+
+    def echo(line: str) -> None:
+        said.append(line)
+        if line.startswith(start_of_line):
+            os.kill(os.getpid(), number)
+
+    return echo, said
+
+
+def test_stopped_twice_and_continued_equals_uninterrupted(tmp_path, corpus, uninterrupted):
+    workdir = tmp_path / "work"
+    # In the middle of an interval of means, then beyond the change of length at step 7.
+    for line, number, at in (
+        ("step 3/12", signal.SIGTERM, 4),
+        ("held-out text at step 8", signal.SIGINT, 8),
+    ):
+        echo, said = stop_at(line, number)
+        result = train(CONFIG, workdir, corpus=corpus, echo=echo)
+        assert not result.finished
+        assert result.step == at
+        assert said[-1].startswith(f"{number.name}: stopped after step {at} of 12, saved in ")
+        assert saved_steps(workdir / "checkpoints")[-1] == at
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # nothing is left installed
+    result = train(CONFIG, workdir, corpus=corpus, echo=lambda _: None)
+    assert result.finished
+    assert fingerprint(workdir, CONFIG, corpus) == uninterrupted
+    steps = [row["step"] for row in read_metrics(workdir / "metrics.jsonl")]
+    assert steps == [3, 4, 6, 7, 8, 9, 12, 12]
+
+
+_CHILD = """
+import json, sys
+from pathlib import Path
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+sys.path.insert(0, sys.argv[1])
+from small_run import share_compilations, small_config
+from bert_jax.training.train import train
+share_compilations(Path(sys.argv[2]))
+train(small_config(data={"corpus": sys.argv[3]}), Path(sys.argv[4]))
+"""
+
+
+def test_killed_and_continued_equals_uninterrupted(tmp_path, cache, corpus, uninterrupted):
+    workdir, log = tmp_path / "work", tmp_path / "log"
+    directory = corpus.train.path.parent
+    with log.open("w") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, Path(__file__).parent, cache, directory, workdir],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while "held-out text at step 8" not in log.read_text():
+                assert child.poll() is None, log.read_text()
+                time.sleep(0.02)
+        finally:
+            child.kill()
+            child.wait()
+    assert child.returncode == -signal.SIGKILL
+    assert 12 not in saved_steps(workdir / "checkpoints")
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 11, "train/mlm_loss": 0.0}\n{"step": 11, "tr')
+    said: list[str] = []
+    result = train(CONFIG, workdir, corpus=corpus, echo=said.append)
+    assert result.finished
+    assert any(line.startswith("continues from step 5") for line in said), said
+    assert fingerprint(workdir, CONFIG, corpus) == uninterrupted
+
+
+def test_a_finished_run_says_so_again(tmp_path, corpus):
+    config = small_config(
+        training__num_steps=2, training__phases=[{"length": 32, "batch_size": 16}]
+    )
+    first = train(config, tmp_path / "work", corpus=corpus, echo=lambda _: None)
+    before = (tmp_path / "work" / "metrics.jsonl").read_text()
+    again = train(config, tmp_path / "work", corpus=corpus, echo=lambda _: None)
+    assert (again.step, again.finished) == (2, True)
+    assert again.train_metrics == first.train_metrics
+    assert again.eval_metrics == first.eval_metrics != {}
+    assert (tmp_path / "work" / "metrics.jsonl").read_text() == before
+    assert json.loads(before.splitlines()[-1])["step"] == 2
+
+
+def test_second_signal_ends_at_once():
+    code = """
+import os, signal, time
+from bert_jax.training.interrupt import StopRequest
+with StopRequest() as stop:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.01)
+    assert stop.due(1) and stop.name == "SIGTERM"
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM: saving after this step; a second signal exits at once" in done.stderr
