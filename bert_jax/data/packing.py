@@ -85,7 +85,7 @@ class PackedPlan:
         flat = tokens.reshape(-1)
         ends = np.cumsum(spans)
         flat[ends - spans] = special.cls
-        flat[ends - 1] = special.sep  # at a row's last place too, unless padding overwrites it
+        flat[ends - 1] = special.sep  # for a row's last piece this place is padding, written below
         flat[last_sep] = special.sep
         segment_ids = np.repeat((segment + 1).astype(np.uint8), spans).reshape(tokens.shape)
         real = np.arange(length, dtype=np.int32) < used.astype(np.int32)[:, None]
@@ -122,7 +122,7 @@ def plan_packing(
             "text"
         )
     if not store.tokens.size:
-        raise UserError(f"the corpus {store.path or ''} has no tokens")
+        raise UserError(f"the corpus {store.path or 'in memory'} has no tokens")
     starts, lens, counts = [], [], []
     for number in range(num_passes):
         piece_start, piece_len = _pieces(store, length - NUM_SPECIAL, seed, number)

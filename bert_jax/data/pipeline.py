@@ -155,6 +155,11 @@ class ExampleStream:
         return self._first_step[-1]
 
     @property
+    def config(self) -> DataConfig:
+        """As given."""
+        return self._config
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         """As given."""
         return self._phases
@@ -222,7 +227,7 @@ class BatchIterator:
     def __init__(
         self, stream: ExampleStream, start_step: int, process_index: int, process_count: int
     ) -> None:
-        config = stream._config
+        config = stream.config
         for phase in stream.phases:
             _share(phase.batch_size, process_count)
         if not 0 <= start_step <= stream.num_steps:

@@ -146,6 +146,15 @@ def test_rows_without_candidates():
         assert np.isfinite(result.weights).all()
 
 
+def test_padding_is_what_segment_ids_say():
+    tokens = np.full((64, 32), 6)  # ordinary ids in the padding as well
+    segment_ids = (np.arange(32) < 10).astype(np.uint8) * np.ones((64, 1), np.uint8)
+    for whole_word in (False, True):
+        result = masked(tokens, segment_ids, config=MaskingConfig(whole_word=whole_word))
+        assert not check_invariants(tokens, segment_ids, result)[:, 10:].any()
+        assert (result.weights.sum(axis=1) == 2).all()
+
+
 @pytest.mark.parametrize("length", [1, 2, 31, 64, 127, 128, 129])
 def test_odd_lengths(length):
     tokens = np.random.default_rng(0).choice(ORDINARY, (16, length))
