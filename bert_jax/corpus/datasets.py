@@ -105,13 +105,19 @@ class TfdsSource:
                 "pip install 'bert_jax[data]'."
             ) from error
         try:
+            # Only reads: a download of many gigabytes is not started by a typing error.
             builder = tfds.builder(self._dataset, file_format="array_record")
-            examples = tfds.data_source(
-                self._dataset, split=self._split, builder_kwargs={"file_format": "array_record"}
-            )
+            prepared = (builder.data_path / "dataset_info.json").exists()
+            examples = builder.as_data_source(split=self._split) if prepared else ()
         except Exception as error:  # its own errors have no common class
             message = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise UserError(f"{self.name}: {type(error).__name__}: {message}") from error
+        if not prepared:
+            raise UserError(
+                f"{self.name} is not prepared: {builder.data_path} is not there. Prepare it once: "
+                f"tfds build {self._dataset} --file_format=array_record (TFDS_DATA_DIR names "
+                "another place)."
+            )
         self._version = str(builder.version)
         self.size = len(examples)
         found = False

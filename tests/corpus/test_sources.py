@@ -6,6 +6,7 @@ import json
 import lzma
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zstandard
 
@@ -143,6 +144,55 @@ def test_optional_package_missing(tmp_path, monkeypatch):
         read(put(tmp_path / "a.parquet", b"PAR1"))
     with pytest.raises(UserError, match=r"pip install 'bert_jax\[data\]'"):
         read("tfds:glue/cola")
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """A data set `bert_jax_text` as tensorflow-datasets lays it down."""
+    pytest.importorskip("array_record")
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    class BertJaxText(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.2.3")
+
+        def _info(self):
+            features = {"text": tfds.features.Text(), "id": np.int32}
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, download):
+            return {"train": enumerate({"text": text, "id": 1} for text in [TEXT, "b"])}
+
+        def _generate_examples(self):
+            raise NotImplementedError
+
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
+    return lambda: BertJaxText(file_format="array_record").download_and_prepare(
+        file_format="array_record"
+    )
+
+
+@pytest.mark.filterwarnings("ignore")  # of tensorflow-datasets
+def test_tfds(prepared):
+    import sys
+
+    with pytest.raises(UserError, match=r"not prepared: .*tfds build bert_jax_text"):
+        read("tfds:bert_jax_text")
+    prepared()
+    (source,) = resolve_sources(["tfds:bert_jax_text:train"])
+    found = list(source.documents())
+    assert sorted(found) == sorted(["\n".join(DOCUMENTS), "b"])
+    assert source.record()["version"] == "1.2.3"
+    assert source.bytes_read == source.size == 2
+    with pytest.raises(UserError, match=r"no field 'txt'; .*Did you mean 'text'"):
+        read("tfds:bert_jax_text", field="txt")
+    with pytest.raises(UserError, match=r"tfds:bert_jax_text:tset: .*Unknown split"):
+        read("tfds:bert_jax_text:tset")
+    with pytest.raises(UserError, match=r"tfds:nonesuch: .*not found"):
+        read("tfds:nonesuch")
+    assert "tensorflow" not in sys.modules
 
 
 def test_tfds_name():
