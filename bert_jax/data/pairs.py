@@ -118,9 +118,9 @@ def plan_pairs(
     num_documents = store.document_offsets.size - 1
     if objective == "nsp" and num_documents < 2:
         raise UserError(
-            f"the corpus {store.path or 'in memory'} has {num_documents} document(s), and objective 'nsp' "
-            "takes half of its second sentences from another document. Separate documents in the "
-            "text by blank lines, add more files, or set data.objective to 'sop' or 'none'"
+            f"the corpus {store.path or 'in memory'} has {num_documents} document(s), and objective "
+            "'nsp' takes half of its second sentences from another document. Separate documents in "
+            "the text by blank lines, add more files, or set data.objective to 'sop' or 'none'"
         )
     parts = [
         part
@@ -137,8 +137,8 @@ def plan_pairs(
             p[i] = np.empty(0, dtype)
     if not columns[0].size:
         raise UserError(
-            f"the corpus {store.path or 'in memory'} makes no rows under objective '{objective}': it has "
-            f"{store.tokens.size} token(s) in {num_documents} document(s)"
+            f"the corpus {store.path or 'in memory'} makes no rows under objective "
+            f"'{objective}': it has {store.tokens.size} token(s) in {num_documents} document(s)"
         )
     return PairPlan(length, *columns)
 
