@@ -118,7 +118,7 @@ def plan_pairs(
     num_documents = store.document_offsets.size - 1
     if objective == "nsp" and num_documents < 2:
         raise UserError(
-            f"the corpus {store.path or 'in memory'} has {num_documents} document(s), and objective "
+            f"the corpus {store.path or 'in memory'} has {num_documents} document(s); objective "
             "'nsp' takes half of its second sentences from another document. Separate documents in "
             "the text by blank lines, add more files, or set data.objective to 'sop' or 'none'"
         )
