@@ -86,6 +86,7 @@ class _Run:
         store = corpus.train
         self.config = config = config.with_vocabulary(store.vocab_size)
         self.workdir, self.corpus, self.clock = workdir, corpus, clock
+        check_workdir(workdir, config, store)
         self.mesh = make_mesh(config.mesh)
         for number, phase in enumerate(config.phases):
             check_batch_size(
@@ -98,7 +99,6 @@ class _Run:
         for number in range(len(config.phases)):
             self.stream.plan(number)
         self.eval_sets = [self._eval_set(phase.length, phase.batch_size) for phase in config.phases]
-        check_workdir(workdir, config, store)
 
         self.train_step = make_train_step(self.step_config, self.mesh)
         self.eval_step = make_eval_step(self.step_config, self.mesh)

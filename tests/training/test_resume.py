@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ CONFIG = small_config()
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("compiled")
-    share_compilations(directory)
-    return directory
+def cache(tmp_path_factory) -> Iterator[Path]:
+    directory = tmp_path_factory.getbasetemp() / "compiled"
+    with share_compilations(directory):
+        yield directory
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +83,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 sys.path.insert(0, sys.argv[1])
 from small_run import share_compilations, small_config
 from bert_jax.training.train import train
-share_compilations(Path(sys.argv[2]))
-train(small_config(data={"corpus": sys.argv[3]}), Path(sys.argv[4]))
+with share_compilations(Path(sys.argv[2])):
+    train(small_config(data={"corpus": sys.argv[3]}), Path(sys.argv[4]))
 """
 
 
@@ -114,9 +115,11 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path, cache, corpus, unin
     assert fingerprint(workdir, CONFIG, corpus) == uninterrupted
 
 
-def test_a_finished_run_says_so_again(tmp_path, corpus):
+def test_a_finished_run_says_so_again(tmp_path, cache, corpus):
     config = small_config(
-        training__num_steps=2, training__phases=[{"length": 32, "batch_size": 16}]
+        training__num_steps=2,
+        training__phases=[{"length": 32, "batch_size": 16}],
+        optimizer__warmup_steps=1,
     )
     first = train(config, tmp_path / "work", corpus=corpus, echo=lambda _: None)
     before = (tmp_path / "work" / "metrics.jsonl").read_text()
