@@ -1,6 +1,7 @@
 """`bert-jax demo`: the whole way from raw text to filled masks, on text that is already there."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ HELDOUT_RATE = 0.02
 LEAST_GAIN = 0.5
 """Nats that the held-out masked-LM loss must lie below the unigram entropy of the corpus."""
 LEAST_NSP_ACCURACY = 0.65
-_NUM_SENTENCES = 6
+NUM_SENTENCES = 6
 
 
 def run_demo(config: PretrainConfig, workdir: Path) -> int:
@@ -58,7 +59,8 @@ def run_demo(config: PretrainConfig, workdir: Path) -> int:
     _heading(4, "Held-out sentences with one word masked")
     heldout = open_store(corpus / "heldout", tokenizer)
     filler = MaskFiller.load(run)
-    texts, words = zip(*_masked_sentences(heldout, tokenizer), strict=True)
+    examples = itertools.islice(_masked_sentences(heldout, tokenizer), NUM_SENTENCES)
+    texts, words = zip(*examples, strict=True)
     for sentence, word, masks in zip(texts, words, filler.fill(texts), strict=True):
         print(f"{sentence}\n    {format_candidates(masks[0])}   (it was: {word})")
 
@@ -95,7 +97,7 @@ def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple
     offsets = store.sentence_offsets
     candidates = np.flatnonzero((np.diff(offsets) >= 10) & (np.diff(offsets) <= 24))
     random = np.random.default_rng(0)
-    for sentence in random.permutation(candidates)[: 20 * _NUM_SENTENCES]:
+    for sentence in random.permutation(candidates):
         ids = np.asarray(store.tokens[offsets[sentence] : offsets[sentence + 1]])
         tokens = [tokenizer.id_to_token(int(i)) for i in ids]
         whole = [
