@@ -37,15 +37,11 @@ def test_values_against_float64(qkv):
 
 
 def test_softmax_is_float32_in_bfloat16(qkv):
-    low = [x.astype(jnp.bfloat16) for x in qkv]
-    out = attend(*low, **SEGMENTS)
+    # Scores of about 20: rounded to bfloat16 they would be off by 0.06, the weights by 6%.
+    q, k, v = (x.astype(jnp.bfloat16) for x in (8 * qkv[0], *qkv[1:]))
+    out = attend(q, k, v, **SEGMENTS)
     assert out.dtype == jnp.bfloat16
-    np.testing.assert_allclose(out.astype(jnp.float32), reference(*low), atol=1e-2)
-    # 300 equal keys: in bfloat16 a sum of ones stops at 256.
-    ones = jnp.ones((1, 300, 1, K), jnp.bfloat16)
-    same = jnp.ones((1, 300), jnp.int32)
-    out = attend(ones[:, :1], ones, ones, q_segment_ids=same[:, :1], kv_segment_ids=same)
-    np.testing.assert_allclose(out.astype(jnp.float32), 1.0, atol=4e-3)
+    np.testing.assert_allclose(out.astype(jnp.float32), reference(q, k, v), atol=1.5e-2)
 
 
 def test_dropout_zeroes_probabilities_and_rescales(qkv):
