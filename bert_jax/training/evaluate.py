@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.training.losses import LossSums
-from bert_jax.training.sharding import batch_sharding, check_batch_size, place_batch, replicated
+from bert_jax.training.sharding import batch_sharding, place_batch, replicated
 from bert_jax.training.step import Batch, StepConfig, forward, mask_batch, state_shardings
 
 EVAL_SEED = 20181011
@@ -22,13 +22,9 @@ def make_eval_step(config: StepConfig, mesh: Mesh) -> Callable[[Any, Batch], Los
     """The jitted `(params, batch) -> LossSums` over the global batch.
 
     A filler row (segment ids 0, nsp_label -1) has no masked position and no label: it adds nothing.
-
-    Raises:
-        UserError: when traced, if the batch does not divide over the mesh.
     """
 
     def eval_step(params: Any, batch: Batch) -> LossSums:
-        check_batch_size(batch["tokens"].shape[0], mesh, where="the evaluation batch")
         return forward(config, params, mask_batch(config, batch, EVAL_SEED), None)
 
     return jax.jit(
@@ -54,6 +50,9 @@ def evaluate(
         params: The parameters.
         batches: This process's rows of each batch, as from `eval_batches`.
         mesh: The mesh of `eval_step`.
+
+    Raises:
+        UserError: a batch does not divide over the mesh.
 
     Returns:
         eval/mlm_loss, eval/mlm_accuracy, eval/nsp_loss, eval/nsp_accuracy, eval/num_masked.

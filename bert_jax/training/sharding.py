@@ -146,6 +146,30 @@ def opt_state_shardings(
     )
 
 
+def constrain(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
+    """`x` laid out by `spec`, inside jit; unchanged inside a shard_map, where all is local."""
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+
+def gather_outside_layers(params: Any, logical_axes: Any, mesh: Mesh) -> Any:
+    """Parameters as they are used: those outside the layer stack whole over `fsdp`.
+
+    Without it a lookup in a table that `fsdp` splits by its embed axis gives activations split by
+    embed where they should be split by batch, and the compiler replicates them to go from one to
+    the other. Layers are left to it: it gathers them where each is used.
+    """
+
+    def one(param: Any, axes: LogicalAxes) -> Any:
+        if axes[:1] == ("layers",) or mesh.shape["fsdp"] == 1:
+            return param
+        spec = partition_spec(axes, parameter=True)
+        return constrain(param, PartitionSpec(*(None if e == "fsdp" else e for e in spec)), mesh)
+
+    return jax.tree.map(one, params, logical_axes)
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """The whole value on every device."""
     return NamedSharding(mesh, PartitionSpec())
@@ -204,8 +228,13 @@ def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Ar
     Args:
         batch: Arrays whose axis 0 is this process's rows of the batch, in `data_shard` order.
         mesh: The mesh.
+
+    Raises:
+        UserError: the rows do not divide over the mesh.
     """
     sharding = batch_sharding(mesh)
+    if jax.process_count() == 1:
+        check_batch_size(len(next(iter(batch.values()))), mesh, where="the batch")
     return {
         name: jax.make_array_from_process_local_data(sharding, np.ascontiguousarray(rows))
         for name, rows in batch.items()

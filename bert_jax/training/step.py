@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from bert_jax.data.store import SpecialIds
@@ -24,6 +24,8 @@ from bert_jax.training.sharding import (
     RULES,
     batch_sharding,
     check_batch_size,
+    constrain,
+    gather_outside_layers,
     opt_state_shardings,
     param_shardings,
     replicated,
@@ -37,8 +39,8 @@ Metrics = dict[str, Array]
 class TrainState(NamedTuple):
     """All that a step changes: a plain pytree of arrays."""
 
-    step: Int[Array, ""]
-    """Updates made; also the number of the next batch."""
+    step: Any
+    """int32 scalar: updates made; also the number of the next batch."""
     params: Any
     """Nested dict of float32 arrays, as from `model.heads.init_params`."""
     opt_state: Any
@@ -212,18 +214,37 @@ def gradients(
     nsp_count = jnp.sum(rows["nsp_labels"] >= 0)
 
     def loss(params: Any, part: Batch) -> tuple[Float[Array, ""], LossSums]:
+        params = gather_outside_layers(params, logical_axes(config.model), mesh)
         sums = forward(config, params, part, seed)
         return pretraining_loss(sums, mlm_count, nsp_count), sums
 
     differentiate = jax.grad(loss, has_aux=True)
     if config.accumulation == 1:
+        # Left to the compiler, which can reduce one layer's gradient while it computes the next.
         return differentiate(params, rows)
 
-    def add_part(total: Any, part: Batch) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, differentiate(params, part)), None
+    def add_parts(params: Any, rows: Batch) -> tuple[Any, LossSums]:
+        def add_part(total: Any, part: Batch) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, differentiate(params, part)), None
 
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, LossSums(*[mlm_count] * 6)))
-    return jax.lax.scan(add_part, zero, split_rows(rows, config.accumulation, mesh))[0]
+        zero = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), (params, LossSums(*[mlm_count] * 6))
+        )
+        total, _ = jax.lax.scan(add_part, zero, split_rows(rows, config.accumulation, mesh))
+        return total
+
+    if mesh.shape["data"] < mesh.size or mesh.size == 1:
+        return add_parts(params, rows)
+    # Plain data parallelism by hand: the compiler would reduce the gradient over the devices in
+    # every iteration of the scan, here it is reduced once, after the last. (Not for mixed meshes:
+    # with `data` alone by hand, XLA's partitioner aborts on lookups in tables split by `tensor`.)
+    return jax.shard_map(
+        lambda params, rows: jax.lax.psum(add_parts(params, rows), "data"),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec("data")),
+        out_specs=PartitionSpec(),
+        check_vma=False,  # would make jax.grad reduce in every iteration, too
+    )(params, rows)
 
 
 def split_rows(rows: Batch, parts: int, mesh: Mesh) -> Batch:
@@ -232,10 +253,9 @@ def split_rows(rows: Batch, parts: int, mesh: Mesh) -> Batch:
     Every part takes equally many rows from every device, so nothing moves between devices; a split
     into contiguous parts would put a whole part on a few of them.
     """
-    sharding = NamedSharding(mesh, PartitionSpec(None, RULES["batch"]))
 
     def one(x: Array) -> Array:
         x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
-        return jax.lax.with_sharding_constraint(x, sharding)
+        return constrain(x, PartitionSpec(None, RULES["batch"]), mesh)
 
     return jax.tree.map(one, rows)

@@ -1,0 +1,135 @@
+"""Evaluation: every row once, the same masks each time, padding and filler rows not counted."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.data.store import SpecialIds
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import init_params
+from bert_jax.training.evaluate import evaluate, make_eval_step
+from bert_jax.training.masking import MaskingConfig
+from bert_jax.training.optim import OptimizerConfig
+from bert_jax.training.sharding import MeshConfig, make_mesh
+from bert_jax.training.step import StepConfig
+
+CONFIG = StepConfig(
+    model=ModelConfig(
+        vocab_size=250, num_positions=16, hidden_dim=16, num_layers=1, num_heads=8, mlp_dim=32
+    ),
+    masking=MaskingConfig(max_predictions=4),
+    optimizer=OptimizerConfig(),
+    num_steps=10,
+    special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
+)
+LENGTH = 16
+
+
+def make_rows(count, seed=0):
+    rng = np.random.default_rng(seed)
+    segment_ids = (np.arange(LENGTH) < rng.integers(6, LENGTH + 1, count)[:, None]).astype(np.uint8)
+    return {
+        "tokens": rng.integers(5, 250, (count, LENGTH)).astype(np.uint16) * segment_ids,
+        "type_ids": np.zeros((count, LENGTH), np.uint8),
+        "segment_ids": segment_ids,
+        "nsp_labels": rng.integers(-1, 2, count).astype(np.int32),
+        "row_index": np.arange(count, dtype=np.uint32),
+    }
+
+
+def batches_of(rows, batch_size):
+    """Batches in order; the last is filled up as `eval_batches` does it."""
+    count = len(rows["tokens"])
+    for start in range(0, count, batch_size):
+        batch = {name: value[start : start + batch_size] for name, value in rows.items()}
+        missing = batch_size - len(batch["tokens"])
+        filler = {name: np.zeros((missing, *value.shape[1:]), value.dtype)
+                  for name, value in rows.items()}  # fmt: skip
+        filler["nsp_labels"] -= 1
+        yield {name: np.concatenate([batch[name], filler[name]]) for name in rows}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(lambda key: init_params(CONFIG.model, key))(jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def single():
+    """Mesh of one device and its eval step."""
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    return make_eval_step(CONFIG, mesh), mesh
+
+
+def run(setup, params, rows, batch_size):
+    step, mesh = setup
+    return evaluate(step, params, batches_of(rows, batch_size), mesh)
+
+
+@pytest.fixture(scope="module")
+def by_row(single, params):
+    """The expected result: each of nine rows evaluated alone, added by hand."""
+    step, _ = single
+    rows = make_rows(9)
+    sums = [
+        step(params, {name: jnp.asarray(value[n : n + 1]) for name, value in rows.items()})
+        for n in range(9)
+    ]
+    return np.sum(np.array(jax.device_get(sums), np.float64), 0)
+
+
+def test_a_last_batch_of_one_row_counts_that_row_and_no_filler(single, params, by_row):
+    result = run(single, params, make_rows(9), batch_size=8)
+    assert set(result) == {
+        "eval/mlm_loss", "eval/mlm_accuracy", "eval/nsp_loss", "eval/nsp_accuracy",
+        "eval/num_masked",
+    }  # fmt: skip
+    mlm_loss, mlm_correct, mlm_count, nsp_loss, nsp_correct, nsp_count = by_row
+    assert 0 < nsp_count < 9
+    assert result["eval/num_masked"] == mlm_count
+    np.testing.assert_allclose(result["eval/mlm_loss"], mlm_loss / mlm_count, rtol=1e-5)
+    np.testing.assert_allclose(result["eval/nsp_loss"], nsp_loss / nsp_count, rtol=1e-5)
+    assert result["eval/mlm_accuracy"] == mlm_correct / mlm_count
+    assert result["eval/nsp_accuracy"] == nsp_correct / nsp_count
+
+
+def test_the_result_does_not_depend_on_the_mesh(single, params):
+    expected = run(single, params, make_rows(9), batch_size=8)
+    mesh = make_mesh(MeshConfig(2, 2, 2))
+    result = run((make_eval_step(CONFIG, mesh), mesh), params, make_rows(9), batch_size=8)
+    for name, value in expected.items():
+        np.testing.assert_allclose(result[name], value, rtol=1e-5, err_msg=name)
+
+
+def test_evaluation_is_deterministic_and_independent_of_the_run_seed(single, params):
+    first = run(single, params, make_rows(9), batch_size=8)
+    assert run(single, params, make_rows(9), batch_size=8) == first
+    assert run(single, params, make_rows(9, seed=1), batch_size=8) != first
+    other = make_eval_step(replace(CONFIG, seed=99), single[1])
+    rows = make_rows(8)
+    assert other.lower(params, rows).as_text() == single[0].lower(params, rows).as_text()
+
+
+def test_nothing_to_evaluate_gives_zeros(single, params):
+    rows = make_rows(8)
+    rows["segment_ids"][:], rows["tokens"][:], rows["nsp_labels"][:] = 0, 0, -1
+    assert set(run(single, params, rows, batch_size=8).values()) == {0.0}
+    assert set(evaluate(single[0], params, iter(()), single[1]).values()) == {0.0}
+
+
+def test_a_batch_that_does_not_divide_is_refused(params):
+    mesh = make_mesh(MeshConfig(8))
+    step = make_eval_step(CONFIG, mesh)
+    with pytest.raises(UserError, match="the batch is 4; it must be a multiple of 8"):
+        evaluate(step, params, [make_rows(4)], mesh)
