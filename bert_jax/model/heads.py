@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Integer, UInt32
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.layers import ACTIVATIONS, Affine, LayerNorm, parameter
+from bert_jax.model.layers import ACTIVATIONS, Affine, LayerNorm, einsum_float32, parameter
 
 PADDED_LOGIT = -1e30
 """Logit of the vocabulary's padding columns: probability exactly 0, and no 0 * inf anywhere."""
@@ -47,9 +47,7 @@ class MlmHead(nnx.Module):
     ) -> Float[Array, "B P V"]:
         """`table` is passed, not stored: a shared variable becomes two leaves under `jax.jit`."""
         x = self.norm(ACTIVATIONS[self.config.activation](self.dense(hidden)))
-        logits = jnp.einsum(
-            "BPD,VD->BPV", x, table.astype(x.dtype), preferred_element_type=jnp.float32
-        )
+        logits = einsum_float32("BPD,VD->BPV", x, table.astype(x.dtype))
         is_token = jnp.arange(self.config.padded_vocab_size) < self.config.vocab_size
         # Adding to the bias (V,) rather than selecting in the logits (B, P, V): one pass less.
         return _add_bias(logits, jnp.where(is_token, self.bias[...], PADDED_LOGIT))

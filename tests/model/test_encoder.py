@@ -129,6 +129,17 @@ def test_bfloat16_is_close_to_float32(params):
     assert hidden.dtype == pooled.dtype == jnp.bfloat16
 
 
+def test_bfloat16_multiplies_in_bfloat16_forward_and_backward(params):
+    low = dataclasses.replace(CONFIG, dtype="bfloat16")
+    gradient = jax.jit(jax.grad(lambda p: score(low, p, TOKENS, PACKED, None)[0]))
+    products = [line for line in gradient.lower(params).as_text().split("\n") if "dot_gen" in line]
+    assert len(products) > 40
+    for line in products:
+        operands = line.rsplit(": (", 1)[1].split("->")[0]
+        # The column sums of the decoder's gradient are a product with ones, on CPU only.
+        assert operands.count("bf16>") == 2 or "tensor<128xf32>" in operands, line
+
+
 def test_dropout_follows_the_row_not_the_place_in_the_batch(params):
     run = jax.jit(
         lambda tokens, segments, rows, seed: apply_pretraining(
