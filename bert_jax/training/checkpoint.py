@@ -44,6 +44,8 @@ def _context() -> ocp.Context:
 class DamagedCheckpointError(RuntimeError):
     """No checkpoint of the directory is intact, though there are some."""
 
+    exit_code = 5
+
 
 @dataclass(frozen=True)
 class Restored:

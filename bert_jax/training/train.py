@@ -256,7 +256,7 @@ class _Run:
         return NonFiniteLossError(
             f"the loss of batch {batch:,} is {values['loss']} and its gradient norm "
             f"{values['grad_norm']}; the run stops, and nothing after it was saved. See the batch "
-            f"with `bert-jax replay --workdir={self.workdir} --step={batch}`. The last good "
+            f"with `bert-jax replay {self.workdir} --step {batch}`. The last good "
             f"checkpoint: {saved}. Most often the learning rate is too high or the warm-up too "
             "short; a run with other values needs a work directory of its own",
             batch,

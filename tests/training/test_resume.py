@@ -55,6 +55,7 @@ def stop_at(start_of_line: str, number: signal.Signals = signal.SIGTERM):
 
 def test_stopped_twice_and_continued_equals_uninterrupted(tmp_path, corpus, uninterrupted):
     workdir = tmp_path / "work"
+    everything: list[str] = []
     # In the middle of an interval of means, then beyond the change of length at step 7.
     for line, number, at in (
         ("step 3/12", signal.SIGTERM, 4),
@@ -66,10 +67,13 @@ def test_stopped_twice_and_continued_equals_uninterrupted(tmp_path, corpus, unin
         assert result.step == at
         assert said[-1].startswith(f"{number.name}: stopped after step {at} of 12, saved in ")
         assert saved_steps(workdir / "checkpoints")[-1] == at
+        everything += said
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # nothing is left installed
-    result = train(CONFIG, workdir, corpus=corpus, echo=lambda _: None)
+    result = train(CONFIG, workdir, corpus=corpus, echo=everything.append)
     assert result.finished
     assert fingerprint(workdir, CONFIG, corpus) == uninterrupted
+    # 12 steps leave this model at the baseline: it is said at step 8, and not again after it.
+    assert sum(line.startswith("Warning: the masked-LM loss") for line in everything) == 1
     steps = [row["step"] for row in read_metrics(workdir / "metrics.jsonl")]
     assert steps == [3, 4, 6, 7, 8, 9, 12, 12]
 

@@ -180,7 +180,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, corpus):
     batch = error.value.step
     assert 1 <= batch < 7
     message = str(error.value)
-    assert f"`bert-jax replay --workdir={workdir} --step={batch}`" in message
+    assert f"`bert-jax replay {workdir} --step {batch}`" in message
     assert f"The last good checkpoint: {workdir / 'checkpoints' / str(batch)}." in message
     assert NonFiniteLossError.exit_code == 4
     # The checkpoint named is there, and none of a later state.
