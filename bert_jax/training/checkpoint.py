@@ -10,6 +10,7 @@ of every array, under a CRC of its own.
 import gc
 import json
 import logging
+import shutil
 import warnings
 import zlib
 from dataclasses import dataclass
@@ -83,11 +84,15 @@ class Checkpoints:
             keep: How many of the newest checkpoints stay; older ones are deleted after a save.
         """
         self._directory = directory.absolute()
+        # Orbax offers to do this, but in a thread that nothing waits for.
+        if jax.process_index() == 0 and self._directory.is_dir():
+            for leftover in self._directory.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(leftover)
+        _barrier("leftovers of interrupted saves are removed")
         self._orbax = ocp.training.Checkpointer(
             self._directory,
             context=_context(),
             preservation_policy=ocp.training.preservation_policies.LatestN(keep),
-            cleanup_tmp_directories=True,
         )
         self._pending: Any = None
         self._saved: int | None = None
@@ -181,8 +186,7 @@ class Checkpoints:
             for step, _ in damaged:
                 taken = len(list(aside.glob(f"{step}.*")))
                 (self._directory / str(step)).rename(aside / f"{step}.{taken}")
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("damaged checkpoints are set aside")
+        _barrier("damaged checkpoints are set aside")
         self._orbax.reload()
 
 
@@ -339,6 +343,11 @@ def _flat(groups: dict[str, Any]) -> dict[str, Any]:
 
 def _crc(record: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(record, sort_keys=True).encode())
+
+
+def _barrier(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
 
 
 def _all_agree(ok: bool) -> bool:
