@@ -29,6 +29,7 @@ from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
 NUM_SPECIAL = 2  # [CLS] piece [SEP]
+MIN_LENGTH = NUM_SPECIAL + 1
 MAX_SEGMENTS = 255  # segment ids are uint8, 0 is padding
 
 # What a random number is for; part of its key.
@@ -116,12 +117,12 @@ def plan_packing(
     Raises:
       UserError: the length has no room for a token, or the corpus is empty.
     """
-    if not NUM_SPECIAL + 1 <= length <= 65535:
+    if not MIN_LENGTH <= length <= 65535:
         raise UserError(
             f"length is {length}; a row needs 3 to 65,535: two special tokens and at least one of "
             "text"
         )
-    if not store.tokens.size:
+    if not store.num_tokens:
         raise UserError(f"the corpus {store.path or 'in memory'} has no tokens")
     starts, lens, counts = [], [], []
     for number in range(num_passes):
@@ -159,7 +160,8 @@ def _pack(piece_len: np.ndarray, length: int, key: int) -> tuple[np.ndarray, np.
     # Sorted by length and, within a length, by hash: pieces of a length are dealt in this order.
     bits = hash_u64(key, np.arange(piece_len.size)) >> np.uint64(16)
     bits |= piece_len.astype(np.uint64) << np.uint64(48)
-    by_length = np.argsort(bits)
+    # Stable: numpy's default sort breaks ties, which 48 bits have, in another way on another CPU.
+    by_length = np.argsort(bits, kind="stable")
     del bits
     histogram = np.bincount(piece_len, minlength=length + 1)
     dealt = np.concatenate([[0], np.cumsum(histogram)])  # next piece of each length

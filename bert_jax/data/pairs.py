@@ -30,11 +30,16 @@ from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
+MIN_LENGTH = NUM_SPECIAL + 2
+# Part of what determines a plan: the cut of long documents, and the order of the rows.
 _BLOCK_ROWS = 256
-_POOL = 1 << 15  # lanes that advance together; bounds memory, does not change the plan
+_POOL = 1 << 15  # lanes that advance together, which bounds memory
+
+_BELOW_2_64 = 2**64 - 2**11  # the largest float below 2^64: a rate of 1 must not wrap
 
 # What a random number is for; part of its key.
-_SHORT, _TARGET, _SPLIT, _COIN, _DOCUMENT, _SENTENCE, _FRONT_A, _FRONT_B = range(8)
+_NUM_PURPOSES = 8
+_SHORT, _TARGET, _SPLIT, _COIN, _DOCUMENT, _SENTENCE, _FRONT_A, _FRONT_B = range(_NUM_PURPOSES)
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,19 @@ class PairPlan:
     a_len: np.ndarray
     """(num_rows,) uint16, at least 1."""
     b_start: np.ndarray
+    """(num_rows,) as `a_start`: first token of B."""
     b_len: np.ndarray
+    """(num_rows,) as `a_len`, of B."""
     label: np.ndarray
     """(num_rows,) uint8. nsp: 0 next, 1 random. sop: 0 in order, 1 swapped."""
 
     def __len__(self) -> int:
         return self.label.size
+
+    @property
+    def majority_rate(self) -> float:
+        """Share of the more frequent label: the accuracy of always answering with it."""
+        return majority_rate(self.label)
 
     def gather(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows as [CLS] A [SEP] B [SEP] and padding.
@@ -88,6 +100,26 @@ class PairPlan:
         }
 
 
+def majority_rate(labels: np.ndarray) -> float:
+    """Share of the more frequent of the labels 0 and 1; at least one label.
+
+    Under `nsp` it is often above a half: chunks of one sentence always take a random partner.
+    """
+    ones = np.count_nonzero(labels) / labels.size
+    return max(ones, 1 - ones)
+
+
+def check_documents(store: TokenStore) -> None:
+    """Refuse, with a UserError, a store without a second document for random partners."""
+    if store.num_documents < 2:
+        raise UserError(
+            f"the corpus {store.path or 'in memory'} has {store.num_documents} document(s); "
+            "objective 'nsp' takes half of its second sentences from another document. Separate "
+            "documents in the text by blank lines, add more files, or set data.objective to 'sop' "
+            "or 'none'"
+        )
+
+
 def plan_pairs(
     store: TokenStore,
     length: int,
@@ -110,18 +142,13 @@ def plan_pairs(
     Raises:
       UserError: the length has no room for two tokens, or the corpus cannot make pairs.
     """
-    if not NUM_SPECIAL + 2 <= length <= 65535:
+    if not MIN_LENGTH <= length <= 65535:
         raise UserError(
             f"length is {length}; a sentence pair needs 5 to 65,535: three special tokens and at "
             "least one token of each sentence"
         )
-    num_documents = store.document_offsets.size - 1
-    if objective == "nsp" and num_documents < 2:
-        raise UserError(
-            f"the corpus {store.path or 'in memory'} has {num_documents} document(s); objective "
-            "'nsp' takes half of its second sentences from another document. Separate documents in "
-            "the text by blank lines, add more files, or set data.objective to 'sop' or 'none'"
-        )
+    if objective == "nsp":
+        check_documents(store)
     parts = [
         part
         for number in range(num_passes)
@@ -138,13 +165,14 @@ def plan_pairs(
     if not columns[0].size:
         raise UserError(
             f"the corpus {store.path or 'in memory'} makes no rows under objective "
-            f"'{objective}': it has {store.tokens.size} token(s) in {num_documents} document(s)"
+            f"'{objective}': it has {store.num_tokens} token(s) in {store.num_documents} "
+            "document(s)"
         )
     return PairPlan(length, *columns)
 
 
 def truncate(
-    a_len: np.ndarray, b_len: np.ndarray, room: int, a_bits: int, b_bits: int, rows: np.ndarray
+    a_len: np.ndarray, b_len: np.ndarray, room: int, a_key: int, b_key: int, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Cut pairs to `room` tokens, token by token, of the longer at random ends; in closed form.
 
@@ -156,8 +184,8 @@ def truncate(
       a_len: (k,) int64.
       b_len: (k,) int64.
       room: tokens that A and B may have together, at least 2.
-      a_bits: key of the coins for A.
-      b_bits: key of the coins for B.
+      a_key: key of the coins for A.
+      b_key: key of the coins for B.
       rows: (k,) counters of the coins.
 
     Returns:
@@ -168,8 +196,8 @@ def truncate(
     rest = excess - level
     a_cut = np.where(a_len > b_len, level, 0) + rest // 2
     b_cut = excess - a_cut
-    a_front = _fair_coins(a_bits, rows, a_cut)
-    b_front = _fair_coins(b_bits, rows, b_cut)
+    a_front = _fair_coins(a_key, rows, a_cut)
+    b_front = _fair_coins(b_key, rows, b_cut)
     return a_front, a_len - a_cut, b_front, b_len - b_cut
 
 
@@ -194,7 +222,7 @@ def _fair_coins(key: int, rows: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def _lanes(store: TokenStore, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """First and last-but-one sentence of each lane: documents, long ones in blocks of sentences."""
+    """First sentence of each lane, and the one behind its last: documents, long ones in blocks."""
     sentences, documents = np.asarray(store.sentence_offsets), np.asarray(store.document_offsets)
     first_token = sentences[documents]
     num_blocks = np.maximum(np.diff(first_token) // block_tokens, 1)
@@ -212,7 +240,7 @@ def _plan_pass(
 ) -> Iterator[list[np.ndarray]]:
     """Yield columns of rows: all lanes of the pool advance by one chunk a turn."""
     sentences, documents = np.asarray(store.sentence_offsets), np.asarray(store.document_offsets)
-    keys = [hash_key(*seed, purpose) for purpose in range(8)]
+    keys = [hash_key(*seed, purpose) for purpose in range(_NUM_PURPOSES)]
     room = length - NUM_SPECIAL
     position = np.uint32 if store.tokens.size < 2**32 else np.int64
     lane_starts, lane_ends = _lanes(store, _BLOCK_ROWS * length)
@@ -227,7 +255,7 @@ def _plan_pass(
 
         # The chunk: sentences up to the target, at least one, within the lane.
         target = np.where(
-            hash_u64(keys[_SHORT], cursor) < np.uint64(int(short_rate * (2**64 - 2**11))),
+            hash_u64(keys[_SHORT], cursor) < np.uint64(int(short_rate * _BELOW_2_64)),
             2 + below(hash_u64(keys[_TARGET], cursor), room - 1),
             room,
         )
@@ -240,7 +268,7 @@ def _plan_pass(
         a_len = b_start - a_start
         b_len = sentences[chunk_end] - b_start
         label = (hash_u64(keys[_COIN], cursor) >> np.uint64(63)).astype(bool)
-        key_rows, next_cursor = cursor, chunk_end
+        next_cursor = chunk_end
 
         if objective == "nsp":
             label |= count == 1
@@ -257,12 +285,11 @@ def _plan_pass(
             )
             b_start[alone] = a_start[alone] + a_len[alone]
             b_len[alone] = total - a_len[alone]
-            swap = label
-            a_start, b_start = np.where(swap, b_start, a_start), np.where(swap, a_start, b_start)
-            a_len, b_len = np.where(swap, b_len, a_len), np.where(swap, a_len, b_len)
+            a_start, b_start = np.where(label, b_start, a_start), np.where(label, a_start, b_start)
+            a_len, b_len = np.where(label, b_len, a_len), np.where(label, a_len, b_len)
 
         a_front, a_len, b_front, b_len = truncate(
-            a_len, b_len, room, keys[_FRONT_A], keys[_FRONT_B], key_rows
+            a_len, b_len, room, keys[_FRONT_A], keys[_FRONT_B], cursor
         )
         columns = [a_start + a_front, a_len, b_start + b_front, b_len, label]
         if objective == "sop":

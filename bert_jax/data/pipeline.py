@@ -22,16 +22,15 @@ from typing import Literal
 import grain
 import numpy as np
 
+from bert_jax.data import packing, pairs
 from bert_jax.data.packing import PackedPlan, plan_packing
 from bert_jax.data.pairs import PairPlan, plan_pairs
 from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
-_MIN_LENGTH = {"nsp": 5, "sop": 5, "none": 3}
-_ORDER_BLOCK = (
-    1 << 14
-)  # stream places permuted at once and kept: the cost is then per row, not call
+_MIN_LENGTH = {"nsp": pairs.MIN_LENGTH, "sop": pairs.MIN_LENGTH, "none": packing.MIN_LENGTH}
+_ORDER_BLOCK = 1 << 14  # places of the stream permuted at once: its cost is then per row, not call
 
 # What a random number is for; part of its key.
 _PLAN, _SHUFFLE, _EVALUATION = range(3)
@@ -114,7 +113,7 @@ class ExampleStream:
 
         Raises:
           UserError: no phase; a length, batch size or step count that cannot be; more than 2^32
-            rows in all.
+            rows in all; one document under `nsp`.
         """
         self._store, self._config, self._phases, self._seed = store, config, tuple(phases), seed
         if not self._phases:
@@ -142,8 +141,8 @@ class ExampleStream:
                 f"training.phases hold {self._first_row[-1]} rows in all; a row's place in the "
                 f"stream is a 32-bit number, so {2**32} is the most"
             )
-        if config.objective == "nsp" and store.document_offsets.size < 3:
-            plan_pairs(store, self._phases[0].length)  # says what is wrong
+        if config.objective == "nsp":
+            pairs.check_documents(store)  # now, not when the first batch is asked for
         self._lock = threading.Lock()
         self._plans: dict[int, ExamplePlan] = {}
         # Recent blocks of the visiting order; bounded, and two threads may both make one.
@@ -295,17 +294,27 @@ class EvalBatches:
     def __len__(self) -> int:
         return -(-self.num_rows // self._batch_size)
 
+    @property
+    def majority_rate(self) -> float | None:
+        """Share of the more frequent label in the rows of all processes; None without labels."""
+        if not isinstance(self._plan, PairPlan) or not self.num_rows:
+            return None
+        return pairs.majority_rate(self._plan.label[self._rows(0, self.num_rows)])
+
+    def _rows(self, start: int, stop: int) -> np.ndarray:
+        """Plan rows in a fixed order other than the store's: the first ones are a sample of all."""
+        key = hash_key(self._seed, _EVALUATION)
+        return permute(np.arange(start, stop), len(self._plan), key)
+
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         index, count = self._process
         share = _share(self._batch_size, count)
         for number in range(len(self)):
             first = number * self._batch_size + index * share
-            places = np.arange(first, max(min(first + share, self.num_rows), first))
-            # A fixed order other than the store's: the first rows are a sample of all.
-            rows = permute(places, len(self._plan), hash_key(self._seed, _EVALUATION))
-            yield self._filled(rows, first, share)
+            yield self._filled(self._rows(first, min(first + share, self.num_rows)), first, share)
 
     def _filled(self, rows: np.ndarray, first: int, share: int) -> dict[str, np.ndarray]:
+        """The batch of `rows`, at most `share` of them, filled up to `share`."""
         filler = {"tokens": self._store.special_ids.pad, "nsp_labels": -1}
         batch = self._plan.gather(self._store, rows if rows.size else np.zeros(1, np.int64))
         for name, array in batch.items():

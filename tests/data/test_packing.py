@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_store import SPECIAL, document_of, make_store
 
+from bert_jax.data import packing
 from bert_jax.data.packing import MAX_SEGMENTS, _pack, pack_histogram, plan_packing
 from bert_jax.data.shuffle import hash_key
 from bert_jax.errors import UserError
@@ -120,6 +121,12 @@ def test_order_is_a_permutation():
     order, sizes = _pack(lengths, 64, hash_key(3))
     np.testing.assert_array_equal(np.sort(order), np.arange(5000))
     assert sizes.sum() == 5000
+
+
+def test_ties_of_the_hash_do_not_depend_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(packing, "hash_u64", lambda key, counters: np.zeros(counters.shape, "u8"))
+    order, _ = _pack(np.full(5000, 62, np.uint16), 64, 0)
+    np.testing.assert_array_equal(order, np.arange(5000))
 
 
 def test_bad_input():

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from synthetic_store import SPECIAL, document_of, make_store, random_store
 
 from bert_jax.data import pairs
-from bert_jax.data.pairs import plan_pairs, truncate
+from bert_jax.data.pairs import majority_rate, plan_pairs, truncate
 from bert_jax.data.shuffle import hash_key, hash_u64
 from bert_jax.errors import UserError
 
@@ -188,6 +188,14 @@ def test_single_sentence_documents_serve_with_a_random_partner():
     plan = plan_pairs(make_store([[5]] * 20), 32)
     assert len(plan) == 20
     assert (plan.label == 1).all()
+    assert plan.majority_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("labels", "rate"), [([0], 1.0), ([1, 0], 0.5), ([1, 1, 1, 0], 0.75), ([0, 1, 0, 0], 0.75)]
+)
+def test_majority_rate(labels, rate):
+    assert majority_rate(np.array(labels, np.uint8)) == rate
 
 
 def test_plan_is_a_function_of_seed_and_pass():

@@ -200,6 +200,24 @@ def test_evaluation_again_and_sampled():
     assert eval_batches(STORE, config, 32, 4, max_rows=10**9).num_rows == whole.num_rows
 
 
+@pytest.mark.parametrize("max_rows", [None, 7])
+@pytest.mark.parametrize("objective", ["nsp", "sop"])
+def test_majority_rate_is_of_the_rows_that_are_read(objective, max_rows):
+    config = DataConfig(objective=objective)
+    whole = eval_batches(STORE, config, 32, 4, max_rows=max_rows)
+    labels = np.concatenate([batch["nsp_labels"] for batch in whole])
+    share = (labels == 1).sum() / (labels >= 0).sum()
+    assert whole.majority_rate == pytest.approx(max(share, 1 - share))
+    # The same on every process, which reads half of them.
+    half = eval_batches(STORE, config, 32, 4, max_rows=max_rows, process_index=1, process_count=2)
+    assert half.majority_rate == whole.majority_rate
+
+
+def test_majority_rate_without_labels():
+    assert eval_batches(STORE, DataConfig(objective="none"), 32, 4).majority_rate is None
+    assert eval_batches(STORE, DataConfig(), 32, 4, max_rows=0).majority_rate is None
+
+
 def test_num_passes_lengthen_the_plan():
     once = plan_examples(STORE, DataConfig(), 32, 0)
     thrice = plan_examples(STORE, replace(DataConfig(), num_passes=3), 32, 0)
