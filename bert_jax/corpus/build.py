@@ -6,37 +6,28 @@ same whatever the number of workers.
 """
 
 import contextlib
-import hashlib
 import itertools
-import os
 import pickle
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from bert_jax.corpus.sentences import Splitter, get_splitter
+from bert_jax.corpus.encode import EncodedBlock, encode_block, start_worker
+from bert_jax.corpus.sentences import get_splitter
 from bert_jax.corpus.sources import ReadOptions, Source, resolve_sources
 from bert_jax.corpus.workers import map_ordered, num_cores
 from bert_jax.data.staging import StagedDirectory
-from bert_jax.data.store import (
-    StoreWriter,
-    TokenStore,
-    check_ids,
-    is_store,
-    open_store,
-    token_dtype,
-)
+from bert_jax.data.store import StoreWriter, TokenStore, is_store, open_store
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 
 BLOCK_BYTES = 1 << 20
-_ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge document
 _HASH_RANGE = 1 << 64
 MIN_HELDOUT_DOCUMENTS = 2
 """Sentence pairs take a random partner from another document, so evaluation needs two."""
@@ -116,7 +107,7 @@ def build_corpus(
     if num_workers is not None and num_workers < 1:
         raise UserError(f"num_workers is {num_workers}; it must be at least 1.")
     get_splitter(splitter)  # says now what is missing
-    resolved = _resolve(sources, options)
+    resolved = resolve_sources(sources, options)
     begin = time.perf_counter()
     with contextlib.ExitStack() as stack:
         staged = stack.enter_context(StagedDirectory(out, is_corpus, overwrite=overwrite))
@@ -177,10 +168,10 @@ class _Build:
         blocks = _blocks(self._sources)
         first = list(itertools.islice(blocks, 2))
         encoded = map_ordered(
-            _encode_block,
+            encode_block,
             itertools.chain(first, blocks),
             self._num_workers if len(first) > 1 else 1,  # starting processes costs more than a MB
-            initializer=_start_worker,
+            initializer=start_worker,
             arguments=(pickle.dumps(self._tokenizer), self._splitter),
         )
         with contextlib.closing(encoded), _Bar(self._sources, self._progress) as bar:
@@ -199,7 +190,7 @@ class _Build:
         """Number of distinct documents; counted to `_MIN_DOCUMENTS` only."""
         return len(self.smallest)
 
-    def _append(self, block: "_Encoded", threshold: int) -> None:
+    def _append(self, block: EncodedBlock, threshold: int) -> None:
         self.text_bytes += block.text_bytes
         if not len(block.hashes):
             return
@@ -260,13 +251,6 @@ class _Bar:
         self._bar.close()
 
 
-def _resolve(sources: Sequence[str | Source], options: ReadOptions | None) -> list[Source]:
-    resolved: list[Source] = []
-    for source in sources:
-        resolved += resolve_sources([source], options) if isinstance(source, str) else [source]
-    return resolved
-
-
 def _blocks(sources: Iterable[Source]) -> Iterator[bytes]:
     """About a megabyte of documents each: paragraphs end in a newline, documents in two."""
     block: list[bytes] = []
@@ -283,74 +267,6 @@ def _blocks(sources: Iterable[Source]) -> Iterator[bytes]:
         yield b"\n\n".join(block)
 
 
-class _Encoded(NamedTuple):
-    """A block's documents as arrays; documents that gave no token are left out."""
-
-    arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
-    """What `StoreWriter.append` takes."""
-    hashes: np.ndarray
-    """(documents,) uint64, of each document's text."""
-    text_bytes: int
-
-
-class _Worker(NamedTuple):
-    tokenizer: Tokenizer
-    split: Splitter
-
-
-_worker: _Worker | None = None
-
-
-def _start_worker(tokenizer: bytes, splitter: str) -> None:
-    global _worker
-    # One process for each core: threads inside would only get in each other's way.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = _Worker(pickle.loads(tokenizer), get_splitter(splitter))
-
-
-def _encode_block(block: bytes) -> _Encoded:
-    assert _worker is not None
-    split = _worker.split
-    documents = block.split(b"\n\n")
-    sentences: list[str] = []
-    ends: list[int] = []  # in `sentences`, of each document
-    for document in documents:
-        for paragraph in document.decode().split("\n"):
-            sentences += split(paragraph)
-        ends.append(len(sentences))
-    tokens, lengths = _encode(_worker.tokenizer, sentences)
-    # Sentences and documents without tokens (control characters, lone marks) are dropped.
-    filled = np.concatenate([[0], np.cumsum(lengths > 0)])
-    counts = np.diff(filled[np.array([0, *ends])])
-    hashes = [hashlib.blake2b(document, digest_size=8).digest() for document in documents]
-    return _Encoded(
-        (tokens, lengths[lengths > 0], counts[counts > 0].astype(np.int32)),
-        np.frombuffer(b"".join(hashes), "<u8")[counts > 0],
-        len(block),
-    )
-
-
-def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """All ids in one array of the store's type, and the number of them in each sentence."""
-    dtype = token_dtype(tokenizer.vocab_size)
-    lengths: list[int] = []
-    parts: list[np.ndarray] = []
-    begin = 0
-    while begin < len(sentences):
-        end, chars = begin, 0
-        while end < len(sentences) and chars < _ENCODE_CHARS:
-            chars += len(sentences[end])
-            end += 1
-        arrays = tokenizer.encode_batch(sentences[begin:end])
-        lengths += map(len, arrays)
-        joined = np.concatenate(arrays)
-        check_ids(joined, tokenizer)  # before the narrow type could wrap a wrong one around
-        parts.append(joined.astype(dtype))
-        begin = end
-    tokens = np.concatenate(parts) if parts else np.zeros(0, dtype)
-    return tokens, np.array(lengths, np.int32)
-
-
 def iter_texts(
     sources: Sequence[str | Source],
     *,
@@ -365,7 +281,7 @@ def iter_texts(
             once; the sample is held in memory. None: everything, streamed.
         options: how to read the sources.
     """
-    blocks = _blocks(_resolve(sources, options))
+    blocks = _blocks(resolve_sources(sources, options))
     if max_bytes is not None:
         blocks = iter(_spread(blocks, max_bytes))
     for block in blocks:

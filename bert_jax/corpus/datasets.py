@@ -119,6 +119,7 @@ class TfdsSource:
                 "another place)."
             )
         self._version = str(builder.version)
+        self._digest = hashlib.sha256()
         self.size = len(examples)
         found = False
         for row, example in enumerate(examples, 1):

@@ -55,6 +55,8 @@ class PythonDocs:
 
         A paragraph met before, here or elsewhere, is left out.
         """
+        self.bytes_read = self._num_documents = 0
+        self._digest = hashlib.sha256()
         seen: set[bytes] = set()
         for document in _topics():
             yield from self._new(document, seen)

@@ -49,18 +49,21 @@ class Source(Protocol):
     bytes_read: int
 
     def documents(self) -> Iterator[str]:
-        """Reads the source, once, from its beginning."""
+        """Reads the source from its beginning; each call starts over."""
 
     def record(self) -> dict[str, Any]:
         """After reading: what identifies the content, for `corpus.json`."""
 
 
-def resolve_sources(specs: Sequence[str], options: ReadOptions | None = None) -> list[Source]:
+def resolve_sources(
+    specs: Sequence[str | Source], options: ReadOptions | None = None
+) -> list[Source]:
     """The sources that a list of names, paths and globs stands for, in a fixed order.
 
     Args:
         specs: paths or globs (`**` goes into directories), `tfds:NAME[:SPLIT]`, `python-docs`. The
-            files of a glob come sorted by name; a file named twice is read once.
+            files of a glob come sorted by name; a file named twice is read once. What is a source
+            already is kept as it is.
         options: how to read.
 
     Raises:
@@ -72,6 +75,9 @@ def resolve_sources(specs: Sequence[str], options: ReadOptions | None = None) ->
     sources: list[Source] = []
     seen: set[str] = set()
     for spec in specs:
+        if not isinstance(spec, str):
+            sources.append(spec)
+            continue
         is_file = spec != PYTHON_DOCS and not spec.startswith("tfds:")
         for name in _match(spec) if is_file else [spec]:
             key = str(Path(name).resolve()) if is_file else name

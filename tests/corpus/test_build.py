@@ -94,6 +94,15 @@ def test_any_number_of_workers_and_block_size(text, tmp_path, monkeypatch):
         assert open_store(again.path / "train", verify=True).num_documents > 200
 
 
+def test_a_file_named_twice_is_read_once(text, tmp_path):
+    specs = [str(text), str(text.parent / "*.txt")]
+    built = build_corpus(specs, WordTokenizer(), tmp_path / "twice", num_workers=1)
+    assert built.train.num_documents + built.heldout.num_documents == 300
+    assert list(iter_texts(specs)) == list(iter_texts(specs[:1]))
+    with pytest.raises(UserError, match="no input given"):
+        build_corpus([], WordTokenizer(), tmp_path / "none")
+
+
 def test_equal_documents_are_on_one_side(tmp_path):
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "a.txt"

@@ -178,6 +178,16 @@ def test_repeated_paragraphs_and_short_documents_are_left_out():
     assert list(docs._new([["Only one sentence in here."]], seen)) == []
 
 
+def test_reading_again_gives_the_same_record(monkeypatch):
+    document = [[f"Sentence number {n} of this document."] for n in range(5)]
+    monkeypatch.setattr(pydocs, "_topics", lambda: iter([document]))
+    monkeypatch.setattr(pydocs, "_files", list)
+    docs = pydocs.PythonDocs(num_workers=1)
+    first = list(docs.documents()), docs.record()
+    assert first[1]["documents"] == 1
+    assert (list(docs.documents()), docs.record()) == first
+
+
 @pytest.fixture(scope="module")
 def some_docs() -> list[str]:
     """The language reference and a few modules: the whole takes 20 s."""

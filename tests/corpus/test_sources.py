@@ -184,7 +184,11 @@ def test_tfds(prepared):
     (source,) = resolve_sources(["tfds:bert_jax_text:train"])
     found = list(source.documents())
     assert sorted(found) == sorted(["\n".join(DOCUMENTS), "b"])
-    assert source.record()["version"] == "1.2.3"
+    record = source.record()
+    assert record["version"] == "1.2.3"
+    # A corpus build reads its sources again where the division asks for it.
+    assert list(source.documents()) == found
+    assert source.record() == record
     assert source.bytes_read == source.size == 2
     with pytest.raises(UserError, match=r"no field 'txt'; .*Did you mean 'text'"):
         read("tfds:bert_jax_text", field="txt")

@@ -1,0 +1,97 @@
+"""What the workers of a corpus build do: a block of documents to arrays of token ids."""
+
+import hashlib
+import os
+import pickle
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.corpus.sentences import Splitter, get_splitter
+from bert_jax.data.store import check_ids, token_dtype
+from bert_jax.data.tokenizer import Tokenizer
+
+_ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge document
+
+
+class EncodedBlock(NamedTuple):
+    """A block's documents as arrays; documents that gave no token are left out."""
+
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
+    """What `StoreWriter.append` takes."""
+    hashes: np.ndarray
+    """(documents,) uint64, of each document's text."""
+    text_bytes: int
+    """UTF-8 bytes of the block, documents without tokens included."""
+
+
+class _Worker(NamedTuple):
+    tokenizer: Tokenizer
+    split: Splitter
+
+
+_worker: _Worker | None = None
+
+
+def start_worker(tokenizer: bytes, splitter: str) -> None:
+    """Sets up this process for `encode_block`.
+
+    Args:
+        tokenizer: pickled.
+        splitter: for `get_splitter`.
+    """
+    global _worker
+    # One process for each core: threads inside would only get in each other's way.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker = _Worker(pickle.loads(tokenizer), get_splitter(splitter))
+
+
+def encode_block(block: bytes) -> EncodedBlock:
+    """Splits and tokenizes documents.
+
+    Args:
+        block: UTF-8; paragraphs end in a newline, documents in two.
+
+    Raises:
+        UserError: the tokenizer gave an id that cannot be stored.
+    """
+    assert _worker is not None
+    split = _worker.split
+    documents = block.split(b"\n\n")
+    sentences: list[str] = []
+    ends: list[int] = []  # in `sentences`, of each document
+    for document in documents:
+        for paragraph in document.decode().split("\n"):
+            sentences += split(paragraph)
+        ends.append(len(sentences))
+    tokens, lengths = _encode(_worker.tokenizer, sentences)
+    # Sentences and documents without tokens (control characters, lone marks) are dropped.
+    filled = np.concatenate([[0], np.cumsum(lengths > 0)])
+    counts = np.diff(filled[np.array([0, *ends])])
+    hashes = [hashlib.blake2b(document, digest_size=8).digest() for document in documents]
+    return EncodedBlock(
+        (tokens, lengths[lengths > 0], counts[counts > 0].astype(np.int32)),
+        np.frombuffer(b"".join(hashes), "<u8")[counts > 0],
+        len(block),
+    )
+
+
+def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """All ids in one array of the store's type, and the number of them in each sentence."""
+    dtype = token_dtype(tokenizer.vocab_size)
+    lengths: list[int] = []
+    parts: list[np.ndarray] = []
+    begin = 0
+    while begin < len(sentences):
+        end, chars = begin, 0
+        while end < len(sentences) and chars < _ENCODE_CHARS:
+            chars += len(sentences[end])
+            end += 1
+        arrays = tokenizer.encode_batch(sentences[begin:end])
+        lengths += map(len, arrays)
+        joined = np.concatenate(arrays)
+        check_ids(joined, tokenizer)  # before the narrow type could wrap a wrong one around
+        parts.append(joined.astype(dtype))
+        begin = end
+    tokens = np.concatenate(parts) if parts else np.zeros(0, dtype)
+    return tokens, np.array(lengths, np.int32)
