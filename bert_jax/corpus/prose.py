@@ -32,9 +32,11 @@ _EMPHASIS = re.compile(r"(?<![\w*])\*{1,2}(?=[\w(])([^*]+?)(?<=[\w).,!?])\*{1,2}
 _SPACE = re.compile(r"\s+")
 
 _WORD = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*|\d+(?:\.\d+)?(?:-?D|th|st|nd)?|--?|–")
+# A sentence with one of these is left out. Names of code (`my_name`, `f(x)`, `axis=0`) are not
+# among them: they count as words that are not plain.
 _NOISE = re.compile(
-    r"https?:|www\.|@\w|[={}<>|\\^~$#]|__|\w\(\w|->|\[\w*[,:\]]|\.\.\.|\w/\w+/|::|\b\w+_\w|\d\.\d+\.\d"
-    r"|(?i:copyright|all rights reserved|licen[sc]e)|XXX|TODO|FIXME"
+    r"https?:|www\.|@\w|[{}<>|\\^~$#]|(?<!\S)=|=(?!\S)|__|->|\[\w*[,:\]]|\.\.\.|\w/\w+/|::|\d\.\d+\.\d"
+    r"|(?i:copyright|all rights reserved|licen[sc]e|warrant(?:y|ies)|redistribut)|XXX|TODO|FIXME"
 )
 _ENDS = re.compile(r"[.!?][\"')\]]*$")
 MIN_WORDS = 5

@@ -1,4 +1,8 @@
-"""English prose that comes with every installation: Python's documentation and its packages'."""
+"""English prose that comes with every installation: Python's documentation and its packages'.
+
+Docstrings, and comments of several lines: they explain in running text what the code beside them
+does, and were 0.28 of the docstrings' prose when measured.
+"""
 
 import ast
 import contextlib
@@ -8,6 +12,7 @@ import os
 import re
 import sysconfig
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +37,21 @@ MIN_SENTENCES = 4
 _LEFT_OUT = {"test", "tests", "testing", "_vendor", "vendor", "site-packages", "dist-packages"}
 _LEFT_OUT |= {"__pycache__", "lib2to3", "pydoc_data", "ensurepip"}
 _CHUNK_BYTES = 1 << 20
+
+# Strings are stepped over, since a # in one begins no comment, and so are comments behind code; the
+# group is a run of lines that hold a comment and nothing else. (`tokenize` takes a minute.)
+_COMMENTS = re.compile(
+    r"""
+    \"{3} (?: [^"\\]++ | \\[\s\S] | "(?!"") )*+ \"{3}
+    | '{3} (?: [^'\\]++ | \\[\s\S] | '(?!'') )*+ '{3}
+    | " (?: [^"\\\n]++ | \\[\s\S] )*+ "
+    | ' (?: [^'\\\n]++ | \\[\s\S] )*+ '
+    | ( ^[ \t]*+\#.*+ (?: \n[ \t]*+\#.*+ )++ )
+    | \#.*+
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+_HASHES = re.compile(r"^[ \t]*#+[:!]? ?", re.MULTILINE)
 
 # A document on its way: for each paragraph its sentences.
 _Paragraphs = list[list[str]]
@@ -115,7 +135,7 @@ def _files() -> list[tuple[str, int]]:
         for directory, subdirectories, names in os.walk(root):
             subdirectories[:] = sorted(d for d in subdirectories if d not in _LEFT_OUT)
             for name in sorted(names):
-                if name.endswith(".py") and not name.startswith("test_"):
+                if name.endswith((".py", ".pyi")) and not name.startswith("test_"):
                     path = os.path.join(directory, name)
                     files[path] = os.path.getsize(path)
     return list(files.items())
@@ -140,28 +160,37 @@ def _read_files(paths: list[str]) -> list[_Paragraphs]:
     documents = []
     for path in paths:
         data = Path(path).read_bytes()
-        if b'"""' not in data and b"'''" not in data:
-            continue
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # other people's escape sequences
                 tree = ast.parse(data)
         except (SyntaxError, ValueError, RecursionError):  # templates, Python 2
             continue
-        documents += _module_documents(tree)
+        documents += _module_documents(data.decode("utf-8", "replace"), tree)
     return documents
 
 
-def _module_documents(tree: ast.Module) -> list[_Paragraphs]:
-    """A document for each larger class, then one for the rest of the module."""
+def _module_documents(source: str, tree: ast.Module) -> list[_Paragraphs]:
+    """A document for each larger class, then one for the rest of the module, each in its order."""
     documents: list[_Paragraphs] = []
     module: _Paragraphs = []
+    comments = deque(_comments(source))
+    if tree.body:  # licences and authors come before the first statement
+        while comments and comments[0][0] < tree.body[0].lineno:
+            comments.popleft()
+
+    def take_comments(document: _Paragraphs, last_line: int) -> None:
+        while comments and comments[0][0] <= last_line:
+            document.extend(comments.popleft()[1])
 
     def visit(node: ast.AST, document: _Paragraphs) -> None:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                take_comments(document, child.lineno)
             if isinstance(child, ast.ClassDef):
                 own = _docstring(child)
                 visit(child, own)
+                take_comments(own, child.end_lineno or child.lineno)
                 if sum(map(len, own)) >= MIN_SENTENCES:
                     documents.append(own)
                 else:
@@ -176,8 +205,21 @@ def _module_documents(tree: ast.Module) -> list[_Paragraphs]:
 
     module += _docstring(tree)
     visit(tree, module)
+    take_comments(module, source.count("\n") + 1)
     documents.append(module)
     return documents
+
+
+def _comments(source: str) -> Iterator[tuple[int, _Paragraphs]]:
+    """The prose of comments of several lines, with the number of their first line."""
+    line, position = 1, 0
+    for match in _COMMENTS.finditer(source):
+        if match[1]:
+            line += source.count("\n", position, match.start())
+            position = match.start()
+            paragraphs = prose_paragraphs(_HASHES.sub("", match[1]))
+            if paragraphs:
+                yield line, paragraphs
 
 
 def _docstring(node: Any) -> _Paragraphs:
