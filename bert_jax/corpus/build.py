@@ -59,7 +59,7 @@ class BuiltCorpus:
                 continue
             lines.append(
                 f"  {name}: {store.num_documents:,} documents, {store.num_sentences:,} sentences, "
-                f"{store.num_tokens:,} tokens"
+                f"{store.num_tokens:,} tokens, {store.unknown_rate:.2%} of them [UNK]"
             )
         return "\n".join(lines)
 

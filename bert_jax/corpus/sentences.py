@@ -3,12 +3,10 @@
 
 import re
 from collections.abc import Callable
-from typing import Literal
 
 from bert_jax.errors import UserError
 
 Splitter = Callable[[str], list[str]]
-SplitterName = Literal["fast", "lines", "syntok"]
 
 MAX_SENTENCE_CHARS = 8192
 """Longer stretches without a terminator are cut at white space: memory stays bounded downstream."""

@@ -32,7 +32,7 @@ class ReadOptions:
     """Text files: each line is a document, in place of blank lines between documents."""
     max_line_bytes: int = MAX_LINE_BYTES
     """Refuse longer lines: they are mostly binary files or a missing line end."""
-    max_document_bytes: int = 64 << 20
+    max_document_chars: int = 64 << 20
     """Refuse longer documents: they are mostly files without blank lines."""
 
 
@@ -202,7 +202,7 @@ class FileSource:
                         begin = number + position
                     document.append(stripped)
                     size += len(stripped)
-                    if size > self._options.max_document_bytes:
+                    if size > self._options.max_document_chars:
                         self._refuse_document(begin)
                 elif document:
                     yield "\n".join(document)
@@ -213,7 +213,7 @@ class FileSource:
     def _refuse_document(self, line: int) -> None:
         raise UserError(
             f"{self.name}, line {line}: the document that begins here is longer than "
-            f"{self._options.max_document_bytes:,} characters. Documents are divided by blank "
+            f"{self._options.max_document_chars:,} characters. Documents are divided by blank "
             "lines; put some in, or read each line as a document (line_documents)."
         )
 

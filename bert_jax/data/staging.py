@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from bert_jax.errors import UserError
 
@@ -31,6 +30,14 @@ def disk_full(path: Path, error: OSError) -> UserError | OSError:
         f"cannot write {path}: {reasons[error.errno]}. Nothing was left there. Free some space or "
         "name another directory."
     )
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a file; its bytes are on the disk on return."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def sync_directory(directory: Path) -> None:
@@ -138,18 +145,17 @@ class StagedDirectory:
         sync_directory(self.target.parent)
         self._committed = True
 
-    def __enter__(self) -> "StagedDirectory":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Removes what was written unless it was committed; once only."""
         if not self._committed:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+    def __enter__(self) -> "StagedDirectory":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def _is_abandoned(path: Path) -> bool:

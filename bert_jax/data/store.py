@@ -14,12 +14,11 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 
-from bert_jax.data.staging import StagedDirectory, disk_full, sync_directory
+from bert_jax.data.staging import StagedDirectory, disk_full, sync_directory, write_synced
 from bert_jax.errors import UserError
 
 FORMAT = "bert_jax token store"
@@ -78,6 +77,11 @@ class TokenStore:
     def num_documents(self) -> int:
         """Documents in the store."""
         return len(self.document_offsets) - 1
+
+    @property
+    def unknown_rate(self) -> float:
+        """Share of the tokens that are [UNK]: text that the tokenizer cannot spell."""
+        return float(self.unigram_counts[self.special_ids.unk] / self.num_tokens)
 
     @functools.cached_property
     def unigram_entropy(self) -> float:
@@ -264,7 +268,7 @@ class StoreWriter:
                 os.fsync(file.fileno())
                 file.close()
             counts = self._unigram_counts.astype(_OFFSET_DTYPE)
-            _write_file(self._staged.path / "unigram_counts.bin", counts.tobytes())
+            write_synced(self._staged.path / "unigram_counts.bin", counts.tobytes())
             self._tokenizer.save(self._staged.path / "tokenizer")
             sync_directory(self._staged.path / "tokenizer")
             header = {
@@ -285,7 +289,7 @@ class StoreWriter:
                 ),
             }
             text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
-            _write_file(self._staged.path / "corpus.json", text.encode())
+            write_synced(self._staged.path / "corpus.json", text.encode())
             self._staged.commit()
         except OSError as error:
             raise disk_full(self.path, error) from error
@@ -297,26 +301,14 @@ class StoreWriter:
             with contextlib.suppress(OSError):  # a full disk was reported by `append`
                 file.close()
         if self._staged is not None:
-            self._staged.__exit__(None, None, None)
+            self._staged.close()
             self._staged = None  # type: ignore[assignment]
 
     def __enter__(self) -> "StoreWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _fingerprint(tokenizer_fingerprint: str, digests: dict[str, str]) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from bert_jax.data.staging import write_synced
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 
@@ -223,10 +224,7 @@ def write_directory(directory: Path, kind: str, files: Mapping[str, bytes]) -> N
     try:
         temporary.mkdir(parents=True)
         for name, content in files.items():
-            with open(temporary / name, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            write_synced(temporary / name, content)
         if directory.is_dir() and any(directory.iterdir()):
             for name in files:
                 os.replace(temporary / name, directory / name)

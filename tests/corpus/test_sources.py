@@ -321,7 +321,7 @@ def test_hundred_megabyte_line(tmp_path):
 def test_long_document(tmp_path):
     path = put(tmp_path / "a.txt", "first\n\n" + "a line\n" * 100)
     with pytest.raises(UserError, match=r"a\.txt, line 3: the document that begins here"):
-        read(path, max_document_bytes=300)
+        read(path, max_document_chars=300)
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)

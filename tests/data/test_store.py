@@ -92,6 +92,7 @@ def test_unigram_entropy_leaves_special_tokens_out(tmp_path):
     store = write(tmp_path / "s", blocks=[([1, 1, 5, 6, 6, 6], [6], [1])])
     expected = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
     assert store.unigram_entropy == pytest.approx(expected, abs=1e-12)
+    assert store.unknown_rate == pytest.approx(2 / 6)
 
 
 @pytest.mark.parametrize("bad", [100, -1, 70000])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checked_encoding import checked_encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,20 +117,7 @@ def test_words_equal_the_reference_on_any_old_characters(lowercase: bool, text: 
 @given(text=_mixed(st.characters(), 60))
 def test_offsets_and_batches_on_any_text(name: str, text: str) -> None:
     made = SMALL[name]
-    ids, offsets = made.encode(text)
-    assert ids.dtype == np.int32
-    assert offsets.dtype == np.int32
-    assert offsets.shape == (len(ids), 2)
-    (batched,) = made.encode_batch([text])
-    assert batched.dtype == np.int32
-    np.testing.assert_array_equal(batched, ids)
-    starts, ends = offsets[:, 0], offsets[:, 1]
-    assert (starts >= 0).all()
-    assert (starts <= ends).all()
-    assert (ends <= len(text)).all()
-    assert (np.diff(starts) >= 0).all()
-    assert (np.diff(ends) >= 0).all()
-    assert not set(ids.tolist()) & set(vars(made.special_ids).values()) - {made.special_ids.unk}
+    ids, offsets = checked_encoding(made, text)
     normalizer = made.options.normalizer()
     for id, (start, end) in zip(ids.tolist(), offsets.tolist(), strict=True):
         if id != made.special_ids.unk:
