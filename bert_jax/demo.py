@@ -1,7 +1,12 @@
 """`bert-jax demo`: the whole way from raw text to filled masks, on text that is already there."""
 
+import contextlib
 import dataclasses
 import itertools
+import os
+import shlex
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +18,7 @@ from bert_jax.corpus.pydocs import PythonDocs
 from bert_jax.data.store import TokenStore, open_store
 from bert_jax.data.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.wordpiece import train_wordpiece
+from bert_jax.errors import UserError
 from bert_jax.infer import MASK, MaskFiller, format_candidates
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.report import TrainResult
@@ -30,7 +36,11 @@ def run_demo(config: PretrainConfig, workdir: Path) -> int:
     """Runs the demo in `workdir`; a second run continues what the first one left.
 
     Returns:
-        0 when the model is as good as it must be, 1 when it is not or was stopped.
+        0 when the model is as good as it must be, and when a signal stopped it with everything
+        saved; 1 when it has not learned enough.
+
+    Raises:
+        UserError: `workdir` cannot be used, or holds a run of another configuration.
     """
     began = time.perf_counter()
     _heading(1, "A corpus from the documentation of Python and the installed packages")
@@ -68,7 +78,7 @@ def run_demo(config: PretrainConfig, workdir: Path) -> int:
     print(f"text          {text}\ntokenizer     {vocabulary}\ntoken store   {corpus}")
     print(f"checkpoints   {run / 'checkpoints'}\nmetrics       {run / 'metrics.jsonl'}")
     print(f"loss curve    {run / 'loss.png'}\n")
-    return _verdict(result, run)
+    return _verdict(result, corpus)
 
 
 def _heading(number: int, title: str) -> None:
@@ -80,15 +90,20 @@ def _write_text(path: Path) -> None:
     if path.exists():
         print(f"{path} is there already")
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    source = PythonDocs()
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     count = 0
-    with temporary.open("w", encoding="utf-8") as file:
-        for document in source.documents():
-            file.write(document + "\n\n")
-            count += 1
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            for document in PythonDocs().documents():
+                file.write(document + "\n\n")
+                count += 1
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error}; choose another --workdir") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {count:,} documents")
 
 
@@ -113,21 +128,55 @@ def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple
         yield f"{before} {MASK} {after}", tokens[place]
 
 
-def _verdict(result: TrainResult, run: Path) -> int:
-    gain = result.baseline - result.eval_metrics["eval/mlm_loss"]
-    accuracy = result.eval_metrics["eval/nsp_accuracy"]
+def _verdict(result: TrainResult, corpus: Path) -> int:
+    """Prints whether the run has learned enough, and what to try next."""
+    values = result.eval_metrics
+    if "eval/mlm_loss" not in values:
+        raise UserError(
+            f"{result.workdir / 'metrics.jsonl'} has lost the run's last evaluation; delete "
+            f"{result.workdir} and run the demo again"
+        )
+    gain = result.baseline - values["eval/mlm_loss"]
+    accuracy, majority = values["eval/nsp_accuracy"], values["eval/nsp_majority"]
     print(
         f"held-out masked-LM loss {gain:.2f} nats below the unigram baseline (at least "
-        f"{LEAST_GAIN}), next-sentence accuracy {accuracy:.2f} (at least {LEAST_NSP_ACCURACY})"
+        f"{LEAST_GAIN})\nnext-sentence accuracy {accuracy:.2f} (at least {LEAST_NSP_ACCURACY}, and "
+        f"above the {majority:.2f} of always giving the more frequent answer)"
     )
-    if gain < LEAST_GAIN or accuracy < LEAST_NSP_ACCURACY:
+    if gain < LEAST_GAIN or accuracy < LEAST_NSP_ACCURACY or accuracy <= majority:
         print("The demo FAILED: the model has not learned what it should have.")
         return 1
-    print(
-        "\nNext:\n"
-        f'  bert-jax fill-mask {run} "This function returns a [MASK] of integers."\n'
-        f"  bert-jax replay {run} --step 0 --rows 4\n"
-        "  bert-jax tokenizer --input 'my/*.txt' --out work/tokenizer   # your own text, as the "
-        "README goes on"
-    )
+    print("\nNext, to try:\n")
+    for command in _next_commands(result.workdir, corpus):
+        print(f"  {command}")
+    print("\nThe README goes on with your own text.")
     return 0
+
+
+def _next_commands(run: Path, corpus: Path) -> list[str]:
+    """Shell commands that work where the demo was started."""
+    program = _program()
+    longer = run.with_name("longer")
+    return [
+        shlex.join([*program, *arguments])
+        for arguments in (
+            ["fill-mask", str(run), f"This function returns a {MASK} of integers."],
+            ["replay", str(run), "--step", "0", "--rows", "4"],
+            [
+                "pretrain", "--config=configs/pretrain/demo.py", f"--workdir={longer}",
+                f"--config.data.corpus={corpus}", "--config.training.num_steps=10000",
+            ],
+        )
+    ]  # fmt: skip
+
+
+def _program() -> list[str]:
+    """How this environment's `bert-jax` is called from a shell that may not have activated it."""
+    script = Path(sys.executable).with_name("bert-jax")
+    found = shutil.which("bert-jax")
+    if found is not None and script.exists() and Path(found).samefile(script):
+        return ["bert-jax"]
+    if script.exists():
+        here = Path.cwd()
+        return [str(script.relative_to(here) if script.is_relative_to(here) else script)]
+    return [sys.executable, "-m", "bert_jax.cli"]

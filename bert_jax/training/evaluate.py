@@ -55,7 +55,9 @@ def evaluate(
         UserError: a batch does not divide over the mesh.
 
     Returns:
-        eval/mlm_loss, eval/mlm_accuracy, eval/nsp_loss, eval/nsp_accuracy, eval/num_masked.
+        eval/mlm_loss, eval/mlm_accuracy, eval/nsp_loss, eval/nsp_accuracy, eval/nsp_majority (the
+        share of the more frequent label among the same rows: the accuracy of always answering it),
+        eval/num_masked.
     """
     total = np.zeros(len(LossSums._fields), np.float64)
     in_flight: deque[LossSums] = deque()
@@ -65,11 +67,13 @@ def evaluate(
             total += np.array(jax.device_get(in_flight.popleft()), np.float64)
     for sums in in_flight:
         total += np.array(jax.device_get(sums), np.float64)
-    mlm_loss, mlm_correct, mlm_count, nsp_loss, nsp_correct, nsp_count = total.tolist()
+    sums = dict(zip(LossSums._fields, total.tolist(), strict=True))
+    masked, pairs = max(sums["mlm_count"], 1.0), max(sums["nsp_count"], 1.0)
     return {
-        "eval/mlm_loss": mlm_loss / max(mlm_count, 1.0),
-        "eval/mlm_accuracy": mlm_correct / max(mlm_count, 1.0),
-        "eval/nsp_loss": nsp_loss / max(nsp_count, 1.0),
-        "eval/nsp_accuracy": nsp_correct / max(nsp_count, 1.0),
-        "eval/num_masked": mlm_count,
+        "eval/mlm_loss": sums["mlm_loss"] / masked,
+        "eval/mlm_accuracy": sums["mlm_correct"] / masked,
+        "eval/nsp_loss": sums["nsp_loss"] / pairs,
+        "eval/nsp_accuracy": sums["nsp_correct"] / pairs,
+        "eval/nsp_majority": max(sums["nsp_ones"], sums["nsp_count"] - sums["nsp_ones"]) / pairs,
+        "eval/num_masked": sums["mlm_count"],
     }

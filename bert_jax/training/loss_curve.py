@@ -18,14 +18,36 @@ def draw_loss_curve(
     title: str = "",
     phase_ends: Sequence[tuple[int, str]] = (),
 ) -> None:
-    """Writes a PNG: masked-LM loss of training and held-out text, and next-sentence accuracy below.
+    """Writes `loss_figure` as a PNG, replacing the file in one rename."""
+    figure = loss_figure(rows, baseline, title=title, phase_ends=phase_ends)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        figure.savefig(temporary, format="png")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def loss_figure(
+    rows: Sequence[dict[str, Any]],
+    baseline: float,
+    *,
+    title: str = "",
+    phase_ends: Sequence[tuple[int, str]] = (),
+) -> Any:
+    """Masked-LM loss of training and held-out text, and next-sentence accuracy below.
+
+    The dashed lines are what a model that ignores its input reaches: the unigram entropy, and the
+    share of the more frequent sentence-pair label among the held-out rows.
 
     Args:
         rows: Of `metrics.jsonl`.
         baseline: Unigram entropy, nats.
-        path: Where to; replaced in one rename.
         title: Above the picture.
         phase_ends: Steps at which the row length changes, with a label each.
+
+    Returns:
+        A matplotlib `Figure`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure  # not pyplot: no global state, no window system
@@ -49,10 +71,13 @@ def draw_loss_curve(
     _limits(loss, baseline, train, held_out)
     _margin_label(loss, baseline, f"unigram\nentropy\n{baseline:.2f}")
     if has_pairs:
-        axes[1].axhline(0.5, color=_BASELINE, linestyle="--", linewidth=1.0, zorder=1)
+        _, majority = _series(rows, "eval/nsp_majority")
+        if len(majority):
+            share = float(majority[-1])
+            axes[1].axhline(share, color=_BASELINE, linestyle="--", linewidth=1.0, zorder=1)
+            _margin_label(axes[1], share, f"majority\nlabel\n{share:.2f}")
         _curve(axes[1], accuracy[0], "training", _TRAIN)
         _points(axes[1], accuracy[1], "held-out", _EVAL)
-        _margin_label(axes[1], 0.5, "chance")
         axes[1].set_ylabel("sentence-pair accuracy")
         low = min([0.4, *(value for steps, values in accuracy for value in values)])
         axes[1].set_ylim(max(0.0, low - 0.03), 1.03)
@@ -75,9 +100,7 @@ def draw_loss_curve(
     axes[-1].set_xlabel("step (optimizer updates)")
     if title:
         figure.suptitle(title, fontsize=11, color=_INK, x=0.01, ha="left")
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
+    return figure
 
 
 def smooth(values: np.ndarray, span: int) -> np.ndarray:

@@ -25,6 +25,8 @@ class LossSums(NamedTuple):
     """Labelled rows predicted right."""
     nsp_count: Float[Array, ""]
     """Rows that carry a sentence-pair label."""
+    nsp_ones: Float[Array, ""]
+    """Labelled rows whose label is 1."""
 
 
 def cross_entropy(
@@ -93,6 +95,7 @@ def pretraining_sums(
         nsp_loss=jnp.sum(nsp_loss * has_pair),
         nsp_correct=jnp.sum(nsp_correct * has_pair),
         nsp_count=jnp.sum(has_pair),
+        nsp_ones=jnp.sum((nsp_labels == 1).astype(jnp.float32)),
     )
 
 

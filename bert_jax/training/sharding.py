@@ -202,17 +202,21 @@ def check_batch_size(
         )
 
 
-def data_shard(mesh: Mesh, batch_size: int) -> tuple[int, int]:
+def data_shard(mesh: Mesh) -> tuple[int, int]:
     """(index, count) of the contiguous slice of a global batch that this process must supply.
 
     Processes that hold the same rows (because `tensor` spans them) get the same index. Rows go to
     devices in the order of the slices; which device holds which row does not matter to the step.
+
+    Raises:
+        UserError: two processes hold parts of a batch that overlap and are not the same.
     """
-    sharding = batch_sharding(mesh)
+    # One row a shard: any batch that divides over the mesh is split in the same proportions.
+    num_rows = num_batch_shards(mesh)
     rows_of: dict[int, set[int]] = {}
     device: Any
-    for device, (rows,) in sharding.devices_indices_map((batch_size,)).items():
-        rows_of.setdefault(device.process_index, set()).add(rows.indices(batch_size)[0])
+    for device, (rows,) in batch_sharding(mesh).devices_indices_map((num_rows,)).items():
+        rows_of.setdefault(device.process_index, set()).add(rows.indices(num_rows)[0])
     groups = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
     if sum(len(group) for group in groups) != len(set().union(*groups)):
         raise UserError(

@@ -228,7 +228,8 @@ def gradients(
             return jax.tree.map(jnp.add, total, differentiate(params, part)), None
 
         zero = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), (params, LossSums(*[mlm_count] * 6))
+            lambda x: jnp.zeros(x.shape, x.dtype),
+            (params, LossSums(*[mlm_count] * len(LossSums._fields))),
         )
         total, _ = jax.lax.scan(add_part, zero, split_rows(rows, config.accumulation, mesh))
         return total

@@ -11,6 +11,7 @@ from bert_jax.data.pipeline import ExampleStream, eval_batches, train_batches
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.model.flops import train_flops
+from bert_jax.model.layers import compute_dtype
 from bert_jax.training.baseline import PlateauDetector, compare
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.config import PretrainConfig, to_dict
@@ -20,13 +21,7 @@ from bert_jax.training.loss_curve import draw_loss_curve
 from bert_jax.training.report import TrainResult, closing, summary
 from bert_jax.training.sharding import check_batch_size, data_shard, make_mesh, place_batch
 from bert_jax.training.step import StepConfig, abstract_state, init_state, make_train_step
-from bert_jax.training.telemetry import (
-    Clock,
-    Means,
-    Telemetry,
-    peak_flops,
-    read_metrics,
-)
+from bert_jax.training.telemetry import Clock, Means, Telemetry, peak_flops, read_metrics
 from bert_jax.training.workdir import Corpus, check_workdir, open_corpus, prepare_workdir
 
 _REDRAW_SECONDS = 60.0
@@ -93,6 +88,7 @@ class _Run:
                 phase.batch_size, self.mesh, config.training.accumulation,
                 where=f"training.phases[{number}].batch_size",
             )  # fmt: skip
+        self.shard = data_shard(self.mesh)
         self.step_config = step_config(config, corpus)
         self.abstract = abstract_state(self.step_config, self.mesh)
         self.stream = ExampleStream(store, config.data, config.phases, config.seed)
@@ -115,7 +111,7 @@ class _Run:
         if self.corpus.heldout is None:
             return None
         batch_size //= self.config.training.accumulation  # the memory of a micro-batch
-        index, count = data_shard(self.mesh, batch_size)
+        index, count = self.shard
         try:
             return eval_batches(
                 self.corpus.heldout, self.config.data, length, batch_size,
@@ -173,16 +169,19 @@ class _Run:
         self.plateau.restore(restored.extra["plateau"])
         self.last_saved = restored.step
         for row in read_metrics(self.workdir / "metrics.jsonl"):
-            if row["step"] <= restored.step:
-                name = "train" if "train/mlm_loss" in row else "eval"
-                setattr(self, f"{name}_metrics", {k: v for k, v in row.items() if k != "step"})
+            values = {name: value for name, value in row.items() if name != "step"}
+            if row["step"] > restored.step:
+                break
+            if "train/mlm_loss" in row:
+                self.train_metrics = values
+            elif "eval/mlm_loss" in row:
+                self.eval_metrics = values
         return restored.state, restored.step
 
     def _steps(self, state: Any, step: int, checkpoints: Checkpoints, stop: StopRequest) -> int:
         """Trains from `step` to the end or a stop; the number of updates made."""
         training, checkpoint = self.config.training, self.config.checkpoint
-        index, count = self._shard(step)
-        batches = train_batches(self.stream, step, index, count)
+        batches = train_batches(self.stream, step, *self.shard)
         compiled: set[tuple[int, ...]] = set()
         try:
             while step < training.num_steps and not stop.due(step):
@@ -211,15 +210,6 @@ class _Run:
             return step
         finally:
             batches.close()
-
-    def _shard(self, step: int) -> tuple[int, int]:
-        shards = {data_shard(self.mesh, phase.batch_size) for phase in self.config.phases}
-        if len(shards) > 1:
-            raise UserError(
-                f"the phases' batches fall on the processes in different ways ({shards}); give "
-                "all phases one batch size"
-            )
-        return shards.pop()
 
     def _read_metrics(self) -> None:
         """Waits for the metrics of the newest step that was not read yet, and passes them on."""
@@ -283,7 +273,10 @@ class _Run:
         self.out.write(step, values)
         line = f"held-out text at step {step:,}: mlm {compare(values['eval/mlm_loss'], baseline)}"
         if "eval/nsp_accuracy" in values:
-            line += f"; nsp accuracy {values['eval/nsp_accuracy']:.3f}"
+            line += (
+                f"; nsp accuracy {values['eval/nsp_accuracy']:.3f} (majority label "
+                f"{values['eval/nsp_majority']:.3f})"
+            )
         self.out.say(line)
         if self.clock.elapsed - self.drawn > _REDRAW_SECONDS:
             self._draw()
@@ -323,10 +316,7 @@ class _Run:
             * train_flops(config.model, phase.length, config.masking.num_predictions(phase.length))
             for phase in config.phases
         ]
-        dtype = config.model.dtype
-        if dtype == "auto":
-            dtype = "float32" if device.platform == "cpu" else "bfloat16"
-        peak = peak_flops(device.device_kind, dtype)
+        peak = peak_flops(device.device_kind, compute_dtype(config.model).name)
         return Telemetry(
             self.workdir,
             num_steps=config.training.num_steps,

@@ -93,15 +93,30 @@ def test_a_last_batch_of_one_row_counts_that_row_and_no_filler(single, params, b
     result = run(single, params, make_rows(9), batch_size=8)
     assert set(result) == {
         "eval/mlm_loss", "eval/mlm_accuracy", "eval/nsp_loss", "eval/nsp_accuracy",
-        "eval/num_masked",
+        "eval/nsp_majority", "eval/num_masked",
     }  # fmt: skip
-    mlm_loss, mlm_correct, mlm_count, nsp_loss, nsp_correct, nsp_count = by_row
+    mlm_loss, mlm_correct, mlm_count, nsp_loss, nsp_correct, nsp_count, _ = by_row
     assert 0 < nsp_count < 9
     assert result["eval/num_masked"] == mlm_count
     np.testing.assert_allclose(result["eval/mlm_loss"], mlm_loss / mlm_count, rtol=1e-5)
     np.testing.assert_allclose(result["eval/nsp_loss"], nsp_loss / nsp_count, rtol=1e-5)
     assert result["eval/mlm_accuracy"] == mlm_correct / mlm_count
     assert result["eval/nsp_accuracy"] == nsp_correct / nsp_count
+
+
+@pytest.mark.parametrize("frequent", [0, 1])
+def test_majority_is_the_share_of_the_more_frequent_label_over_all_batches(
+    single, params, frequent
+):
+    rows = make_rows(11)
+    other = 1 - frequent
+    # The majority of the first batch is the minority of all rows.
+    first_batch = [other, other, other, frequent, frequent, other, frequent, other]
+    rows["nsp_labels"][:] = [*first_batch, frequent, frequent, frequent]
+    result = run(single, params, rows, batch_size=8)
+    assert result["eval/nsp_majority"] == 6 / 11
+    rows["nsp_labels"][5:] = -1
+    assert run(single, params, rows, batch_size=8)["eval/nsp_majority"] == 3 / 5
 
 
 def test_the_result_does_not_depend_on_the_mesh(single, params):

@@ -41,6 +41,7 @@ def test_values_against_float64():
     np.testing.assert_allclose(sums.nsp_loss, expected, rtol=1e-6)
     assert sums.nsp_correct == (nsp.argmax(-1) == labels)[has_pair].sum()
     assert sums.nsp_count == has_pair.sum()
+    assert sums.nsp_ones == (labels == 1).sum() != (labels == 0).sum()
 
 
 def test_accuracy_of_known_answers():
@@ -125,5 +126,5 @@ def test_nothing_labelled_gives_zero_and_no_nan():
         inputs["mlm_logits"], inputs["nsp_logits"]
     )
     assert value == 0
-    assert sums == LossSums(*[0.0] * 6)
+    assert sums == LossSums(*[0.0] * len(LossSums._fields))
     assert all(np.all(np.asarray(g) == 0) for g in gradients)

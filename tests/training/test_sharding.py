@@ -135,4 +135,4 @@ def test_batches_are_split_over_data_and_fsdp():
     assert placed.dtype == np.uint16
     np.testing.assert_array_equal(placed, rows)
     assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 3)}
-    assert data_shard(mesh, 8) == (0, 1)
+    assert data_shard(mesh) == (0, 1)

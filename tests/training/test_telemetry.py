@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from bert_jax.training.loss_curve import draw_loss_curve, smooth
+from bert_jax.training.loss_curve import draw_loss_curve, loss_figure, smooth
 from bert_jax.training.telemetry import (
     Clock,
     Means,
@@ -119,7 +119,7 @@ def test_rates_count_what_was_done_since_they_were_asked_for(tmp_path):
 def test_no_mfu_without_a_known_peak(tmp_path):
     assert peak_flops("cpu", "float32") is None
     assert peak_flops("NVIDIA H100 80GB HBM3", "float32") is None
-    assert peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") == 989e12
+    assert peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") == 989.4e12
     now = FakeTime()
     with telemetry(tmp_path, now, [], peak=None) as out:
         now.now = 1.0
@@ -173,3 +173,19 @@ def test_loss_curve_is_a_picture_with_what_there_is(tmp_path, num_rows, with_pai
     draw_loss_curve(rows, 7.0, tmp_path / "loss.png", title="run", phase_ends=[(100, "length 512")])
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [p.name for p in tmp_path.iterdir()] == ["loss.png"]
+
+
+def dashed_lines(axes):
+    return [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"]
+
+
+def test_dashed_lines_are_the_unigram_entropy_and_the_majority_label():
+    rows = [
+        {"step": 10, "train/mlm_loss": 7.5, "train/nsp_accuracy": 0.5},
+        {"step": 10, "eval/mlm_loss": 7.4, "eval/nsp_accuracy": 0.55, "eval/nsp_majority": 0.53},
+    ]
+    loss, pairs = loss_figure(rows, 7.0).axes
+    assert dashed_lines(loss) == [7.0]
+    assert dashed_lines(pairs) == [0.53]
+    _, pairs = loss_figure(rows[:1], 7.0).axes
+    assert dashed_lines(pairs) == []  # without held-out rows nobody knows the share

@@ -1,0 +1,74 @@
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax import demo
+from bert_jax.cli import _parser
+from bert_jax.errors import UserError
+from bert_jax.training.report import TrainResult
+
+WORKDIR = Path("my work/demo")
+
+
+def result(**metrics: float) -> TrainResult:
+    return TrainResult(
+        workdir=WORKDIR / "run", step=10, finished=True, baseline=7.0, train_metrics={},
+        eval_metrics={f"eval/{name}": value for name, value in metrics.items()}, seconds=1.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mlm_loss", "accuracy", "majority", "code"),
+    [
+        (6.4, 0.70, 0.60, 0),
+        (6.6, 0.70, 0.60, 1),  # 0.4 nats below the baseline
+        (6.4, 0.64, 0.60, 1),
+        (6.4, 0.70, 0.70, 1),  # what always giving one answer reaches
+        (6.4, 0.70, 0.72, 1),
+    ],
+)
+def test_verdict_wants_context_and_pairs_to_be_learned(capsys, mlm_loss, accuracy, majority, code):
+    values = {"mlm_loss": mlm_loss, "nsp_accuracy": accuracy, "nsp_majority": majority}
+    assert demo._verdict(result(**values), WORKDIR / "corpus") == code
+    said = capsys.readouterr().out
+    assert f"{7.0 - mlm_loss:.2f} nats below" in said
+    assert f"{majority:.2f} of always giving the more frequent answer" in said
+    assert ("FAILED" in said) == (code == 1)
+    assert ("Next, to try" in said) == (code == 0)
+
+
+def test_a_run_without_its_evaluation_is_explained():
+    with pytest.raises(UserError, match=r"metrics\.jsonl has lost the run's last evaluation"):
+        demo._verdict(result(), WORKDIR / "corpus")
+
+
+def test_next_commands_are_ones_that_the_command_line_takes(monkeypatch, tmp_path):
+    verbs = []
+    for command in demo._next_commands(WORKDIR / "run", WORKDIR / "corpus"):
+        words = shlex.split(command)
+        verbs.append(words[1])
+        arguments, fields = _parser().parse_known_args(words[1:])
+        assert arguments.workdir in (WORKDIR / "run", WORKDIR / "longer")
+        assert all(field.startswith("--config.") for field in fields)
+    assert verbs == ["fill-mask", "replay", "pretrain"]
+
+
+def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch, tmp_path):
+    script = tmp_path / "env" / "bin" / "bert-jax"
+    script.parent.mkdir(parents=True)
+    script.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(script.with_name("python")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert demo._program() == ["env/bin/bert-jax"]
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert demo._program() == ["bert-jax"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert demo._program() == [str(script)]
+    script.unlink()
+    assert demo._program() == [str(script.with_name("python")), "-m", "bert_jax.cli"]
