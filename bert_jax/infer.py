@@ -1,5 +1,6 @@
 """What a pretrained model answers: fill-mask."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -64,9 +65,10 @@ class MaskFiller:
         """
         rows = [self._row(text) for text in texts]
         special = self.tokenizer.special_ids
-        top = min(top, self.config.vocab_size - 5)
+        specials = sorted(set(dataclasses.astuple(special)))
+        top = min(top, self.config.vocab_size - len(specials))
         banned = np.zeros(self.config.padded_vocab_size, np.float32)
-        banned[[special.pad, special.unk, special.cls, special.sep, special.mask]] = -np.inf
+        banned[specials] = -np.inf
         filled: list[list[list[Candidate]]] = []
         for start in range(0, len(rows), _MAX_BATCH):
             part = rows[start : start + _MAX_BATCH]

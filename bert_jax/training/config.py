@@ -186,9 +186,7 @@ class PretrainConfig:
     @property
     def warmup_steps(self) -> int:
         """Steps until the learning rate is at its peak."""
-        if self.optimizer.warmup_steps is not None:
-            return self.optimizer.warmup_steps
-        return round(self.optimizer.warmup_rate * self.training.num_steps)
+        return self.optimizer.num_warmup_steps(self.training.num_steps)
 
     def with_vocabulary(self, vocab_size: int) -> "PretrainConfig":
         """This configuration for a tokenizer of `vocab_size` tokens.

@@ -46,7 +46,7 @@ def leaf_digests(leaves: dict[str, Any]) -> dict[str, str]:
     if not leaves:
         return {}
     summed = _digests(list(leaves.values()))
-    if jax.process_count() > 1:  # the compiler may have left parts of it with other processes
+    if not summed.is_fully_addressable:  # parts of it lie with other processes
         summed = multihost_utils.process_allgather(summed, tiled=True)
     values = np.asarray(summed)
     return {name: f"{value:08x}" for name, value in zip(leaves, values, strict=True)}

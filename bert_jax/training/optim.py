@@ -51,6 +51,12 @@ class OptimizerConfig:
                 value = getattr(self, field)
                 raise UserError(f"optimizer.{field} is {value!r}; it must be {wanted}")
 
+    def num_warmup_steps(self, num_steps: int) -> int:
+        """Steps of the rise in a training of `num_steps`."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return round(self.warmup_rate * num_steps)
+
 
 class OptimizerState(NamedTuple):
     """State of both optimizers; float32, moments shaped and sharded like the parameters."""
@@ -71,9 +77,7 @@ def learning_rate_schedule(
     Raises:
         UserError: the warm-up is longer than the training.
     """
-    warmup = config.warmup_steps
-    if warmup is None:
-        warmup = round(config.warmup_rate * num_steps)
+    warmup = config.num_warmup_steps(num_steps)
     if num_steps < 1 or warmup > num_steps:
         raise UserError(
             f"optimizer.warmup_steps is {warmup} and training has {num_steps} steps; the peak "
