@@ -5,6 +5,8 @@ that the user can correct, 4 a loss that is not finite.
 """
 
 import argparse
+import errno
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +20,10 @@ _INPUT_HELP = (
     "and the installed packages carry). Files: .txt with a blank line between documents, .jsonl, "
     "each also as .gz, .xz or .zst, and .parquet. May be repeated"
 )
+
+# Failures of the disk or of the rights on it, wherever they strike: no bug, so no traceback.
+_NOT_OURS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
+             errno.ENAMETOOLONG, errno.EIO}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise
+        print(f"bert-jax {arguments.verb}: {error}", file=sys.stderr)
+        return 2
     except RuntimeError as error:
         if (known := getattr(error, "exit_code", None)) is None:
             raise
@@ -230,6 +241,8 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
 
     if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
         raise UserError(f"{arguments.out} exists and is not empty; choose another --out")
+    if not (math.isfinite(arguments.max_mb) and arguments.max_mb > 0):
+        raise UserError(f"--max-mb is {arguments.max_mb:g}; it must be a number above 0")
     texts = iter_texts(
         arguments.input,
         max_bytes=int(arguments.max_mb * 1e6),
@@ -276,6 +289,8 @@ def _pretrain(arguments: argparse.Namespace) -> int:
     from bert_jax.training.config import PretrainConfig
     from bert_jax.training.train import train
 
+    if not arguments.workdir.name:
+        raise UserError(f"--workdir is {str(arguments.workdir)!r}; name a directory for this run")
     config = load_config(PretrainConfig, arguments.config, arguments.fields)
     train(config, arguments.workdir)
     return 0
@@ -289,9 +304,15 @@ def _print_fields(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_rows(rows: int | None) -> None:
+    if rows is not None and rows < 1:
+        raise UserError(f"--rows is {rows}; it must be at least 1")
+
+
 def _evaluate(arguments: argparse.Namespace) -> int:
     from bert_jax.training.rerun import evaluate_run
 
+    _check_rows(arguments.rows)
     for name, value in evaluate_run(
         arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows
     ).items():
@@ -302,6 +323,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 def _replay(arguments: argparse.Namespace) -> int:
     from bert_jax.training.rerun import replay_batch
 
+    _check_rows(arguments.rows)
     print(
         replay_batch(
             arguments.workdir, arguments.step, corpus=arguments.corpus, max_rows=arguments.rows

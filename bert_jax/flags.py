@@ -6,16 +6,19 @@ parsed.
 """
 
 import ast
+import contextlib
 import dataclasses
+import difflib
 import importlib.util
 import inspect
 import itertools
 import re
 import sys
 import textwrap
+import traceback
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,16 +41,13 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
         overrides: Arguments such as `--config.training.num_steps=100`. Others are refused.
 
     Raises:
-        UserError: No such file, a file without `get_config`, an unknown field, a value of the wrong
-            type.
+        UserError: No such file, a file that fails or has no `get_config`, an unknown field, a value
+            of the wrong type.
     """
     named, _, argument = spec.partition(":")
     path = _find(named)
     module = _run(path)
-    if not hasattr(module, "get_config"):
-        raise UserError(f"{path} has no function get_config; a configuration file must define one")
-    given = module.get_config(argument) if argument else module.get_config()
-    given = _unwrapped(given)
+    given = _unwrapped(_get_config(module, path, argument))
     build(cls, given, where=str(path))  # names a wrong field as the file's, before any override
     merged = ConfigDict(_overlay(cls, given))
     return build(cls, _unwrapped(_override(merged, overrides)), where="config")
@@ -88,13 +88,13 @@ def _notes(cls: type) -> dict[str, str]:
 def _find(named: str) -> Path:
     shipped = [Path(__file__).parent / "configs", Path(__file__).parent.parent / "configs"]
     relative = named.removeprefix("configs/")
-    candidates = [Path(named), *(root / relative for root in shipped)]
-    for path in [p for c in candidates for p in (c, c.with_name(c.name + ".py"))]:
-        if path.is_file():
+    candidates = [named, *(str(root / relative) for root in shipped)]
+    for path in [Path(c + suffix) for c in candidates for suffix in ("", ".py")]:
+        if named and path.is_file():
             return path
     known = sorted(p.stem for root in shipped for p in root.glob("pretrain/*.py"))
     raise UserError(
-        f"--config: there is no file {named}. Give the path of a configuration file, or one of "
+        f"--config: there is no file {named!r}. Give the path of a configuration file, or one of "
         f"{', '.join('pretrain/' + name for name in known)}"
     )
 
@@ -104,8 +104,42 @@ def _run(path: Path) -> types.ModuleType:
     if spec is None or spec.loader is None:
         raise UserError(f"--config: {path} is not a Python file (its name must end in .py)")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with _blaming(path):
+        spec.loader.exec_module(module)
     return module
+
+
+def _get_config(module: types.ModuleType, path: Path, argument: str) -> Any:
+    function = getattr(module, "get_config", None)
+    if not callable(function):
+        raise UserError(f"{path} has no function get_config; a configuration file must define one")
+    arguments = [argument] if argument else []
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise UserError(
+            f"{path}: get_config does not take what it was given ({error}). An argument comes "
+            f"after a colon, --config={path}:ARGUMENT, where get_config has a parameter for it"
+        ) from error
+    with _blaming(path):
+        return function(*arguments)
+
+
+@contextlib.contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    """Turns whatever a configuration file raises into an error that names its line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        line = error.lineno if isinstance(error, SyntaxError) else None
+        for frame in traceback.extract_tb(error.__traceback__):
+            if Path(frame.filename) == path.absolute():
+                line = frame.lineno
+        where = str(path) if line is None else f"{path}, line {line}"
+        raise UserError(
+            f"{where}: {type(error).__name__}: {error}. A configuration file is Python; mend it "
+            "and try again"
+        ) from error
 
 
 def _overlay(cls: type, given: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +190,43 @@ def _placeholder(hint: Any) -> Any:
     return config_dict.placeholder(kind)
 
 
+def _check_field(config: ConfigDict, argument: str) -> None:
+    """Refuses a field that is not there, in the words of `build`; the value is not looked at."""
+    name, dot, fields = argument.partition("=")[0].lstrip("-").partition(".")
+    if not argument.startswith("-"):
+        return  # the value of the argument before, or refused later
+    if name != "config" or not dot:
+        raise UserError(
+            f"unknown argument {argument!r}; fields of the configuration are set as "
+            "--config.section.field=value (bert-jax pretrain --fields lists them)"
+        )
+    value: Any = config
+    seen = ""
+    for part in re.findall(r"[^.\[\]]+|\[[^\]]*\]", fields):
+        if isinstance(value, tuple) and part[0] == "[":
+            if not (part[1:-1].isdecimal() and int(part[1:-1]) < len(value)):
+                raise UserError(
+                    f"on the command line: there is no {seen}{part}; the configuration has "
+                    f"{seen}[0] to [{len(value) - 1}]. To have more, write them in a "
+                    "configuration file"
+                )
+            value, seen = value[int(part[1:-1])], seen + part
+            continue
+        known = sorted(value) if isinstance(value, ConfigDict) else []
+        if part not in known:
+            near = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
+            prefix = f"{seen}." if seen else ""
+            hint = f"did you mean {prefix}{near[0]}? " if near else ""
+            raise UserError(
+                f"on the command line: unknown field {prefix}{part}; {hint}"
+                f"Known here: {', '.join(known) or 'no fields, it is a value'}"
+            )
+        value, seen = value.get(part), f"{seen}.{part}" if seen else part
+
+
 def _override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+    for argument in overrides:
+        _check_field(config, argument)
     values = flags.FlagValues()
     program, sys.argv = sys.argv, ["bert-jax", *overrides]  # config_flags looks at sys.argv itself
     try:

@@ -28,6 +28,7 @@ from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 
 BLOCK_BYTES = 1 << 20
+_MAX_WORKERS = 1024
 _HASH_RANGE = 1 << 64
 MIN_HELDOUT_DOCUMENTS = 2
 """Sentence pairs take a random partner from another document, so evaluation needs two."""
@@ -104,8 +105,8 @@ def build_corpus(
     """
     if not 0 <= heldout_rate < 1:
         raise UserError(f"heldout_rate is {heldout_rate}; it must be at least 0 and below 1.")
-    if num_workers is not None and num_workers < 1:
-        raise UserError(f"num_workers is {num_workers}; it must be at least 1.")
+    if num_workers is not None and not 1 <= num_workers <= _MAX_WORKERS:
+        raise UserError(f"num_workers is {num_workers}; it must be 1 to {_MAX_WORKERS}.")
     get_splitter(splitter)  # says now what is missing
     resolved = resolve_sources(sources, options)
     begin = time.perf_counter()

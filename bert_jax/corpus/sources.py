@@ -2,6 +2,7 @@
 
 import difflib
 import glob
+import itertools
 import json
 import os
 import re
@@ -89,10 +90,13 @@ def resolve_sources(
 
 def _match(spec: str) -> list[str]:
     path = Path(spec)
+    if not spec:
+        raise UserError(f"the name of an input is empty. Sources are {_SUPPORTED}.")
     if path.is_file():
         return [spec]
     if path.is_dir():
-        kinds = sorted({"".join(p.suffixes[-2:]) for p in path.rglob("*") if p.is_file()} - {""})
+        some = itertools.islice(path.rglob("*"), 1000)  # it may be the root of everything
+        kinds = sorted({"".join(p.suffixes[-2:]) for p in some if p.is_file()} - {""})
         example = f"{spec.rstrip('/')}/**/*{kinds[0] if kinds else '.txt'}"
         raise UserError(f"{spec} is a directory; name the files in it, for example '{example}'.")
     names = sorted(n for n in glob.glob(spec, recursive=True) if Path(n).is_file())

@@ -22,13 +22,20 @@ def disk_full(path: Path, error: OSError) -> UserError | OSError:
         errno.EDQUOT: "the disk quota is used up",
         errno.EACCES: "the directory is not writable",
         errno.EROFS: "the file system is read-only",
+        errno.ENOTDIR: "a part of the path is a file",
+        errno.EEXIST: "a part of the path is a file",
+        errno.ENOENT: "no directory can be made there",
+        errno.ENAMETOOLONG: "the name is too long",
+        errno.EPERM: "it is not permitted",
+        errno.EIO: "the disk reports an error",
         errno.EFBIG: "the file would be larger than the file system or `ulimit -f` allows",
     }
+    space = (errno.ENOSPC, errno.EDQUOT)
     if error.errno not in reasons:
         return error
     return UserError(
-        f"cannot write {path}: {reasons[error.errno]}. Nothing was left there. Free some space or "
-        "name another directory."
+        f"cannot write {path}: {reasons[error.errno]}. Nothing was left there. "
+        f"{'Free some space or name' if error.errno in space else 'Name'} another directory."
     )
 
 

@@ -314,6 +314,11 @@ def train_wordpiece(
     options = WordPieceOptions(lowercase, strip_accents, split_cjk)
     if vocab_size > MAX_TOKENS:
         raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
+    if vocab_size <= len(SPECIAL_TOKENS):  # said before the texts are read
+        raise UserError(
+            f"vocab_size is {vocab_size}; the {len(SPECIAL_TOKENS)} special tokens alone take "
+            f"{len(SPECIAL_TOKENS)}. BERT has 30522; a few thousand do for a small corpus"
+        )
     counts = _count_words(iter(tqdm(texts, "texts", disable=not progress)), options)
     if not counts:
         raise UserError("the texts to train a vocabulary on have no words; give some text")

@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 
 import bert_jax
 from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.training.config import PretrainConfig, binding_diff, build, to_dict
 
@@ -38,6 +39,12 @@ def open_corpus(path: str) -> Corpus:
             "--config.data.corpus=work/corpus"
         )
     directory = Path(path)
+    if not any((p / "corpus.json").exists() for p in (directory, directory / "train")):
+        there = "does not exist" if not directory.exists() else "holds no complete token store"
+        raise UserError(
+            f"the corpus {path} {there}. Give the directory that `bert-jax corpus` made "
+            "(pretrain: --config.data.corpus; evaluate and replay: --corpus, where it has moved)"
+        )
     if is_store(directory):
         return Corpus(open_store(directory), None)
     train = open_store(directory / "train")
@@ -73,6 +80,7 @@ def check_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) -> N
     if not (workdir / "config.json").exists():
         if workdir.exists() and not workdir.is_dir():
             raise UserError(f"{workdir} is a file; the work directory must be a directory")
+        _check_tokenizer(workdir, store)
         if (workdir / "checkpoints").exists():
             raise UserError(
                 f"{workdir} has checkpoints and no config.json, so that it cannot be said what "
@@ -93,6 +101,26 @@ def check_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) -> N
         raise UserError(
             f"{workdir} belongs to a run of another configuration ({'; '.join(rows)}). To continue "
             "that run, give its configuration; to start another, choose another work directory"
+        )
+
+
+def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
+    """Refuses what `_copy_tokenizer` cannot copy, or would take for its own copy."""
+    if store.path is None:
+        return
+    if not (store.path / "tokenizer").is_dir():
+        raise UserError(
+            f"the token store {store.path} is damaged: its tokenizer is missing. Build the corpus "
+            "again"
+        )
+    if not (workdir / "tokenizer").exists():
+        return
+    there = load_tokenizer(workdir / "tokenizer").fingerprint
+    if there != store.tokenizer_fingerprint:
+        raise UserError(
+            f"{workdir / 'tokenizer'} is another tokenizer ({there[:12]}) than that of the corpus "
+            f"({store.tokenizer_fingerprint[:12]}), and a run keeps its own there. Choose another "
+            "work directory"
         )
 
 
@@ -135,7 +163,7 @@ def _read_record(workdir: Path) -> dict[str, Any]:
         record = json.loads(path.read_bytes())
         if not isinstance(record["config"], dict):
             raise TypeError("no field config")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{workdir} holds no run: it has no config.json. Give the work directory of a "
             "`bert-jax pretrain` run"
