@@ -15,7 +15,7 @@ from bert_jax.training.evaluate import evaluate, make_eval_step
 from bert_jax.training.masking import Masked
 from bert_jax.training.replay import describe_batch
 from bert_jax.training.sharding import MeshConfig, make_mesh
-from bert_jax.training.step import mask_batch
+from bert_jax.training.step import mask_batch, state_shardings
 from bert_jax.training.train import step_config
 from bert_jax.training.workdir import Corpus, check_workdir, open_corpus, read_config
 
@@ -54,7 +54,9 @@ def evaluate_run(
     phase = config.phases[-1]
     batch_size = -(-min(phase.batch_size, 256) // mesh.size) * mesh.size
     rows = eval_batches(stores.heldout, config.data, phase.length, batch_size, max_rows=max_rows)
-    metrics = evaluate(make_eval_step(step_config(config, stores), mesh), loaded.params, rows, mesh)
+    settings = step_config(config, stores)
+    params = jax.device_put(loaded.params, state_shardings(settings, mesh).params)
+    metrics = evaluate(make_eval_step(settings, mesh), params, rows, mesh)
     if config.data.objective == "none":
         metrics = {name: value for name, value in metrics.items() if "nsp" not in name}
     baseline = stores.train.unigram_entropy
@@ -95,8 +97,6 @@ def _describe(config: PretrainConfig, stores: Corpus, step: int, max_rows: int |
     config = config.with_vocabulary(store.vocab_size)
     stream = ExampleStream(store, config.data, config.phases, config.seed)
     batch = stream.batch(step)
-    if max_rows is not None:
-        batch = {name: values[:max_rows] for name, values in batch.items()}
     settings = step_config(config, stores)
     inputs = mask_batch(settings, jax.tree.map(jnp.asarray, batch), config.seed)
     masked = Masked(**{name: inputs[name] for name in Masked._fields})
@@ -104,4 +104,10 @@ def _describe(config: PretrainConfig, stores: Corpus, step: int, max_rows: int |
         raise UserError(
             "a batch is decoded with its store's tokenizer, so the store must be a file"
         )
-    return describe_batch(batch, masked, load_tokenizer(store.path / "tokenizer"))
+    return describe_batch(
+        batch,
+        masked,
+        load_tokenizer(store.path / "tokenizer"),
+        objective=config.data.objective,
+        max_rows=max_rows,
+    )

@@ -11,7 +11,9 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from bert_jax.data.store import SpecialIds, StoreWriter, TokenStore
+from bert_jax.data.store import StoreWriter, TokenStore
+from bert_jax.data.tokenizer import SPECIAL_TOKENS
+from bert_jax.data.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.config import PretrainConfig, build
 from bert_jax.training.sharding import make_mesh
@@ -23,22 +25,14 @@ from bert_jax.training.workdir import Corpus
 VOCAB_SIZE = 64
 
 
-class CountingTokenizer:
-    """Ids that mean nothing."""
-
-    vocab_size = VOCAB_SIZE
-    special_ids = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
-    fingerprint = "counting"
-
-    def save(self, directory: Path) -> None:
-        directory.mkdir(exist_ok=True)
-        (directory / "vocab.txt").write_text("\n".join(str(i) for i in range(VOCAB_SIZE)))
+TOKENIZER = WordPieceTokenizer([*SPECIAL_TOKENS, *(str(i) for i in range(5, VOCAB_SIZE))])
+"""Words that mean nothing."""
 
 
 def write_store(path: Path, num_documents: int, seed: int) -> TokenStore:
     """Sentences in which each token follows from the one before, most of the time."""
     random = np.random.default_rng(seed)
-    with StoreWriter(path, CountingTokenizer()) as writer:
+    with StoreWriter(path, TOKENIZER) as writer:
         for _ in range(num_documents):
             lengths = random.integers(4, 12, size=random.integers(4, 9))
             tokens = random.integers(5, VOCAB_SIZE, size=lengths.sum())
