@@ -99,6 +99,14 @@ def test_values_and_gradient_use_one_mask():
     np.testing.assert_allclose(pull_back(x)[0], y, rtol=1e-6)
 
 
+def test_scale_is_unbiased_in_bfloat16():
+    x = jax.random.uniform(jax.random.key(0), SHAPE, jnp.bfloat16, 1.0, 2.0)
+    y = dropout(x, 0.1, jnp.uint32(3), 5, jnp.arange(ROWS, dtype=jnp.uint32))
+    assert y.dtype == jnp.bfloat16
+    ratio = (np.asarray(y, np.float64) / np.asarray(x, np.float64))[np.asarray(y) != 0]
+    assert abs(ratio.mean() * 0.9 - 1) < 2e-4  # a rounded factor is off by 1.6e-3
+
+
 def test_no_mask_is_stored_for_the_backward_pass():
     rows = jnp.arange(ROWS, dtype=jnp.uint32)
     _, pull_back = jax.vjp(lambda x: dropout(x, 0.1, jnp.uint32(3), 5, rows), jnp.ones(SHAPE))
