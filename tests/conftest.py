@@ -9,6 +9,9 @@ from jaxtyping import install_import_hook
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+# Most of the tests' time is XLA's: unoptimised machine code takes half of it to make. What the
+# tests look at (values, partitioning, donation) is decided before that stage.
+jax.config.update("jax_disable_most_optimizations", True)
 
 # Every public signature's shapes and dtypes are checked while tests run, and only then.
 install_import_hook("bert_jax", "beartype.beartype")

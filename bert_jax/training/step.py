@@ -167,7 +167,7 @@ def dropout_seed(config: StepConfig, step: Int[Array, ""]) -> Array | None:
     return jnp.asarray(hash_u32(config.seed, step))
 
 
-def mask_batch(config: StepConfig, batch: Batch, seed: int) -> Batch:
+def mask_batch(config: StepConfig, batch: Batch, seed: int | Array) -> Batch:
     """The model's input and labels: `batch` with masked tokens and (B, P) positions, labels,
     weights.
     """

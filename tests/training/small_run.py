@@ -88,7 +88,9 @@ def small_config(**changes: Any) -> PretrainConfig:
 
 @contextlib.contextmanager
 def share_compilations(directory: Path) -> Iterator[None]:
-    """Lets small runs compile each step once, in this process and in others, and in half the time.
+    """Lets small runs compile each step once, in this process and in others.
+
+    Compilations are shared by those that are set up alike: unoptimised, as in conftest.py.
 
     Args:
         directory: of the compiled steps.

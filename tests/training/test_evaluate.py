@@ -53,13 +53,6 @@ def batches_of(rows, batch_size):
         yield {name: np.concatenate([batch[name], filler[name]]) for name in rows}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def params():
     return jax.jit(lambda key: init_params(CONFIG.model, key))(jax.random.key(0))
