@@ -6,9 +6,12 @@ that the user can correct, 4 a loss that is not finite.
 
 import argparse
 import errno
+import logging
 import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -36,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if getattr(arguments, "fields_help", False):
         arguments.run = _print_fields
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's start-up notes
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, _terminate)
     try:
         code: int = arguments.run(arguments)
         return code
@@ -51,13 +57,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _NOT_OURS:
             raise
-        print(f"bert-jax {arguments.verb}: {error}", file=sys.stderr)
+        hint = "Mend that or name another place, and give the command again; what is complete stays"
+        print(f"bert-jax {arguments.verb}: {error}. {hint}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if (known := getattr(error, "exit_code", None)) is None:
             raise
         print(f"bert-jax {arguments.verb}: {error}", file=sys.stderr)
         return int(known)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: object) -> None:
+    """SIGTERM leaves through every `finally`, so that nothing half-written stays."""
+    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -292,6 +307,8 @@ def _pretrain(arguments: argparse.Namespace) -> int:
     if not arguments.workdir.name:
         raise UserError(f"--workdir is {str(arguments.workdir)!r}; name a directory for this run")
     config = load_config(PretrainConfig, arguments.config, arguments.fields)
+    # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     train(config, arguments.workdir)
     return 0
 

@@ -48,6 +48,8 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     path = _find(named)
     module = _run(path)
     given = _unwrapped(_get_config(module, path, argument))
+    if not isinstance(given, dict):
+        raise UserError(f"{path}: get_config gave {given!r}; it must return a ConfigDict or a dict")
     build(cls, given, where=str(path))  # names a wrong field as the file's, before any override
     merged = ConfigDict(_overlay(cls, given))
     return build(cls, _unwrapped(_override(merged, overrides)), where="config")

@@ -1,0 +1,334 @@
+"""The command line as its user meets it: one way through, and every refusal of bad input."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import pytest
+
+from bert_jax import cli
+
+SMALL = [
+    f"--config.{field}"
+    for field in (
+        "model.num_layers=1", "model.hidden_dim=32", "model.num_heads=2", "model.mlp_dim=64",
+        "model.num_positions=64", "training.num_steps=4", "training.log_every_steps=2",
+        "training.phases[0].length=32", "training.phases[0].batch_size=8",
+        "optimizer.warmup_steps=2", "training.eval_rows=16",
+    )
+]  # fmt: skip
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Answer]
+
+
+@pytest.fixture
+def run(capsys) -> Run:
+    def run(*argv: object) -> Answer:
+        capsys.readouterr()
+        try:
+            code = cli.main([str(a) for a in argv])
+        except SystemExit as stop:  # argparse
+            code = int(stop.code or 0)
+        return Answer(code, *capsys.readouterr())
+
+    return run
+
+
+def refused(answer: Answer, *parts: str) -> None:
+    """Exit code 2 and one paragraph on standard error with these parts."""
+    assert answer.code == 2, answer
+    assert answer.err.count("\n") == 1, answer.err
+    assert "Traceback" not in answer.err
+    for part in parts:
+        assert part in answer.err
+
+
+def snapshot(directory: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()
+    }
+
+
+class Made(NamedTuple):
+    text: Path
+    tokenizer: Path
+    corpus: Path
+    run: Path
+    outputs: dict[str, str]
+
+
+def write_text(path: Path) -> None:
+    names, verbs = ["the cat", "a dog", "our bird", "that fish"], ["sat", "ran", "slept", "sang"]
+    places = ["on the hill", "under a tree", "near the river", "in a house"]
+    documents = [
+        " ".join(
+            f"{names[(d + s) % 4]} {verbs[(d * 3 + s) % 4]} {places[(d // 4 + s) % 4]} {d}."
+            for s in range(6)
+        )
+        for d in range(60)
+    ]
+    path.write_text("\n\n".join(documents) + "\n")
+
+
+def pretrain(made: Made, workdir: Path, *fields: str) -> list[str]:
+    return ["pretrain", "--config=pretrain/demo", f"--workdir={workdir}",
+            f"--config.data.corpus={made.corpus}", *SMALL, *fields]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Iterator[Made]:
+    """The way from text to a checkpoint, by the commands that the README names."""
+    root = tmp_path_factory.mktemp("cli")
+    made = Made(root / "a.txt", root / "tokenizer", root / "corpus", root / "run", {})
+    write_text(made.text)
+    jax.config.update("jax_disable_most_optimizations", True)  # half the compile time
+    try:
+        for argv in (
+            ["tokenizer", "--input", made.text, "--vocab-size", "120", "--out", made.tokenizer],
+            ["corpus", "--input", made.text, "--tokenizer", made.tokenizer, "--out", made.corpus,
+             "--heldout-rate", "0.2"],
+            pretrain(made, made.run),
+        ):  # fmt: skip
+            assert cli.main([str(a) for a in argv]) == 0
+        yield made
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_from_text_to_fill_mask(made: Made, run: Run):
+    evaluated = run("evaluate", made.run)
+    assert evaluated.code == 0
+    assert "eval/mlm_loss" in evaluated.out
+    replayed = run("replay", made.run, "--step", "3", "--rows", "2")
+    assert replayed.code == 0
+    assert replayed.out.count("[CLS]") == 2
+    filled = run("fill-mask", made.run, "The cat [MASK] on the hill.", "--top", "3")
+    assert filled.code == 0
+    assert len(filled.out.splitlines()) == 2
+    again = run(*pretrain(made, made.run))
+    assert again.code == 0
+    assert "continues from step 4" in again.out
+
+
+def test_field_that_does_not_bind_may_change(made: Made, run: Run):
+    assert run(*pretrain(made, made.run, "--config.training.log_every_steps=1")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("empty.txt", b"", ["empty.txt is empty"]),
+        ("bad.txt", b"good\nbad \xff\n", ["bad.txt, line 2", "0xff", "byte 5 of the line"]),
+        ("long.txt", b"word " * 4_000_000, ["long.txt, line 1", "bytes or more on one line"]),
+        ("bad.jsonl", b'{"text": "a"}\n{"text": oops}\n', ["bad.jsonl, line 2", "not JSON"]),
+        ("miss.jsonl", b'{"body": "a"}\n', ["miss.jsonl, line 1", "no field 'text'", "body"]),
+        ("cut.txt.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", ["ends in the middle"]),
+        ("x.pdf", b"%PDF", ["x.pdf", "are not read"]),
+    ],
+)
+@pytest.mark.parametrize("verb", ["tokenizer", "corpus"])
+def test_bad_file_is_refused(made: Made, run: Run, tmp_path, verb, name, content, parts):
+    (tmp_path / name).write_bytes(content)
+    how = ["--tokenizer", made.tokenizer] if verb == "corpus" else []
+    answer = run(verb, "--input", tmp_path / name, *how, "--out", tmp_path / "out")
+    refused(answer, *parts)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("spec", ["", "no*.txt", "no.txt", "."])
+def test_input_that_is_no_file_is_refused(run: Run, tmp_path, monkeypatch, spec):
+    monkeypatch.chdir(tmp_path)
+    refused(run("tokenizer", "--input", spec, "--out", "out"), spec)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram", "bpe"])
+@pytest.mark.parametrize("size", ["0", "-1", "5", "6", "1000000000"])
+def test_vocabulary_size_that_cannot_be(made: Made, run: Run, tmp_path, kind, size):
+    out = tmp_path / "t"
+    refused(
+        run(
+            "tokenizer", "--input", made.text, "--kind", kind, f"--vocab-size={size}", "--out", out
+        ),
+        f"vocab_size is {int(size):,}",
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--heldout-rate", "1"), ("--heldout-rate", "nan"), ("--num-workers", "0"),
+     ("--num-workers", "100000")],
+)  # fmt: skip
+def test_corpus_option_out_of_range(made: Made, run: Run, tmp_path, option, value):
+    refused(
+        run("corpus", "--input", made.text, "--tokenizer", made.tokenizer, "--out",
+            tmp_path / "c", f"{option}={value}"),
+        value,
+    )  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_max_mb_out_of_range(made: Made, run: Run, tmp_path, value):
+    refused(
+        run("tokenizer", "--input", made.text, f"--max-mb={value}", "--out", tmp_path / "t"), value
+    )
+
+
+@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
+def test_what_is_no_corpus_is_never_overwritten(made: Made, run: Run, flags):
+    before = snapshot(made.tokenizer)
+    how = ["corpus", "--input", made.text, "--tokenizer", made.tokenizer, *flags, "--out"]
+    refused(run(*how, made.tokenizer), "left alone")
+    refused(run(*how, made.text / "c"), "a part of the path is a file")
+    assert snapshot(made.tokenizer) == before
+
+
+def test_existing_corpus_needs_overwrite(made: Made, run: Run, tmp_path):
+    out = tmp_path / "c"
+    shutil.copytree(made.corpus, out)
+    how = ["corpus", "--input", made.text, "--tokenizer", made.tokenizer, "--out", out]
+    refused(run(*how), "--overwrite")
+    assert snapshot(out) == snapshot(made.corpus)
+    assert run(*how, "--overwrite").code == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_one_document_under_nsp(made: Made, run: Run, tmp_path):
+    (tmp_path / "one.txt").write_text("one document. it has two sentences.\n")
+    corpus = tmp_path / "one"
+    made_it = run("corpus", "--input", tmp_path / "one.txt", "--tokenizer", made.tokenizer,
+                  "--out", corpus)  # fmt: skip
+    assert made_it.code == 0
+    answer = run(*pretrain(made, tmp_path / "w", f"--config.data.corpus={corpus}"))
+    refused(answer, "1 document", "objective 'nsp'")
+    assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "parts"),
+    [
+        ("model.num_positions=16", ["phases[0].length 32", "num_positions 16"]),
+        ("model.hiden_dim=3", ["unknown field model.hiden_dim", "did you mean model.hidden_dim"]),
+        ("training.phases[4].length=3", ["there is no training.phases[4]"]),
+        ("data.corpus=/no/where", ["/no/where does not exist", "bert-jax corpus"]),
+        ("mesh.fsdp=3", ["mesh.fsdp=3"]),
+    ],
+)
+def test_run_that_cannot_be_is_refused_before_anything_is_written(
+    made: Made, run: Run, tmp_path, field, parts
+):
+    refused(run(*pretrain(made, tmp_path / "w", f"--config.{field}")), *parts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_work_directory_of_another_run(made: Made, run: Run):
+    before = snapshot(made.run)
+    answer = run(*pretrain(made, made.run, "--config.optimizer.learning_rate=0.5"))
+    refused(answer, "optimizer.learning_rate", "0.5 given")
+    assert snapshot(made.run) == before
+
+
+def test_work_directory_that_is_none(made: Made, run: Run, tmp_path):
+    refused(run(*pretrain(made, made.text)), "is a file")
+    refused(run(*pretrain(made, Path())), "--workdir is '.'")
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    refused(run(*pretrain(made, tmp_path)), "is another tokenizer")
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer"]
+
+
+def test_store_of_another_tokenizer(made: Made, run: Run, tmp_path):
+    tokenizer, corpus = tmp_path / "t", tmp_path / "c"
+    assert run("tokenizer", "--input", made.text, "--vocab-size=90", "--out", tokenizer).code == 0
+    how = ["--input", made.text, "--tokenizer", tokenizer, "--out", corpus]
+    assert run("corpus", *how).code == 0
+    refused(run("evaluate", made.run, "--corpus", corpus), "made with the tokenizer")
+    answer = run(*pretrain(made, made.run, f"--config.data.corpus={corpus}"))
+    refused(answer, "belongs to a run of another configuration", "the training corpus")
+
+
+@pytest.mark.parametrize("damage", ["tokens.bin", "corpus.json", "tokenizer"])
+def test_damaged_store(made: Made, run: Run, tmp_path, damage):
+    corpus = tmp_path / "c"
+    shutil.copytree(made.corpus, corpus)
+    part = corpus / "train" / damage
+    if damage == "tokenizer":
+        shutil.rmtree(part)
+    else:
+        part.write_bytes(part.read_bytes()[:-5])
+    answer = run(*pretrain(made, tmp_path / "w", f"--config.data.corpus={corpus}"))
+    refused(answer, "is damaged", "Build the corpus again")
+    assert not (tmp_path / "w").exists()
+
+
+def test_looking_at_what_is_no_run(made: Made, run: Run, tmp_path):
+    for where in (tmp_path, made.text, tmp_path / "none"):
+        refused(run("replay", where, "--step", "0"), "holds no run")
+        refused(run("evaluate", where), "holds no checkpoint")
+        refused(run("fill-mask", where, "[MASK]"), "holds no checkpoint")
+
+
+@pytest.mark.parametrize("step", ["-1", "4"])
+def test_replay_outside_the_run(made: Made, run: Run, step):
+    refused(run("replay", made.run, f"--step={step}"), f"--step is {step}", "0 to 3")
+
+
+def test_replay_of_a_corpus_that_moved(made: Made, run: Run, tmp_path):
+    workdir = tmp_path / "w"
+    shutil.copytree(made.run, workdir)
+    record = json.loads((workdir / "config.json").read_text())
+    record["config"]["data"]["corpus"] = str(tmp_path / "gone")
+    (workdir / "config.json").write_text(json.dumps(record))
+    refused(run("replay", workdir, "--step=0"), "gone does not exist", "--corpus")
+    assert run("replay", workdir, "--step=0", "--corpus", made.corpus).code == 0
+
+
+@pytest.mark.parametrize("rows", ["0", "-1"])
+def test_no_rows(made: Made, run: Run, rows):
+    refused(run("evaluate", made.run, f"--rows={rows}"), f"--rows is {rows}")
+    refused(run("replay", made.run, "--step=0", f"--rows={rows}"), f"--rows is {rows}")
+
+
+def test_fill_mask_refuses(made: Made, run: Run):
+    refused(run("fill-mask", made.run, "no mask"), "has no [MASK]")
+    refused(run("fill-mask", made.run, ""), "has no [MASK]")
+    refused(run("fill-mask", made.run, "cat " * 99 + "[MASK]"), "the model was built for 64")
+    refused(run("fill-mask", made.run, "[MASK]", "--top=0"), "--top is 0")
+
+
+def test_unknown_argument(run: Run):
+    assert run("corpus", "--input=a", "--tokenizer=t", "--out=o", "--bogus").code == 2
+    assert run("nothing").code == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_half_written(made: Made, tmp_path, number):
+    source = tmp_path / "in.txt"
+    source.write_text(made.text.read_text() * 2000)
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bert_jax.cli", "corpus", f"--input={source}", "--num-workers=1",
+         f"--tokenizer={made.tokenizer}", f"--out={out}"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not list(tmp_path.glob("out.tmp-*")) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait() == 128 + number
+    assert [p.name for p in tmp_path.iterdir()] == ["in.txt"]

@@ -1,0 +1,86 @@
+"""Fill-mask: candidates, batches, several masks in a text, and what it refuses."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.data.wordpiece import WordPieceTokenizer
+from bert_jax.errors import UserError
+from bert_jax.infer import MaskFiller
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import init_params
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "a", "mat", "hill", "."]
+
+
+@pytest.fixture(scope="module")
+def filler() -> MaskFiller:
+    tokenizer = WordPieceTokenizer([*SPECIAL, *WORDS])
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, num_positions=40, hidden_dim=16, num_layers=1,
+        num_heads=2, mlp_dim=32, init_std=0.5,
+    )  # fmt: skip
+    params = init_params(config, jax.random.key(0))
+    return MaskFiller(config, params, tokenizer)
+
+
+def test_special_tokens_are_never_candidates(filler):
+    ((candidates,),) = filler.fill(["the cat [MASK] on a mat."], top=len(WORDS))
+    assert sorted(c.token for c in candidates) == sorted(WORDS)
+
+
+def test_more_candidates_than_words_are_all_words(filler):
+    ((candidates,),) = filler.fill(["[MASK]"], top=10**6)
+    assert len(candidates) == len(WORDS)
+    assert sum(c.probability for c in candidates) <= 1 + 1e-6
+
+
+def test_candidates_come_best_first(filler):
+    ((candidates,),) = filler.fill(["the [MASK] sat"], top=4)
+    probabilities = [c.probability for c in candidates]
+    assert len(probabilities) == 4
+    assert probabilities == sorted(probabilities, reverse=True)
+
+
+def test_batch_equals_single_texts(filler):
+    texts = ["[MASK] cat", "the [MASK] sat on [MASK] mat . the dog ran", "a [MASK] hill ."]
+    for alone, together in zip([filler.fill([t])[0] for t in texts], filler.fill(texts),
+                               strict=True):  # fmt: skip
+        assert len(alone) == len(together)
+        for a, b in zip(alone, together, strict=True):
+            assert [c.token for c in a] == [c.token for c in b]
+            np.testing.assert_allclose(
+                [c.probability for c in a], [c.probability for c in b], rtol=1e-5
+            )
+
+
+def test_several_masks_answer_for_their_own_place(filler):
+    (masks,) = filler.fill(["[MASK] cat [MASK] on [MASK]"], top=3)
+    assert len(masks) == 3
+    assert len({tuple(c.token for c in m) + tuple(c.probability for c in m) for m in masks}) == 3
+
+
+def test_more_texts_than_a_batch(filler):
+    assert len(filler.fill(["[MASK] cat"] * 70)) == 70
+
+
+@pytest.mark.parametrize("text", ["", "no mask", "[mask]"])
+def test_text_without_mask_is_refused(filler, text):
+    with pytest.raises(UserError, match=r"has no \[MASK\]"):
+        filler.fill([text])
+
+
+def test_text_beyond_the_positions_is_refused(filler):
+    fits = "cat " * 37 + "[MASK]"  # and [CLS], [SEP]: 40
+    assert len(filler.fill([fits])) == 1
+    with pytest.raises(UserError, match="has 41 tokens, and the model was built for 40"):
+        filler.fill(["cat " + fits])
+
+
+def test_length_of_the_batch_does_not_pass_the_positions(filler):
+    shorter = dataclasses.replace(filler.config, num_positions=35)
+    params = init_params(shorter, jax.random.key(0))
+    assert MaskFiller(shorter, params, filler.tokenizer).fill(["cat " * 32 + "[MASK]"])
