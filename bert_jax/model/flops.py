@@ -37,8 +37,3 @@ def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
     MFU = train_flops(config, L, P) * rows / (seconds per step * peak operations per second).
     """
     return TRAIN_OVER_FORWARD * forward_flops(config, length, num_masked)
-
-
-def flops_per_token(config: ModelConfig, length: int, num_masked: int) -> float:
-    """Training operations per token of a full row."""
-    return train_flops(config, length, num_masked) / length

@@ -67,13 +67,13 @@ def evaluate(
             total += np.array(jax.device_get(in_flight.popleft()), np.float64)
     for sums in in_flight:
         total += np.array(jax.device_get(sums), np.float64)
-    sums = dict(zip(LossSums._fields, total.tolist(), strict=True))
-    masked, pairs = max(sums["mlm_count"], 1.0), max(sums["nsp_count"], 1.0)
+    added = dict(zip(LossSums._fields, total.tolist(), strict=True))
+    masked, pairs = max(added["mlm_count"], 1.0), max(added["nsp_count"], 1.0)
     return {
-        "eval/mlm_loss": sums["mlm_loss"] / masked,
-        "eval/mlm_accuracy": sums["mlm_correct"] / masked,
-        "eval/nsp_loss": sums["nsp_loss"] / pairs,
-        "eval/nsp_accuracy": sums["nsp_correct"] / pairs,
-        "eval/nsp_majority": max(sums["nsp_ones"], sums["nsp_count"] - sums["nsp_ones"]) / pairs,
-        "eval/num_masked": sums["mlm_count"],
+        "eval/mlm_loss": added["mlm_loss"] / masked,
+        "eval/mlm_accuracy": added["mlm_correct"] / masked,
+        "eval/nsp_loss": added["nsp_loss"] / pairs,
+        "eval/nsp_accuracy": added["nsp_correct"] / pairs,
+        "eval/nsp_majority": max(added["nsp_ones"], added["nsp_count"] - added["nsp_ones"]) / pairs,
+        "eval/num_masked": added["mlm_count"],
     }

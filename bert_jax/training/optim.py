@@ -96,18 +96,14 @@ def learning_rate_schedule(
 
 
 def is_decayed(path: str) -> bool:
-    """Whether weight decay applies to the parameter at this /-joined path: no bias, no norm.
+    """Whether weight decay, and LAMB's ratio, apply to the parameter at this /-joined path.
+
+    They do to all but biases and norms, as in the published code of both optimizers.
 
     By name and not by rank: stacked layers make every bias of a block two-dimensional.
     """
     *owners, leaf = path.lower().split("/")
     return "bias" not in leaf and leaf != "scale" and not any("norm" in part for part in owners)
-
-
-def decayed_paths(params: Any) -> set[str]:
-    """Paths of the parameters that weight decay (and LAMB's layer adaptation) applies to."""
-    paths = {_joined(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)}
-    return {path for path in paths if is_decayed(path)}
 
 
 def make_optimizer(

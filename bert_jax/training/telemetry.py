@@ -193,8 +193,7 @@ class Telemetry:
             return
         self._log = MetricsLog(workdir / "metrics.jsonl", restored_step)
         self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=restored_step + 1)
-        self.has_bar = echo is None and sys.stderr.isatty()
-        if self.has_bar:
+        if echo is None and sys.stderr.isatty():
             self._bar = tqdm(
                 total=num_steps, initial=restored_step, unit="step", dynamic_ncols=True, leave=False
             )

@@ -15,7 +15,7 @@ from bert_jax.model.heads import init_params, logical_axes
 from bert_jax.training.optim import (
     OptimizerConfig,
     clip_factor,
-    decayed_paths,
+    is_decayed,
     learning_rate_schedule,
     make_optimizer,
 )
@@ -38,6 +38,14 @@ def random_like(tree, seed, scale=1.0):
 
 def small_params():
     return random_like({"a": {"kernel": jnp.zeros((4, 6)), "bias": jnp.zeros(6)}}, 0)
+
+
+def decayed_paths(params):
+    paths = {
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(params)
+    }
+    return {path for path in paths if is_decayed(path)}
 
 
 def test_decayed_paths_are_exactly_these():
