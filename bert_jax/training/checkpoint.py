@@ -7,12 +7,15 @@ path), and a JSON `record`: the configuration, the loop's running means, and sha
 of every array, under a CRC of its own.
 """
 
+import contextlib
 import gc
 import json
 import logging
+import re
 import shutil
 import warnings
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,6 +99,7 @@ class Checkpoints:
         )
         self._pending: Any = None
         self._saved: int | None = None
+        self._saving = 0
 
     def save(self, step: int, state: Any, *, config: dict[str, Any], extra: dict[str, Any]) -> None:
         """Starts a save; returns when the arrays are copied, so that the caller may donate them.
@@ -126,7 +130,9 @@ class Checkpoints:
             },
         }
         groups = {**_grouped(leaves), "record": {**record, "crc32": _crc(record)}}
-        self._pending = self._orbax.save_checkpointables_async(step, groups, force=True)
+        self._saving = step
+        with self._naming_a_full_disk():
+            self._pending = self._orbax.save_checkpointables_async(step, groups, force=True)
         self._saved = step
 
     def wait(self) -> None:
@@ -138,10 +144,29 @@ class Checkpoints:
         pending, self._pending = self._pending, None
         if pending is not None:
             try:
-                pending.result()
+                with self._naming_a_full_disk():
+                    pending.result()
             except BaseException:
                 self._saved = None
                 raise
+
+    @contextlib.contextmanager
+    def _naming_a_full_disk(self) -> Iterator[None]:
+        """Orbax raises several types for it; the reason is in their text."""
+        try:
+            yield
+        except Exception as error:
+            if not re.search("No space left|Disk quota exceeded", _chain(error)):
+                raise
+            for leftover in self._directory.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            kept = saved_steps(self._directory)
+            raise UserError(
+                f"the checkpoint of step {self._saving} cannot be written to {self._directory}: "
+                f"the disk is full. {f'That of step {kept[-1]} is there' if kept else 'None is'}"
+                f"{'; free' if kept else ' there; free'} some space and give the command again: "
+                f"the run continues {'from it' if kept else 'from its beginning'}"
+            ) from error
 
     def restore(self, abstract: Any) -> Restored | None:
         """The newest intact checkpoint, or None when there is none at all.
@@ -174,7 +199,8 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._orbax.close()
+            with self._naming_a_full_disk():  # raises again what a save did
+                self._orbax.close()
 
     def _set_aside(self, damaged: list[tuple[int, str]], used: int) -> None:
         if not damaged:
@@ -340,6 +366,15 @@ def _nested(leaves: dict[str, Any]) -> dict[str, Any]:
 def _flat(groups: dict[str, Any]) -> dict[str, Any]:
     params = {_PARAMS + name: leaf for name, leaf in _named_leaves(groups["params"]).items()}
     return {**params, **groups.get("rest", {})}
+
+
+def _chain(error: BaseException | None) -> str:
+    """The messages of an error and of what caused it."""
+    chain: list[BaseException] = []
+    while error is not None and not any(error is known for known in chain):  # it may be a ring
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return "\n".join(map(str, chain))
 
 
 def _crc(record: dict[str, Any]) -> int:

@@ -232,3 +232,22 @@ def test_digest_changes_with_any_bit_and_not_with_the_layout(dtype):
             seen.add(leaf_digests({"x": jnp.asarray(other)})["x"])
     assert len(seen) == 1 + 3 * (1 if dtype == "bool" else 8)
     assert leaf_digests({"x": jnp.roll(array, 1, 1)})["x"] != digest  # order counts
+
+
+def test_full_disk_is_named_though_every_call_raises_it(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    failure = RuntimeError("RESOURCE_EXHAUSTED")
+    failure.__cause__ = OSError("No space left on device")
+
+    class Failing:
+        def result(self) -> None:
+            raise failure
+
+        close = result
+
+    checkpoints._orbax.close()
+    monkeypatch.setattr(checkpoints, "_orbax", Failing())
+    checkpoints._pending, checkpoints._saving = Failing(), 7
+    # `close` waits for the save, which raises, and then Orbax raises the same again: a ring.
+    with pytest.raises(UserError, match=r"checkpoint of step 7 .* the disk is full. None is there"):
+        checkpoints.close()
