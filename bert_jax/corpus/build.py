@@ -23,7 +23,8 @@ from bert_jax.corpus.sentences import get_splitter
 from bert_jax.corpus.sources import ReadOptions, Source, resolve_sources
 from bert_jax.corpus.workers import map_ordered, num_cores
 from bert_jax.data.staging import StagedDirectory
-from bert_jax.data.store import StoreWriter, TokenStore, is_store, open_store
+from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.data.store_writer import StoreWriter
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.corpus.sentences import Splitter, get_splitter
-from bert_jax.data.store import check_ids, token_dtype
+from bert_jax.data.store import token_dtype
+from bert_jax.data.store_writer import check_ids
 from bert_jax.data.tokenizer import Tokenizer
 
 _ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge document

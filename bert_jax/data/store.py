@@ -7,23 +7,20 @@ gather, and `corpus.json` beside them:
     tokens.bin  sentence_offsets.bin  document_offsets.bin  unigram_counts.bin
 """
 
-import contextlib
 import functools
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from bert_jax.data.staging import StagedDirectory, disk_full, sync_directory, write_synced
 from bert_jax.errors import UserError
 
 FORMAT = "bert_jax token store"
 VERSION = 1
-_OFFSET_DTYPE = np.dtype("<i8")
+OFFSET_DTYPE = np.dtype("<i8")
 
 
 @dataclass(frozen=True)
@@ -124,194 +121,13 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
-def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
-    """Makes sure that ids can be stored: jax reads past the end of a table without a word.
-
-    Args:
-        tokens: (n,) integers.
-        tokenizer: the one that made them.
-
-    Raises:
-        UserError: an id outside the vocabulary, or a special one other than [UNK].
-    """
-    if not tokens.size:
-        return
-    low, high, size = int(tokens.min()), int(tokens.max()), tokenizer.vocab_size
-    if low < 0 or high >= size:
-        raise UserError(
-            f"the tokenizer gave the id {low if low < 0 else high}, but its vocabulary has {size} "
-            "entries (ids from 0). Its files do not belong together; save or train it again."
-        )
-    special = tokenizer.special_ids
-    for forbidden in (special.pad, special.cls, special.sep, special.mask):
-        if low <= forbidden <= high and (tokens == forbidden).any():
-            raise UserError(
-                f"the tokenizer gave the special id {forbidden} for plain text; it must read the "
-                "names of special tokens in a text as ordinary words."
-            )
-
-
 def is_store(path: str | Path) -> bool:
     """True when `path` is a directory that holds a complete token store."""
     return (Path(path) / "corpus.json").is_file() and (Path(path) / "tokens.bin").is_file()
 
 
-class StoreWriter:
-    """Writes a token store, block by block, in memory that does not grow with the corpus.
-
-    A context manager. The store is built in `path.tmp-<process>` beside `path` and renamed by
-    `finish`; leaving the block without it, by an error or not, removes what was written.
-
-    Args:
-        path: the store's directory.
-        tokenizer: gives vocabulary size, special ids and fingerprint, and is saved in the store.
-        overwrite: replace a complete store at `path` when the new one is complete.
-        meta: further entries of `corpus.json`, such as the sources; `finish` takes more.
-
-    Raises:
-        UserError: `path` exists and may not be replaced, or cannot be written.
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        tokenizer: StoreTokenizer,
-        *,
-        overwrite: bool = False,
-        meta: dict[str, Any] | None = None,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._meta = dict(meta or {})
-        self._dtype = token_dtype(tokenizer.vocab_size)
-        self._unigram_counts = np.zeros(tokenizer.vocab_size, np.int64)
-        self.num_tokens = 0
-        self.num_sentences = 0
-        self.num_documents = 0
-        self._staged = StagedDirectory(path, is_store, overwrite=overwrite)
-        self.path = self._staged.target
-        self._files: dict[str, BinaryIO] = {}
-        self._digests: dict[str, Any] = {}
-        try:
-            for name in ("tokens", "sentence_offsets", "document_offsets"):
-                self._files[name] = open(self._staged.path / f"{name}.bin", "wb")  # noqa: SIM115
-                self._digests[name] = hashlib.sha256()
-            zero = np.zeros(1, _OFFSET_DTYPE)
-            self._write("sentence_offsets", zero)
-            self._write("document_offsets", zero)
-        except BaseException:
-            self.close()
-            raise
-
-    def append(
-        self, tokens: np.ndarray, sentence_lengths: np.ndarray, document_lengths: np.ndarray
-    ) -> None:
-        """Adds documents.
-
-        Args:
-            tokens: (n,) integers, the token ids of all sentences, one after the other.
-            sentence_lengths: (s,) integers, tokens in each sentence; each at least 1, sum n.
-            document_lengths: (d,) integers, sentences in each document; each at least 1, sum s.
-
-        Raises:
-            ValueError: the lengths do not add up, or one is below 1.
-            UserError: an id is outside the vocabulary or is a special token other than [UNK], or
-                the disk is full.
-        """
-        tokens = np.asarray(tokens)
-        sentence_lengths = np.asarray(sentence_lengths, _OFFSET_DTYPE)
-        document_lengths = np.asarray(document_lengths, _OFFSET_DTYPE)
-        if not len(document_lengths):
-            if len(tokens) or len(sentence_lengths):
-                raise ValueError("sentences outside any document")
-            return
-        if sentence_lengths.min() < 1 or document_lengths.min() < 1:
-            raise ValueError("a sentence without tokens or a document without sentences")
-        if sentence_lengths.sum() != len(tokens) or document_lengths.sum() != len(sentence_lengths):
-            raise ValueError(
-                f"lengths do not add up: {len(tokens)} tokens, sentences hold "
-                f"{sentence_lengths.sum()}; {len(sentence_lengths)} sentences, documents hold "
-                f"{document_lengths.sum()}"
-            )
-        check_ids(tokens, self._tokenizer)
-        stored = np.ascontiguousarray(tokens, self._dtype)
-        # Before anything is written: a refused block leaves no trace in the counts.
-        self._unigram_counts += np.bincount(stored, minlength=len(self._unigram_counts))
-        self._write("tokens", stored)
-        self._write("sentence_offsets", self.num_tokens + np.cumsum(sentence_lengths))
-        self._write("document_offsets", self.num_sentences + np.cumsum(document_lengths))
-        self.num_tokens += len(stored)
-        self.num_sentences += len(sentence_lengths)
-        self.num_documents += len(document_lengths)
-
-    def _write(self, name: str, array: np.ndarray) -> None:
-        data = np.ascontiguousarray(array).data.cast("B")
-        self._digests[name].update(data)
-        try:
-            self._files[name].write(data)
-        except OSError as error:
-            raise disk_full(self.path, error) from error
-
-    def finish(self, **meta: Any) -> TokenStore:
-        """Completes the store, makes it appear at `path` and opens it.
-
-        Args:
-            **meta: further entries of `corpus.json`.
-
-        Raises:
-            UserError: there are no documents, or the disk is full.
-        """
-        if not self.num_documents:
-            raise UserError(f"no documents to write to {self.path}: the corpus is empty.")
-        try:
-            for file in self._files.values():
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
-            counts = self._unigram_counts.astype(_OFFSET_DTYPE)
-            write_synced(self._staged.path / "unigram_counts.bin", counts.tobytes())
-            self._tokenizer.save(self._staged.path / "tokenizer")
-            sync_directory(self._staged.path / "tokenizer")
-            header = {
-                **self._meta,
-                **meta,
-                "format": FORMAT,
-                "version": VERSION,
-                "num_tokens": self.num_tokens,
-                "num_sentences": self.num_sentences,
-                "num_documents": self.num_documents,
-                "token_dtype": self._dtype.name,
-                "vocab_size": self._tokenizer.vocab_size,
-                "special_ids": asdict(self._tokenizer.special_ids),
-                "tokenizer_fingerprint": self._tokenizer.fingerprint,
-                "fingerprint": _fingerprint(
-                    self._tokenizer.fingerprint,
-                    {name: digest.hexdigest() for name, digest in self._digests.items()},
-                ),
-            }
-            text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
-            write_synced(self._staged.path / "corpus.json", text.encode())
-            self._staged.commit()
-        except OSError as error:
-            raise disk_full(self.path, error) from error
-        return open_store(self.path)
-
-    def close(self) -> None:
-        """Removes what was written unless `finish` has completed; may be called twice."""
-        for file in self._files.values():
-            with contextlib.suppress(OSError):  # a full disk was reported by `append`
-                file.close()
-        if self._staged is not None:
-            self._staged.close()
-            self._staged = None  # type: ignore[assignment]
-
-    def __enter__(self) -> "StoreWriter":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-def _fingerprint(tokenizer_fingerprint: str, digests: dict[str, str]) -> str:
+def content_fingerprint(tokenizer_fingerprint: str, digests: dict[str, str]) -> str:
+    """The store's fingerprint, from its tokenizer's and the sha256 of each array file by name."""
     parts = [f"{FORMAT} {VERSION}", tokenizer_fingerprint]
     parts += [f"{name} {digests[name]}" for name in sorted(digests)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -355,9 +171,9 @@ def open_store(
         )
     num_tokens, num_sentences, num_documents = numbers
     tokens = _map(path, "tokens", dtype, num_tokens)
-    sentences = _map(path, "sentence_offsets", _OFFSET_DTYPE, num_sentences + 1)
-    documents = _map(path, "document_offsets", _OFFSET_DTYPE, num_documents + 1)
-    counts = np.array(_map(path, "unigram_counts", _OFFSET_DTYPE, vocab_size))
+    sentences = _map(path, "sentence_offsets", OFFSET_DTYPE, num_sentences + 1)
+    documents = _map(path, "document_offsets", OFFSET_DTYPE, num_documents + 1)
+    counts = np.array(_map(path, "unigram_counts", OFFSET_DTYPE, vocab_size))
     for name, array, end in (
         ("sentence", sentences, num_tokens),
         ("document", documents, num_sentences),
@@ -371,7 +187,7 @@ def open_store(
     if verify:
         arrays = {"tokens": tokens, "sentence_offsets": sentences, "document_offsets": documents}
         digests = {name: hashlib.sha256(a.data).hexdigest() for name, a in arrays.items()}
-        if _fingerprint(fingerprints[0], digests) != fingerprints[1]:
+        if content_fingerprint(fingerprints[0], digests) != fingerprints[1]:
             raise _damaged(path, "its content does not have the fingerprint in corpus.json")
     known = {"vocab_size", "special_ids", "tokenizer_fingerprint", "fingerprint"}
     return TokenStore(

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from bert_jax.data import store as store_module
-from bert_jax.data.store import SpecialIds, StoreWriter, is_store, open_store, token_dtype
+from bert_jax.data.store import SpecialIds, is_store, open_store, token_dtype
+from bert_jax.data.store_writer import StoreWriter
 from bert_jax.errors import UserError
 
 

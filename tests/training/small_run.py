@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from bert_jax.data.store import StoreWriter, TokenStore
+from bert_jax.data.store import TokenStore
+from bert_jax.data.store_writer import StoreWriter
 from bert_jax.data.tokenizer import SPECIAL_TOKENS
 from bert_jax.data.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpoint import Checkpoints
