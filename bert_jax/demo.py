@@ -24,8 +24,8 @@ from bert_jax.training.config import PretrainConfig
 from bert_jax.training.report import TrainResult
 from bert_jax.training.train import train
 
-VOCAB_SIZE = 8192
-HELDOUT_RATE = 0.02
+VOCAB_SIZE = 4096
+HELDOUT_RATE = 0.03
 LEAST_GAIN = 0.5
 """Nats that the held-out masked-LM loss must lie below the unigram entropy of the corpus."""
 LEAST_NSP_ACCURACY = 0.65
