@@ -46,7 +46,12 @@ def test_candidates_come_best_first(filler):
 
 
 def test_batch_equals_single_texts(filler):
-    texts = ["[MASK] cat", "the [MASK] sat on [MASK] mat . the dog ran", "a [MASK] hill ."]
+    texts = [
+        "[MASK] cat",
+        "the [MASK] sat on [MASK] mat . the dog ran",
+        "a [MASK] hill .",
+        "cat " * 35 + "[MASK]",
+    ]
     for alone, together in zip([filler.fill([t])[0] for t in texts], filler.fill(texts),
                                strict=True):  # fmt: skip
         assert len(alone) == len(together)
