@@ -15,6 +15,9 @@ MARGIN = 0.05
 """Nats below the baseline from which on a run counts as having left it."""
 
 
+_FAR_ABOVE = 0.3  # nats; a loss so far above the line is not the plateau
+
+
 @dataclass
 class PlateauDetector:
     """Watches the masked-LM loss of training and explains, once, why it may have stopped falling.
@@ -82,7 +85,16 @@ class PlateauDetector:
         phase = training.phases[0]
         tokens = phase.batch_size * phase.length
         rate = optimizer.learning_rate
+        above = self.smoothed > self.baseline + _FAR_ABOVE
+        met = "the model predicts how frequent each token is and has learnt nothing from context"
         causes = [f"the learning rate, {rate:g}, is too high (try {_two_digits(rate / 3)})"]
+        if above:
+            met = "the model has not yet learnt even how frequent each token is"
+            causes = [
+                f"the learning rate, {rate:g}, is too low for so short a run (try "
+                f"{_two_digits(rate * 3)}), or so high that the loss diverges "
+                f"(try {_two_digits(rate / 3)})"
+            ]
         if warmup < 0.05 * training.num_steps:
             causes.append(
                 f"the warm-up is too short: {warmup:,} of {training.num_steps:,} steps (5 to 10% "
@@ -102,9 +114,8 @@ class PlateauDetector:
         return (
             f"Warning: the masked-LM loss is {self.smoothed:.3f} nats at step {step:,} (mean of "
             f"the last {self.window} or so), and the unigram entropy of the corpus is "
-            f"{self.baseline:.3f}: the model predicts how frequent each token is and has learnt "
-            "nothing from context. Runs that are still there after the warm-up tend to stay. "
-            f"Likely causes, the most frequent first: {'; '.join(causes)}."
+            f"{self.baseline:.3f}: {met}. Runs that are still there after the warm-up tend to "
+            f"stay. Likely causes, the most frequent first: {'; '.join(causes)}."
         )
 
 

@@ -90,3 +90,9 @@ def test_judgement_falls_within_the_run():
 def test_compare_names_the_side():
     assert compare(6.5, 7.0) == "6.500 nats, 0.500 below unigram entropy"
     assert compare(7.25, 7.0) == "7.250 nats, 0.250 above unigram entropy"
+
+
+def test_a_loss_far_above_the_line_is_not_called_a_plateau():
+    (text,) = warnings_of(detector(), [7.4] * 1000).values()
+    assert "has not yet learnt even how frequent" in text
+    assert "too low for so short a run (try 9e-3)" in text.replace("9.0e-3", "9e-3")
