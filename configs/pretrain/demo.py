@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
             },
             "data": {"num_passes": 4},
             "training": {
-                "num_steps": 2000,
+                "num_steps": 2200,
                 "phases": ({"length": 64, "batch_size": 64, "share": 1.0},),
                 "log_every_steps": 20,
                 "eval_every_steps": 250,
