@@ -1,7 +1,8 @@
 """The `bert-jax` command: one verb each, imported when it is used.
 
 Exit codes: 0 done (or stopped by a signal with everything saved), 1 a check that failed, 2 input
-that the user can correct, 4 a loss that is not finite.
+that the user can correct, 4 a loss that is not finite, 5 no intact checkpoint, 130 and 143 ended by
+Ctrl-C and SIGTERM.
 """
 
 import argparse

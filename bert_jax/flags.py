@@ -8,7 +8,6 @@ parsed.
 import ast
 import contextlib
 import dataclasses
-import difflib
 import importlib.util
 import inspect
 import itertools
@@ -26,7 +25,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_dict, config_flags
 
 from bert_jax.errors import UserError
-from bert_jax.training.config import build
+from bert_jax.training.config import build, unknown_field
 
 Config = TypeVar("Config")
 
@@ -216,13 +215,7 @@ def _check_field(config: ConfigDict, argument: str) -> None:
             continue
         known = sorted(value) if isinstance(value, ConfigDict) else []
         if part not in known:
-            near = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
-            prefix = f"{seen}." if seen else ""
-            hint = f"did you mean {prefix}{near[0]}? " if near else ""
-            raise UserError(
-                f"on the command line: unknown field {prefix}{part}; {hint}"
-                f"Known here: {', '.join(known) or 'no fields, it is a value'}"
-            )
+            raise unknown_field(part, seen, known, "on the command line")
         value, seen = value.get(part), f"{seen}.{part}" if seen else part
 
 

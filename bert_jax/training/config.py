@@ -7,7 +7,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -222,6 +222,17 @@ def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
     return _build(cls, mapping, where, ())
 
 
+def unknown_field(name: str, section: str, known: Sequence[str], where: str) -> UserError:
+    """The error for a field that `section` (dotted; "" at the top) does not have."""
+    prefix = f"{section}." if section else ""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {prefix}{near[0]}? " if near else ""
+    return UserError(
+        f"{where}: unknown field {prefix}{name}; {hint}"
+        f"Known here: {', '.join(known) or 'no fields, it is a value'}"
+    )
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """A dataclass as nested dicts and lists for JSON; `build` is the inverse."""
     result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
@@ -266,12 +277,7 @@ def _build(cls: type[T], mapping: Any, where: str, path: tuple[str, ...]) -> T:
     names = [f.name for f in dataclasses.fields(typing.cast(Any, cls)) if f.init]
     for name in mapping:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-            hint = f"did you mean {_dotted((*path, near[0]))}? " if near else ""
-            raise UserError(
-                f"{where}: unknown field {_dotted((*path, str(name)))}; {hint}"
-                f"Known here: {', '.join(names)}"
-            )
+            raise unknown_field(str(name), _dotted(path), names, where)
     return cls(**{k: _convert(hints[k], v, where, (*path, k)) for k, v in mapping.items()})
 
 
