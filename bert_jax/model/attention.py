@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Integer, UInt32
 
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import einsum_float32
+from bert_jax.model.layout import Layout
 
 MASKED_SCORE = -1e30
 """Score of a key that a query must not see: finite, so that no row is ever 0/0, and far enough
@@ -31,6 +32,7 @@ def attend(
     dropout_site: int | Integer[Array, ""] = 0,
     row_index: UInt32[Array, " B"] | None = None,
     impl: Literal["auto", "xla"] = "auto",
+    layout: Layout | None = None,
 ) -> Float[Array, "B L H K"]:
     """Scaled dot-product attention among equal segment ids (Vaswani et al. 2017, section 3.2.1).
 
@@ -47,6 +49,7 @@ def attend(
       dropout_site: see `dropout.dropout`.
       row_index: see `dropout.dropout`.
       impl: the implementation; `auto` picks the fastest that can do what is asked.
+      layout: of the arguments on a mesh; None on one device.
 
     Returns:
       The attended values, in the type of `v`.

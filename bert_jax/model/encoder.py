@@ -23,6 +23,7 @@ from bert_jax.model.layers import (
     parameter,
     truncated_normal,
 )
+from bert_jax.model.layout import Layout
 
 # Dropout sites: 0 is the embeddings; layer n has the three numbers from 1 + 3 n.
 SITE_EMBEDDINGS = 0
@@ -103,6 +104,7 @@ class SelfAttention(nnx.Module):
         segment_ids: Integer[Array, "B L"],
         stream: DropoutStream | None,
         first_site: int | Integer[Array, ""],
+        layout: Layout | None = None,
     ) -> Float[Array, "B L D"]:
         """`first_site` numbers this layer's dropouts."""
         config = self.config
@@ -117,6 +119,7 @@ class SelfAttention(nnx.Module):
             dropout_site=first_site + SITE_ATTENTION_WEIGHTS,
             row_index=None if stream is None else stream.row_index,
             impl=config.attention_impl,
+            layout=layout,
         )
         return self.output(attended)
 
@@ -152,10 +155,11 @@ class Layer(nnx.Module):
         segment_ids: Integer[Array, "B L"],
         stream: DropoutStream | None,
         index: int | Integer[Array, ""],
+        layout: Layout | None = None,
     ) -> Float[Array, "B L D"]:
         """`index`: which layer of the stack this is (it numbers the dropout sites)."""
         site = index * SITES_PER_LAYER
-        y = self.attention(x, segment_ids, stream, site)
+        y = self.attention(x, segment_ids, stream, site, layout)
         x = self.attention_norm(x + _drop(y, self.rate, stream, site + SITE_ATTENTION_OUTPUT))
         y = self.mlp(x)
         return self.mlp_norm(x + _drop(y, self.rate, stream, site + SITE_MLP_OUTPUT))
@@ -188,6 +192,7 @@ class Encoder(nnx.Module):
         type_ids: Integer[Array, "B L"],
         segment_ids: Integer[Array, "B L"],
         stream: DropoutStream | None = None,
+        layout: Layout | None = None,
     ) -> Float[Array, "B L D"]:
         """The last layer's states, in the compute type."""
         segment_ids = segment_ids.astype(jnp.int32)
@@ -195,7 +200,11 @@ class Encoder(nnx.Module):
         graphdef, stacked = nnx.split(self.layers)
 
         def apply_layer(params, x, index):
-            return nnx.merge(graphdef, params)(x, segment_ids, stream, index)
+            if layout is not None:
+                # Rows stay where they are. Left to itself inside a scan, the compiler would lay
+                # activations out as the layer's split parameters suggest, and move them twice.
+                x = layout.constrain(x, "batch", "length", "embed")
+            return nnx.merge(graphdef, params)(x, segment_ids, stream, index, layout)
 
         return _run_layers(self.config, apply_layer, stacked, x)
 

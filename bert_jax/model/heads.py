@@ -16,6 +16,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.layers import ACTIVATIONS, Affine, LayerNorm, einsum_float32, parameter
+from bert_jax.model.layout import Layout
 
 PADDED_LOGIT = -1e30
 """Logit of the vocabulary's padding columns: probability exactly 0, and no 0 * inf anywhere."""
@@ -91,9 +92,10 @@ class PretrainingModel(nnx.Module):
         segment_ids: Integer[Array, "B L"],
         positions: Integer[Array, "B P"] | None,
         stream: DropoutStream | None,
+        layout: Layout | None,
     ) -> PretrainingLogits:
         """See `apply_pretraining`."""
-        hidden = self.encoder(tokens, type_ids, segment_ids, stream)
+        hidden = self.encoder(tokens, type_ids, segment_ids, stream, layout)
         pooled = self.encoder.pooler(hidden)
         if positions is not None:
             hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
@@ -142,6 +144,7 @@ def apply_pretraining(
     *,
     dropout_seed: UInt32[Array, ""] | None = None,
     row_index: UInt32[Array, " B"] | None = None,
+    layout: Layout | None = None,
 ) -> PretrainingLogits:
     """Logits of both objectives, in float32.
 
@@ -154,6 +157,7 @@ def apply_pretraining(
       positions: the P positions of each row whose vocabulary logits are wanted; None for all L.
       dropout_seed: different at every step; None switches dropout off.
       row_index: the rows' positions in the example stream; needed with `dropout_seed`.
+      layout: of the batch on a mesh; None on one device.
 
     Raises:
       UserError: L is beyond `num_positions`.
@@ -161,7 +165,7 @@ def apply_pretraining(
     graphdef, _ = _abstract(config)
     model = nnx.merge(graphdef, params)
     stream = _stream(dropout_seed, row_index)
-    return model(tokens, type_ids, segment_ids, positions, stream)
+    return model(tokens, type_ids, segment_ids, positions, stream, layout)
 
 
 def encode(
@@ -173,6 +177,7 @@ def encode(
     *,
     dropout_seed: UInt32[Array, ""] | None = None,
     row_index: UInt32[Array, " B"] | None = None,
+    layout: Layout | None = None,
 ) -> tuple[Float[Array, "B L D"], Float[Array, "B D"]]:
     """The encoder alone: states of all tokens and the pooled first token, in the compute type.
 
@@ -181,7 +186,7 @@ def encode(
     """
     graphdef, _ = _abstract_encoder(config)
     encoder = nnx.merge(graphdef, params["encoder"])
-    hidden = encoder(tokens, type_ids, segment_ids, _stream(dropout_seed, row_index))
+    hidden = encoder(tokens, type_ids, segment_ids, _stream(dropout_seed, row_index), layout)
     return hidden, encoder.pooler(hidden)
 
 

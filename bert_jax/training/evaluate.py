@@ -9,7 +9,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.training.losses import LossSums
-from bert_jax.training.sharding import batch_sharding, place_batch, replicated
+from bert_jax.training.sharding import (
+    activation_layout,
+    batch_sharding,
+    place_batch,
+    replicated,
+)
 from bert_jax.training.step import Batch, StepConfig, forward, mask_batch, state_shardings
 
 EVAL_SEED = 20181011
@@ -25,7 +30,8 @@ def make_eval_step(config: StepConfig, mesh: Mesh) -> Callable[[Any, Batch], Los
     """
 
     def eval_step(params: Any, batch: Batch) -> LossSums:
-        return forward(config, params, mask_batch(config, batch, EVAL_SEED), None)
+        rows = mask_batch(config, batch, EVAL_SEED)
+        return forward(config, params, rows, None, activation_layout(mesh))
 
     return jax.jit(
         eval_step,

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError
+from bert_jax.model.layout import Layout, LogicalAxes
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -32,8 +33,6 @@ _SIZE_FIELDS = {
     "mlp": "model.mlp_dim",
     "vocab": "the padded model.vocab_size",
 }
-
-LogicalAxes = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -144,6 +143,11 @@ def opt_state_shardings(
         shardings,
         transform_non_params=lambda _: replicated(mesh),
     )
+
+
+def activation_layout(mesh: Mesh) -> Layout | None:
+    """What the model is told about `mesh`; None where there is one device."""
+    return Layout(mesh, partition_spec) if mesh.size > 1 else None
 
 
 def constrain(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:

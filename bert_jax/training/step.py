@@ -17,11 +17,13 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.counter_hash import hash_u32
 from bert_jax.model.heads import apply_pretraining, init_params, logical_axes
+from bert_jax.model.layout import Layout
 from bert_jax.training.losses import LossSums, pretraining_loss, pretraining_sums, ratio
 from bert_jax.training.masking import MaskingConfig, mask_tokens
 from bert_jax.training.optim import OptimizerConfig, learning_rate_schedule, make_optimizer
 from bert_jax.training.sharding import (
     RULES,
+    activation_layout,
     batch_sharding,
     check_batch_size,
     constrain,
@@ -185,7 +187,9 @@ def mask_batch(config: StepConfig, batch: Batch, seed: int | Array) -> Batch:
     return {**batch, **masked._asdict()}
 
 
-def forward(config: StepConfig, params: Any, rows: Batch, seed: Array | None) -> LossSums:
+def forward(
+    config: StepConfig, params: Any, rows: Batch, seed: Array | None, layout: Layout | None = None
+) -> LossSums:
     """Loss sums of masked rows (from `mask_batch`); `seed` None switches dropout off."""
     logits = apply_pretraining(
         config.model,
@@ -196,6 +200,7 @@ def forward(config: StepConfig, params: Any, rows: Batch, seed: Array | None) ->
         rows["positions"],
         dropout_seed=seed,
         row_index=rows["row_index"],
+        layout=layout,
     )
     return pretraining_sums(
         logits.mlm, rows["labels"], rows["weights"], logits.nsp, rows["nsp_labels"]
@@ -212,10 +217,13 @@ def gradients(
     """
     mlm_count = jnp.sum(rows["weights"])
     nsp_count = jnp.sum(rows["nsp_labels"] >= 0)
+    # Plain data parallelism with accumulation is done by hand, see below; all is local then.
+    by_hand = config.accumulation > 1 and mesh.shape["data"] == mesh.size > 1
+    layout = None if by_hand else activation_layout(mesh)
 
     def loss(params: Any, part: Batch) -> tuple[Float[Array, ""], LossSums]:
         params = gather_outside_layers(params, logical_axes(config.model), mesh)
-        sums = forward(config, params, part, seed)
+        sums = forward(config, params, part, seed, layout)
         return pretraining_loss(sums, mlm_count, nsp_count), sums
 
     differentiate = jax.grad(loss, has_aux=True)
@@ -234,11 +242,11 @@ def gradients(
         total, _ = jax.lax.scan(add_part, zero, split_rows(rows, config.accumulation, mesh))
         return total
 
-    if mesh.shape["data"] < mesh.size or mesh.size == 1:
+    if not by_hand:
         return add_parts(params, rows)
-    # Plain data parallelism by hand: the compiler would reduce the gradient over the devices in
-    # every iteration of the scan, here it is reduced once, after the last. (Not for mixed meshes:
-    # with `data` alone by hand, XLA's partitioner aborts on lookups in tables split by `tensor`.)
+    # The compiler would reduce the gradient over the devices in every iteration of the scan, here
+    # it is reduced once, after the last. (Not for mixed meshes: with `data` alone by hand, XLA's
+    # partitioner aborts on lookups in tables split by `tensor`.)
     return jax.shard_map(
         lambda params, rows: jax.lax.psum(add_parts(params, rows), "data"),
         mesh=mesh,
