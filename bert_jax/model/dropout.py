@@ -42,9 +42,23 @@ def keep_mask(
         )
         for axis in range(1, len(shape))
     ]
+    return keep_at(rate, seed, site, expanded, *positions)
+
+
+def keep_at(
+    rate: float,
+    seed: UInt32[Array, ""],
+    site: int | Integer[Array, ""],
+    row_index: UInt32[Array, "..."],
+    *positions: UInt32[Array, "..."],
+) -> Bool[Array, "..."]:
+    """`keep_mask` at any elements: arrays that broadcast, one for each axis of the position.
+
+    Made of elementwise integer operations only, so that kernels can call it.
+    """
     # One round per axis, smallest shapes first: only the last costs a round per element. A single
     # linear position would put rows whose 32-bit states agree in their high bits on one sequence.
-    bits = jnp.asarray(hash_u32(seed, site, expanded, *positions))
+    bits = jnp.asarray(hash_u32(seed, site, row_index, *positions))
     return bits >= np.uint32(threshold_u32(rate))
 
 
