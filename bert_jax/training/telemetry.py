@@ -18,39 +18,18 @@ import jax
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-# Dense bfloat16 peak in FLOP/s of what JAX calls one device, by `device_kind`.
-#
-# TPU: "Peak compute per chip" of docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; the names
-# are those of `chip_version_from_device_kind` in jax/_src/pallas/mosaic/tpu_info.py. A chip is one
-# device, but for TPU7x, whose two cores are a device each (2,307 TFLOP/s a chip).
-#
-# GPU: NVIDIA's data sheets of A100 (BFLOAT16 Tensor Core, 312 TFLOP/s in all variants), H100 (1,979
-# SXM and 1,513 PCIe, "with sparsity": half of it without) and H200 SXM (1,979 with sparsity).
-PEAK_FLOPS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "TPU7x": 1153.5e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA A100 80GB PCIe": 312e12,
-    "NVIDIA H100 80GB HBM3": 989.4e12,
-    "NVIDIA H100 PCIe": 756.5e12,
-    "NVIDIA H200": 989.4e12,
-}
-
+from bert_jax.chips import find_accelerator
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """FLOP/s at best of one device, or None when it is not known.
+    """FLOP/s at best of what JAX calls one device, or None when it is not known.
 
     Only bfloat16 has an entry: a float32 product runs on other units, or on the same ones in three
     passes, as the compiler decides.
     """
-    return PEAK_FLOPS.get(device_kind) if dtype == "bfloat16" else None
+    accelerator = find_accelerator(device_kind)
+    if accelerator is None or dtype != "bfloat16":
+        return None
+    return accelerator.bf16_flops / accelerator.devices_per_chip
 
 
 class MetricsLog:

@@ -1,0 +1,270 @@
+"""What accelerators can do: one table, with sources, for telemetry and for `bert-jax plan`.
+
+Conventions
+    Rates are per chip (what is sold and numbered as one accelerator), in units per second; bytes
+    are bytes, not bits. JAX shows a chip as `devices_per_chip` devices: `per_device` divides.
+    Links of the inter-chip interconnect (ICI) are counted per chip, their rate is one way: a chip
+    can send `ici_bytes_per_s_per_link` on each of its links and receive as much at the same time.
+    Google's "bidirectional ICI bandwidth per chip" is links x one-way rate x 2.
+    Peaks are dense bfloat16 products with float32 accumulation.
+
+Sources of the TPU rows
+    [docs] docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture": peak, HBM,
+        bidirectional ICI per chip, torus dimensions, DCN.
+    [book] jax-ml.github.io/scaling-book/tpus ("How to Think About TPUs"): one-way rate per ICI
+        link, the clock of v5e (1.5 GHz) and v5p (1.75 GHz), chips per host, 25 GB/s of DCN a host.
+    [isca] Jouppi et al., "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023, table 4:
+        clock of v4 (1050 MHz).
+    [xla] `jax/_src/pallas/mosaic/tpu_info.py`: HBM in bytes, cores per chip, MXU sizes; and the
+        compiler's own estimates for an 8192^3 product (docs/experiments.md, "The wind tunnel").
+
+Clocks that nobody publishes (v6e, tpu7x) follow from peak = products per cycle x 2 x clock, with
+the products per cycle at which the compiler's estimate makes sense: 4 x 256 x 256 a chip on v6e
+(1.75 GHz) and on each core of tpu7x (2.2 GHz). With the 2 MXUs of 256 x 256 that [docs] counts on
+v6e, the clock would be 3.5 GHz and the compiler's estimate 1.4 times faster than the hardware.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from bert_jax.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """The rates that any accelerator has."""
+
+    name: str
+    """How people call it: "v5e", "H100 SXM"."""
+    device_kinds: tuple[str, ...]
+    """`jax.Device.device_kind`, the usual one first."""
+    bf16_flops: float
+    """FLOP/s at best, of a chip."""
+    hbm_bytes: int
+    """Memory, of a chip."""
+    hbm_bytes_per_s: float
+    """Memory bandwidth, of a chip."""
+    devices_per_chip: int = 1
+    """What JAX calls devices in one chip."""
+    source: str
+    """Where the numbers are from."""
+
+    @property
+    def device_kind(self) -> str:
+        """The usual `jax.Device.device_kind`."""
+        return self.device_kinds[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip(Accelerator):
+    """A TPU: what `bert-jax plan` needs to turn cycles and bytes into seconds."""
+
+    clock_hz: float
+    """Of the cores, as far as the compiler's cycle counts are concerned."""
+    ici_links: int
+    """Links per chip: two per dimension of the torus."""
+    ici_bytes_per_s_per_link: float
+    """One way."""
+    ici_wraps_at: int
+    """A torus dimension has wrap-around links when its size is a multiple of this ([book]): 16 on
+    the two-dimensional kinds, 4 on the three-dimensional ones (whole optical cubes)."""
+    chips_per_host: int
+    """Of a full host: who shares the DCN bandwidth."""
+    dcn_bytes_per_s: float
+    """Data-centre network, one way, share of a chip."""
+    vector_ops_per_cycle: int
+    """32-bit elementwise operations per cycle of a chip: cores x 8 x 128 lanes x ALUs [book]."""
+
+    @property
+    def ici_bytes_per_s(self) -> float:
+        """One way, all links of a chip together."""
+        return self.ici_links * self.ici_bytes_per_s_per_link
+
+    @property
+    def per_device(self) -> Self:
+        """The share of one of the chip's devices: compute, memory, ICI rate and DCN divided."""
+        n = self.devices_per_chip
+        return replace(
+            self,
+            bf16_flops=self.bf16_flops / n,
+            hbm_bytes=self.hbm_bytes // n,
+            hbm_bytes_per_s=self.hbm_bytes_per_s / n,
+            ici_bytes_per_s_per_link=self.ici_bytes_per_s_per_link / n,
+            dcn_bytes_per_s=self.dcn_bytes_per_s / n,
+            vector_ops_per_cycle=self.vector_ops_per_cycle // n,
+            devices_per_chip=1,
+        )
+
+
+_DOCS = "docs.cloud.google.com/tpu/docs/"
+_BOOK = "jax-ml.github.io/scaling-book/tpus"
+_GIB = 2**30
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip(
+            name="v4",
+            device_kinds=("TPU v4",),
+            bf16_flops=275e12,
+            hbm_bytes=32 * _GIB,
+            hbm_bytes_per_s=1228e9,
+            clock_hz=1.05e9,
+            ici_links=6,
+            ici_bytes_per_s_per_link=45e9,
+            ici_wraps_at=4,
+            chips_per_host=4,
+            dcn_bytes_per_s=25e9 / 4,
+            vector_ops_per_cycle=2 * 8 * 128 * 4,
+            source=f"{_DOCS}v4 (peak, HBM); {_BOOK} (ICI, DCN); ISCA 2023 TPU v4 paper (clock)",
+        ),
+        Chip(
+            name="v5e",
+            device_kinds=("TPU v5 lite", "TPU v5e"),
+            bf16_flops=197e12,
+            hbm_bytes=16 * _GIB,
+            hbm_bytes_per_s=819e9,
+            clock_hz=1.5e9,
+            ici_links=4,
+            ici_bytes_per_s_per_link=50e9,
+            ici_wraps_at=16,
+            chips_per_host=8,
+            dcn_bytes_per_s=25e9 / 8,
+            vector_ops_per_cycle=8 * 128 * 4,
+            source=f"{_DOCS}v5e (peak, HBM, 400 GB/s bidirectional ICI, 2 x 100 Gbit/s a host); "
+            f"{_BOOK} (clock, ICI per link)",
+        ),
+        Chip(
+            name="v5p",
+            device_kinds=("TPU v5", "TPU v5p"),
+            bf16_flops=459e12,
+            hbm_bytes=95 * _GIB,
+            hbm_bytes_per_s=2765e9,
+            clock_hz=1.75e9,
+            ici_links=6,
+            ici_bytes_per_s_per_link=100e9,
+            ici_wraps_at=4,
+            chips_per_host=4,
+            dcn_bytes_per_s=50e9 / 8,
+            vector_ops_per_cycle=2 * 8 * 128 * 4,
+            source=f"{_DOCS}v5p (peak, HBM, 1,200 GB/s bidirectional ICI, 50 Gbit/s DCN a chip); "
+            f"{_BOOK} (clock, ICI per link)",
+        ),
+        Chip(
+            name="v6e",
+            device_kinds=("TPU v6 lite", "TPU v6e"),
+            bf16_flops=918e12,
+            hbm_bytes=32 * _GIB,
+            hbm_bytes_per_s=1638e9,
+            clock_hz=1.75e9,
+            ici_links=4,
+            ici_bytes_per_s_per_link=100e9,
+            ici_wraps_at=16,
+            chips_per_host=8,
+            dcn_bytes_per_s=100e9 / 8,
+            vector_ops_per_cycle=8 * 128 * 4,
+            source=f"{_DOCS}v6e (peak, HBM, 800 GB/s bidirectional ICI, DCN); clock derived",
+        ),
+        Chip(
+            name="tpu7x",
+            device_kinds=("TPU7x",),
+            bf16_flops=2307e12,
+            hbm_bytes=192 * _GIB,
+            hbm_bytes_per_s=7380e9,
+            devices_per_chip=2,
+            clock_hz=2.2e9,
+            ici_links=6,
+            ici_bytes_per_s_per_link=100e9,
+            ici_wraps_at=4,
+            chips_per_host=4,
+            dcn_bytes_per_s=100e9 / 8,
+            vector_ops_per_cycle=2 * 8 * 128 * 4,
+            source=f"{_DOCS}tpu7x (peak, HBM, 1,200 GB/s bidirectional ICI, DCN); clock derived",
+        ),
+    )
+}
+"""TPUs by name: the part of a topology's name before the colon. v4 and v5p are taken as one device
+a chip ("megacore", the default of Cloud TPU)."""
+
+_A100 = "NVIDIA A100 data sheet: 312 TFLOP/s BFLOAT16 Tensor Core"
+_HOPPER = "NVIDIA data sheet, half of the figure 'with sparsity'"
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Accelerator(
+            name="A100 40GB",
+            device_kinds=("NVIDIA A100-SXM4-40GB",),
+            bf16_flops=312e12,
+            hbm_bytes=40 * 10**9,
+            hbm_bytes_per_s=1555e9,
+            source=_A100,
+        ),
+        Accelerator(
+            name="A100 80GB",
+            device_kinds=("NVIDIA A100-SXM4-80GB",),
+            bf16_flops=312e12,
+            hbm_bytes=80 * 10**9,
+            hbm_bytes_per_s=2039e9,
+            source=_A100,
+        ),
+        Accelerator(
+            name="A100 80GB PCIe",
+            device_kinds=("NVIDIA A100 80GB PCIe",),
+            bf16_flops=312e12,
+            hbm_bytes=80 * 10**9,
+            hbm_bytes_per_s=1935e9,
+            source=_A100,
+        ),
+        Accelerator(
+            name="H100 SXM",
+            device_kinds=("NVIDIA H100 80GB HBM3",),
+            bf16_flops=989.4e12,
+            hbm_bytes=80 * 10**9,
+            hbm_bytes_per_s=3350e9,
+            source=f"H100: {_HOPPER} (1,979 TFLOP/s)",
+        ),
+        Accelerator(
+            name="H100 PCIe",
+            device_kinds=("NVIDIA H100 PCIe",),
+            bf16_flops=756.5e12,
+            hbm_bytes=80 * 10**9,
+            hbm_bytes_per_s=2000e9,
+            source=f"H100: {_HOPPER} (1,513 TFLOP/s)",
+        ),
+        Accelerator(
+            name="H200",
+            device_kinds=("NVIDIA H200",),
+            bf16_flops=989.4e12,
+            hbm_bytes=141 * 10**9,
+            hbm_bytes_per_s=4800e9,
+            source=f"H200: {_HOPPER} (1,979 TFLOP/s)",
+        ),
+    )
+}
+
+_BY_KIND: dict[str, Accelerator] = {
+    kind: accelerator
+    for accelerator in (*CHIPS.values(), *GPUS.values())
+    for kind in accelerator.device_kinds
+}
+
+
+def find_accelerator(device_kind: str) -> Accelerator | None:
+    """The row of what JAX reports as `device_kind`; None when it is not in the table."""
+    return _BY_KIND.get(device_kind)
+
+
+def chip_of_topology(topology: str) -> Chip:
+    """The chip of a topology's name: "v5e" of "v5e:4x4".
+
+    Raises:
+        UserError: no such chip in the table.
+    """
+    name = topology.partition(":")[0]
+    if name not in CHIPS:
+        raise UserError(
+            f"topology {topology!r}: {name!r} is no TPU this program knows; "
+            f"use one of {', '.join(CHIPS)}, as in v5e:4x4"
+        )
+    return CHIPS[name]
