@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from bert_jax.chips import find_accelerator
 
+
 def peak_flops(device_kind: str, dtype: str) -> float | None:
     """FLOP/s at best of what JAX calls one device, or None when it is not known.
 

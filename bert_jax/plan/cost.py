@@ -1,0 +1,145 @@
+"""How long a step takes: cycles, bytes and FLOPs of a `Program` on a chip, in seconds.
+
+The sum is serial: a TPU core runs one operation at a time, in the order of the schedule. What runs
+beside it (DMA between HBM and the core's memory, asynchronous collectives) costs what it lasts
+longer than the work scheduled next to it.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bert_jax.chips import Chip
+from bert_jax.plan.hlo import Collective, Op, Program
+
+MXU_EFFICIENCY = 0.5
+"""Share of the peak at which a Pallas kernel is taken to multiply: heads of 64 fill half of a
+128-wide systolic array, and softmax runs between the products."""
+
+NUM_TOP = 10
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The predicted time of one step, and where it goes."""
+
+    seconds: float
+    """Sum of `parts`."""
+    parts: dict[str, float]
+    """Seconds by part: "xla", "pallas", "unestimated", "collectives exposed", "copies exposed"."""
+    how: dict[str, str]
+    """In words, for each part and each thing left out, how it was estimated."""
+    top: tuple[tuple[float, str, str], ...]
+    """The most expensive operations: (seconds per step, source line, name), longest first."""
+    by_source: tuple[tuple[float, str], ...]
+    """Seconds per step of every source line, longest first; "(compiler)" for what has none."""
+    hidden: dict[str, float]
+    """Seconds that run beside the parts: "collectives", "copies"."""
+
+
+def estimate(program: Program, chip: Chip, torus: Sequence[int] = (), num_slices: int = 1) -> Cost:
+    """Predicts the time of a step.
+
+    Args:
+        program: Of one device.
+        chip: The chip; its share is taken where a chip is several devices.
+        torus: Chips in each dimension of the slice, (4, 4) for v5e:4x4; empty: unknown, then one
+            ring without wrap-around is assumed for a part of the devices.
+        num_slices: Slices, joined by the data-centre network.
+    """
+    device = chip.per_device
+    parts: dict[str, float] = defaultdict(float)
+    lines: list[tuple[float, str, str]] = []
+    for op in program.ops:
+        part = "pallas" if op.kind == "pallas" else "unestimated" if op.cycles is None else "xla"
+        seconds = op_seconds(op, device)
+        parts[part] += seconds
+        lines.append((seconds, _label(op.source, op.phase), op.name))
+    hidden: dict[str, float] = defaultdict(float)
+    for exchange in program.collectives:
+        whole = exchange.runs * collective_seconds(exchange, device, program, torus, num_slices)
+        beside = exchange.runs * exchange.overlapped_cycles / device.clock_hz
+        exposed = max(0.0, whole - beside) if exchange.asynchronous else whole
+        parts["collectives exposed"] += exposed
+        hidden["collectives"] += whole - exposed
+        lines.append((exposed, _label(exchange.source, exchange.phase), exchange.name))
+    core = sum(parts.values())
+    moved = sum(move.bytes * move.runs for move in program.transfers) / device.hbm_bytes_per_s
+    parts["copies exposed"] = max(0.0, moved - core)
+    hidden["copies"] = min(moved, core)
+    by_source: dict[str, float] = defaultdict(float)
+    for seconds, label, _ in lines:
+        by_source[label] += seconds
+    return Cost(
+        seconds=sum(parts.values()),
+        parts=dict(parts),
+        how=_how(program, chip, num_slices),
+        top=tuple(sorted(lines, reverse=True)[:NUM_TOP]),
+        by_source=tuple(sorted(((s, label) for label, s in by_source.items()), reverse=True)),
+        hidden=dict(hidden),
+    )
+
+
+def op_seconds(op: Op, device: Chip) -> float:
+    """Seconds per step of one operation."""
+    if op.cycles is not None:
+        return op.runs * op.cycles / device.clock_hz
+    seconds = op.bytes / device.hbm_bytes_per_s
+    if op.flops is not None:
+        seconds = max(seconds, op.flops / (device.bf16_flops * MXU_EFFICIENCY))
+    return op.runs * seconds
+
+
+def collective_seconds(
+    exchange: Collective,
+    device: Chip,
+    program: Program,
+    torus: Sequence[int] = (),
+    num_slices: int = 1,
+) -> float:
+    """Seconds of one run, alone on the network.
+
+    A ring in both directions of every dimension it spans: each device sends (n-1)/n of the bytes,
+    twice for an all-reduce (reduce-scatter, then all-gather).
+    """
+    n = exchange.group_size
+    share = (n - 1) / n * exchange.bytes
+    if exchange.kind == "all-reduce":
+        share *= 2
+    elif exchange.kind == "collective-permute":
+        share = exchange.bytes
+    devices = math.prod(program.mesh_shape.values())
+    return share / _ici_rate(n, devices, device, torus)
+
+
+def _ici_rate(n: int, devices: int, device: Chip, torus: Sequence[int]) -> float:
+    """Bytes per second that one device sends in a group of `n`."""
+    link = device.ici_bytes_per_s_per_link
+    if n == devices:
+        dims = tuple(size for size in torus if size > 1) or (0,) * (device.ici_links // 2)
+    else:
+        dims = next(((size,) for size in torus if size == n), (0,))
+    return sum(2 * link if size and size % device.ici_wraps_at == 0 else link for size in dims)
+
+
+def _label(source: str, phase: str) -> str:
+    return f"{source or '(compiler)'}{f' [{phase}]' if phase else ''}"
+
+
+def _how(program: Program, chip: Chip, num_slices: int) -> dict[str, str]:
+    how = {
+        "xla": f"cycles that XLA estimates for each operation / {chip.clock_hz / 1e9:g} GHz; "
+        "loop bodies times their trip counts",
+        "pallas": "the larger of the kernel's stated bytes / HBM bandwidth and its stated FLOPs / "
+        f"{MXU_EFFICIENCY:.0%} of the bfloat16 peak",
+        "unestimated": "operations for which XLA estimates no cycles (gathers, scatters, sorts): "
+        "bytes of operands and results / HBM bandwidth",
+        "collectives exposed": "bytes over rings on all links of the dimensions a group spans; "
+        "asynchronous ones count for what they last longer than the work beside them",
+        "copies exposed": "DMA between HBM and the core's memory: what lasts longer than all else",
+    }
+    if program.unknown_loops:
+        names = ", ".join(f"{loop.name} ({loop.source})" for loop in program.unknown_loops)
+        how["unknown loops"] = f"length depends on data, one iteration counted: {names}"
+    return how

@@ -1,0 +1,472 @@
+"""What one step does, from the optimised HLO that XLA wrote for a TPU.
+
+`parse_program` walks the schedule from the entry computation: bodies of loops count as often as
+the loop runs, of a conditional's branches the one with more cycles counts, a fusion is one
+operation with the cycles the compiler estimated for it (`estimated_cycles` in its backend_config),
+a pair of -start and -done is one operation. Pure text to data: neither jax nor libtpu is needed.
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bert_jax.plan.groups import axes_of_groups, axes_of_pairs, parse_groups
+from bert_jax.plan.hlo_text import Computation, Instruction, Module, arrays, parse_text, shape_bytes
+from bert_jax.plan.loops import UNKNOWN, Scope, body_scope, trip_count
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+SENTINEL = 2**50
+"""Cycle counts from here on are the compiler's "do not know" (values near 2^63)."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation of the core, as often as it runs in a step."""
+
+    name: str
+    opcode: str
+    kind: str
+    """"xla", "pallas", or "copy" (moves of whole arrays that the core waits for)."""
+    cycles: int | None
+    """The compiler's estimate for one run; None where it gave none."""
+    runs: int
+    """Times per step: product of the trip counts around it."""
+    bytes: int
+    """Operands and results, logical size: what it reads and writes at least."""
+    hbm_bytes: int
+    """Those of them that lie in HBM, not in the core's own memories."""
+    source: str
+    """`model/encoder.py:123 Layer.__call__`, or empty for the compiler's own."""
+    phase: str
+    """"forward", "backward", "recomputed" (rematerialised forward) or "" (the rest of the step)."""
+    flops: int | None = None
+    """Pallas only: what the kernel says of itself, None where it says nothing."""
+    transcendentals: int | None = None
+    """Pallas only."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One exchange between devices, as often as it runs in a step."""
+
+    name: str
+    kind: str
+    """"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", …"""
+    bytes: int
+    """Per device, the larger of operand and result: what is reduced (all-reduce, reduce-scatter:
+    the operand) or what is there afterwards (all-gather: the result)."""
+    axes: tuple[str, ...]
+    """Mesh axes it runs over, in mesh order; ("mixed",) where they are no product of axes."""
+    group_size: int
+    """Devices in a group; 2 for a permutation."""
+    runs: int
+    asynchronous: bool
+    """Other work is scheduled between its start and its end."""
+    overlapped_cycles: int
+    """Cycles of the work scheduled beside it in one run; what runs beside several at once is
+    divided among them."""
+    source: str
+    phase: str
+    torus: str = ""
+    """The strategy XLA chose for it, where it says: `UniDirectionNDRingStrategy`, …"""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A copy between memories that runs beside the core (DMA), as often as it runs in a step."""
+
+    name: str
+    bytes: int
+    """Moved in one run."""
+    runs: int
+    host: bool
+    """From or to the host's memory, not only between HBM and the core's."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A while loop of the program."""
+
+    name: str
+    trips: int | None
+    """Iterations; None where they depend on data: its body is then counted once."""
+    runs: int
+    """Times per step that the loop is entered."""
+    cycles: int
+    """Of one iteration."""
+    source: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one step of one device does."""
+
+    ops: tuple[Op, ...]
+    collectives: tuple[Collective, ...]
+    transfers: tuple[Transfer, ...]
+    loops: tuple[Loop, ...]
+    mesh_shape: Mapping[str, int]
+
+    @property
+    def cycles(self) -> int:
+        """Of all operations with an estimate, one after the other, in one step."""
+        return sum(op.cycles * op.runs for op in self.ops if op.cycles is not None)
+
+    @property
+    def unknown_loops(self) -> tuple[Loop, ...]:
+        """Loops whose length depends on data: the step takes longer than counted here."""
+        return tuple(loop for loop in self.loops if loop.trips is None)
+
+
+def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
+    """Reads `compiled.as_text()` of a TPU program.
+
+    Args:
+        text: Optimised, scheduled HLO.
+        mesh_shape: `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
+            position in `mesh.devices.flat`, whatever the ids of the devices.
+
+    Raises:
+        ValueError: not HLO text, or a collective whose groups cannot be read.
+    """
+    module = parse_text(text)
+    walk = _Walk(module, mesh_shape)
+    entry = module.computations[module.entry]
+    walk.computation(Scope(module, entry, lambda _: UNKNOWN), 1)
+    return Program(
+        tuple(walk.ops),
+        tuple(walk.collectives),
+        tuple(walk.transfers),
+        tuple(walk.loops),
+        dict(mesh_shape),
+    )
+
+
+# What costs the core nothing of its own: names for values, and the ends of what started before.
+_FREE = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "after-all",
+    "partition-id",
+    "replica-id",
+    "optimization-barrier",
+    "opt-barrier",
+    "add-dependency",
+    "async-update",
+}
+
+_TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+
+# Markers of the compiler: no code is generated for them.
+_FREE_CALLS = {
+    "AllocateBuffer",
+    "AssumeGatherIndicesInBound",
+    "ConcatBitcast",
+    "GatherScatterIndicesBitpacked",
+    "Sharding",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "MoveToHost",
+    "MoveToDevice",
+}
+
+_CYCLES = re.compile(r'"estimated_cycles":"(-?\d+)"')
+
+
+@dataclass
+class _Flight:
+    """A collective under way: what is known when it starts."""
+
+    fields: dict[str, Any]
+    overlapped: float = 0.0
+    fused: bool = False
+    """It advances only inside the fusions that carry it (TPU's async collective fusions)."""
+
+
+@dataclass
+class _Walk:
+    module: Module
+    mesh_shape: Mapping[str, int]
+    ops: list[Op] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    loops: list[Loop] = field(default_factory=list)
+
+    def computation(self, scope: Scope, runs: int) -> int:
+        """Adds what a computation does in `runs` runs; returns the cycles of one."""
+        total = 0
+        flying: dict[str, _Flight] = {}
+        for instruction in scope.computation.instructions.values():
+            cycles, carried = self._instruction(instruction, scope, runs, flying)
+            total += cycles
+            beside = [flying[k] for k in carried if k in flying] or [
+                flight for flight in flying.values() if not flight.fused
+            ]
+            for flight in beside:
+                flight.overlapped += cycles / len(beside)
+        for flight in flying.values():
+            self._land(flight)
+        return total
+
+    def _instruction(
+        self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
+    ) -> tuple[int, list[str]]:
+        """(cycles of one run, collectives under way that advance inside this instruction)."""
+        opcode = instruction.opcode
+        base = opcode.removesuffix("-start").removesuffix("-done")
+        if opcode in _FREE:
+            return 0, []
+        if opcode == "while":
+            return self._loop(instruction, scope, runs), []
+        if opcode == "conditional":
+            return self._conditional(instruction, scope, runs), []
+        if opcode == "call" or (opcode == "async-start" and instruction.calls):
+            return self.computation(scope.called(instruction, instruction.calls or ""), runs), []
+        if base in COLLECTIVES:
+            if opcode.endswith("-done"):
+                self._finish(instruction.operands[0], flying)
+            else:
+                flight = self._flight(instruction, instruction, scope.computation, runs, base)
+                self._start(instruction.name, flight, opcode.endswith("-start"), flying)
+            return 0, []
+        if opcode in _TRANSFERS:
+            self._transfer(instruction, scope.computation, runs)
+            return 0, []
+        if opcode.endswith("-done"):
+            return 0, []
+        if opcode == "fusion" and instruction.calls in self.module.computations:
+            return self._fusion(instruction, scope.computation, runs, flying)
+        return self._op(instruction, scope.computation, runs), []
+
+    def _loop(self, instruction: Instruction, scope: Scope, runs: int) -> int:
+        trips = trip_count(instruction, scope)
+        body = body_scope(instruction, scope)
+        cycles = 0
+        place = len(self.loops)
+        if body is not None and trips != 0:
+            cycles = self.computation(body, runs * (1 if trips is None else trips))
+        source = self.module.source(instruction)
+        self.loops.insert(place, Loop(instruction.name, trips, runs, cycles, source))
+        return cycles * (1 if trips is None else trips)
+
+    def _conditional(self, instruction: Instruction, scope: Scope, runs: int) -> int:
+        """Counts the branch with the most cycles."""
+        names = re.findall(
+            r"%?([\w.\-]+)",
+            instruction.attribute(r"branch_computations=\{([^}]*)\}") or "",
+        ) or [
+            name
+            for side in ("true", "false")
+            if (name := instruction.attribute(rf"{side}_computation=%?([\w.\-]+)"))
+        ]
+        if not names:
+            return 0
+        tried = []
+        for number, name in enumerate(names):
+            walk = _Walk(self.module, self.mesh_shape)
+            inner = scope.called(instruction, name)
+            inner.argument = functools.partial(_operand, scope, instruction.operands[number + 1])
+            tried.append((walk.computation(inner, runs), walk))
+        cycles, branch = max(tried, key=lambda pair: pair[0])
+        self.ops += branch.ops
+        self.collectives += branch.collectives
+        self.transfers += branch.transfers
+        self.loops += branch.loops
+        return cycles
+
+    def _fusion(
+        self,
+        instruction: Instruction,
+        computation: Computation,
+        runs: int,
+        flying: dict[str, _Flight],
+    ) -> tuple[int, list[str]]:
+        """A leaf; it may start, advance or end a collective that runs inside fusions."""
+        called = self.module.computations[instruction.calls or ""]
+        inner = [i for i in called.instructions.values() if i.opcode in COLLECTIVES]
+        keys = ["channel " + (i.attribute(r"channel_id=(\d+)") or i.name) for i in inner]
+        targets = {
+            i.attribute(r'custom_call_target="([^"]*)"')
+            for i in called.instructions.values()
+            if i.opcode == "custom-call"
+        }
+        if inner and "AsyncCollectiveStart" in targets:
+            for key, exchange in zip(keys, inner, strict=True):
+                kind = self._kind(instruction, exchange)
+                flight = self._flight(exchange, instruction, called, runs, kind)
+                flight.fused = True
+                self._start(key, flight, True, flying)
+            return 0, []
+        if inner and "AsyncCollectiveDone" in targets:
+            for key in keys:
+                self._finish(key, flying)
+            return 0, []
+        started = [key for key in keys if key in flying]
+        for key, exchange in zip(keys, inner, strict=True):
+            if key not in flying:
+                kind = self._kind(instruction, exchange)
+                self._start(
+                    key, self._flight(exchange, instruction, called, runs, kind), False, flying
+                )
+        if inner and not started:
+            return 0, []
+        return self._op(instruction, computation, runs), started
+
+    def _kind(self, fusion: Instruction, exchange: Instruction) -> str:
+        """An all-reduce of which only a slice is kept is a reduce-scatter."""
+        scatter = "all-reduce-scatter" in (fusion.calls or "") or (
+            "AllReduceScatter" in fusion.attributes
+        )
+        return "reduce-scatter" if scatter else exchange.opcode
+
+    def _flight(
+        self,
+        exchange: Instruction,
+        outer: Instruction,
+        computation: Computation,
+        runs: int,
+        kind: str,
+    ) -> _Flight:
+        groups = parse_groups(exchange.attributes, self.module.num_partitions)
+        permute = kind == "collective-permute"
+        size = max(len(group) for group in groups)
+        operand = computation.operand_bytes(exchange)
+        metadata = exchange if exchange.op_name else outer
+        return _Flight(
+            {
+                "name": outer.name,
+                "kind": kind,
+                "bytes": operand * size if kind == "all-gather" else operand,
+                "axes": (axes_of_pairs if permute else axes_of_groups)(groups, self.mesh_shape),
+                "group_size": size,
+                "runs": runs,
+                "source": self.module.source(metadata),
+                "phase": phase_of(metadata.op_name),
+                "torus": outer.attribute(r'"strategy":"(\w+)"')
+                or exchange.attribute(r'"strategy":"(\w+)"')
+                or "",
+            }
+        )
+
+    def _start(
+        self, key: str, flight: _Flight, asynchronous: bool, flying: dict[str, _Flight]
+    ) -> None:
+        if not flight.fields["axes"]:
+            return  # groups of one device: nothing is sent
+        flight.fields["asynchronous"] = asynchronous
+        if asynchronous:
+            flying[key] = flight
+        else:
+            self._land(flight)
+
+    def _finish(self, key: str, flying: dict[str, _Flight]) -> None:
+        if key in flying:
+            self._land(flying.pop(key))
+
+    def _land(self, flight: _Flight) -> None:
+        self.collectives.append(
+            Collective(**flight.fields, overlapped_cycles=round(flight.overlapped))
+        )
+
+    def _transfer(self, instruction: Instruction, computation: Computation, runs: int) -> None:
+        """What a -start moves: the arrays it makes, not the one it takes them from."""
+        moved = _second(instruction.shape)
+        self.transfers.append(
+            Transfer(instruction.name, shape_bytes(moved), runs, "S(5)" in instruction.shape)
+        )
+
+    def _op(self, instruction: Instruction, computation: Computation, runs: int) -> int:
+        target = instruction.attribute(r'custom_call_target="([^"]*)"')
+        if target in _FREE_CALLS:
+            return 0
+        found = _CYCLES.search(instruction.attributes)
+        cycles = int(found.group(1)) if found else None
+        if cycles is not None and not 0 <= cycles < SENTINEL:
+            cycles = None
+        shapes = [instruction.shape] + [
+            computation.instructions[name].shape
+            for name in instruction.operands
+            if name in computation.instructions
+        ]
+        # Scalars are the scalar unit's: no estimate is missing there.
+        if cycles is None and all(shape_bytes(shape) <= 8 for shape in shapes):
+            return 0
+        kernel = target == "tpu_custom_call"
+        self.ops.append(
+            Op(
+                name=_kernel_name(instruction) if kernel else instruction.name,
+                opcode=instruction.opcode,
+                kind="pallas" if kernel else "copy" if instruction.opcode == "copy" else "xla",
+                cycles=None if kernel else cycles,
+                runs=runs,
+                bytes=(_stated(instruction, "bytes_accessed") if kernel else None)
+                or sum(map(shape_bytes, shapes)),
+                hbm_bytes=sum(map(_hbm_bytes, shapes)),
+                source=self.module.source(instruction),
+                phase=phase_of(instruction.op_name),
+                flops=_stated(instruction, "flops") if kernel else None,
+                transcendentals=_stated(instruction, "transcendentals") if kernel else None,
+            )
+        )
+        return 0 if kernel else cycles or 0
+
+
+def _operand(scope: Scope, name: str, _: int) -> Any:
+    """The one argument of a branch."""
+    return scope.value(name)
+
+
+def phase_of(op_name: str) -> str:
+    """Which part of a train step a JAX name path belongs to."""
+    if "rematted_computation" in op_name or "checkpoint/" in op_name:
+        return "recomputed"
+    if "transpose(" in op_name:
+        return "backward"
+    return "forward" if "jvp(" in op_name else ""
+
+
+def _hbm_bytes(shape: str) -> int:
+    """Of the arrays in a type that have no memory space in their layout (S(1) is VMEM)."""
+    return sum(size for size, layout in arrays(shape) if "S(" not in layout)
+
+
+def _second(shape: str) -> str:
+    """Element 1 of a tuple type, which is what a -start operation writes."""
+    depth, start = 0, 0
+    parts = []
+    for position, char in enumerate(shape):
+        if char in "([{":
+            depth += 1
+            start = position + 1 if depth == 1 else start
+        elif char in ")]}":
+            depth -= 1
+            if depth == 0:
+                parts.append(shape[start:position])
+        elif char == "," and depth == 1:
+            parts.append(shape[start:position])
+            start = position + 1
+    return parts[1] if len(parts) > 1 else shape
+
+
+def _stated(instruction: Instruction, key: str) -> int | None:
+    """A number of a Pallas kernel's cost_estimate."""
+    value = instruction.attribute(rf'"{key}":\s*"?(\d+)"?')
+    return int(value) if value else None
+
+
+def _kernel_name(instruction: Instruction) -> str:
+    return instruction.attribute(r"kernel_name\W+([\w.\-]+)") or instruction.name

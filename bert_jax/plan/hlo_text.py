@@ -1,0 +1,210 @@
+"""HLO text to computations and instructions, and instructions to lines of the program.
+
+The text is what `compiled.as_text()` gives: tables of source positions, then computations of one
+instruction a line. Only what the analysis needs is taken apart; attributes stay text.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+PACKAGE = "bert_jax"
+
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_START = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](\{[^{}]*\})?")
+_BITS = re.compile(r"[a-z]+(\d+)")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    opcode: str
+    shape: str
+    """The type as written, layouts included: `bf16[8,128]{1,0:T(8,128)S(1)}` or a tuple of such."""
+    operands: tuple[str, ...]
+    literal: str
+    """What stands between the parentheses: the value of a constant, the number of a parameter."""
+    attributes: str
+
+    def attribute(self, pattern: str) -> str | None:
+        """First group of `pattern` in the attributes, or None."""
+        match = re.search(pattern, self.attributes)
+        return match.group(1) if match else None
+
+    @property
+    def calls(self) -> str | None:
+        """The computation that a fusion, call or async-start runs."""
+        return self.attribute(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
+
+    @property
+    def op_name(self) -> str:
+        """The path of JAX names, empty where the compiler made the instruction up."""
+        return self.attribute(r'op_name="([^"]*)"') or ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the result, all elements of a tuple together."""
+        return shape_bytes(self.shape)
+
+
+@dataclass
+class Computation:
+    """Instructions by name, in the order of the text: the schedule, where there is one."""
+
+    name: str
+    instructions: dict[str, Instruction] = field(default_factory=dict)
+    root: str = ""
+
+    def operand_bytes(self, instruction: Instruction) -> int:
+        """Sizes of the operands of `instruction` together."""
+        return sum(
+            self.instructions[name].num_bytes
+            for name in instruction.operands
+            if name in self.instructions
+        )
+
+
+@dataclass
+class Module:
+    """A parsed program."""
+
+    computations: dict[str, Computation]
+    entry: str
+    num_partitions: int
+    tables: dict[str, dict[int, str]]
+
+    @cached_property
+    def _frames(self) -> dict[int, tuple[int, int]]:
+        """Frame -> (location, parent); a parent of 0 is none."""
+        frames = {
+            number: (_int_of("file_location_id", row), _int_of("parent_frame_id", row))
+            for number, row in self.tables.get("StackFrames", {}).items()
+        }
+        # The text numbers parents one too high: the outermost frame is its own parent.
+        shift = 1 if any(number == parent for number, (_, parent) in frames.items()) else 0
+        return {n: (location, parent - shift) for n, (location, parent) in frames.items()}
+
+    def source(self, instruction: Instruction) -> str:
+        """`model/encoder.py:123 Layer.__call__`: the innermost frame inside the package.
+
+        Empty where there is none: the compiler's own instructions, and code outside the package.
+        """
+        number = _int_of("stack_frame_id", instruction.attributes)
+        seen: set[int] = set()
+        while number in self._frames and number not in seen:
+            seen.add(number)
+            location, number = self._frames[number]
+            row = self.tables.get("FileLocations", {}).get(location, "")
+            file = self.tables.get("FileNames", {}).get(_int_of("file_name_id", row), "").strip('"')
+            _, inside, path = file.rpartition(f"/{PACKAGE}/")
+            if inside:
+                name = self.tables.get("FunctionNames", {}).get(
+                    _int_of("function_name_id", row), ""
+                )
+                return f"{path}:{_int_of('line', row)} {_plain(name.strip(chr(34)))}".strip()
+        return ""
+
+
+def _plain(function: str) -> str:
+    """`apply_updates.<locals>.<lambda>` without the noise."""
+    return function.replace(".<locals>", "")
+
+
+def _int_of(key: str, text: str) -> int:
+    match = re.search(rf"\b{key}=(\d+)", text)
+    return int(match.group(1)) if match else 0
+
+
+def parse_text(text: str) -> Module:
+    """Takes the text apart.
+
+    Raises:
+        ValueError: there is no ENTRY computation: this is no HLO text.
+    """
+    lines = iter(text.splitlines())
+    head = next(lines, "")
+    module = Module({}, "", _int_of("num_partitions", head) or 1, {})
+    table: dict[int, str] | None = None
+    current: Computation | None = None
+    for line in lines:
+        if current is not None:
+            if line.startswith("}"):
+                current = None
+            elif (instruction := _parse_instruction(line)) is not None:
+                current.instructions[instruction.name] = instruction
+                if line.lstrip().startswith("ROOT "):
+                    current.root = instruction.name
+        elif line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+            table = module.tables.setdefault(line, {})
+        elif table is not None and (row := re.match(r"(\d+) (.*)", line)):
+            table[int(row.group(1))] = row.group(2)
+        elif header := _HEADER.match(line):
+            table = None
+            current = Computation(header.group(2))
+            module.computations[current.name] = current
+            if header.group(1):
+                module.entry = current.name
+    if not module.entry:
+        raise ValueError("no ENTRY computation: not the text of an HLO module")
+    return module
+
+
+def _parse_instruction(line: str) -> Instruction | None:
+    start = _START.match(line)
+    if start is None:
+        return None
+    end = _shape_end(line, start.end())
+    opcode = _OPCODE.match(line, end)
+    if opcode is None:
+        return None
+    close = _closing(line, opcode.end() - 1)
+    inner = line[opcode.end() : close]
+    return Instruction(
+        name=start.group(2),
+        opcode=opcode.group(1),
+        shape=line[start.end() : end],
+        operands=() if opcode.group(1) == "constant" else tuple(_OPERAND.findall(inner)),
+        literal=inner,
+        attributes=line[close + 1 :],
+    )
+
+
+def _shape_end(line: str, start: int) -> int:
+    if line[start] == "(":
+        return _closing(line, start) + 1
+    end = line.find(" ", start)
+    return len(line) if end < 0 else end
+
+
+def _closing(line: str, start: int) -> int:
+    """Position of the parenthesis that closes the one at `start`."""
+    depth = 0
+    for match in re.finditer(r"[()]", line[start:]):
+        depth += 1 if match.group() == "(" else -1
+        if depth == 0:
+            return start + match.start()
+    return len(line)
+
+
+def arrays(shape: str) -> Iterator[tuple[int, str]]:
+    """(bytes, layout) of every array in a type; tokens and opaque values have no bytes.
+
+    Bytes are those of the logical shape: what the tiling pads is not in it.
+    """
+    for dtype, dims, layout in _ARRAY.findall(shape):
+        bits = _BITS.match(dtype)
+        size = 8 if dtype == "pred" else int(bits.group(1)) if bits else 0
+        for dim in dims.replace("<=", "").split(","):
+            size *= int(dim) if dim else 1
+        yield (size + 7) // 8, layout
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of all arrays in a type."""
+    return sum(size for size, _ in arrays(shape))
