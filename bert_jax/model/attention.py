@@ -1,7 +1,14 @@
-"""Attention over segment ids.
+"""Attention over segment ids, and the choice of an implementation.
 
 Padding and packing are one thing here: a query sees the keys whose segment id equals its own. The
-(B, L, S) mask that follows from it is built inside an implementation and never leaves this module.
+(B, L, S) mask that follows from it is built inside an implementation and never leaves it.
+
+| `attention_impl` | for | with dropout | memory of its own |
+| --- | --- | --- | --- |
+| `xla` | any device; the reference | yes | (B, H, L, S), several times |
+| `fused` | TPU, rows up to 1024 (`attention_fused`) | yes | (B, H, L) |
+| `splash` | TPU, any length (`attention_splash`) | no | (B, H, L) |
+| `cudnn` | GPU (`attention_cudnn`) | no | (B, L, S) |
 """
 
 import math
@@ -9,15 +16,25 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Integer, UInt32
 
+from bert_jax.errors import UserError
+from bert_jax.model import attention_cudnn, attention_fused, attention_splash
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import einsum_float32
 from bert_jax.model.layout import Layout
 
-MASKED_SCORE = -1e30
+MASKED_SCORE = attention_fused.MASKED_SCORE
 """Score of a key that a query must not see: finite, so that no row is ever 0/0, and far enough
 below any real score that its probability is exactly 0 in float32."""
+
+AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
+
+FUSED_FROM_LENGTH = 256
+"""`auto` takes `fused` on TPU for rows at least this long (docs/decisions.md has the cycles)."""
+
+_HEAD_AXES = ("batch", "length", "heads", "head_dim")
 
 
 def attend(
@@ -31,12 +48,13 @@ def attend(
     dropout_seed: UInt32[Array, ""] | None = None,
     dropout_site: int | Integer[Array, ""] = 0,
     row_index: UInt32[Array, " B"] | None = None,
-    impl: Literal["auto", "xla"] = "auto",
+    impl: AttentionImpl = "auto",
     layout: Layout | None = None,
 ) -> Float[Array, "B L H K"]:
     """Scaled dot-product attention among equal segment ids (Vaswani et al. 2017, section 3.2.1).
 
-    A query whose id no key has gets the plain mean of all values: finite and without meaning.
+    A query whose id no key has gets the plain mean of all values (from `cudnn` some other finite
+    vector): finite and without meaning.
 
     Args:
       q: queries.
@@ -48,14 +66,123 @@ def attend(
       dropout_seed: see `dropout.dropout`; None means no dropout.
       dropout_site: see `dropout.dropout`.
       row_index: see `dropout.dropout`.
-      impl: the implementation; `auto` picks the fastest that can do what is asked.
-      layout: of the arguments on a mesh; None on one device.
+      impl: the implementation; `auto` picks the fastest that can do what is asked. `fused` and
+        `splash` run in Pallas's interpreter on a CPU, for tests.
+      layout: of the arguments on a mesh; None on one device, and inside a shard_map.
 
     Returns:
       The attended values, in the type of `v`.
+
+    Raises:
+      UserError: the implementation cannot do it; says what can.
     """
-    if impl not in ("auto", "xla"):
-        raise ValueError(f"unknown attention implementation {impl!r}")
+    rate = 0.0 if dropout_seed is None else dropout_rate
+    if rate and row_index is None:
+        raise ValueError("dropout needs row_index, the rows' positions in the example stream")
+    platform = _platform(layout)
+    if impl == "auto":
+        impl = choose(platform, q.shape, k.shape[1], q.dtype, rate)
+    else:
+        _refuse(impl, platform, q.shape, k.shape[1], q.dtype, rate)
+    segments = (q_segment_ids, kv_segment_ids)
+    if impl == "xla":
+        return _xla(q, k, v, *segments, rate, dropout_seed, dropout_site, row_index)
+
+    arrays = [q, k, v, *segments]
+    axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
+    if impl == "fused":
+
+        def run(*arrays):
+            return attention_fused.fused_attention(*arrays, dropout_rate=rate)
+
+        no_rows = jnp.zeros(q.shape[0], jnp.uint32)
+        arrays += [
+            jnp.arange(q.shape[2], dtype=jnp.uint32),
+            jnp.uint32(0) if dropout_seed is None else dropout_seed,
+            jnp.asarray(dropout_site, jnp.uint32),
+            no_rows if row_index is None else row_index,
+        ]
+        axes += [("heads",), (), (), ("batch",)]
+    else:
+        run = {
+            "splash": attention_splash.splash_attention,
+            "cudnn": attention_cudnn.cudnn_attention,
+        }[impl]
+    if layout is not None:
+        run = layout.local(run, axes, _HEAD_AXES)
+    return run(*arrays)
+
+
+def choose(
+    platform: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype, rate: float
+) -> AttentionImpl:
+    """What `auto` means.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu".
+      q_shape: (B, L, H, K).
+      num_keys: S.
+      dtype: of queries, keys and values.
+      rate: of the attention dropout that is to be applied.
+    """
+    _, length, _, head_dim = q_shape
+    if platform == "tpu" and min(length, num_keys) >= FUSED_FROM_LENGTH:
+        if attention_fused.unsupported(length, num_keys, head_dim) is None:
+            return "fused"
+        if not rate and attention_splash.unsupported(length, num_keys) is None:
+            return "splash"
+    if platform == "gpu" and not rate and attention_cudnn.unsupported(head_dim, dtype) is None:
+        return "cudnn"
+    return "xla"
+
+
+def _refuse(
+    impl: str,
+    platform: str,
+    q_shape: tuple[int, ...],
+    num_keys: int,
+    dtype: np.dtype,
+    rate: float,
+) -> None:
+    """Raise a UserError where `impl` cannot do what is asked."""
+    _, length, _, head_dim = q_shape
+    where = f"model.attention_impl is {impl!r}, which"
+    instead = "set it to 'auto' or 'xla'"
+    if impl == "xla":
+        return
+    if impl == "cudnn":
+        if platform != "gpu":
+            raise UserError(f"{where} runs on GPUs; this is a {platform.upper()}: {instead}")
+        reason = attention_cudnn.unsupported(head_dim, dtype)
+    elif platform == "gpu":
+        raise UserError(f"{where} runs on TPUs; this is a GPU: {instead}")
+    elif impl == "splash":
+        reason = attention_splash.unsupported(length, num_keys)
+    else:
+        reason = attention_fused.unsupported(length, num_keys, head_dim)
+    if rate and impl != "fused":
+        other = "'xla'" if platform == "gpu" else "'fused' or 'xla'"
+        raise UserError(
+            f"{where} has no dropout, and model.attention_dropout_rate is {rate}: set "
+            f"model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"
+        )
+    if reason is not None:
+        raise UserError(f"{where} wants {reason}: {instead}")
+
+
+def _platform(layout: Layout | None) -> str:
+    """Where the step will run: not always where it is traced."""
+    if layout is not None:
+        return layout.mesh.devices.flat[0].platform
+    # Inside a shard_map there is no layout, but the mesh says what it is made of.
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:
+        return jax.default_backend()
+    kind = device.device_kind.lower()
+    return "tpu" if kind.startswith("tpu") else "cpu" if kind == "cpu" else "gpu"
+
+
+def _xla(q, k, v, q_segment_ids, kv_segment_ids, rate, seed, site, row_index):
     # Heads in front of positions by hand: left to the einsums, XLA on CPU chooses transposed
     # operands (forward 7.5 against 5.1 ms at B=16, L=128, H=4, K=64); on TPU it is free.
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
@@ -64,5 +191,5 @@ def attend(
     scores = scores * (1 / math.sqrt(q.shape[-1]))
     visible = q_segment_ids[:, None, :, None] == kv_segment_ids[:, None, None, :]
     weights = jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
-    weights = dropout(weights, dropout_rate, dropout_seed, dropout_site, row_index)
+    weights = dropout(weights, rate, seed, site, row_index)
     return jnp.einsum("BHLS,BHSK->BHLK", weights.astype(v.dtype), v).swapaxes(1, 2)

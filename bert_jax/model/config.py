@@ -36,7 +36,7 @@ class ModelConfig:
     """`gelu` is the exact erf form; the original TensorFlow code used `gelu_tanh`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type. `auto`: bfloat16 on TPU and GPU, float32 on CPU. Parameters stay float32."""
-    attention_impl: Literal["auto", "xla"] = "auto"
+    attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
     scan_unroll: int = 24
     """Layers unrolled per scan iteration; at or above `num_layers` the loop disappears."""
     remat: Literal["none", "dots", "full"] = "none"

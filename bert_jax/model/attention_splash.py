@@ -1,0 +1,84 @@
+"""JAX's own TPU kernel for attention, `splash_attention`: any length, no dropout.
+
+Source: jax.experimental.pallas.ops.tpu.splash_attention, part of JAX.
+"""
+
+import math
+from functools import partial
+
+import jax
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel,
+    splash_attention_mask,
+)
+from jaxtyping import Array, Float, Integer
+
+_LANES = 128
+_LONGEST_BLOCK = 512
+
+
+def unsupported(queries: int, keys: int) -> str | None:
+    """Why these lengths cannot be run, in words; None if they can."""
+    if queries % _LANES or keys % _LANES:
+        return f"lengths that are multiples of {_LANES}, not {queries} and {keys}"
+    return None
+
+
+def block_sizes(queries: int, keys: int) -> splash_attention_kernel.BlockSizes:
+    """The largest blocks of at most 512 that divide the lengths, in all passes.
+
+    One block is a whole row at L=512: no running softmax, and the fused backward pass (one kernel
+    for dq, dk and dv) needs no sum over blocks afterwards.
+    """
+    block_q, block_kv = (
+        max(b for b in range(_LANES, _LONGEST_BLOCK + 1, _LANES) if n % b == 0)
+        for n in (queries, keys)
+    )
+    return splash_attention_kernel.BlockSizes(
+        block_q=block_q,
+        block_kv=block_kv,
+        block_kv_compute=block_kv,
+        block_q_dkv=block_q,
+        block_kv_dkv=block_kv,
+        block_kv_dkv_compute=block_kv,
+        use_fused_bwd_kernel=True,
+    )
+
+
+def splash_attention(
+    q: Float[Array, "B L H K"],
+    k: Float[Array, "B S H K"],
+    v: Float[Array, "B S H K"],
+    q_segment_ids: Integer[Array, "B L"],
+    kv_segment_ids: Integer[Array, "B S"],
+) -> Float[Array, "B L H K"]:
+    """`attention.attend` on one device, without dropout; lengths are multiples of 128."""
+    _, queries, heads, head_dim = q.shape
+    keys = k.shape[1]
+    mask = splash_attention_mask.MultiHeadMask(
+        [splash_attention_mask.FullMask((queries, keys))] * heads
+    )
+
+    def run(q, k, v, q_ids, kv_ids, *, interpret: bool):
+        kernel = splash_attention_kernel.make_splash_mha(
+            mask,
+            block_sizes=block_sizes(queries, keys),
+            head_shards=1,
+            q_seq_shards=1,
+            interpret=interpret,
+        )
+        segments = splash_attention_kernel.SegmentIds(q=q_ids, kv=kv_ids)
+        # The kernel takes heads in front of positions and queries that are already scaled.
+        q, k, v = (x.swapaxes(1, 2) for x in (q * (1 / math.sqrt(head_dim)), k, v))
+        return jax.vmap(kernel)(q, k, v, segments).swapaxes(1, 2)
+
+    # Chosen when lowering: a step compiled ahead of time for a TPU is traced on another machine.
+    return jax.lax.platform_dependent(
+        q,
+        k,
+        v,
+        q_segment_ids.astype("int32"),
+        kv_segment_ids.astype("int32"),
+        tpu=partial(run, interpret=False),
+        default=partial(run, interpret=True),
+    )
