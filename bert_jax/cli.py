@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -46,29 +47,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.run(arguments)
         return code
-    except UserError as error:
-        print(f"bert-jax {arguments.verb}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"bert-jax {arguments.verb}: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno not in _NOT_OURS:
+    except (Exception, KeyboardInterrupt) as error:
+        if (known := _explained(error, arguments.verb)) is None:
             raise
-        hint = "Mend that or name another place, and give the command again; what is complete stays"
-        print(f"bert-jax {arguments.verb}: {error}. {hint}", file=sys.stderr)
-        return 2
-    except RuntimeError as error:
-        if (known := getattr(error, "exit_code", None)) is None:
-            raise
-        print(f"bert-jax {arguments.verb}: {error}", file=sys.stderr)
-        return int(known)
+        return known
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+def _explained(error: BaseException, verb: str) -> int | None:
+    """Says what went wrong and gives the exit code; None for a bug, which keeps its traceback."""
+    code, text = None, f"{error}"
+    if isinstance(error, SystemExit):  # _terminate
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, UserError):
+        code = 2
+    elif isinstance(error, KeyboardInterrupt):
+        code, text = 130, "interrupted"
+    elif isinstance(error, OSError) and error.errno in _NOT_OURS:
+        hint = "Mend that or name another place, and give the command again; what is complete stays"
+        code, text = 2, f"{error}. {hint}"
+    elif isinstance(error, RuntimeError):
+        code = getattr(error, "exit_code", None)
+    if code is not None:
+        print(f"bert-jax {verb}: {text}", file=sys.stderr)
+    return code
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -182,6 +189,28 @@ def _parser() -> argparse.ArgumentParser:
         required="--fields" not in sys.argv,
         type=Path,
         help="where checkpoints and metrics go; made if missing",
+    )
+    sub.add_argument(
+        "--distributed",
+        default="auto",
+        choices=["auto", "on", "off"],
+        help="join the other processes of a pod, a Slurm job or launch/local.py: where the "
+        "environment names some, always, never (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--join-timeout",
+        type=int,
+        default=300,
+        metavar="SECONDS",
+        help="how long to wait for them (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--stopped-code",
+        type=int,
+        default=0,
+        metavar="CODE",
+        help="exit code when a signal ended the run, saved, before its last step; launchers that "
+        "start it again pass 75 (default: %(default)s)",
     )
     sub.add_argument(
         "--fields",
@@ -302,6 +331,7 @@ def _corpus(arguments: argparse.Namespace) -> int:
 
 def _pretrain(arguments: argparse.Namespace) -> int:
     from bert_jax.flags import load_config
+    from bert_jax.training import processes
     from bert_jax.training.config import PretrainConfig
     from bert_jax.training.train import train
 
@@ -310,8 +340,16 @@ def _pretrain(arguments: argparse.Namespace) -> int:
     config = load_config(PretrainConfig, arguments.config, arguments.fields)
     # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    train(config, arguments.workdir)
-    return 0
+    try:
+        processes.join(arguments.distributed, arguments.join_timeout)
+        result = train(config, arguments.workdir)
+    except BaseException as error:
+        if label := processes.label():  # one of several, whose errors must not wait for the others
+            if (code := _explained(error, f"{arguments.verb}, {label}")) is None:
+                traceback.print_exc()
+            processes.leave(1 if code is None else code)
+        raise
+    return 0 if result.finished else arguments.stopped_code
 
 
 def _print_fields(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,266 @@
+"""Joining a run of several processes: a TPU pod, a Slurm or MPI job, a simulated pod.
+
+Everything here happens before the first JAX computation. What tells that there are several:
+
+1. `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`: `launch/local.py` sets them,
+   `launch/gke.sh` for GPU nodes, and whoever has a cluster of another kind. (JAX itself reads the
+   first only.)
+2. Slurm's variables inside a job step, Open MPI's under `mpirun`.
+3. TPU chips in this machine. JAX asks the metadata server, or the variables that GKE sets, for the
+   other hosts of the slice and for the other slices.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+
+from bert_jax.errors import UserError
+
+Mode = Literal["auto", "on", "off"]
+
+ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+_SLURM = (
+    "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"
+)  # fmt: skip
+_TPU_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # as GKE sets them
+
+# The coordinator ends with process 0, and the others then abort. So it stays this long after an
+# error, in which those that met the same one say so themselves.
+_LINGER_SECONDS = 2.0
+# JAX aborts the process (no exception) when it gives up waiting; we give up before.
+_SPARE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the environment says of the run's processes."""
+
+    source: str
+    """For people: where it says so."""
+    method: str | None
+    """`cluster_detection_method` of `jax.distributed.initialize`."""
+    address: str | None = None
+    """host:port of process 0; None: JAX finds it."""
+    count: int | None = None
+    index: int | None = None
+
+
+def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
+    """The cluster that this process is part of, or None where it is alone.
+
+    Looks at nothing but its arguments.
+
+    Args:
+        environ: The environment.
+        on_tpu: Whether computations run on TPU chips of this machine.
+
+    Raises:
+        UserError: The variables are incomplete or contradict each other.
+    """
+    slurm = all(name in environ for name in _SLURM)
+    mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
+    given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
+    # The address alone is a correction of what the cluster says of itself; JAX reads it.
+    if given and not (given == [ADDRESS] and (slurm or mpi or on_tpu)):
+        found: Cluster | None = _from_variables(environ, given)
+    elif slurm:
+        # A shell of `salloc` is a step of one task in a job of several.
+        tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+        found = Cluster(
+            "Slurm", "slurm", count=_number(environ, tasks), index=_number(environ, "SLURM_PROCID")
+        )
+    elif mpi:
+        found = Cluster("Open MPI", "ompi", count=_number(environ, "OMPI_COMM_WORLD_SIZE"))
+    elif on_tpu:
+        found = _from_tpu(environ)
+    else:
+        found = None
+    return None if found is None or found.count == 1 else found
+
+
+def join(mode: Mode, timeout_seconds: int = 300) -> None:
+    """Makes this process one of the run's, where there are several; else does nothing.
+
+    Afterwards `jax.devices()` are those of all processes, only process 0 logs below errors, and
+    Ctrl-C asks for a stop as SIGTERM does: all processes save after the same step. Leave with
+    `leave` after an error.
+
+    Args:
+        mode: "auto" joins where the environment names other processes; "on" refuses to run
+            without; "off" runs on the devices of this process alone.
+        timeout_seconds: How long to wait for the other processes.
+
+    Raises:
+        UserError: The environment is incomplete, or the processes did not find each other in time.
+    """
+    if mode == "off":
+        return
+    if timeout_seconds < 1:
+        raise UserError(f"--join-timeout is {timeout_seconds}; it must be at least 1 second")
+    cluster = find_cluster(os.environ, on_tpu=_on_tpu())
+    if cluster is None:
+        if mode == "auto":
+            return
+        cluster = Cluster("--distributed=on", None)  # JAX knows more kinds than are tried unasked
+    # A thread, because the wait is in C++, where no signal is handled and no timeout is kept.
+    failed: list[BaseException] = []
+    worker = threading.Thread(target=_initialize, args=(cluster, timeout_seconds, failed))
+    worker.daemon = True
+    _here.joined, _here.index = True, cluster.index or 0
+    worker.start()
+    worker.join(timeout_seconds)
+    if worker.is_alive():
+        raise UserError(_timed_out(cluster, timeout_seconds))
+    if failed:
+        raise UserError(_refused(cluster, failed[0])) from failed[0]
+    if jax.process_count() == 1:  # one host of a TPU: nobody to wait for
+        _here.joined = False
+        return
+    _here.index = jax.process_index()
+    if _here.index != 0:
+        logging.getLogger("bert_jax").setLevel(logging.ERROR)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _stop_all())
+
+
+def label() -> str:
+    """Which process this is, if it is one of several or has tried to be; else ""."""
+    return f"process {_here.index}" if _here.joined else ""
+
+
+def leave(code: int) -> None:
+    """Ends this process at once with `code`, if it is one of several; call it after an error.
+
+    A normal exit would wait for the others, which wait for this one in the middle of a step.
+    """
+    if not _here.joined:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if _here.index == 0:
+        time.sleep(_LINGER_SECONDS)
+    os._exit(code)
+
+
+@dataclass
+class _Here:
+    """What this process has become."""
+
+    joined: bool = False
+    index: int = 0
+
+
+_here = _Here()
+
+
+def _on_tpu() -> bool:
+    """Whether this machine has TPU chips and nothing says to compute elsewhere; starts nothing."""
+    # Private, but the alternative is a second search of the PCI bus with its own list of chips.
+    from jax._src import cloud_tpu_init
+
+    platforms = getattr(jax.config, "jax_platforms", None) or ""
+    wanted = not platforms or "tpu" in platforms.split(",")
+    return wanted and bool(cloud_tpu_init.running_in_cloud_tpu_vm)
+
+
+def _from_variables(environ: Mapping[str, str], given: list[str]) -> Cluster:
+    missing = [name for name in (ADDRESS, COUNT, INDEX) if name not in given]
+    if missing:
+        raise UserError(
+            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set and "
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not. A process of a "
+            "run needs all three: host:port of process 0, the number of processes, and its own "
+            "number from 0. To run on this machine alone: --distributed=off"
+        )
+    address = environ[ADDRESS]
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"{ADDRESS} is {address!r}; it must be host:port, as in 10.0.0.2:8482")
+    count, index = _number(environ, COUNT), _number(environ, INDEX)
+    if count < 1:
+        raise UserError(f"{COUNT} is {count}; it must be at least 1")
+    if not 0 <= index < count:
+        raise UserError(f"{INDEX} is {index}; with {COUNT}={count} it must be 0 to {count - 1}")
+    return Cluster("the JAX_* variables", "deactivate", address, count, index)
+
+
+def _from_tpu(environ: Mapping[str, str]) -> Cluster | None:
+    hosts = next((environ[name] for name in _TPU_HOSTS if environ.get(name)), None)
+    if hosts is None:
+        # Without the metadata server there is nobody to ask for other hosts.
+        return None if "TPU_SKIP_MDS_QUERY" in environ else Cluster("this TPU VM's metadata", None)
+    slices = _number(environ, "MEGASCALE_NUM_SLICES") if "MEGASCALE_NUM_SLICES" in environ else 1
+    return Cluster("the TPU_* variables", None, count=len(hosts.split(",")) * slices)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise UserError(f"{name} is {environ[name]!r}; it must be a whole number") from None
+
+
+def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseException]) -> None:
+    # Slurm and MPI also choose the GPUs of a process, and a TPU slice numbers its hosts itself.
+    explicit = cluster.method == "deactivate"
+    try:
+        jax.distributed.initialize(
+            coordinator_address=cluster.address,
+            num_processes=cluster.count if explicit or cluster.method == "slurm" else None,
+            process_id=cluster.index if explicit else None,
+            cluster_detection_method=cluster.method,
+            initialization_timeout=timeout_seconds + _SPARE_SECONDS,
+        )
+    except BaseException as error:
+        failed.append(error)
+
+
+def _stop_all() -> Callable[[int, Any], None]:
+    """A handler of SIGINT: the first is passed on as SIGTERM, which JAX shares with all."""
+    seen = 0
+
+    def handle(number: int, frame: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            os._exit(128 + number)
+        text = "\nSIGINT: all processes save after this step; a second one ends this one at once\n"
+        os.write(2, text.encode())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return handle
+
+
+def _timed_out(cluster: Cluster, seconds: int) -> str:
+    me = "this process"
+    if cluster.index is not None and cluster.count is not None:
+        me = f"process {cluster.index} of {cluster.count}"
+    where = f" at {cluster.address}" if cluster.address else ""
+    return (
+        f"{me} waited {seconds} s{where} and not all processes of the run came ({cluster.source}). "
+        "Give the same command on every host within --join-timeout seconds; the host name of "
+        "process 0 must resolve and its port be open from the others. To run on this machine "
+        "alone: --distributed=off"
+    )
+
+
+def _refused(cluster: Cluster, error: BaseException) -> str:
+    if isinstance(error, ValueError) and "must be defined" in str(error).replace("should", "must"):
+        return (
+            f"--distributed=on, and nothing says what other processes there are: not {ADDRESS}, "
+            f"{COUNT} and {INDEX}, not Slurm (start with srun), Open MPI or a TPU. To run on this "
+            "machine alone: --distributed=off"
+        )
+    lines = str(error).strip().splitlines() or [""]
+    return (
+        f"joining the run's processes failed ({cluster.source}): {type(error).__name__}: "
+        f"{lines[0]}. To run on this machine alone: --distributed=off"
+    )
