@@ -25,7 +25,7 @@ v6e, the clock would be 3.5 GHz and the compiler's estimate 1.4 times faster tha
 """
 
 from dataclasses import dataclass, replace
-from typing import Self
+
 
 from bert_jax.errors import UserError
 
@@ -81,7 +81,7 @@ class Chip(Accelerator):
         return self.ici_links * self.ici_bytes_per_s_per_link
 
     @property
-    def per_device(self) -> Self:
+    def per_device(self) -> "Chip":
         """The share of one of the chip's devices: compute, memory, ICI rate and DCN divided."""
         n = self.devices_per_chip
         return replace(
