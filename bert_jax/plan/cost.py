@@ -5,7 +5,6 @@ beside it (DMA between HBM and the core's memory, asynchronous collectives) cost
 longer than the work scheduled next to it.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ class Cost:
     """Seconds that run beside the parts: "collectives", "copies"."""
 
 
-def estimate(program: Program, chip: Chip, torus: Sequence[int] = (), num_slices: int = 1) -> Cost:
+def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
     """Predicts the time of a step.
 
     Args:
@@ -46,7 +45,6 @@ def estimate(program: Program, chip: Chip, torus: Sequence[int] = (), num_slices
         chip: The chip; its share is taken where a chip is several devices.
         torus: Chips in each dimension of the slice, (4, 4) for v5e:4x4; empty: unknown, then one
             ring without wrap-around is assumed for a part of the devices.
-        num_slices: Slices, joined by the data-centre network.
     """
     device = chip.per_device
     parts: dict[str, float] = defaultdict(float)
@@ -58,7 +56,7 @@ def estimate(program: Program, chip: Chip, torus: Sequence[int] = (), num_slices
         lines.append((seconds, _label(op.source, op.phase), op.name))
     hidden: dict[str, float] = defaultdict(float)
     for exchange in program.collectives:
-        whole = exchange.runs * collective_seconds(exchange, device, program, torus, num_slices)
+        whole = exchange.runs * collective_seconds(exchange, device, program, torus)
         beside = exchange.runs * exchange.overlapped_cycles / device.clock_hz
         exposed = max(0.0, whole - beside) if exchange.asynchronous else whole
         parts["collectives exposed"] += exposed
@@ -74,7 +72,7 @@ def estimate(program: Program, chip: Chip, torus: Sequence[int] = (), num_slices
     return Cost(
         seconds=sum(parts.values()),
         parts=dict(parts),
-        how=_how(program, chip, num_slices),
+        how=_how(program, chip),
         top=tuple(sorted(lines, reverse=True)[:NUM_TOP]),
         by_source=tuple(sorted(((s, label) for label, s in by_source.items()), reverse=True)),
         hidden=dict(hidden),
@@ -96,7 +94,6 @@ def collective_seconds(
     device: Chip,
     program: Program,
     torus: Sequence[int] = (),
-    num_slices: int = 1,
 ) -> float:
     """Seconds of one run, alone on the network.
 
@@ -109,7 +106,9 @@ def collective_seconds(
         share *= 2
     elif exchange.kind == "collective-permute":
         share = exchange.bytes
-    devices = math.prod(program.mesh_shape.values())
+    if exchange.network == "dcn":
+        return share / device.dcn_bytes_per_s
+    devices = program.devices_per_slice
     return share / _ici_rate(n, devices, device, torus)
 
 
@@ -127,7 +126,7 @@ def _label(source: str, phase: str) -> str:
     return f"{source or '(compiler)'}{f' [{phase}]' if phase else ''}"
 
 
-def _how(program: Program, chip: Chip, num_slices: int) -> dict[str, str]:
+def _how(program: Program, chip: Chip) -> dict[str, str]:
     how = {
         "xla": f"cycles that XLA estimates for each operation / {chip.clock_hz / 1e9:g} GHz; "
         "loop bodies times their trip counts",

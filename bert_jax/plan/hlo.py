@@ -7,12 +7,13 @@ a pair of -start and -done is one operation. Pure text to data: neither jax nor 
 """
 
 import functools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bert_jax.plan.groups import axes_of_groups, axes_of_pairs, parse_groups
+from bert_jax.plan.groups import MIXED, axes_of_groups, axes_of_pairs, parse_groups
 from bert_jax.plan.hlo_text import Computation, Instruction, Module, arrays, parse_text, shape_bytes
 from bert_jax.plan.loops import UNKNOWN, Scope, body_scope, trip_count
 
@@ -63,13 +64,15 @@ class Collective:
     name: str
     kind: str
     """"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", …"""
+    network: str
+    """"ici" inside a slice, "dcn" between slices."""
     bytes: int
     """Per device, the larger of operand and result: what is reduced (all-reduce, reduce-scatter:
     the operand) or what is there afterwards (all-gather: the result)."""
     axes: tuple[str, ...]
     """Mesh axes it runs over, in mesh order; ("mixed",) where they are no product of axes."""
     group_size: int
-    """Devices in a group; 2 for a permutation."""
+    """Devices in a group; 2 for a permutation; the number of slices between slices."""
     runs: int
     asynchronous: bool
     """Other work is scheduled between its start and its end."""
@@ -117,6 +120,7 @@ class Program:
     transfers: tuple[Transfer, ...]
     loops: tuple[Loop, ...]
     mesh_shape: Mapping[str, int]
+    devices_per_slice: int
 
     @property
     def cycles(self) -> int:
@@ -135,13 +139,15 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
     Args:
         text: Optimised, scheduled HLO.
         mesh_shape: `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
-            position in `mesh.devices.flat`, whatever the ids of the devices.
+            position in `mesh.devices.flat`, whatever the ids of the devices. A program for
+            several slices is that of one slice: the mesh's outermost axes must span the slices.
 
     Raises:
         ValueError: not HLO text, or a collective whose groups cannot be read.
     """
     module = parse_text(text)
-    walk = _Walk(module, mesh_shape)
+    inside, across = _split_slices(mesh_shape, module.num_partitions)
+    walk = _Walk(module, inside, across)
     entry = module.computations[module.entry]
     walk.computation(Scope(module, entry, lambda _: UNKNOWN), 1)
     return Program(
@@ -150,7 +156,24 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
         tuple(walk.transfers),
         tuple(walk.loops),
         dict(mesh_shape),
+        math.prod(inside.values()),
     )
+
+
+def _split_slices(
+    mesh_shape: Mapping[str, int], num_partitions: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Mesh of one slice, and slices by the outermost axes that they divide."""
+    slices = max(1, math.prod(mesh_shape.values()) // num_partitions)
+    inside: dict[str, int] = {}
+    across: dict[str, int] = {}
+    for name, size in mesh_shape.items():
+        part = math.gcd(size, slices)
+        slices //= part
+        inside[name] = size // part
+        if part > 1:
+            across[name] = part
+    return inside, across
 
 
 # What costs the core nothing of its own: names for values, and the ends of what started before.
@@ -167,6 +190,7 @@ _FREE = {
     "opt-barrier",
     "add-dependency",
     "async-update",
+    "recv",
 }
 
 _TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
@@ -201,6 +225,9 @@ class _Flight:
 class _Walk:
     module: Module
     mesh_shape: Mapping[str, int]
+    """Of one slice."""
+    slices: Mapping[str, int]
+    """Slices along each mesh axis that spans several."""
     ops: list[Op] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
@@ -243,6 +270,14 @@ class _Walk:
                 flight = self._flight(instruction, instruction, scope.computation, runs, base)
                 self._start(instruction.name, flight, opcode.endswith("-start"), flying)
             return 0, []
+        rendezvous = instruction.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"')
+        if opcode == "send" and rendezvous and "_xla_megascale" in instruction.attributes:
+            self._start(rendezvous, self._between_slices(instruction, scope, runs), True, flying)
+            return 0, []
+        if opcode == "recv-done":
+            begun = scope.computation.instructions[instruction.operands[0]]
+            self._finish(begun.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"') or "", flying)
+            return 0, []
         if opcode in _TRANSFERS:
             self._transfer(instruction, scope.computation, runs)
             return 0, []
@@ -277,7 +312,7 @@ class _Walk:
             return 0
         tried = []
         for number, name in enumerate(names):
-            walk = _Walk(self.module, self.mesh_shape)
+            walk = _Walk(self.module, self.mesh_shape, self.slices)
             inner = scope.called(instruction, name)
             inner.argument = functools.partial(_operand, scope, instruction.operands[number + 1])
             tried.append((walk.computation(inner, runs), walk))
@@ -350,6 +385,7 @@ class _Walk:
             {
                 "name": outer.name,
                 "kind": kind,
+                "network": "ici",
                 "bytes": operand * size if kind == "all-gather" else operand,
                 "axes": (axes_of_pairs if permute else axes_of_groups)(groups, self.mesh_shape),
                 "group_size": size,
@@ -361,6 +397,23 @@ class _Walk:
                 or "",
             }
         )
+
+    def _between_slices(self, send: Instruction, scope: Scope, runs: int) -> _Flight:
+        """An exchange over the data-centre network: the host sends what the device gives it."""
+        kind = send.attribute(r'_xla_megascale_transfer_type="(\w+)"') or "send"
+        payload = scope.computation.instructions[send.operands[0]]
+        fields = {
+            "name": send.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"'),
+            "kind": kind.lower().replace("_", "-"),
+            "network": "dcn",
+            "bytes": payload.num_bytes,
+            "axes": tuple(self.slices) or (MIXED,),
+            "group_size": math.prod(self.slices.values()),
+            "runs": runs,
+            "source": self.module.source(payload),
+            "phase": phase_of(payload.op_name),
+        }
+        return _Flight(fields)
 
     def _start(
         self, key: str, flight: _Flight, asynchronous: bool, flying: dict[str, _Flight]

@@ -132,20 +132,21 @@ def parse_text(text: str) -> Module:
     module = Module({}, "", _int_of("num_partitions", head) or 1, {})
     table: dict[int, str] | None = None
     current: Computation | None = None
+    pending = ""
     for line in lines:
         if current is not None:
-            if line.startswith("}"):
-                current = None
-            elif (instruction := _parse_instruction(line)) is not None:
-                current.instructions[instruction.name] = instruction
-                if line.lstrip().startswith("ROOT "):
-                    current.root = instruction.name
+            if _START.match(line) or line == "}" or line.startswith("}, "):
+                _add_instruction(current, pending)
+                pending = line
+                current = None if line.startswith("}") else current
+            else:
+                pending += line  # metadata of Pallas kernels goes over several lines
         elif line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
             table = module.tables.setdefault(line, {})
         elif table is not None and (row := re.match(r"(\d+) (.*)", line)):
             table[int(row.group(1))] = row.group(2)
         elif header := _HEADER.match(line):
-            table = None
+            table, pending = None, ""
             current = Computation(header.group(2))
             module.computations[current.name] = current
             if header.group(1):
@@ -153,6 +154,14 @@ def parse_text(text: str) -> Module:
     if not module.entry:
         raise ValueError("no ENTRY computation: not the text of an HLO module")
     return module
+
+
+def _add_instruction(computation: Computation, line: str) -> None:
+    instruction = _parse_instruction(line)
+    if instruction is not None:
+        computation.instructions[instruction.name] = instruction
+        if line.lstrip().startswith("ROOT "):
+            computation.root = instruction.name
 
 
 def _parse_instruction(line: str) -> Instruction | None:
