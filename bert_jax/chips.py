@@ -26,7 +26,6 @@ v6e, the clock would be 3.5 GHz and the compiler's estimate 1.4 times faster tha
 
 from dataclasses import dataclass, replace
 
-
 from bert_jax.errors import UserError
 
 
