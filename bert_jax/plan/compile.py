@@ -1,0 +1,339 @@
+"""The real train step of a configuration, compiled for a TPU slice that is not there."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from bert_jax.errors import UserError
+from bert_jax.plan.topology import Topology, devices
+from bert_jax.training.config import PretrainConfig
+
+ASSUMED_VOCAB_SIZE = 30522
+"""The published English BERT's, where neither the configuration nor a corpus says."""
+_CACHE_BYTES = 512 * 2**20
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device (see `report` for chips of two devices)."""
+
+    parameters: int
+    optimizer: int
+    batch: int
+    temporaries: int
+    """Activations, gradients and what else lives during a step only, at its highest."""
+    other: int
+    """Code, padding of the arrays above to tiles, and results that reuse no argument."""
+
+    @property
+    def peak(self) -> int:
+        """All of it."""
+        return sum(dataclasses.astuple(self))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One train step, compiled; or refused by the compiler because it needs too much memory."""
+
+    topology: Topology
+    mesh_shape: dict[str, int]
+    """Mesh axes and their sizes, in the order of `mesh.devices`."""
+    rows: int
+    """Global rows of a step, over all micro-batches."""
+    accumulation: int
+    length: int
+    memory: Memory
+    """Of a step that was refused: what is known (`temporaries` is what the compiler names)."""
+    has: int
+    """Bytes of a device that a program may use."""
+    refused: str = ""
+    """The compiler's words; empty: it fits."""
+    needs: int = 0
+    """Bytes of a device that a refused step needs."""
+    hlo: str = field(default="", repr=False)
+    """The optimised program; empty for a refused step."""
+    lowering_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    cached: bool = False
+    """The compiler's answer was read from the disk; `compile_seconds` are those of the time."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the compiler accepts it."""
+        return not self.refused
+
+    @property
+    def rows_per_chip(self) -> float:
+        """Of a micro-batch: what decides the activations' memory."""
+        return self.rows / self.accumulation / self.topology.num_chips
+
+
+def default_cache() -> Path:
+    """Where compiled programs are kept: under XDG_CACHE_HOME, or ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "bert_jax" / "plan"
+
+
+def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
+    """The configuration with a vocabulary size, and a sentence on where it is from."""
+    from bert_jax.training.workdir import open_corpus
+
+    if config.data.corpus and Path(config.data.corpus).exists():
+        size = open_corpus(config.data.corpus).train.vocab_size
+        return config.with_vocabulary(size), f"vocabulary: {size:,} tokens, of the corpus"
+    if config.model.vocab_size:
+        size = config.model.vocab_size
+        return config, f"vocabulary: {size:,} tokens, as configured"
+    return (
+        config.with_vocabulary(ASSUMED_VOCAB_SIZE),
+        f"vocabulary: {ASSUMED_VOCAB_SIZE:,} tokens assumed (no corpus; model.vocab_size sets it)",
+    )
+
+
+def compile_step(
+    config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None
+) -> Compiled:
+    """Lowers and compiles the train step of one phase; nothing runs and no array is made.
+
+    Args:
+        config: The run; `model.vocab_size` must be set (`with_vocabulary`).
+        phase: Number of the phase: its length and batch size.
+        topology: The slice.
+        cache: Directory of earlier answers; None: neither read nor written.
+
+    Raises:
+        UserError: batch, model or mesh do not fit the number of devices; libtpu is missing.
+    """
+    found = devices(topology)
+    import jax
+
+    from bert_jax.training.sharding import batch_sharding, check_batch_size, make_mesh
+    from bert_jax.training.step import abstract_state, make_train_step
+
+    mesh = make_mesh(config.mesh, found)
+    shape = config.training.phases[phase]
+    check_batch_size(
+        shape.batch_size, mesh, config.training.accumulation, f"training.phases[{phase}].batch_size"
+    )
+    step_config = _step_config(config)
+    state = abstract_state(step_config, mesh)
+    sharding = batch_sharding(mesh)
+    batch = {
+        name: jax.ShapeDtypeStruct(dimensions, dtype, sharding=sharding)
+        for name, (dimensions, dtype) in _batch_shapes(
+            shape.batch_size, shape.length, config.model.vocab_size
+        ).items()
+    }
+    begun = time.perf_counter()
+    lowered = make_train_step(step_config, mesh).lower(state, batch)
+    lowering_seconds = time.perf_counter() - begun
+    known = Memory(
+        parameters=_bytes_per_device(state.params),
+        optimizer=_bytes_per_device((state.opt_state, state.step)),
+        batch=_bytes_per_device(batch),
+        temporaries=0,
+        other=0,
+    )
+    path = None
+    answer = None
+    if cache is not None:
+        path = cache / f"{_key(lowered.as_text(), topology, mesh)}.zst"
+        answer = _read(path)
+    cached = answer is not None
+    if answer is None:
+        answer = _compile(lowered)
+        if path is not None:
+            _write(path, answer)
+    stats = answer["memory"]
+    if stats:
+        arguments = known.parameters + known.optimizer + known.batch
+        known = dataclasses.replace(
+            known,
+            temporaries=stats["temp"],
+            other=stats["argument"] - arguments + stats["output"] - stats["alias"] + stats["code"],
+        )
+    needs, has = _needs_and_has(answer["refused"])
+    if needs and "HLO temporaries" in answer["refused"]:  # arguments come on top
+        needs += known.peak
+    if needs:
+        known = dataclasses.replace(known, temporaries=max(needs - known.peak, 0))
+    return Compiled(
+        topology=topology,
+        mesh_shape=dict(mesh.shape),
+        rows=shape.batch_size,
+        accumulation=config.training.accumulation,
+        length=shape.length,
+        memory=known,
+        has=has or usable_bytes(topology),
+        refused=answer["refused"],
+        needs=needs,
+        hlo=answer["hlo"],
+        lowering_seconds=lowering_seconds,
+        compile_seconds=answer["seconds"],
+        cached=cached,
+    )
+
+
+def usable_bytes(topology: Topology) -> int:
+    """Bytes of a device that the compiler lets a program use: it keeps a few hundred MiB.
+
+    As it says in its refusals: 15.75 of 16 GiB on v5e; the same share is taken for other chips.
+    """
+    return int(topology.chip.hbm_bytes / topology.chip.devices_per_chip * 15.75 / 16)
+
+
+def _step_config(config: PretrainConfig) -> Any:
+    from bert_jax.data.store import SpecialIds
+    from bert_jax.training.step import StepConfig
+    from bert_jax.training.train import step_config
+    from bert_jax.training.workdir import open_corpus
+
+    # `auto` would ask for the default backend, which is the CPU here.
+    if config.model.dtype == "auto":
+        config = dataclasses.replace(
+            config, model=dataclasses.replace(config.model, dtype="bfloat16")
+        )
+    if config.data.corpus and Path(config.data.corpus).exists():
+        return step_config(config, open_corpus(config.data.corpus))
+    vocab_size = config.model.vocab_size
+    special = (0, 100, 101, 102, 103) if vocab_size > 103 else (0, 1, 2, 3, 4)
+    return StepConfig(
+        model=config.model,
+        masking=config.masking,
+        optimizer=config.optimizer,
+        num_steps=config.training.num_steps,
+        special_ids=SpecialIds(*special),
+        continues_word=np.zeros(vocab_size, bool) if config.masking.whole_word else None,
+        accumulation=config.training.accumulation,
+        seed=config.seed,
+    )
+
+
+def _batch_shapes(rows: int, length: int, vocab_size: int) -> dict[str, tuple[Any, Any]]:
+    """Of what `data/pipeline.py` delivers."""
+    from bert_jax.data.store import token_dtype
+
+    return {
+        "tokens": ((rows, length), token_dtype(vocab_size)),
+        "type_ids": ((rows, length), np.uint8),
+        "segment_ids": ((rows, length), np.uint8),
+        "nsp_labels": ((rows,), np.int32),
+        "row_index": ((rows,), np.uint32),
+    }
+
+
+def _bytes_per_device(tree: Any) -> int:
+    import jax
+
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _compile(lowered: Any) -> dict[str, Any]:
+    begun = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except Exception as error:  # XlaRuntimeError or its successors: known by its words
+        message = str(error)
+        if "RESOURCE_EXHAUSTED" not in message or _needs_and_has(message)[0] == 0:
+            raise
+        return {
+            "refused": message.split("\n\n")[0][:2000],
+            "seconds": time.perf_counter() - begun,
+            "memory": None,
+            "hlo": "",
+        }
+    stats = compiled.memory_analysis()
+    return {
+        "refused": "",
+        "seconds": time.perf_counter() - begun,
+        "memory": {
+            "argument": stats.argument_size_in_bytes,
+            "output": stats.output_size_in_bytes,
+            "alias": stats.alias_size_in_bytes,
+            "temp": stats.temp_size_in_bytes,
+            "code": stats.generated_code_size_in_bytes,
+        },
+        "hlo": compiled.as_text(),
+    }
+
+
+def _needs_and_has(message: str) -> tuple[int, int]:
+    """Bytes that a refusal names, as (needed, available); zeros where it names none.
+
+    "Used 30.1G of 15.75G hbm" counts everything, "HLO temporaries (99.69G) exceeds available HBM
+    (15.75G)" comes earlier in the compiler and leaves out the arguments.
+    """
+    for pattern in (
+        r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm",
+        r"HLO temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)",
+    ):
+        if match := re.search(pattern, message):
+            number, unit, limit, limit_unit = match.groups()
+            return int(float(number) * _UNITS[unit]), int(float(limit) * _UNITS[limit_unit])
+    return 0, 0
+
+
+def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
+    """Changes whenever the compiler's answer could, or the source lines that it names."""
+    digest = hashlib.sha256()
+    for package in ("jax", "jaxlib", "libtpu"):
+        try:
+            digest.update(f"{package} {metadata.version(package)}\n".encode())
+        except metadata.PackageNotFoundError:
+            digest.update(f"{package} unknown\n".encode())
+    order = ",".join(str(device.id) for device in mesh.devices.flat)
+    digest.update(f"{topology.name} {dict(mesh.shape)} {order}\n".encode())
+    digest.update(os.environ.get("LIBTPU_INIT_ARGS", "").encode())
+    # StableHLO without locations: the lines in the cached program are right only for these files.
+    package_root = Path(__file__).parent.parent
+    for source in sorted(
+        p for part in ("model", "training") for p in package_root.glob(f"{part}/**/*.py")
+    ):
+        digest.update(source.read_bytes())
+    digest.update(stablehlo.encode())
+    return digest.hexdigest()[:40]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """An earlier answer; None where there is none or it cannot be read."""
+    try:
+        answer = json.loads(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
+        path.touch()  # the oldest by last use go first
+    except (OSError, ValueError, zstandard.ZstdError):
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _write(path: Path, answer: Mapping[str, Any]) -> None:
+    """Appears complete or not at all; a cache that cannot be written costs time, not the answer."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
+        temporary.replace(path)
+        kept = 0
+        for entry in sorted(path.parent.glob("*.zst"), key=lambda p: -p.stat().st_mtime):
+            kept += entry.stat().st_size
+            if kept > _CACHE_BYTES:
+                entry.unlink(missing_ok=True)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+
+
+__all__ = ["Compiled", "Memory", "UserError", "compile_step", "default_cache", "with_vocabulary"]

@@ -1,0 +1,104 @@
+"""What one compiled step says of a real run: memory, seconds, tokens and MFU per chip."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.model.flops import train_flops
+from bert_jax.plan.compile import Compiled, compile_step
+from bert_jax.plan.cost import Cost, estimate
+from bert_jax.plan.hlo import Program, parse_program
+from bert_jax.plan.topology import Topology
+from bert_jax.training.config import PretrainConfig
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Collectives of one kind over the same mesh axes, as often as they run in a step."""
+
+    kind: str
+    network: str
+    axes: tuple[str, ...]
+    group_size: int
+    runs: int
+    bytes: int
+    """Of all runs together, per device; of what is reduced or gathered, the whole of it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A phase on a topology: the compiler's answer and what is made of it."""
+
+    phase: int
+    config: PretrainConfig
+    """As compiled."""
+    compiled: Compiled
+    flops: int
+    """Model FLOPs of a step, all rows (`model/flops.py`)."""
+    program: Program | None
+    cost: Cost | None
+    """None, as `program`, where the step does not fit."""
+
+    @property
+    def topology(self) -> Topology:
+        """Where it would run."""
+        return self.compiled.topology
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted, of one step."""
+        return None if self.cost is None else self.cost.seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """All chips, padding included."""
+        return self.seconds and self.compiled.rows * self.compiled.length / self.seconds
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs over what the chips' bfloat16 peak would have done in the time."""
+        peak = self.topology.num_chips * self.topology.chip.bf16_flops
+        return self.seconds and self.flops / (self.seconds * peak)
+
+    @property
+    def ideal_seconds(self) -> float:
+        """The model's FLOPs at the chips' peak: what an MFU of 100% would take."""
+        return self.flops / (self.topology.num_chips * self.topology.chip.bf16_flops)
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Collectives by kind and axes, the most bytes first."""
+        if self.program is None:
+            return ()
+        runs: dict[tuple, int] = defaultdict(int)
+        size: dict[tuple, int] = defaultdict(int)
+        for c in self.program.collectives:
+            key = (c.kind, c.network, c.axes, c.group_size)
+            runs[key] += c.runs
+            size[key] += c.runs * c.bytes
+        found = [Exchange(*key, runs=runs[key], bytes=size[key]) for key in runs]
+        return tuple(sorted(found, key=lambda e: -e.bytes))
+
+
+def predict(config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None) -> Plan:
+    """Compiles the step and estimates its time.
+
+    Args:
+        config: The run, with a vocabulary size.
+        phase: Number of the phase.
+        topology: The slice.
+        cache: Directory of earlier compilations; None: none.
+
+    Raises:
+        UserError: as `compile_step`.
+    """
+    compiled = compile_step(config, phase, topology, cache=cache)
+    shape = config.training.phases[phase]
+    flops = shape.batch_size * train_flops(
+        config.model, shape.length, config.masking.num_predictions(shape.length)
+    )
+    program = cost = None
+    if compiled.fits:
+        program = parse_program(compiled.hlo, compiled.mesh_shape)
+        cost = estimate(program, topology.chip, topology.shape)
+    return Plan(phase, config, compiled, flops, program, cost)

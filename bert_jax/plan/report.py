@@ -1,0 +1,257 @@
+"""A plan for people (tables and bars on the terminal, a picture) and for machines (JSON)."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.plan.predict import Plan
+
+SCHEMA = 1
+"""Raised when a field of the JSON changes its meaning or goes."""
+_BAR = 40
+_MEMORY = ("parameters", "optimizer", "batch", "temporaries", "other")
+_MEMORY_NOTES = {
+    "parameters": "float32",
+    "optimizer": "moments, float32",
+    "batch": "",
+    "temporaries": "activations, gradients",
+    "other": "code, tile padding",
+}
+_COLORS = ("#2b6cb0", "#4299e1", "#90cdf4", "#c2410c", "#a0aec0")
+
+
+def memory_per_chip(plan: Plan) -> dict[str, int]:
+    """Bytes per chip by kind, and their `peak`; a chip may be two devices."""
+    memory, n = plan.compiled.memory, plan.topology.chip.devices_per_chip
+    return {**{name: getattr(memory, name) * n for name in _MEMORY}, "peak": memory.peak * n}
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """Everything about a plan that JSON can hold; seconds, bytes per chip, FLOPs."""
+    compiled, cost, chip = plan.compiled, plan.cost, plan.topology.chip
+    model = plan.config.model
+    return {
+        "topology": plan.topology.name,
+        "chips": plan.topology.num_chips,
+        "phase": plan.phase,
+        "length": compiled.length,
+        "batch_size": compiled.rows,
+        "accumulation": compiled.accumulation,
+        "rows_per_chip": compiled.rows_per_chip,
+        "mesh": dict(compiled.mesh_shape),
+        "model": {
+            name: getattr(model, name)
+            for name in ("vocab_size", "num_layers", "hidden_dim", "num_heads", "remat",
+                         "scan_unroll", "hidden_dropout_rate", "attention_dropout_rate")
+        },
+        "optimizer": plan.config.optimizer.name,
+        "fits": compiled.fits,
+        "refused": compiled.refused or None,
+        "memory_per_chip": memory_per_chip(plan),
+        "hbm_per_chip": chip.hbm_bytes,
+        "usable_per_chip": compiled.has * chip.devices_per_chip,
+        "needs_per_chip": (compiled.needs or compiled.memory.peak) * chip.devices_per_chip,
+        "collectives": [
+            {
+                "kind": e.kind, "network": e.network, "axes": list(e.axes),
+                "group_size": e.group_size, "runs": e.runs, "bytes": e.bytes,
+            }
+            for e in plan.exchanges
+        ],
+        "step_seconds": plan.seconds,
+        "cycles": None if plan.program is None else plan.program.cycles,
+        "ideal_seconds": plan.ideal_seconds,
+        "tokens_per_second": plan.tokens_per_second,
+        "mfu": plan.mfu,
+        "parts": {} if cost is None else dict(cost.parts),
+        "hidden": {} if cost is None else dict(cost.hidden),
+        "how": {} if cost is None else dict(cost.how),
+        "top": []
+        if cost is None
+        else [{"seconds": s, "source": source, "name": name} for s, source, name in cost.top],
+        "lowering_seconds": compiled.lowering_seconds,
+        "compile_seconds": compiled.compile_seconds,
+        "cached": compiled.cached,
+    }  # fmt: skip
+
+
+def text(plan: Plan) -> str:
+    """The whole report of one plan, about 50 lines."""
+    return "\n".join(_lines(plan))
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    compiled = plan.compiled
+    mesh = " x ".join(f"{name} {size}" for name, size in compiled.mesh_shape.items())
+    parts = f" in {compiled.accumulation} micro-batches" if compiled.accumulation > 1 else ""
+    compiled_in = "cached" if compiled.cached else f"{compiled.compile_seconds:.0f} s"
+    yield (
+        f"{plan.topology.name}  {plan.topology.num_chips} chips, mesh {mesh}  phase {plan.phase}: "
+        f"L={compiled.length}, {compiled.rows} rows a step{parts}, {compiled.rows_per_chip:g} a "
+        f"chip at once  (lowered in {compiled.lowering_seconds:.0f} s, compiled: {compiled_in})"
+    )
+    yield ""
+    yield from _memory_lines(plan)
+    if plan.cost is None:
+        return
+    yield ""
+    yield from _collective_lines(plan)
+    yield ""
+    yield from _time_lines(plan)
+
+
+def _memory_lines(plan: Plan) -> Iterator[str]:
+    compiled, chip = plan.compiled, plan.topology.chip
+    memory = memory_per_chip(plan)
+    usable = compiled.has * chip.devices_per_chip
+    yield f"memory per chip, of {_size(usable)} usable ({_size(chip.hbm_bytes)} HBM)"
+    for name in _MEMORY:
+        yield _row(name, _size(memory[name]), memory[name] / usable, _MEMORY_NOTES[name])
+    peak = max(memory["peak"], compiled.needs * chip.devices_per_chip)
+    yield _row("peak", _size(peak), peak / usable, f"{peak / usable:.0%}")
+    if not compiled.fits:
+        yield (
+            f"does not fit: the compiler refuses it, it needs {_size(peak)} a chip and has "
+            f"{_size(usable)}: {_size(peak - usable)} too much"
+        )
+
+
+def _collective_lines(plan: Plan) -> Iterator[str]:
+    yield "collectives per step                  over            devices  times  bytes a device"
+    for e in plan.exchanges:
+        axes = ",".join(e.axes)
+        yield (
+            f"  {e.kind:22} {e.network:10}  {axes:15} {e.group_size:7} {e.runs:6}  {_size(e.bytes)}"
+        )
+    if not plan.exchanges:
+        yield "  none"
+
+
+def _time_lines(plan: Plan) -> Iterator[str]:
+    cost, seconds, mfu, rate = plan.cost, plan.seconds, plan.mfu, plan.tokens_per_second
+    assert cost is not None
+    assert seconds is not None
+    assert mfu is not None
+    assert rate is not None
+    yield (
+        f"predicted step {seconds * 1e3:.2f} ms, {rate:,.0f} tokens/s "
+        f"({rate / plan.topology.num_chips:,.0f} a chip), MFU {mfu:.1%}"
+    )
+    yield _row("ideal", _ms(plan.ideal_seconds), plan.ideal_seconds / seconds,
+               "the model's FLOPs at peak")  # fmt: skip
+    for name, part in sorted(cost.parts.items(), key=lambda item: -item[1]):
+        if part:
+            yield _row(name, _ms(part), part / seconds, f"{part / seconds:.1%}")
+    for name, part in cost.hidden.items():
+        if part:
+            yield f"  {name + ' (hidden)':22} {_ms(part):>10}  beside the above, not added"
+    yield ""
+    yield "most expensive operations             ms  share  source"
+    for part, source, name in cost.top:
+        yield f"  {name[:32]:32} {part * 1e3:7.3f}  {part / seconds:5.1%}  {source}"
+    yield ""
+    yield "how it is estimated"
+    for name, how in cost.how.items():
+        if cost.parts.get(name, 1):
+            yield f"  {name}: {how}"
+
+
+def comparison(plans: Sequence[Plan]) -> str:
+    """One line a plan."""
+    head = (
+        "topology           chips  phase     L    rows  rows/chip  accum  fits    peak/HBM      "
+        "step ms      tokens/s    MFU"
+    )
+    return "\n".join([head, *(_comparison_row(plan) for plan in plans)])
+
+
+def _comparison_row(plan: Plan) -> str:
+    compiled, chip = plan.compiled, plan.topology.chip
+    peak = max(compiled.memory.peak, compiled.needs) * chip.devices_per_chip / 2**30
+    time = f"{'-':>12} {'-':>13} {'-':>6}"
+    if plan.seconds and plan.mfu and plan.tokens_per_second:
+        time = f"{plan.seconds * 1e3:12.2f} {plan.tokens_per_second:13,.0f} {plan.mfu:6.1%}"
+    return (
+        f"{plan.topology.name:18} {plan.topology.num_chips:5} {plan.phase:6} {compiled.length:5} "
+        f"{compiled.rows:7} {compiled.rows_per_chip:10g} {compiled.accumulation:6}  "
+        f"{'yes' if compiled.fits else 'no':4} {peak:6.2f}/{chip.hbm_bytes / 2**30:g} GiB {time}"
+    )
+
+
+def draw(plans: Sequence[Plan], path: Path) -> None:
+    """Where memory and time go, one bar a plan, as a PNG that replaces the file in one rename.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 2.6 + 0.55 * len(plans)), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    memory, time = figure.subplots(1, 2)
+    labels = [f"{p.topology.name} L={p.compiled.length}" for p in plans]
+    _stack(memory, labels, [
+        {name: memory_per_chip(plan)[name] / 2**30 for name in _MEMORY} for plan in plans
+    ])  # fmt: skip
+    for place, plan in enumerate(plans):
+        limit = plan.compiled.has * plan.topology.chip.devices_per_chip / 2**30
+        memory.plot([limit, limit], [place - 0.4, place + 0.4], color="#1a202c", linewidth=2)
+    memory.set(xlabel="GiB per chip (line: usable)", title="Memory")
+    _stack(time, labels, [_shares_of_time(plan) for plan in plans])
+    time.set(xlabel="ms per step", title="Time, by source file")
+    time.set_yticklabels([])
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        figure.savefig(temporary, format="png")
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"--plot: cannot write {path}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _shares_of_time(plan: Plan) -> dict[str, float]:
+    """Milliseconds by source file, of the files that take most of it; the model's FLOPs apart."""
+    if plan.cost is None:
+        return {}
+    files: dict[str, float] = {}
+    for seconds, source in plan.cost.by_source:
+        name = source.split(" ")[0].split(":")[0]
+        files[name] = files.get(name, 0.0) + seconds * 1e3
+    ordered = sorted(files.items(), key=lambda item: -item[1])
+    rest = sum(value for _, value in ordered[6:])
+    return {**dict(ordered[:6]), **({"other": rest} if rest else {})}
+
+
+def _stack(axes: Any, labels: Sequence[str], bars: Sequence[dict[str, float]]) -> None:
+    names = list(dict.fromkeys(name for bar in bars for name in bar))
+    left = [0.0] * len(bars)
+    for number, name in enumerate(names):
+        widths = [bar.get(name, 0.0) for bar in bars]
+        color = _COLORS[number] if number < len(_COLORS) else None
+        axes.barh(range(len(bars)), widths, left=left, label=name, color=color, height=0.7)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=3)
+
+
+def _row(name: str, value: str, share: float, note: str) -> str:
+    filled = round(min(max(share, 0.0), 1.0) * _BAR)
+    more = ">" if share > 1.005 else ""
+    bar = "█" * filled + more
+    return f"  {name:22} {value:>10}  {bar:{_BAR + 1}} {note}".rstrip()
+
+
+def _size(count: float) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= scale:
+            return f"{count / scale:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"

@@ -1,0 +1,208 @@
+"""TPU slices by name, described by libtpu on a machine that has none.
+
+A name is a chip and the chips along each dimension of its torus: `v5e:16x16`, `v5p:4x4x8`,
+`tpu7x:2x2x1`, `v5e:1x1` for one chip. `v5e:16x16,slices=2` is two such slices joined by the
+data-centre network (a comma and not a star, which a shell would expand).
+"""
+
+import contextlib
+import difflib
+import itertools
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.chips import CHIPS, Chip
+from bert_jax.errors import UserError
+
+_SMALL_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_SMALL_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+_MAX_CHIPS_3D = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
+"""Largest slice of each 3-D kind that can be asked for (docs.cloud.google.com/tpu/docs)."""
+_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",  # no question to the metadata server of a cloud machine
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise two plans at once abort on a lock file
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A TPU slice, or several equal ones."""
+
+    chip: Chip
+    shape: tuple[int, ...]
+    """Chips along each dimension of one slice."""
+    num_slices: int = 1
+
+    @property
+    def name(self) -> str:
+        """As `parse_topology` reads it."""
+        slices = f",slices={self.num_slices}" if self.num_slices > 1 else ""
+        return f"{self.chip.name}:{'x'.join(map(str, self.shape))}{slices}"
+
+    @property
+    def num_chips(self) -> int:
+        """Chips of all slices."""
+        return math.prod(self.shape) * self.num_slices
+
+    @property
+    def num_devices(self) -> int:
+        """What JAX will count: a chip may be two devices."""
+        return self.num_chips * self.chip.devices_per_chip
+
+
+def parse_topology(name: str) -> Topology:
+    """Reads `CHIP:AxB[xC][,slices=N]`.
+
+    Raises:
+        UserError: no such chip or shape; names ones near it that exist.
+    """
+    match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
+    if match is None:
+        raise UserError(
+            f"--topology {name!r} is not CHIP:AxB, CHIP:AxBxC or either with ,slices=N; such as "
+            "v5e:16x16, v5p:4x4x8, tpu7x:4x4x4, v5e:1x1 (one chip), v5e:16x16,slices=2"
+        )
+    kind, dimensions, slices = match.groups()
+    chip = CHIPS.get(kind)
+    if not isinstance(chip, Chip):
+        known = [key for key, value in CHIPS.items() if isinstance(value, Chip)]
+        near = difflib.get_close_matches(kind, [*known, *_ALIASES], n=1, cutoff=0.4)
+        hint = f"; did you mean {_ALIASES.get(near[0], near[0])}?" if near else "."
+        raise UserError(
+            f"--topology {name!r}: there is no chip {kind!r}{hint} Known: {', '.join(known)}"
+        )
+    shape = tuple(int(n) for n in dimensions.split("x"))
+    if not _exists(kind, shape):
+        near_shapes = ", ".join(
+            f"{kind}:{'x'.join(map(str, shape))}" for shape in _nearest(kind, shape)
+        )
+        raise UserError(
+            f"--topology {name!r}: {kind} is not offered in this shape ({_rule(kind)}); near it: "
+            f"{near_shapes}"
+        )
+    num_slices = int(slices or 1)
+    if not 1 <= num_slices <= 64:
+        raise UserError(f"--topology {name!r}: slices is {num_slices}; it must be 1 to 64")
+    return Topology(chip, shape, num_slices)
+
+
+def devices(topology: Topology) -> list[Any]:
+    """The slice's devices, in libtpu's order; they compile, and cannot run.
+
+    Raises:
+        UserError: libtpu is not installed, or does not know the shape.
+    """
+    prepare_environment()
+    from jax.experimental import topologies  # imports jax: after the environment
+
+    options: dict[str, Any] = {}
+    if math.prod(topology.shape) == 1:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    if topology.chip.name == "v4":
+        options["chip_config_name"] = "megacore"  # both cores as one device, as on a real v4
+    if topology.num_slices > 1:
+        options["num_slices"] = topology.num_slices
+    name = f"{topology.chip.name}:{'x'.join(map(str, topology.shape))}"
+    try:
+        with quiet():
+            found = topologies.get_topology_desc(name, "tpu", **options).devices
+    except Exception as error:  # jax has no own type for what libtpu answers
+        if "libtpu" in str(error) and "INVALID_ARGUMENT" not in str(error):
+            raise UserError(_NO_LIBTPU) from error
+        raise UserError(f"--topology {topology.name}: libtpu says {error}") from error
+    if len(found) != topology.num_devices:
+        raise AssertionError(f"{topology.name}: {len(found)} devices, not {topology.num_devices}")
+    return list(found)
+
+
+def prepare_environment() -> None:
+    """Sets what libtpu reads when it is loaded, and keeps JAX itself on the CPU.
+
+    Raises:
+        UserError: libtpu is not installed.
+    """
+    import importlib.util
+
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ["JAX_PLATFORMS"] = "cpu"  # on a TPU machine, the chips are left to who uses them
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(_NO_LIBTPU)
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # it has read the environment if imported before
+
+
+_NO_LIBTPU = (
+    "bert-jax plan compiles with libtpu, which is not installed (no TPU is needed): "
+    "pip install 'bert_jax[tpu]', or pip install libtpu"
+)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drops what C++ writes to standard error: libtpu looks for a TPU and warns of finding none.
+
+    Python's own standard error, which a progress line uses, is kept out of the way too: nothing of
+    ours may be written inside.
+    """
+    sys.stderr.flush()
+    try:
+        saved = os.dup(2)
+    except OSError:  # standard error is closed: nothing to drop
+        yield
+        return
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x", "v7": "tpu7x", "ironwood": "tpu7x",
+            "trillium": "v6e", "v6lite": "v6e"}  # fmt: skip
+
+
+def _exists(kind: str, shape: tuple[int, ...]) -> bool:
+    if kind not in _MAX_CHIPS_3D:
+        return shape in _SMALL_2D
+    if len(shape) != 3 or math.prod(shape) > _MAX_CHIPS_3D[kind]:
+        return False
+    cubes = all(n > 0 and n % 4 == 0 for n in shape) and tuple(sorted(shape)) == shape
+    return shape in _SMALL_3D or cubes
+
+
+def _rule(kind: str) -> str:
+    if kind not in _MAX_CHIPS_3D:
+        return "2-D, up to 16x16"
+    return (
+        f"3-D, multiples of 4 in ascending order above 2x4x4, at most {_MAX_CHIPS_3D[kind]:,} chips"
+    )
+
+
+def _nearest(kind: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Four shapes that exist, the nearest number of chips first."""
+    if kind in _MAX_CHIPS_3D:
+        sizes = (4, 8, 12, 16, 20, 24, 28)
+        cubes = itertools.combinations_with_replacement(sizes, 3)
+        known = [*_SMALL_3D, *(cube for cube in cubes if _exists(kind, cube))]
+    else:
+        known = [*_SMALL_2D]
+    wanted = max(math.prod(shape), 1)
+
+    def distance(other: tuple[int, ...]) -> tuple[float, float]:
+        padded = itertools.zip_longest(sorted(shape), sorted(other), fillvalue=1)
+        sides = sum(abs(math.log(max(a, 1) / b)) for a, b in padded)
+        return sides, abs(math.log(math.prod(other) / wanted))
+
+    return sorted(known, key=distance)[:4]
