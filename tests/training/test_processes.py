@@ -1,6 +1,7 @@
-"""Two processes that share a run write what one process writes."""
+"""Several processes that share a run write what one process writes; how they find each other."""
 
-import socket
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,11 @@ import numpy as np
 import pytest
 from small_run import fingerprint, share_compilations, small_config, write_corpus
 
+from bert_jax.errors import UserError
+from bert_jax.training import processes
 from bert_jax.training.checkpoint import load_params, saved_steps
+from bert_jax.training.config import to_dict
+from bert_jax.training.processes import find_cluster
 from bert_jax.training.telemetry import read_metrics
 from bert_jax.training.train import train
 
@@ -22,77 +27,70 @@ CHANGES = {
     "training__log_every_steps": 1,
     "checkpoint__save_every_steps": 4,
 }
-TIMEOUT = 120.0
+TIMEOUT = 150.0
+LOCAL = Path(__file__).parents[2] / "launch" / "local.py"
 
-_CHILD = """
-import sys
-from pathlib import Path
-import jax
-here, corpus, workdir, compiled, port, number = sys.argv[1:]
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 2)
-jax.distributed.initialize(
-    f"127.0.0.1:{port}", 2, int(number), initialization_timeout=60, heartbeat_timeout_seconds=20
+
+def write_config(path: Path, config) -> Path:
+    path.write_text(
+        f"import json\ndef get_config():\n    return json.loads({json.dumps(config)!r})\n"
+    )
+    return path
+
+
+def run_pod(number: int, here: Path, mesh: dict[str, int]) -> list[str]:
+    """What each of `number` processes with 2 devices printed; the run in here/pod is finished."""
+    arguments = [
+        "pretrain", f"--config={here / 'config.py'}", f"--workdir={here / 'pod'}",
+        *(f"--config.mesh.{axis}={size}" for axis, size in mesh.items()),
+    ]  # fmt: skip
+    # As share_compilations and conftest.py set these in this process.
+    environ = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(here / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    pod = [sys.executable, str(LOCAL), "--processes", str(number), "--logs", str(here / "logs")]
+    done = subprocess.run(
+        [*pod, "--", "bert-jax", *arguments], env=environ, capture_output=True, text=True,
+        timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+    logs = [(here / "logs" / f"process_{i}.log").read_text() for i in range(number)]
+    assert done.returncode == 0, done.stderr + "\n".join(logs)
+    assert done.stdout == logs[0]
+    return logs
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A directory with a corpus, a configuration and the run of one process with 8 devices."""
+    here = tmp_path_factory.mktemp("processes")
+    corpus = write_corpus(here / "corpus")
+    config = small_config(**CHANGES, data={"corpus": str(here / "corpus")})
+    write_config(here / "config.py", to_dict(config))
+    with share_compilations(here / "compiled"):
+        train(config, here / "one", corpus=corpus, echo=lambda _: None)
+    return here, config, corpus
+
+
+@pytest.mark.parametrize(
+    ("number", "mesh"),
+    [(2, {"data": 1, "fsdp": 4, "tensor": 1}), (4, {"data": 2, "fsdp": 2, "tensor": 2})],
+    ids=["2 processes", "4 processes"],
 )
-assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 4, 2)
-sys.path.insert(0, here)
-from small_run import share_compilations, small_config
-from test_processes import CHANGES
-from bert_jax.training.train import train
-config = small_config(**CHANGES, data={"corpus": corpus}, mesh={"data": 1, "fsdp": 4})
-with share_compilations(Path(compiled)):
-    result = train(config, Path(workdir))
-assert result.finished and result.step == 6
-print(f"process {number} is done")
-"""
+def test_processes_train_evaluate_and_save_as_one_does(number, mesh, alone):
+    here, config, corpus = alone
+    pod = here / "pod"
+    printed = run_pod(number, here, mesh)
 
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def run_two_processes(corpus: Path, workdir: Path, compiled: Path) -> list[str]:
-    """Everything that each process printed; both have ended well."""
-    port = free_port()
-    logs = [workdir.parent / f"process_{number}.log" for number in range(2)]
-    children = []
-    try:
-        for number, log in enumerate(logs):
-            arguments = [Path(__file__).parent, corpus, workdir, compiled, port, number]
-            with log.open("w") as output:
-                children.append(
-                    subprocess.Popen(
-                        [sys.executable, "-c", _CHILD, *map(str, arguments)],
-                        stdout=output, stderr=subprocess.STDOUT,
-                    )
-                )  # fmt: skip
-        codes = [child.wait(TIMEOUT) for child in children]
-    except subprocess.TimeoutExpired:
-        pytest.fail("a process hangs:\n" + "\n".join(log.read_text() for log in logs))
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    printed = [log.read_text() for log in logs]
-    assert codes == [0, 0], "\n".join(printed)
-    return printed
-
-
-def test_two_processes_train_evaluate_and_save_as_one_does(tmp_path):
-    corpus = write_corpus(tmp_path / "corpus")
-    config = small_config(**CHANGES)
-    with share_compilations(tmp_path / "compiled"):
-        train(config, tmp_path / "one", corpus=corpus, echo=lambda _: None)
-    printed = run_two_processes(tmp_path / "corpus", tmp_path / "two", tmp_path / "compiled")
-
-    assert "devices  4 (cpu) of 2 processes, as data 1 x fsdp 4 x tensor 1" in printed[0]
+    layout = " x ".join(f"{name} {size}" for name, size in mesh.items())
+    assert f"devices  {2 * number} (cpu) of {number} processes, as {layout}" in printed[0]
     assert "step 6/6" in printed[0]
-    assert "step 6/6" not in printed[1]  # the first process speaks for all
-    assert saved_steps(tmp_path / "two" / "checkpoints") == [4, 6]
+    assert not any("step 6/6" in text for text in printed[1:])  # the first process speaks for all
+    assert saved_steps(pod / "checkpoints") == [4, 6]
 
-    rows, expected = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
+    rows, expected = (read_metrics(path / "metrics.jsonl") for path in (pod, here / "one"))
     assert [row["step"] for row in rows] == [1, 2, 3, 3, 4, 5, 6, 6]
     for row, wanted in zip(rows, expected, strict=True):
         names = {name for name in wanted if not name.startswith("perf/")}
@@ -100,10 +98,106 @@ def test_two_processes_train_evaluate_and_save_as_one_does(tmp_path):
         for name in names:
             np.testing.assert_allclose(row[name], wanted[name], rtol=1e-5, err_msg=name)
 
-    # Written by two processes, verified and read by one, on other devices.
-    assert fingerprint(tmp_path / "two", config, corpus)["step"] == "6"
-    params, wanted = (load_params(tmp_path / name).params for name in ("two", "one"))
+    # Written by several processes, verified and read by one, on other devices.
+    assert fingerprint(pod, config, corpus)["step"] == "6"
+    params, wanted = (load_params(path).params for path in (pod, here / "one"))
     differences = jax.tree.map(lambda a, b: np.abs(a - b), params, wanted)
     for path, difference in jax.tree_util.tree_leaves_with_path(differences):
         # As in test_step: Adam turns rounding noise (key biases) into steps of the learning rate.
         assert np.median(difference) < 1e-5 or "key" in jax.tree_util.keystr(path)
+    pod.rename(here / f"pod of {number}")
+
+
+GIVEN = {
+    "JAX_COORDINATOR_ADDRESS": "10.0.0.2:8482", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3",
+}  # fmt: skip
+SLURM = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "16",
+    "SLURM_PROCID": "9", "SLURM_LOCALID": "1",
+}  # fmt: skip
+GKE = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "on_tpu", "method", "count"),
+    [
+        (GIVEN, False, "deactivate", 4),
+        (GIVEN | SLURM, True, "deactivate", 4),  # what is said outright comes first
+        (SLURM, False, "slurm", 16),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "8"}, False, "slurm", 8),
+        (SLURM | {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:8482"}, False, "slurm", 16),
+        ({"OMPI_MCA_orte_hnp_uri": "1.0;tcp://h:1", "OMPI_COMM_WORLD_SIZE": "2"}, False, "ompi", 2),
+        (GKE, True, None, 2),
+        (GKE | {"MEGASCALE_NUM_SLICES": "4"}, True, None, 8),
+        ({}, True, None, None),  # the metadata server is asked
+    ],
+)
+def test_what_joins(environ, on_tpu, method, count):
+    found = find_cluster(environ, on_tpu=on_tpu)
+    assert found is not None
+    assert (found.method, found.count) == (method, count)
+
+
+@pytest.mark.parametrize(
+    ("environ", "on_tpu"),
+    [
+        ({}, False),
+        (GKE, False),  # computing on the CPU of a TPU host
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, True),
+        ({"TPU_SKIP_MDS_QUERY": "1"}, True),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False),
+        (SLURM | {"SLURM_NTASKS": "1"}, False),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, False),  # a shell of salloc
+        ({k: v for k, v in SLURM.items() if "STEP" not in k}, False),  # sbatch without srun
+        (GIVEN | {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, False),
+    ],
+)
+def test_what_stays_alone(environ, on_tpu):
+    assert find_cluster(environ, on_tpu=on_tpu) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"JAX_PROCESS_ID": ""}, "JAX_NUM_PROCESSES are set and JAX_PROCESS_ID is not"),
+        ({"JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID is 4; .* must be 0 to 3"),
+        ({"JAX_NUM_PROCESSES": "four"}, "JAX_NUM_PROCESSES is 'four'; it must be a whole number"),
+        ({"JAX_NUM_PROCESSES": "0"}, "JAX_NUM_PROCESSES is 0"),
+        ({"JAX_COORDINATOR_ADDRESS": "10.0.0.2"}, "it must be host:port"),
+    ],
+)
+def test_variables_that_cannot_be(changes, message):
+    with pytest.raises(UserError, match=message):
+        find_cluster(GIVEN | changes, on_tpu=False)
+
+
+def test_off_looks_at_nothing(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "four")
+    processes.join("off")
+    assert processes.label() == ""
+    processes.leave(3)  # alone: the caller's exit code does
+    with pytest.raises(UserError, match="JAX_NUM_PROCESSES is set"):
+        processes.join("auto")
+
+
+def join_alone(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`bert-jax pretrain` as process 1 of a run whose process 0 never comes."""
+    command = ["pretrain", "--config=pretrain/bert_tiny", "--workdir=unused", *flags]
+    return subprocess.run(
+        [sys.executable, "-m", "bert_jax.cli", *command],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"} | variables,
+        capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+
+
+def test_processes_that_do_not_come():
+    missed = join_alone("--join-timeout=1", **GIVEN | {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:9"})
+    assert missed.returncode == 2
+    assert "process 3 of 4 waited 1 s at 127.0.0.1:9" in missed.stderr
+    assert "--distributed=off" in missed.stderr
+
+
+def test_nothing_to_join():
+    nobody = join_alone("--distributed=on")
+    assert nobody.returncode == 2
+    assert "nothing says what other processes there are" in nobody.stderr

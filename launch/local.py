@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""A simulated pod: N processes with M fake CPU devices each, on this machine.
+
+    python launch/local.py --processes 4 --devices 2 -- \
+        bert-jax pretrain --config=configs/pretrain/bert_tiny.py --workdir=work/pod ...
+
+The processes find each other over loopback and share the run as the hosts of a TPU pod do. Process
+0's output is shown; every process writes a log of its own. SIGINT and SIGTERM are passed on once,
+upon which the run saves and ends. When one process fails the others are ended, and its exit code is
+this command's.
+"""
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+_POLL_SECONDS = 0.1
+_TAIL_LINES = 20
+_LOOPBACK = "127.0.0.1"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Starts the processes, waits for them and returns the exit code."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    command: list[str] = arguments.command
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        parser.error("no command; give it after --, as in: -- bert-jax pretrain --config=...")
+    for name in ("processes", "devices"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} is {getattr(arguments, name)}; it must be at least 1")
+    port = arguments.port or _free_port()
+    places = [
+        _variables(number, arguments.processes, arguments.devices, port)
+        for number in range(arguments.processes)
+    ]
+    command = [_program(command[0]), *command[1:]]
+    if arguments.dry_run:
+        for line in _shown(places, command, arguments.logs or Path("logs")):
+            print(line)
+        return 0
+    if shutil.which(command[0]) is None:
+        parser.error(
+            f"there is no command {command[0]!r}; install bert_jax into the environment of "
+            f"{sys.executable}, or give a path"
+        )
+    logs = arguments.logs or Path(tempfile.mkdtemp(prefix="bert_jax_pod_"))
+    logs.mkdir(parents=True, exist_ok=True)
+    total = arguments.processes * arguments.devices
+    print(
+        f"{arguments.processes} processes x {arguments.devices} devices = {total}; logs in {logs}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return _Pod(command, places, logs, arguments.grace).run()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--processes", type=int, default=2, help="default: %(default)s")
+    parser.add_argument(
+        "--devices", type=int, default=2, help="fake devices a process (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--logs", type=Path, metavar="DIR", help="gets process_0.log ... (default: a new one)"
+    )
+    parser.add_argument("--port", type=int, help="of the coordinator (default: a free one)")
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="that the others get to end by themselves when one has failed (default: %(default)s)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the commands and stop")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what every process runs")
+    return parser
+
+
+def _variables(number: int, processes: int, devices: int, port: int) -> dict[str, str]:
+    """What `bert_jax.training.processes` and JAX read."""
+    return {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_COORDINATOR_ADDRESS": f"{_LOOPBACK}:{port}",
+        "JAX_COORDINATOR_BIND_ADDRESS": f"{_LOOPBACK}:{port}",
+        "JAX_NUM_PROCESSES": str(processes),
+        "JAX_PROCESS_ID": str(number),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((_LOOPBACK, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _program(name: str) -> str:
+    """`bert-jax` of the environment that runs this script, activated or not."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if os.sep not in name and os.access(beside, os.X_OK) else name
+
+
+def _shown(places: list[dict[str, str]], command: list[str], logs: Path) -> list[str]:
+    """The same as shell commands."""
+    lines = [f"mkdir -p {shlex.quote(str(logs))}"]
+    for number, variables in enumerate(places):
+        settings = " ".join(f"{name}={value}" for name, value in variables.items())
+        log = shlex.quote(str(logs / f"process_{number}.log"))
+        lines.append(f"{settings} {shlex.join(command)} > {log} 2>&1 &")
+    return [*lines, "wait"]
+
+
+class _Pod:
+    """The running processes."""
+
+    def __init__(
+        self, command: list[str], places: list[dict[str, str]], logs: Path, grace_seconds: float
+    ):
+        self.command, self.places, self.grace_seconds = command, places, grace_seconds
+        self.logs = [logs / f"process_{number}.log" for number in range(len(places))]
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.signals: list[int] = []
+        self.passed_on = 0
+
+    def run(self) -> int:
+        for handled in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(handled, lambda number, _: self.signals.append(number))
+        reader = None
+        try:
+            for number, variables in enumerate(self.places):
+                self._start(number, variables)
+            output = self.children[0].stdout
+            assert output is not None
+            reader = threading.Thread(target=_copy, args=(output, self.logs[0]))
+            reader.start()
+            return self._supervise()
+        finally:
+            for child in self.children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)  # and what it started
+                child.wait()
+            if reader is not None:
+                reader.join()
+
+    def _start(self, number: int, variables: dict[str, str]) -> None:
+        environ = os.environ | variables
+        # The other way to ask for fake devices; both at once would contradict each other.
+        flags = [
+            flag
+            for flag in environ.pop("XLA_FLAGS", "").split()
+            if not flag.startswith("--xla_force_host_platform_device_count")
+        ]
+        if flags:
+            environ["XLA_FLAGS"] = " ".join(flags)
+        with self.logs[number].open("wb") as log:
+            self.children.append(
+                subprocess.Popen(
+                    self.command,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if number == 0 else log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C reaches it through us only
+                )
+            )
+
+    def _supervise(self) -> int:
+        """Waits for all; after a failure for no longer than the grace. The exit code."""
+        code, deadline = 0, float("inf")
+        while any(child.poll() is None for child in self.children):
+            for number in self.signals[self.passed_on :]:
+                self.passed_on += 1
+                if self.passed_on > 1:
+                    return 128 + number
+                for child in self.children:
+                    child.send_signal(number)
+            code = code or self._first_failure()
+            if code and deadline == float("inf"):
+                deadline = time.monotonic() + self.grace_seconds
+            if time.monotonic() > deadline:
+                return code
+            time.sleep(_POLL_SECONDS)
+        return code or self._first_failure()
+
+    def _first_failure(self) -> int:
+        for number, child in enumerate(self.children):
+            result = child.poll()
+            if not result:
+                continue
+            code = result if result > 0 else 128 - result
+            print(f"process {number} ended with exit code {code}", file=sys.stderr)
+            if number:
+                lines = self.logs[number].read_text(errors="replace").splitlines()
+                print("\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]), file=sys.stderr)
+            sys.stderr.flush()
+            return code
+        return 0
+
+
+def _copy(source: IO[bytes], log: Path) -> None:
+    """Process 0's output, to its log and to ours."""
+    with log.open("wb", buffering=0) as file:
+        while chunk := os.read(source.fileno(), 1 << 16):
+            file.write(chunk)
+            try:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+            except BrokenPipeError:  # nobody reads any more; the log goes on
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
