@@ -5,13 +5,12 @@ Padding and packing are one thing here: a query sees the keys whose segment id e
 
 | `attention_impl` | for | with dropout | memory of its own |
 | --- | --- | --- | --- |
-| `xla` | any device; the reference | yes | (B, H, L, S), several times |
+| `xla` | any device; the reference (`attention_xla`) | yes | (B, H, L, S), several times |
 | `fused` | TPU, rows up to 1024 (`attention_fused`) | yes | (B, H, L) |
 | `splash` | TPU, any length (`attention_splash`) | no | (B, H, L) |
 | `cudnn` | GPU (`attention_cudnn`) | no | (B, L, S) |
 """
 
-import math
 from typing import Literal
 
 import jax
@@ -21,13 +20,8 @@ from jaxtyping import Array, Float, Integer, UInt32
 
 from bert_jax.errors import UserError
 from bert_jax.model import attention_cudnn, attention_fused, attention_splash
-from bert_jax.model.dropout import dropout
-from bert_jax.model.layers import einsum_float32
+from bert_jax.model.attention_xla import xla_attention
 from bert_jax.model.layout import Layout
-
-MASKED_SCORE = attention_fused.MASKED_SCORE
-"""Score of a key that a query must not see: finite, so that no row is ever 0/0, and far enough
-below any real score that its probability is exactly 0 in float32."""
 
 AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
 
@@ -86,7 +80,13 @@ def attend(
         _refuse(impl, platform, q.shape, k.shape[1], q.dtype, rate)
     segments = (q_segment_ids, kv_segment_ids)
     if impl == "xla":
-        return _xla(q, k, v, *segments, rate, dropout_seed, dropout_site, row_index)
+        return xla_attention(
+            *(q, k, v, *segments),
+            dropout_rate=rate,
+            dropout_seed=dropout_seed,
+            dropout_site=dropout_site,
+            row_index=row_index,
+        )
 
     arrays = [q, k, v, *segments]
     axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
@@ -172,24 +172,11 @@ def _refuse(
 
 def _platform(layout: Layout | None) -> str:
     """Where the step will run: not always where it is traced."""
-    if layout is not None:
-        return layout.mesh.devices.flat[0].platform
-    # Inside a shard_map there is no layout, but the mesh says what it is made of.
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    if device is None:
+    mesh = jax.sharding.get_abstract_mesh() if layout is None else layout.mesh
+    if isinstance(mesh, jax.sharding.Mesh):
+        return mesh.devices.flat[0].platform
+    # Inside a shard_map, with a layout or without: the mesh says what it is made of.
+    if mesh.abstract_device is None:
         return jax.default_backend()
-    kind = device.device_kind.lower()
+    kind = mesh.abstract_device.device_kind.lower()
     return "tpu" if kind.startswith("tpu") else "cpu" if kind == "cpu" else "gpu"
-
-
-def _xla(q, k, v, q_segment_ids, kv_segment_ids, rate, seed, site, row_index):
-    # Heads in front of positions by hand: left to the einsums, XLA on CPU chooses transposed
-    # operands (forward 7.5 against 5.1 ms at B=16, L=128, H=4, K=64); on TPU it is free.
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    # Scores, their scale, softmax and its sums in float32 whatever the compute type.
-    scores = einsum_float32("BHLK,BHSK->BHLS", q, k)
-    scores = scores * (1 / math.sqrt(q.shape[-1]))
-    visible = q_segment_ids[:, None, :, None] == kv_segment_ids[:, None, None, :]
-    weights = jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
-    weights = dropout(weights, rate, seed, site, row_index)
-    return jnp.einsum("BHLS,BHSK->BHLK", weights.astype(v.dtype), v).swapaxes(1, 2)

@@ -7,12 +7,12 @@ recomputes the probabilities and the dropout mask from the log of the softmax's 
 
 Two decisions shape the code:
 
+- Positions lie along the lanes, (B, H*K, L): the order in which XLA's projections leave queries,
+  keys and values when heads are narrower than 128 lanes, so that none of them is transposed on the
+  way in or out. A head is a range of sublanes, which costs nothing to pick.
 - Scores are computed transposed, (S, L): the softmax then reduces over sublanes, which is plain
-  vector arithmetic, the statistics of a query are a row along the lanes, and in the backward pass
-  all but one of the five products read their large operand as it lies.
-- Heads stay side by side on the lanes, (B, L, H*K), as the projections produce them. A tile of 128
-  lanes holds 128 / K heads. A head is picked by zeroing the other heads' lanes of one operand; the
-  matrix unit would pad a depth of 64 to 128 anyway, so this costs no extra pass over it.
+  vector arithmetic, the statistics of a query are a row along the lanes, and four of the five
+  products of the backward pass have only K rows.
 
 Source of the method: Dao et al. 2022 (FlashAttention), without its loop over keys.
 """
@@ -33,9 +33,11 @@ from bert_jax.model.dropout import keep_at
 LANES = 128
 MAX_LENGTH = 1024
 """Longest row whose scores against all its keys fit VMEM in chunks of 128 queries."""
+MAX_HEAD_DIM = 256
 MASKED_SCORE = -1e30
 _SCORES_PER_CHUNK = 512 * 512
 """Scores held at a time (1 MiB in float32; the backward pass holds about four such arrays)."""
+_LOG2_E = math.log2(math.e)
 _NT = (((1,), (1,)), ((), ()))
 _NN = (((1,), (0,)), ((), ()))
 
@@ -51,19 +53,6 @@ class _Plan(NamedTuple):
     dropout_rate: float
 
     @property
-    def heads_per_tile(self) -> int:
-        return max(1, LANES // self.head_dim)
-
-    @property
-    def tile(self) -> int:
-        """Lanes that are worked on together."""
-        return self.heads_per_tile * self.head_dim
-
-    @property
-    def width(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
     def chunk(self) -> int:
         """Queries worked on together."""
         limit = max(LANES, _SCORES_PER_CHUNK // self.keys)
@@ -72,13 +61,16 @@ class _Plan(NamedTuple):
         )
 
     @property
-    def block(self) -> int:
-        """Lanes of one program: as many tiles as make about one full chunk of scores."""
-        if self.width % LANES:
-            return self.width
-        tiles = self.width // self.tile
-        limit = max(1, _SCORES_PER_CHUNK // (self.queries * self.keys))
-        return self.tile * max(n for n in range(1, tiles + 1) if tiles % n == 0 and n <= limit)
+    def heads(self) -> int:
+        """Heads of one program: as many as make about two full chunks of scores."""
+        limit = max(1, 2 * _SCORES_PER_CHUNK // (self.queries * self.keys))
+        return max(
+            n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0 and n <= limit
+        )
+
+    def head(self, ref, head: int, start: int, size: int):
+        """(K, size) of one of a program's heads, from `start` on."""
+        return ref[0, head * self.head_dim : (head + 1) * self.head_dim, start : start + size]
 
 
 def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
@@ -87,8 +79,8 @@ def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
         return f"lengths that are multiples of {LANES}, not {queries} and {keys}"
     if max(queries, keys) > MAX_LENGTH:
         return f"at most {MAX_LENGTH} positions, not {max(queries, keys)}"
-    if (LANES % head_dim if head_dim < LANES else head_dim % LANES) or head_dim < 16:
-        return f"a head_dim of 16, 32, 64 or a multiple of {LANES}, not {head_dim}"
+    if head_dim % 16 or head_dim > MAX_HEAD_DIM:
+        return f"a head_dim that is a multiple of 16 up to {MAX_HEAD_DIM}, not {head_dim}"
     return None
 
 
@@ -120,13 +112,15 @@ def fused_attention(
       dropout_rate: 0 for none.
     """
     plan = _Plan(*q.shape[:2], k.shape[1], *q.shape[2:], dropout_rate)
-    flat = (x.reshape(*x.shape[:2], plan.width) for x in (q, k, v))
     # One vector of words for the scalar memory: [seed, site, heads..., rows...].
-    words = jnp.concatenate(
-        [dropout_seed[None], dropout_site[None], head_index, row_index]
-    ).astype(jnp.uint32)
-    ids = (x.astype(jnp.int32)[:, None, :] for x in (q_segment_ids, kv_segment_ids))
-    return _attention(plan, *flat, *ids, words).reshape(q.shape)
+    words = [dropout_seed[None], dropout_site[None], head_index, row_index]
+    out = _attention(
+        plan,
+        *(jnp.moveaxis(x, 1, 3).reshape(plan.rows, -1, x.shape[1]) for x in (q, k, v)),
+        *(x.astype(jnp.int32)[:, None, :] for x in (q_segment_ids, kv_segment_ids)),
+        jnp.concatenate(words).astype(jnp.uint32),
+    )
+    return jnp.moveaxis(out.reshape(plan.rows, plan.num_heads, plan.head_dim, -1), 3, 1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -147,31 +141,31 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _forward(plan: _Plan, q, k, v, q_ids, kv_ids, words):
-    """(out (B, L, HK), log of each query's sum of exponentials (B, H, L) float32)."""
+    """(out (B, HK, L), log2 of each query's sum of exponentials (B, H, L) float32)."""
     shapes = [
         jax.ShapeDtypeStruct(q.shape, v.dtype),
         jax.ShapeDtypeStruct((plan.rows, plan.num_heads, 1, plan.queries), jnp.float32),
     ]
-    return _call(plan, _forward_kernel, "attention_forward", 2, 1, shapes, [q, k, v, q_ids, kv_ids], words)
+    operands = [q, k, v, q_ids, kv_ids]
+    return _call(plan, _forward_kernel, "attention_forward", 2, shapes, operands, words)
 
 
 def _backward(plan: _Plan, q, k, v, q_ids, kv_ids, words, log_sum, gradient):
     """(dq, dk, dv), each in its operand's shape and type."""
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
     operands = [q, k, v, q_ids, kv_ids, log_sum, gradient]
-    return _call(plan, _backward_kernel, "attention_backward", 5, 1, shapes, operands, words)
+    return _call(plan, _backward_kernel, "attention_backward", 5, shapes, operands, words)
 
 
-def _call(plan: _Plan, kernel, name: str, products: int, exps: int, out_shapes, operands, words):
+def _call(plan: _Plan, kernel, name: str, num_products: int, out_shapes, operands, words):
     """The kernel over a grid of (rows, groups of heads), interpreted where there is no TPU."""
-    heads = plan.block // plan.head_dim
 
     def spec(shape: tuple[int, ...]) -> pl.BlockSpec:
         if len(shape) == 4:  # (B, H, 1, L)
-            return pl.BlockSpec((1, heads, 1, plan.queries), lambda b, g, *_: (b, g, 0, 0))
+            return pl.BlockSpec((1, plan.heads, 1, shape[3]), lambda b, g, _: (b, g, 0, 0))
         if shape[1] == 1:  # segment ids
-            return pl.BlockSpec((1, 1, shape[2]), lambda b, g, *_: (b, 0, 0))
-        return pl.BlockSpec((1, shape[1], plan.block), lambda b, g, *_: (b, 0, g))
+            return pl.BlockSpec((1, 1, shape[2]), lambda b, g, _: (b, 0, 0))
+        return pl.BlockSpec((1, plan.heads * plan.head_dim, shape[2]), lambda b, g, _: (b, g, 0))
 
     scores = plan.rows * plan.num_heads * plan.queries * plan.keys
     call = partial(
@@ -179,18 +173,16 @@ def _call(plan: _Plan, kernel, name: str, products: int, exps: int, out_shapes, 
         partial(kernel, plan),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(plan.rows, plan.width // plan.block),
+            grid=(plan.rows, plan.num_heads // plan.heads),
             in_specs=[spec(x.shape) for x in operands],
             out_specs=[spec(x.shape) for x in out_shapes],
         ),
         out_shape=out_shapes,
         name=name,
         cost_estimate=pl.CostEstimate(
-            flops=2 * products * scores * plan.head_dim,
-            transcendentals=exps * scores,
-            bytes_accessed=sum(
-                x.size * x.dtype.itemsize for x in (*operands, *out_shapes, words)
-            ),
+            flops=2 * num_products * scores * plan.head_dim,
+            transcendentals=scores,
+            bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shapes, words)),
         ),
     )
     # Chosen when lowering: a step compiled ahead of time for a TPU is traced on another machine.
@@ -204,35 +196,17 @@ def _call(plan: _Plan, kernel, name: str, products: int, exps: int, out_shapes, 
     )
 
 
-def _each_tile(plan: _Plan, chunk_start: int, q_ids_ref, kv_ids_ref):
-    """Which keys a chunk of queries sees, (S, chunk) bool, shared by all heads."""
+def _visible(plan: _Plan, start: int, q_ids_ref, kv_ids_ref):
+    """Which keys a chunk of queries sees, (S, chunk) bool, the same for all heads."""
     column = jnp.broadcast_to(kv_ids_ref[0], (LANES, plan.keys)).T[:, :1]
-    return column == q_ids_ref[0, :, pl.ds(chunk_start, plan.chunk)]
+    return column == q_ids_ref[0, :, start : start + plan.chunk]
 
 
-def _head_lanes(plan: _Plan, x, head: int):
-    """`x` (rows, tile) with the lanes of other heads zero."""
-    if plan.heads_per_tile == 1:
-        return x
-    lane = jax.lax.broadcasted_iota(jnp.int32, (1, x.shape[1]), 1)
-    own = (lane >= head * plan.head_dim) & (lane < (head + 1) * plan.head_dim)
-    # On 32-bit words: two bfloat16 at a time, and the compiler aborts on a select of bfloat16 here.
-    words = pltpu.bitcast(x, jnp.int32) & jnp.where(own, -1, 0)
-    return pltpu.bitcast(words, x.dtype)
-
-
-def _tiles(plan: _Plan):
-    """(first lane, lanes, heads) of each tile of a program; the last may be narrower."""
-    for start in range(0, plan.block, plan.tile):
-        width = min(plan.tile, plan.block - start)
-        yield start, width, width // plan.head_dim
-
-
-def _kept(plan: _Plan, words_ref, head: int, chunk_start: int):
+def _kept(plan: _Plan, words_ref, head: int, start: int):
     """The dropout mask of one head, (S, chunk), equal to `dropout.keep_mask`'s transposed."""
     row = words_ref[2 + plan.num_heads + pl.program_id(0)]
-    first = pl.program_id(1) * (plan.block // plan.head_dim)
-    query = jax.lax.broadcasted_iota(jnp.uint32, (1, plan.chunk), 1) + np.uint32(chunk_start)
+    first = pl.program_id(1) * plan.heads
+    query = jax.lax.broadcasted_iota(jnp.uint32, (1, plan.chunk), 1) + np.uint32(start)
     key = jax.lax.broadcasted_iota(jnp.uint32, (plan.keys, 1), 0)
     return keep_at(
         plan.dropout_rate, words_ref[0], words_ref[1], row, words_ref[2 + first + head], query, key
@@ -242,29 +216,25 @@ def _kept(plan: _Plan, words_ref, head: int, chunk_start: int):
 def _forward_kernel(
     plan: _Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, out_ref, log_sum_ref
 ):
-    scale = 1 / math.sqrt(plan.head_dim)
+    factor = _LOG2_E / math.sqrt(plan.head_dim)  # scores in units of log 2, for exp2
     for start in range(0, plan.queries, plan.chunk):
-        chunk = pl.ds(start, plan.chunk)
-        visible = _each_tile(plan, start, q_ids_ref, kv_ids_ref)
-        for lane, width, heads in _tiles(plan):
-            lanes = pl.ds(lane, width)
-            q, k = q_ref[0, chunk, lanes], k_ref[0, :, lanes]
-            values = v_ref[0, :, lanes].T
-            outs = []
-            for n in range(heads):
-                head = lane // plan.head_dim + n
-                scores = _product(_head_lanes(plan, k, n), q, _NT) * scale
-                scores = jnp.where(visible, scores, MASKED_SCORE)
-                largest = scores.max(0, keepdims=True)
-                weights = jnp.exp(scores - largest)
-                total = weights.sum(0, keepdims=True)
-                log_sum_ref[0, head, :, chunk] = largest + jnp.log(total)
-                if plan.dropout_rate:
-                    weights = jnp.where(_kept(plan, words_ref, head, start), weights, 0.0)
-                own = values[n * plan.head_dim : (n + 1) * plan.head_dim]
-                out = _product(own, weights.astype(own.dtype), _NN)
-                outs.append(out / (total * (1 - plan.dropout_rate)))
-            out_ref[0, chunk, lanes] = jnp.concatenate(outs, 0).T.astype(out_ref.dtype)
+        visible = _visible(plan, start, q_ids_ref, kv_ids_ref)
+        chunk = slice(start, start + plan.chunk)
+        for head in range(plan.heads):
+            q = plan.head(q_ref, head, start, plan.chunk)
+            k = plan.head(k_ref, head, 0, plan.keys)
+            v = plan.head(v_ref, head, 0, plan.keys)
+            scores = jnp.where(visible, _product(k.T, q, _NN) * factor, MASKED_SCORE)
+            largest = scores.max(0, keepdims=True)
+            weights = jnp.exp2(scores - largest)
+            total = weights.sum(0, keepdims=True)
+            log_sum_ref[0, head, :, chunk] = largest + jnp.log2(total)
+            if plan.dropout_rate:
+                weights = jnp.where(_kept(plan, words_ref, head, start), weights, 0.0)
+            out = _product(v, weights.astype(v.dtype), _NN)
+            out = out * (1 / (total * (1 - plan.dropout_rate)))
+            rows = slice(head * plan.head_dim, (head + 1) * plan.head_dim)
+            out_ref[0, rows, chunk] = out.astype(out_ref.dtype)
 
 
 def _backward_kernel(
@@ -283,45 +253,43 @@ def _backward_kernel(
 ):
     scale = 1 / math.sqrt(plan.head_dim)
     kept_share = 1 - plan.dropout_rate
-    for lane, width, heads in _tiles(plan):
-        lanes = pl.ds(lane, width)
-        k, v = k_ref[0, :, lanes], v_ref[0, :, lanes]
-        keys = k.T
-        dk = dv = jnp.zeros((plan.keys, width), jnp.float32)
+    for head in range(plan.heads):
+        rows = slice(head * plan.head_dim, (head + 1) * plan.head_dim)
+        k = plan.head(k_ref, head, 0, plan.keys)
+        v = plan.head(v_ref, head, 0, plan.keys)
+        dk = dv = jnp.zeros((plan.head_dim, plan.keys), jnp.float32)
         for start in range(0, plan.queries, plan.chunk):
-            chunk = pl.ds(start, plan.chunk)
-            visible = _each_tile(plan, start, q_ids_ref, kv_ids_ref)
-            q, gradient = q_ref[0, chunk, lanes], gradient_ref[0, chunk, lanes]
-            dqs = []
-            for n in range(heads):
-                head = lane // plan.head_dim + n
-                log_sum = log_sum_ref[0, head, :, chunk]
-                # A query that sees no key has equal weights, as in the forward pass. -1e30 + log S
-                # is -1e30 in float32, so its scores are taken relative to 0 instead.
-                alone = log_sum < MASKED_SCORE / 2
-                masked = jnp.where(alone, 0.0, MASKED_SCORE)
-                log_sum = jnp.where(alone, math.log(plan.keys), log_sum)
-                scores = _product(_head_lanes(plan, k, n), q, _NT) * scale
-                # Probabilities / (1 - rate): dropout's factor costs nothing in the exponent.
-                weights = jnp.exp(
-                    jnp.where(visible, scores, masked) - (log_sum + math.log(kept_share))
-                )
-                dweights = _product(_head_lanes(plan, v, n), gradient, _NT)
-                dropped = weights
-                if plan.dropout_rate:
-                    kept = _kept(plan, words_ref, head, start)
-                    dropped = jnp.where(kept, weights, 0.0)
-                    dweights = jnp.where(kept, dweights, 0.0)
-                mean = (weights * dweights).sum(0, keepdims=True) * kept_share
-                dscores = jnp.where(visible, weights * (dweights - mean), 0.0)
-                dscores = (dscores * scale).astype(q.dtype)
-                dv += _product(dropped.astype(q.dtype), _head_lanes(plan, gradient, n), _NN)
-                dk += _product(dscores, _head_lanes(plan, q, n), _NN)
-                own = keys[n * plan.head_dim : (n + 1) * plan.head_dim]
-                dqs.append(_product(own, dscores, _NN))
-            dq_ref[0, chunk, lanes] = jnp.concatenate(dqs, 0).T.astype(dq_ref.dtype)
-        dk_ref[0, :, lanes] = dk.astype(dk_ref.dtype)
-        dv_ref[0, :, lanes] = dv.astype(dv_ref.dtype)
+            chunk = slice(start, start + plan.chunk)
+            visible = _visible(plan, start, q_ids_ref, kv_ids_ref)
+            q = plan.head(q_ref, head, start, plan.chunk)
+            gradient = plan.head(gradient_ref, head, start, plan.chunk)
+            log_sum = log_sum_ref[0, head, :, chunk]
+            # A query that sees no key has equal weights, as in the forward pass. -1e30 + log S is
+            # -1e30 in float32, so its scores are taken relative to 0 instead.
+            alone = log_sum < MASKED_SCORE / 2
+            masked = jnp.where(alone, 0.0, MASKED_SCORE)
+            log_sum = jnp.where(alone, math.log2(plan.keys), log_sum)
+            scores = _product(k.T, q, _NN) * (scale * _LOG2_E)
+            # Probabilities / (1 - rate): in the exponent, dropout's factor costs nothing.
+            weights = jnp.exp2(
+                jnp.where(visible, scores, masked) - (log_sum + math.log2(kept_share))
+            )
+            dweights = _product(v.T, gradient, _NN)
+            dropped = weights
+            if plan.dropout_rate:
+                kept = _kept(plan, words_ref, head, start)
+                dropped = jnp.where(kept, weights, 0.0)
+                dweights = jnp.where(kept, dweights, 0.0)
+            mean = (weights * dweights).sum(0, keepdims=True) * kept_share
+            dscores = (weights * (dweights - mean)).astype(q.dtype)
+            # Nothing flows to the scores of a query that sees no key: they are constants.
+            q = jnp.where(alone, 0.0, q.astype(jnp.float32)).astype(q.dtype)
+            dq = jnp.where(alone, 0.0, _product(k, dscores, _NN) * scale)
+            dq_ref[0, rows, chunk] = dq.astype(dq_ref.dtype)
+            dk += _product(q, dscores, _NT)
+            dv += _product(gradient, dropped.astype(q.dtype), _NT)
+        dk_ref[0, rows] = (dk * scale).astype(dk_ref.dtype)
+        dv_ref[0, rows] = dv.astype(dv_ref.dtype)
 
 
 def _product(a, b, dimensions):
