@@ -71,13 +71,23 @@ class Chip(Accelerator):
     """Of a full host: who shares the DCN bandwidth."""
     dcn_bytes_per_s: float
     """Data-centre network, one way, share of a chip."""
-    vector_ops_per_cycle: int
-    """32-bit elementwise operations per cycle of a chip: cores x 8 x 128 lanes x ALUs [book]."""
+    cores: int
+    """TensorCores of a chip; a device of two ("megacore") splits every operation over both."""
+    mxu_side: int
+    """Rows and columns of one systolic array."""
+    alus: int
+    """32-bit operations per cycle in each of a core's 8 x 128 lanes [book]: 2 on v4, 4 on v5; the
+    same is assumed from v6e on."""
 
     @property
     def ici_bytes_per_s(self) -> float:
         """One way, all links of a chip together."""
         return self.ici_links * self.ici_bytes_per_s_per_link
+
+    @property
+    def vector_ops_per_s(self) -> float:
+        """32-bit elementwise operations, all cores of a chip."""
+        return self.cores * 8 * 128 * self.alus * self.clock_hz
 
     @property
     def per_device(self) -> "Chip":
@@ -90,7 +100,7 @@ class Chip(Accelerator):
             hbm_bytes_per_s=self.hbm_bytes_per_s / n,
             ici_bytes_per_s_per_link=self.ici_bytes_per_s_per_link / n,
             dcn_bytes_per_s=self.dcn_bytes_per_s / n,
-            vector_ops_per_cycle=self.vector_ops_per_cycle // n,
+            cores=self.cores // n,
             devices_per_chip=1,
         )
 
@@ -114,7 +124,9 @@ CHIPS = {
             ici_wraps_at=4,
             chips_per_host=4,
             dcn_bytes_per_s=25e9 / 4,
-            vector_ops_per_cycle=2 * 8 * 128 * 4,
+            cores=2,
+            mxu_side=128,
+            alus=2,
             source=f"{_DOCS}v4 (peak, HBM); {_BOOK} (ICI, DCN); ISCA 2023 TPU v4 paper (clock)",
         ),
         Chip(
@@ -129,7 +141,9 @@ CHIPS = {
             ici_wraps_at=16,
             chips_per_host=8,
             dcn_bytes_per_s=25e9 / 8,
-            vector_ops_per_cycle=8 * 128 * 4,
+            cores=1,
+            mxu_side=128,
+            alus=4,
             source=f"{_DOCS}v5e (peak, HBM, 400 GB/s bidirectional ICI, 2 x 100 Gbit/s a host); "
             f"{_BOOK} (clock, ICI per link)",
         ),
@@ -145,7 +159,9 @@ CHIPS = {
             ici_wraps_at=4,
             chips_per_host=4,
             dcn_bytes_per_s=50e9 / 8,
-            vector_ops_per_cycle=2 * 8 * 128 * 4,
+            cores=2,
+            mxu_side=128,
+            alus=4,
             source=f"{_DOCS}v5p (peak, HBM, 1,200 GB/s bidirectional ICI, 50 Gbit/s DCN a chip); "
             f"{_BOOK} (clock, ICI per link)",
         ),
@@ -161,7 +177,9 @@ CHIPS = {
             ici_wraps_at=16,
             chips_per_host=8,
             dcn_bytes_per_s=100e9 / 8,
-            vector_ops_per_cycle=8 * 128 * 4,
+            cores=1,
+            mxu_side=256,
+            alus=4,
             source=f"{_DOCS}v6e (peak, HBM, 800 GB/s bidirectional ICI, DCN); clock derived",
         ),
         Chip(
@@ -177,7 +195,9 @@ CHIPS = {
             ici_wraps_at=4,
             chips_per_host=4,
             dcn_bytes_per_s=100e9 / 8,
-            vector_ops_per_cycle=2 * 8 * 128 * 4,
+            cores=2,
+            mxu_side=256,
+            alus=4,
             source=f"{_DOCS}tpu7x (peak, HBM, 1,200 GB/s bidirectional ICI, DCN); clock derived",
         ),
     )

@@ -11,10 +11,17 @@ from dataclasses import dataclass
 
 from bert_jax.chips import Chip
 from bert_jax.plan.hlo import Collective, Op, Program
+from bert_jax.plan.kernels import work_of
 
-MXU_EFFICIENCY = 0.5
-"""Share of the peak at which a Pallas kernel is taken to multiply: heads of 64 fill half of a
-128-wide systolic array, and softmax runs between the products."""
+KERNEL_STEP_CYCLES = 400
+"""Of a core, for every step of a Pallas kernel's grid besides its products and vector operations:
+moving the pipeline on, reductions across lanes, waiting for the systolic array. With it the sum is
+within 24% of the bundles that libtpu schedules for splash attention's three kernels together
+(docs/experiments.md, "The wind tunnel")."""
+
+STATED_EFFICIENCY = 0.5
+"""Share of the peak for a kernel whose program cannot be read but which states its FLOPs: heads of
+64 fill half of a systolic array of 128."""
 
 NUM_TOP = 10
 
@@ -84,9 +91,24 @@ def op_seconds(op: Op, device: Chip) -> float:
     if op.cycles is not None:
         return op.runs * op.cycles / device.clock_hz
     seconds = op.bytes / device.hbm_bytes_per_s
-    if op.flops is not None:
-        seconds = max(seconds, op.flops / (device.bf16_flops * MXU_EFFICIENCY))
+    work = work_of(op.kernel) if op.kernel else None
+    if work is not None:
+        memory = op.hbm_bytes / device.hbm_bytes_per_s
+        busy = (
+            work.mxu_flops(device.mxu_side) / device.bf16_flops
+            + work.vector / device.vector_ops_per_s
+            + work.steps * KERNEL_STEP_CYCLES / (device.cores * device.clock_hz)
+        )
+        seconds = max(memory, busy)
+    elif op.flops is not None:
+        seconds = max(seconds, op.flops / (device.bf16_flops * STATED_EFFICIENCY))
     return op.runs * seconds
+
+
+def readable(op: Op) -> bool:
+    """Whether all that a Pallas kernel does could be counted."""
+    work = work_of(op.kernel) if op.kernel else None
+    return work is not None and work.exact
 
 
 def collective_seconds(
@@ -130,14 +152,22 @@ def _how(program: Program, chip: Chip) -> dict[str, str]:
     how = {
         "xla": f"cycles that XLA estimates for each operation / {chip.clock_hz / 1e9:g} GHz; "
         "loop bodies times their trip counts",
-        "pallas": "the larger of the kernel's stated bytes / HBM bandwidth and its stated FLOPs / "
-        f"{MXU_EFFICIENCY:.0%} of the bfloat16 peak",
+        "pallas": "counted in the kernel's own program: products on systolic arrays of "
+        f"{chip.mxu_side}, then vector operations, and {KERNEL_STEP_CYCLES} cycles for each step "
+        "of its grid; at least its bytes / HBM bandwidth",
         "unestimated": "operations for which XLA estimates no cycles (gathers, scatters, sorts): "
         "bytes of operands and results / HBM bandwidth",
         "collectives exposed": "bytes over rings on all links of the dimensions a group spans; "
         "asynchronous ones count for what they last longer than the work beside them",
         "copies exposed": "DMA between HBM and the core's memory: what lasts longer than all else",
     }
+    unread = [op for op in program.ops if op.kind == "pallas" and not readable(op)]
+    if unread:
+        names = ", ".join(sorted({op.name for op in unread}))
+        how["kernels not counted"] = (
+            "programs that cannot be read whole: stated FLOPs at "
+            f"{STATED_EFFICIENCY:.0%} of the peak, or bytes / HBM bandwidth: {names}"
+        )
     if program.unknown_loops:
         names = ", ".join(f"{loop.name} ({loop.source})" for loop in program.unknown_loops)
         how["unknown loops"] = f"length depends on data, one iteration counted: {names}"

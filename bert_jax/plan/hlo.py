@@ -55,6 +55,8 @@ class Op:
     """Pallas only: what the kernel says of itself, None where it says nothing."""
     transcendentals: int | None = None
     """Pallas only."""
+    kernel: str = field(default="", repr=False)
+    """Pallas only: the kernel's own program, for `kernels.work_of`."""
 
 
 @dataclass(frozen=True)
@@ -473,6 +475,7 @@ class _Walk:
                 phase=phase_of(instruction.op_name),
                 flops=_stated(instruction, "flops") if kernel else None,
                 transcendentals=_stated(instruction, "transcendentals") if kernel else None,
+                kernel=(instruction.attribute(r'"body":"([^"]*)"') or "") if kernel else "",
             )
         )
         return 0 if kernel else cycles or 0

@@ -1,0 +1,210 @@
+"""What a Pallas kernel makes the core do, counted in the kernel itself.
+
+XLA estimates no cycles for a Pallas call, and what a kernel states of itself (`cost_estimate`) is
+optional: splash attention says nothing. But the call carries its Mosaic program, with the grid,
+the shapes of every product and every vector operation, and these are counted here.
+"""
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+LANES, SUBLANES = 128, 8
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one call, all steps of its grid together. Every `pl.when` is taken to run."""
+
+    steps: int
+    """Of the grid."""
+    products: tuple[tuple[int, int, int, int, bool], ...]
+    """(rows, contraction, columns, times, float32) of every matrix product."""
+    vector: int
+    """32-bit elementwise operations, arrays padded to registers of 8 x 128."""
+    transcendentals: int
+    """Exponentials, logarithms, divisions and the like, padded likewise."""
+    exact: bool
+    """False: a loop's length was not to be found, its body is counted once."""
+
+    @property
+    def flops(self) -> int:
+        """Of the products."""
+        return sum(2 * m * k * n * times for m, k, n, times, _ in self.products)
+
+    def mxu_flops(self, side: int) -> int:
+        """FLOPs for which the systolic arrays are busy: contraction and columns fill whole sides.
+
+        Args:
+            side: Of one array: 128, or 256 from v6e on, which multiplies half-filled arrays no
+                faster. Products of float32 at full precision take six passes.
+        """
+        return sum(
+            2 * m * _up(k, side) * _up(n, side) * times * (6 if full else 1)
+            for m, k, n, times, full in self.products
+        )
+
+
+def _up(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+_VECTOR = re.compile(r"vector<((?:\d+x)*)([a-z]+\d+)>")
+_EUP = {
+    "exp",
+    "exp2",
+    "log",
+    "log1p",
+    "rsqrt",
+    "sqrt",
+    "tanh",
+    "erf",
+    "sin",
+    "cos",
+    "powf",
+    "divf",
+    "reciprocal",
+}
+# Names for registers, moves between memory and registers (their own slots), and control.
+_FREE = {
+    "constant",
+    "shape_cast",
+    "broadcast",
+    "load",
+    "store",
+    "vector_store",
+    "vector_load",
+    "strided_load",
+    "strided_store",
+    "extract_strided_slice",
+    "extract",
+    "bitcast",
+    "yield",
+    "return",
+    "matmul",
+    "iota",
+    "memref_slice",
+    "memref_squeeze",
+    "memref_bitcast",
+    "reinterpret_cast",
+    "assume_multiple",
+    "if",
+    "for",
+    "while",
+    "condition",
+}
+
+
+@lru_cache(maxsize=256)
+def work_of(body: str) -> Work | None:
+    """Counts what the kernel does.
+
+    Args:
+        body: `custom_call_config.body` of a `tpu_custom_call`: Mosaic bytecode in base64.
+
+    Returns:
+        None where it cannot be read (another version of the bytecode, or no Mosaic program).
+    """
+    from jax._src.lib import tpu
+    from jaxlib.mlir import ir
+
+    context = ir.Context()
+    context.allow_unregistered_dialects = True
+    tpu.register_dialect(context)
+    try:
+        with context:
+            module = ir.Module.parse(base64.b64decode(body, validate=True))
+            functions = [op.operation for op in module.body.operations]
+            main = next((op for op in functions if "iteration_bounds" in op.attributes), None)
+            return _count(main or functions[0])
+    except (ir.MLIRError, binascii.Error, ValueError, IndexError):
+        return None
+
+
+def _count(function: Any) -> Work:
+    attributes = function.attributes
+    bounds = (
+        re.findall(r"\d+", str(attributes["iteration_bounds"]).partition(":")[2])
+        if ("iteration_bounds" in attributes)
+        else []
+    )
+    steps = math.prod(int(bound) for bound in bounds)
+    products: list[tuple[int, int, int, int, bool]] = []
+    vector = transcendentals = 0
+    exact = True
+    for operation, times, known in _operations(function, steps):
+        exact &= known
+        name = operation.name.rpartition(".")[2]
+        if name == "matmul":
+            products.append((*_product(operation), times, "fp32" in str(operation.attributes)))
+        elif name not in _FREE:
+            elements = max((_padded(str(value.type)) for value in _values(operation)), default=0)
+            if name in _EUP:
+                transcendentals += times * elements
+            else:
+                vector += times * elements
+    return Work(steps, tuple(products), vector, transcendentals, exact)
+
+
+def _values(operation: Any) -> list[Any]:
+    return [*operation.results, *operation.operands]
+
+
+def _operations(operation: Any, times: int) -> Iterator[tuple[Any, int, bool]]:
+    """(operation, how often it runs, whether that is certain), all regions within."""
+    for region in operation.regions:
+        for block in region.blocks:
+            for child in block.operations:
+                inner, known = times, True
+                if child.operation.name.endswith("scf.for"):
+                    trips = _trips(child.operation)
+                    inner, known = times * (trips or 1), trips is not None
+                elif child.operation.name.endswith("scf.while"):
+                    known = False
+                yield child.operation, times, known
+                yield from _operations(child.operation, inner)
+
+
+def _trips(loop: Any) -> int | None:
+    bounds = []
+    for value in list(loop.operands)[:3]:
+        owner = getattr(value, "owner", None)
+        text = (
+            str(getattr(owner, "attributes", {"value": ""})["value"])
+            if (owner is not None and getattr(owner, "name", "").endswith("constant"))
+            else ""
+        )
+        number = re.match(r"-?\d+", text)
+        if number is None:
+            return None
+        bounds.append(int(number.group()))
+    low, high, step = bounds
+    return max(0, -(-(high - low) // step))
+
+
+def _dims(type_text: str) -> list[int]:
+    match = _VECTOR.match(type_text)
+    return [int(size) for size in match.group(1).split("x") if size] if match else []
+
+
+def _product(operation: Any) -> tuple[int, int, int]:
+    """(rows of all batches, contraction, columns)."""
+    left, _, _ = (_dims(str(value.type)) for value in list(operation.operands)[:3])
+    result = _dims(str(operation.results[0].type))
+    columns = result[-1]
+    rows = math.prod(result) // columns
+    return rows, math.prod(left) // rows, columns
+
+
+def _padded(type_text: str) -> int:
+    """Elements of a vector type, its last two dimensions filled up to whole registers."""
+    dims = _dims(type_text)
+    if not dims:
+        return 0
+    dims = [1, *dims] if len(dims) == 1 else dims
+    return math.prod(dims[:-2]) * _up(dims[-2], SUBLANES) * _up(dims[-1], LANES)
