@@ -1,8 +1,8 @@
 """The `bert-jax` command: one verb each, imported when it is used.
 
-Exit codes: 0 done (or stopped by a signal with everything saved), 1 a check that failed, 2 input
-that the user can correct, 4 a loss that is not finite, 5 no intact checkpoint, 130 and 143 ended by
-Ctrl-C and SIGTERM.
+Exit codes: 0 done (or stopped by a signal with everything saved), 1 a check that failed, or a
+plan that does not fit, 2 input that the user can correct, 4 a loss that is not finite, 5 no intact
+checkpoint, 130 and 143 ended by Ctrl-C and SIGTERM.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import bert_jax
 from bert_jax.errors import UserError
+from bert_jax.plan.arguments import EXAMPLE, add_arguments
 
 _INPUT_HELP = (
     "a file, a quoted glob, `tfds:NAME[:SPLIT]`, or `python-docs` (the documentation that Python "
@@ -220,6 +221,15 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     sub = verb(
+        "plan",
+        _plan,
+        "compile the train step for a TPU slice, on a machine without one",
+        EXAMPLE,
+    )
+    sub.set_defaults(takes_fields=True)
+    add_arguments(sub, needed="--fields" not in sys.argv)
+
+    sub = verb(
         "evaluate",
         _evaluate,
         "evaluate the newest checkpoint on held-out text",
@@ -350,6 +360,24 @@ def _pretrain(arguments: argparse.Namespace) -> int:
             processes.leave(1 if code is None else code)
         raise
     return 0 if result.finished else arguments.stopped_code
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from bert_jax.flags import load_config
+    from bert_jax.plan.command import Request, run_plan
+    from bert_jax.plan.compile import default_cache
+    from bert_jax.training.config import PretrainConfig
+
+    request = Request(
+        topologies=tuple(arguments.topology),
+        phase=arguments.phase,
+        batch_per_chip=arguments.batch_per_chip,
+        fit=arguments.fit,
+        json=arguments.json,
+        plot=arguments.plot,
+        cache=None if arguments.no_cache else arguments.cache or default_cache(),
+    )
+    return run_plan(load_config(PretrainConfig, arguments.config, arguments.fields), request)
 
 
 def _print_fields(arguments: argparse.Namespace) -> int:

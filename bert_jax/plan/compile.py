@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from bert_jax.errors import UserError
 from bert_jax.plan.topology import Topology, devices
 from bert_jax.training.config import PretrainConfig
 
 ASSUMED_VOCAB_SIZE = 30522
 """The published English BERT's, where neither the configuration nor a corpus says."""
+_STEP_MODULES = ("collectives", "losses", "masking", "optim", "sharding", "step")
 _CACHE_BYTES = 512 * 2**20
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -137,9 +137,6 @@ def compile_step(
             shape.batch_size, shape.length, config.model.vocab_size
         ).items()
     }
-    begun = time.perf_counter()
-    lowered = make_train_step(step_config, mesh).lower(state, batch)
-    lowering_seconds = time.perf_counter() - begun
     known = Memory(
         parameters=_bytes_per_device(state.params),
         optimizer=_bytes_per_device((state.opt_state, state.step)),
@@ -147,6 +144,21 @@ def compile_step(
         temporaries=0,
         other=0,
     )
+    common: dict[str, Any] = {
+        "topology": topology,
+        "mesh_shape": dict(mesh.shape),
+        "rows": shape.batch_size,
+        "accumulation": config.training.accumulation,
+        "length": shape.length,
+    }
+    usable = usable_bytes(topology)
+    if known.peak > usable:  # no need to ask the compiler
+        words = "parameters, optimizer and batch alone are more than the memory"
+        return Compiled(**common, memory=known, has=usable, refused=words, needs=known.peak)
+    begun = time.perf_counter()
+    step: Any = make_train_step(step_config, mesh)  # a jitted function
+    lowered = step.lower(state, batch)
+    lowering_seconds = time.perf_counter() - begun
     path = None
     answer = None
     if cache is not None:
@@ -171,13 +183,9 @@ def compile_step(
     if needs:
         known = dataclasses.replace(known, temporaries=max(needs - known.peak, 0))
     return Compiled(
-        topology=topology,
-        mesh_shape=dict(mesh.shape),
-        rows=shape.batch_size,
-        accumulation=config.training.accumulation,
-        length=shape.length,
+        **common,
         memory=known,
-        has=has or usable_bytes(topology),
+        has=has or usable,
         refused=answer["refused"],
         needs=needs,
         hlo=answer["hlo"],
@@ -336,4 +344,4 @@ def _write(path: Path, answer: Mapping[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-__all__ = ["Compiled", "Memory", "UserError", "compile_step", "default_cache", "with_vocabulary"]
+__all__ = ["Compiled", "Memory", "compile_step", "default_cache", "with_vocabulary"]

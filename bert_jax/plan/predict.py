@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bert_jax.model.flops import train_flops
 from bert_jax.plan.compile import Compiled, compile_step
@@ -70,13 +71,13 @@ class Plan:
         """Collectives by kind and axes, the most bytes first."""
         if self.program is None:
             return ()
-        runs: dict[tuple, int] = defaultdict(int)
-        size: dict[tuple, int] = defaultdict(int)
+        runs: dict[tuple[Any, ...], int] = defaultdict(int)
+        size: dict[tuple[Any, ...], int] = defaultdict(int)
         for c in self.program.collectives:
             key = (c.kind, c.network, c.axes, c.group_size)
             runs[key] += c.runs
             size[key] += c.runs * c.bytes
-        found = [Exchange(*key, runs=runs[key], bytes=size[key]) for key in runs]
+        found = [Exchange(*(*key, runs[key], size[key])) for key in runs]
         return tuple(sorted(found, key=lambda e: -e.bytes))
 
 

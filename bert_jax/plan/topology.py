@@ -192,6 +192,7 @@ def _rule(kind: str) -> str:
 
 def _nearest(kind: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Four shapes that exist, the nearest number of chips first."""
+    known: list[tuple[int, ...]]
     if kind in _MAX_CHIPS_3D:
         sizes = (4, 8, 12, 16, 20, 24, 28)
         cubes = itertools.combinations_with_replacement(sizes, 3)

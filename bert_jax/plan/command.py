@@ -1,0 +1,245 @@
+"""The verb `bert-jax plan`: what is compiled, printed and answered for the arguments given."""
+
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.model.flops import train_flops
+from bert_jax.plan import report
+from bert_jax.plan.compile import with_vocabulary
+from bert_jax.plan.predict import Plan
+from bert_jax.plan.search import Fit, Found, Settings
+from bert_jax.plan.topology import Topology, parse_topology
+from bert_jax.plan.tunnel import Tunnel
+from bert_jax.training.config import PretrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The arguments of the verb, as given."""
+
+    topologies: tuple[str, ...]
+    phase: str = "0"
+    """A number, or `all`."""
+    batch_per_chip: int | None = None
+    fit: bool = False
+    json: bool = False
+    plot: Path | None = None
+    cache: Path | None = None
+
+
+def run_plan(config: PretrainConfig, request: Request) -> int:
+    """Compiles and prints; 0 if all fits, 1 if something does not (what would is printed).
+
+    Raises:
+        UserError: a topology, phase or batch that does not exist, or no libtpu.
+    """
+    topologies = [parse_topology(name) for name in request.topologies]
+    phases = _phases(config, request.phase)
+    config, vocabulary = with_vocabulary(config)
+    if request.plot is not None and not request.plot.absolute().parent.is_dir():
+        raise UserError(f"--plot {request.plot}: there is no directory {request.plot.parent}")
+    cases = []
+    for topology in topologies:
+        for phase in phases:
+            batched = config
+            if request.batch_per_chip is not None:
+                batched = with_rows_per_chip(config, phase, topology, request.batch_per_chip)
+            cases.append((batched, phase, topology))
+    say = _Progress()
+    if not request.json:
+        print(vocabulary)
+    done: list[_Answer] = []
+    for batched, phase, topology in cases:
+        tunnel = Tunnel(batched, phase, topology, cache=request.cache, say=say)
+        answer = _fit(tunnel) if request.fit else _as_configured(tunnel)
+        say.done()
+        done.append(answer)
+        if not request.json:
+            print("\n" + "\n".join([*answer.before, report.text(answer.plan), *answer.after]))
+    plans = [answer.plan for answer in done]
+    if request.json:
+        record = {
+            "schema": report.SCHEMA,
+            "vocabulary": vocabulary,
+            "plans": [{**report.as_dict(answer.plan), **answer.record} for answer in done],
+        }
+        print(json.dumps(record))
+    elif len(plans) > 1:
+        print("\n" + report.comparison(plans))
+    if request.plot is not None:
+        report.draw(plans, request.plot)
+    return 0 if all(answer.record["configuration_fits"] for answer in done) else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answer:
+    """For one topology and phase."""
+
+    plan: Plan
+    """Of the configured settings, or of those that fit where they do not."""
+    record: dict[str, Any]
+    """What JSON gets beside the plan."""
+    before: tuple[str, ...] = ()
+    """Lines above the plan's report."""
+    after: tuple[str, ...] = ()
+
+
+def with_rows_per_chip(
+    config: PretrainConfig, phase: int, topology: Topology, rows: int
+) -> PretrainConfig:
+    """The configuration with so many rows a chip in each micro-batch of a phase."""
+    if rows < 1:
+        raise UserError(f"--batch-per-chip is {rows}; it must be at least 1")
+    phases = list(config.training.phases)
+    phases[phase] = dataclasses.replace(
+        phases[phase], batch_size=rows * topology.num_chips * config.training.accumulation
+    )
+    training = dataclasses.replace(config.training, phases=tuple(phases))
+    return dataclasses.replace(config, training=training)
+
+
+def _phases(config: PretrainConfig, wanted: str) -> list[int]:
+    count = len(config.training.phases)
+    if wanted == "all":
+        return list(range(count))
+    if not wanted.isdecimal() or int(wanted) >= count:
+        raise UserError(
+            f"--phase is {wanted!r}; the configuration has 0 to {count - 1}, or `all` for all"
+        )
+    return [int(wanted)]
+
+
+def _as_configured(tunnel: Tunnel) -> _Answer:
+    """The configured settings; where they do not fit, those that do, and the overrides for them."""
+    configured = tunnel.settings()
+    plan = tunnel.plan(configured)
+    if plan.compiled.fits:
+        return _Answer(plan, {"configuration_fits": True})
+    found = tunnel.settings_that_fit()
+    record: dict[str, Any] = {"configuration_fits": False, "configured": report.as_dict(plan)}
+    if found is None:
+        nothing = (
+            "",
+            "No mesh, number of micro-batches or rematerialisation was found with which "
+            f"{configured.rows} rows a step fit on {tunnel.topology.name}: more chips are needed",
+        )
+        return _Answer(plan, {**record, "overrides": None}, after=nothing)
+    overrides = found.settings.overrides(tunnel.config, tunnel.phase)
+    before = (
+        report.text(plan),
+        "",
+        "what fits, and is the fastest found, with the same rows a step; add to the command:",
+        "  " + " ".join(overrides),
+        *_tried_lines(found),
+        "",
+    )
+    better = tunnel.plan(found.settings)
+    return _Answer(better, {**record, "overrides": overrides}, before=before)
+
+
+def _fit(tunnel: Tunnel) -> _Answer:
+    """The largest batch per chip, with the configured mesh if any batch fits on it."""
+    settings = tunnel.settings()
+    fit = tunnel.fit(settings)
+    configuration_fits = fit.largest > 0
+    if not fit.largest:
+        found = tunnel.settings_that_fit()
+        if found is None:
+            plan = tunnel.plan(dataclasses.replace(settings, rows=tunnel.rows(settings, 1)))
+            after = ("", "not one row a chip fits: more chips are needed")
+            return _Answer(plan, {"configuration_fits": False, "overrides": None}, after=after)
+        settings = dataclasses.replace(found.settings, accumulation=1)
+        fit = tunnel.fit(settings)
+    best = dataclasses.replace(settings, rows=tunnel.rows(settings, fit.best))
+    overrides = best.overrides(tunnel.config, tunnel.phase)
+    record = {
+        "configuration_fits": configuration_fits,
+        "overrides": overrides,
+        "fit": _fit_dict(tunnel, settings, fit),
+    }
+    lines = _fit_lines(tunnel, settings, fit, overrides)
+    return _Answer(tunnel.plan(best), record, after=tuple(lines))
+
+
+def _fit_dict(tunnel: Tunnel, settings: Settings, fit: Fit) -> dict[str, Any]:
+    per_chip = tunnel.topology.chip.devices_per_chip / settings.tensor
+    return {
+        "largest_rows_per_chip": fit.largest * per_chip,
+        "best_rows_per_chip": fit.best * per_chip,
+        "predicted_mfu_by_rows_per_chip": {
+            f"{rows * per_chip:g}": _mfu(tunnel, settings, rows, seconds)
+            for rows, seconds in fit.predicted.items()
+        },
+    }
+
+
+def _mfu(tunnel: Tunnel, settings: Settings, rows: int, seconds: float) -> float:
+    """From the step time of so many rows per shard."""
+    config, length = tunnel.config, tunnel.config.training.phases[tunnel.phase].length
+    flops = train_flops(config.model, length, config.masking.num_predictions(length))
+    peak = tunnel.topology.num_chips * tunnel.topology.chip.bf16_flops
+    return flops * tunnel.rows(settings, rows) / (seconds * peak)
+
+
+def _fit_lines(tunnel: Tunnel, settings: Settings, fit: Fit, overrides: Sequence[str]) -> list[str]:
+    per_chip = tunnel.topology.chip.devices_per_chip / settings.tensor
+    lines = [
+        "",
+        f"largest batch that fits: {fit.largest * per_chip:g} rows a chip; highest MFU of those "
+        f"compiled: {fit.best * per_chip:g} rows a chip",
+        "  " + " ".join(overrides),
+        "MFU by rows a chip, as a line through two compilations of reduced depth:",
+    ]
+    for rows, seconds in fit.predicted.items():
+        mfu = _mfu(tunnel, settings, rows, seconds)
+        lines.append(f"  {rows * per_chip:6g}  {mfu:6.1%}  {'█' * round(mfu * 40)}")
+    configured = tunnel.settings().rows
+    parts = configured / tunnel.rows(settings, fit.best) if fit.best else 0
+    if parts > 1:
+        shards = tunnel.topology.num_devices // settings.tensor
+        wanted = next(
+            (n for n in range(math.ceil(parts), configured + 1) if configured % (n * shards) == 0),
+            None,
+        )
+        if wanted:
+            lines.append(
+                f"to keep the configured {configured:,} rows a step: "
+                f"--config.training.accumulation={wanted * settings.accumulation}"
+            )
+    return lines
+
+
+def _tried_lines(found: Found) -> list[str]:
+    lines = ["tried on the way:"]
+    for settings, guess, how in found.tried:
+        lines.append(
+            f"  fsdp {settings.fsdp}, tensor {settings.tensor}, accumulation "
+            f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB a "
+            f"device, {guess.seconds * 1e3:.1f} ms ({how})"
+        )
+    return lines
+
+
+class _Progress:
+    """A line on standard error for each compilation, and how long it took."""
+
+    def __init__(self) -> None:
+        self._begun = 0.0
+
+    def __call__(self, line: str) -> None:
+        self.done()
+        self._begun = time.perf_counter()
+        print(f"[plan] {line} ...", end="", file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        """Ends the line that is open."""
+        if self._begun:
+            print(f" {time.perf_counter() - self._begun:.0f} s", file=sys.stderr, flush=True)
+        self._begun = 0.0

@@ -1,0 +1,92 @@
+"""Memory and time of a step on paper: enough to order candidates before any is compiled.
+
+Source of the counts: Korthikanti et al. 2022 (activations per layer, recomputation), Rajbhandari et
+al. 2019 (bytes of state per parameter). Rates are of `chips.py`; efficiencies are round numbers
+near what compiled steps show.
+"""
+
+from bert_jax.model.config import num_params
+from bert_jax.model.flops import train_flops
+from bert_jax.plan.search import Guess, Settings
+from bert_jax.plan.topology import Topology
+from bert_jax.training.config import PretrainConfig
+
+_MATMUL_EFFICIENCY = 0.6
+_RECOMPUTED = {"none": 1.0, "dots": 1.1, "full": 1.33}
+_EXPOSED = 0.5
+"""Share of gathers and reductions that no compute hides."""
+_KEPT_TENSORS = {"none": (10, 16), "dots": (3, 7), "full": (1, 0)}
+"""Per token and layer, bfloat16 activations of width D kept: on every device, and divided by
+tensor parallelism."""
+
+
+def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: Settings) -> Guess:
+    """Peak bytes of a device and seconds of a step.
+
+    Args:
+        config: Model, optimizer and row length.
+        phase: Whose length.
+        topology: The chips.
+        settings: Mesh, micro-batches, rematerialisation.
+    """
+    model, chip = config.model, topology.chip
+    devices = topology.num_devices
+    per_device = 1 / chip.devices_per_chip
+    length = config.training.phases[phase].length
+    shards = devices // settings.tensor
+    rows = settings.rows / shards / settings.accumulation  # of a micro-batch, on one device
+    parameters = num_params(model)
+    layers = 12 * model.num_layers * model.hidden_dim**2
+    split = settings.fsdp * settings.tensor
+
+    states = 16 * parameters / split
+    if settings.accumulation > 1:
+        states += 4 * parameters / (split if settings.fsdp > 1 else settings.tensor)
+    if settings.fsdp > 1:  # what is outside the layers is gathered whole, and a layer or two
+        states += (parameters - layers) * 6 / settings.tensor
+        states += 3 * 4 * layers / model.num_layers / settings.tensor
+    everywhere, divided = _KEPT_TENSORS[settings.remat]
+    width = everywhere + divided / settings.tensor
+    token_bytes = 2 * length * model.hidden_dim
+    layer = token_bytes * width
+    # While one layer is computed again, all of it is there.
+    once = 0.0 if settings.remat == "none" else token_bytes * (10 + 16 / settings.tensor)
+    masked = config.masking.num_predictions(length)
+    head = 8 * masked * model.padded_vocab_size / settings.tensor
+    peak = states + rows * (layer * model.num_layers + once + head)
+
+    flops = settings.rows * train_flops(model, length, masked) / devices
+    tokens = max(rows * length, 1.0)
+    narrow = 1 + 256 / tokens  # few rows a device: products with a short side
+    compute = (
+        flops / (chip.bf16_flops * per_device * _MATMUL_EFFICIENCY)
+        * _RECOMPUTED[settings.remat] * narrow
+    )  # fmt: skip
+    update = 28 * parameters / split / (chip.hbm_bytes_per_s * per_device)
+    link = chip.ici_bytes_per_s * per_device / 2
+    exchanged = 0.0
+    if shards > 1:  # the gradients' reduction, once a step
+        exchanged += 4 * 2 * parameters / settings.tensor * _EXPOSED
+    if settings.fsdp > 1:  # gathers in the forward and backward pass of every micro-batch
+        exchanged += 2 * 2 * parameters / settings.tensor * settings.accumulation * _EXPOSED
+    if settings.tensor > 1:  # four sums over activations a layer, which everything waits for
+        share = (settings.tensor - 1) / settings.tensor
+        exchanged += 4 * 2 * share * rows * token_bytes * model.num_layers * settings.accumulation
+    network = exchanged / link
+    overhead = 2e-4 * settings.accumulation
+    return Guess(int(peak), compute + update + network + overhead)
+
+
+def rows_that_may_fit(
+    config: PretrainConfig, phase: int, topology: Topology, settings: Settings, usable: int
+) -> int:
+    """Rows per batch shard that fill `usable` bytes on paper; at least 2."""
+    shards = topology.num_devices // settings.tensor
+
+    def peak(rows: int) -> int:
+        wanted = Settings(settings.fsdp, settings.tensor, 1, settings.remat,
+                          settings.scan_unroll, rows * shards)  # fmt: skip
+        return on_paper(config, phase, topology, wanted).peak
+
+    per_row = peak(2) - peak(1)
+    return max(2, int((usable - peak(1)) / per_row) + 1)

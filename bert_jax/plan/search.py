@@ -1,0 +1,292 @@
+"""Which settings fit, and which of them are fast: a best-first search that compiles seldom.
+
+A compilation costs minutes, so candidates are ordered by a prediction on paper (`prior.py`), the
+most promising is measured (a compilation of reduced depth), the paper is corrected by what came
+out, and so on until the best candidate left has been measured. Only the winner is compiled whole.
+Nothing here knows jax: the search is over two functions.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bert_jax.training.config import PretrainConfig
+
+Remat = Literal["none", "dots", "full"]
+REMATS: tuple[Remat, ...] = ("none", "dots", "full")
+MAX_TENSOR = 16
+"""Tensor parallelism exchanges activations four times a layer; beyond a few links it starves."""
+SHRINK_BELOW = 0.97
+"""Share of the predicted MFU below which a batch near the memory's limit is tried smaller: the
+compiler fits what hardly fits by computing parts twice."""
+
+
+@dataclass(frozen=True, order=True)
+class Settings:
+    """What the search may change; the step computes the same function with all of them."""
+
+    fsdp: int
+    tensor: int
+    accumulation: int
+    remat: Remat
+    scan_unroll: int
+    rows: int
+    """Global rows of a step."""
+
+    def apply(self, config: PretrainConfig, phase: int) -> PretrainConfig:
+        """The configuration with these settings; other phases keep their batch."""
+        phases = list(config.training.phases)
+        phases[phase] = dataclasses.replace(phases[phase], batch_size=self.rows)
+        training = dataclasses.replace(
+            config.training, phases=tuple(phases), accumulation=self.accumulation
+        )
+        return dataclasses.replace(
+            config,
+            training=training,
+            mesh=dataclasses.replace(config.mesh, data=-1, fsdp=self.fsdp, tensor=self.tensor),
+            model=dataclasses.replace(config.model, remat=self.remat, scan_unroll=self.scan_unroll),
+        )
+
+    def overrides(self, config: PretrainConfig, phase: int) -> list[str]:
+        """The arguments that turn `config` into this; fields that stay are left out."""
+        mesh, model, training = config.mesh, config.model, config.training
+        wanted = {
+            "mesh.data": (mesh.data, -1),
+            "mesh.fsdp": (mesh.fsdp, self.fsdp),
+            "mesh.tensor": (mesh.tensor, self.tensor),
+            "model.remat": (model.remat, self.remat),
+            "model.scan_unroll": (model.scan_unroll, self.scan_unroll),
+            "training.accumulation": (training.accumulation, self.accumulation),
+            f"training.phases[{phase}].batch_size": (
+                training.phases[phase].batch_size,
+                self.rows,
+            ),
+        }
+        return [f"--config.{name}={new}" for name, (old, new) in wanted.items() if new != old]
+
+
+def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Settings:
+    """The settings that a configuration has on so many devices."""
+    mesh = config.mesh
+    data = mesh.data if mesh.data > 0 else 1
+    fsdp = mesh.fsdp if mesh.fsdp > 0 else num_devices // (data * mesh.tensor)
+    tensor = mesh.tensor if mesh.tensor > 0 else num_devices // (data * fsdp)
+    return Settings(
+        fsdp=fsdp,
+        tensor=tensor,
+        accumulation=config.training.accumulation,
+        remat=config.model.remat,
+        scan_unroll=config.model.scan_unroll,
+        rows=config.training.phases[phase].batch_size,
+    )
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Of one candidate, per device: on paper, from a compilation of reduced depth, or whole."""
+
+    peak: int
+    """Bytes."""
+    seconds: float
+    """Of a step."""
+
+
+Measure = Callable[[Settings], Guess]
+
+
+def candidates(
+    config: PretrainConfig,
+    phase: int,
+    num_devices: int,
+    *,
+    num_slices: int = 1,
+    possible: Callable[[Settings], bool] = lambda settings: True,
+) -> list[Settings]:
+    """Every way to compute a step of the configured rows that the sizes allow.
+
+    Args:
+        config: The run; the global batch stays as it is.
+        phase: Whose batch.
+        num_devices: Of all slices.
+        num_slices: `data` spans the slices, so its size is a multiple of them.
+        possible: Last word on a mesh (the torus may not have it).
+    """
+    model = config.model
+    rows = config.training.phases[phase].batch_size
+    unroll = model.scan_unroll
+    if 1 < unroll < model.num_layers or model.num_layers > 24:
+        unroll = 1  # deep: a loop of one layer; compile time and memory count
+    found = []
+    for tensor in _divisors(num_devices):
+        sizes = (model.num_heads, model.mlp_dim, model.padded_vocab_size)
+        if tensor > MAX_TENSOR or any(size % tensor for size in sizes):
+            continue
+        for fsdp in _divisors(num_devices // tensor):
+            data = num_devices // tensor // fsdp
+            if model.hidden_dim % fsdp or data % num_slices or rows % (data * fsdp):
+                continue
+            first = Settings(fsdp, tensor, 1, "none", unroll, rows)
+            if not possible(first):
+                continue
+            for accumulation in _divisors(rows // (data * fsdp)):
+                if any(p.batch_size % accumulation for p in config.training.phases):
+                    continue
+                for remat in REMATS:
+                    found.append(dataclasses.replace(first, accumulation=accumulation, remat=remat))
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search came to."""
+
+    settings: Settings
+    guess: Guess
+    """Of the last, whole compilation."""
+    tried: tuple[tuple[Settings, Guess, str], ...]
+    """What was compiled on the way: settings, result, "reduced depth" or "whole"."""
+
+
+def fastest_that_fits(
+    choices: Iterable[Settings],
+    paper: Measure,
+    reduced: Measure,
+    whole: Measure,
+    usable: int,
+    *,
+    max_measured: int = 6,
+    max_whole: int = 3,
+) -> Found | None:
+    """The fastest of the choices whose peak is within `usable` bytes; None if none is.
+
+    Args:
+        choices: Candidates, in any order.
+        paper: A prediction that costs nothing.
+        reduced: A prediction from a compilation of reduced depth.
+        whole: The compiler's answer, with the peak it needs where it refuses.
+        usable: Bytes of a device.
+        max_measured: Calls of `reduced` at most.
+        max_whole: Calls of `whole` at most.
+    """
+    # What is measured corrects the paper for all candidates with the same rematerialisation.
+    memory_error: dict[str, float] = {}
+    time_error: dict[str, float] = {}
+    open_choices = {settings: paper(settings) for settings in choices}
+    measured: dict[Settings, Guess] = {}
+    tried: list[tuple[Settings, Guess, str]] = []
+    num_whole = 0
+
+    def corrected(settings: Settings) -> Guess:
+        if settings in measured:
+            return measured[settings]
+        guess = open_choices[settings]
+        return Guess(
+            int(guess.peak * memory_error.get(settings.remat, max([1.0, *memory_error.values()]))),
+            guess.seconds * time_error.get(settings.remat, min([1.0, *time_error.values()])),
+        )
+
+    while open_choices:
+        fitting = [s for s in open_choices if corrected(s).peak <= usable]
+        if fitting:
+            best = min(fitting, key=lambda s: (corrected(s).seconds, s))
+        else:  # on paper nothing fits: the smallest has the best chance
+            best = min(open_choices, key=lambda s: (corrected(s).peak, s))
+        if best not in measured:
+            if len([t for t in tried if t[2] == "reduced depth"]) >= max_measured:
+                break
+            measured[best] = reduced(best)
+            tried.append((best, measured[best], "reduced depth"))
+            on_paper = open_choices[best]
+            memory_error[best.remat] = measured[best].peak / max(on_paper.peak, 1)
+            if measured[best].seconds:
+                time_error[best.remat] = measured[best].seconds / on_paper.seconds
+            if measured[best].peak > usable:
+                del open_choices[best]
+            continue
+        if num_whole == max_whole:
+            break
+        num_whole += 1
+        answer = whole(best)
+        tried.append((best, answer, "whole"))
+        if answer.peak <= usable:
+            return Found(best, answer, tuple(tried))
+        memory_error[best.remat] = answer.peak / max(open_choices[best].peak, 1)
+        del open_choices[best]
+    return None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The batch that fills a chip."""
+
+    largest: int
+    """Rows per batch shard of the largest batch that was compiled and fits; 0: none."""
+    best: int
+    """Rows per batch shard with the highest MFU among what was compiled."""
+    compiled: dict[int, Guess]
+    """Rows per shard to the compiler's answer."""
+    predicted: dict[int, float]
+    """Rows per shard to predicted seconds of a step, by the two measurements."""
+
+
+def largest_batch(
+    reduced: Callable[[int], Guess],
+    whole: Callable[[int], Guess],
+    usable: int,
+    first_guess: int,
+    *,
+    max_whole: int = 3,
+) -> Fit:
+    """The most rows per batch shard that fit, and the fastest per row.
+
+    Memory and time are lines in the rows: two measurements give them, a whole compilation checks.
+
+    Args:
+        reduced: Rows to a prediction from a compilation of reduced depth; called twice.
+        whole: Rows to the compiler's answer, with the peak it needs where it refuses.
+        usable: Bytes of a device.
+        first_guess: Rows that may fit.
+        max_whole: Calls of `whole` at most.
+    """
+    high = round_rows(first_guess)
+    low = round_rows(high // 2)
+    if low == high:
+        low, high = high, high + 1
+    at_low, at_high = reduced(low), reduced(high)
+    per_row = max((at_high.peak - at_low.peak) / (high - low), 1.0)
+    seconds_per_row = (at_high.seconds - at_low.seconds) / (high - low)
+
+    def seconds(rows: int) -> float:
+        return at_low.seconds + seconds_per_row * (rows - low)
+
+    rows = round_rows(math.floor(low + (usable - at_low.peak) / per_row))
+    compiled: dict[int, Guess] = {}
+    while rows >= 1 and len(compiled) < max_whole and rows not in compiled:
+        answer = compiled[rows] = whole(rows)
+        if answer.peak > usable:
+            over = (answer.peak - usable) / per_row
+            rows = round_rows(min(rows - 1, math.floor(rows - over)))
+        elif answer.seconds * SHRINK_BELOW > seconds(rows) and rows > 8:
+            rows = round_rows(rows * 7 // 8)
+        else:
+            break
+    fitting = {rows: answer for rows, answer in compiled.items() if answer.peak <= usable}
+    largest = max(fitting, default=0)
+    ladder = sorted({max(largest * n // 8, 1) for n in range(1, 9)}) if largest else []
+    return Fit(
+        largest=largest,
+        best=min(fitting, key=lambda rows: fitting[rows].seconds / rows, default=0),
+        compiled=compiled,
+        predicted={rows: seconds(rows) for rows in ladder},
+    )
+
+
+def round_rows(rows: int) -> int:
+    """Down to a number that tiles well: a multiple of 8 from 16 on; at least 1 stays 1."""
+    return rows // 8 * 8 if rows >= 16 else max(rows, 0)
+
+
+def _divisors(number: int) -> Sequence[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]

@@ -1,0 +1,154 @@
+"""Runs the search on real compilations, whole or of reduced depth."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from bert_jax.errors import UserError
+from bert_jax.plan.compile import usable_bytes
+from bert_jax.plan.predict import Plan, predict
+from bert_jax.plan.prior import on_paper, rows_that_may_fit
+from bert_jax.plan.search import (
+    Fit,
+    Found,
+    Guess,
+    Settings,
+    candidates,
+    fastest_that_fits,
+    largest_batch,
+    settings_of,
+)
+from bert_jax.plan.topology import Topology, devices
+from bert_jax.training.config import PretrainConfig
+
+DEPTHS = (2, 4)
+"""Layers of the compilations that stand for a model of more: memory and time are lines in them."""
+
+
+class Tunnel:
+    """One phase of a configuration on one topology; what is compiled once is kept."""
+
+    def __init__(
+        self,
+        config: PretrainConfig,
+        phase: int,
+        topology: Topology,
+        *,
+        cache: Path | None,
+        say: Callable[[str], None] = lambda line: None,
+    ):
+        """`say` gets a line before each compilation; `config` must have a vocabulary size."""
+        self.config, self.phase, self.topology = config, phase, topology
+        self.cache, self.say = cache, say
+        self._plans: dict[tuple[Settings, int], Plan] = {}
+        self._meshes: dict[tuple[int, int], bool] = {}
+
+    @property
+    def usable(self) -> int:
+        """Bytes of a device: the compiler's own number once it has named one."""
+        named = [plan.compiled.has for plan in self._plans.values()]
+        return named[-1] if named else usable_bytes(self.topology)
+
+    def settings(self) -> Settings:
+        """As configured."""
+        return settings_of(self.config, self.phase, self.topology.num_devices)
+
+    def plan(self, settings: Settings, num_layers: int | None = None) -> Plan:
+        """Compiles with these settings, whole or with fewer layers."""
+        depth = num_layers or self.config.model.num_layers
+        if (settings, depth) not in self._plans:
+            config = settings.apply(self.config, self.phase)
+            if depth != self.config.model.num_layers:
+                model = dataclasses.replace(config.model, num_layers=depth)
+                config = dataclasses.replace(config, model=model)
+            self.say(f"compiling {self._described(settings, depth)}")
+            self._plans[settings, depth] = predict(
+                config, self.phase, self.topology, cache=self.cache
+            )
+        return self._plans[settings, depth]
+
+    def plans(self) -> list[Plan]:
+        """All that was compiled, in order."""
+        return list(self._plans.values())
+
+    def paper(self, settings: Settings) -> Guess:
+        """A prediction without compiling."""
+        return on_paper(self.config, self.phase, self.topology, settings)
+
+    def whole(self, settings: Settings) -> Guess:
+        """The compiler's answer for the whole depth."""
+        return _guess(self.plan(settings))
+
+    def reduced(self, settings: Settings) -> Guess:
+        """From two shallow compilations, continued as a line in the layers.
+
+        A loop over layers takes as long to compile as one layer: it is compiled whole.
+        """
+        layers = self.config.model.num_layers
+        if settings.scan_unroll < layers or layers <= max(DEPTHS):
+            return self.whole(settings)
+        shallow, deeper = (_guess(self.plan(settings, depth)) for depth in DEPTHS)
+        more = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+        return Guess(
+            peak=int(shallow.peak + (deeper.peak - shallow.peak) * more),
+            seconds=shallow.seconds + (deeper.seconds - shallow.seconds) * more,
+        )
+
+    def settings_that_fit(self) -> Found | None:
+        """The fastest mesh, micro-batches and rematerialisation at the configured batch."""
+        choices = candidates(
+            self.config,
+            self.phase,
+            self.topology.num_devices,
+            num_slices=self.topology.num_slices,
+            possible=self._mesh_is_possible,
+        )
+        return fastest_that_fits(choices, self.paper, self.reduced, self.whole, self.usable)
+
+    def fit(self, settings: Settings) -> Fit:
+        """The largest batch with the mesh, micro-batches and rematerialisation of `settings`."""
+
+        def with_rows(rows: int) -> Settings:
+            return dataclasses.replace(settings, rows=self.rows(settings, rows))
+
+        guess = rows_that_may_fit(self.config, self.phase, self.topology, settings, self.usable)
+        return largest_batch(
+            lambda rows: self.reduced(with_rows(rows)),
+            lambda rows: self.whole(with_rows(rows)),
+            self.usable,
+            guess,
+        )
+
+    def rows(self, settings: Settings, rows_per_shard: int) -> int:
+        """Global rows of a step, from those of one shard of a micro-batch."""
+        shards = self.topology.num_devices // settings.tensor
+        return rows_per_shard * shards * settings.accumulation
+
+    def _mesh_is_possible(self, settings: Settings) -> bool:
+        """Whether the torus can be cut so: each mesh axis must be a product of its dimensions."""
+        from bert_jax.training.sharding import MeshConfig, make_mesh
+
+        key = settings.fsdp, settings.tensor
+        if key not in self._meshes:
+            try:
+                make_mesh(
+                    MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor), devices(self.topology)
+                )
+                self._meshes[key] = True
+            except (UserError, NotImplementedError):
+                self._meshes[key] = False
+        return self._meshes[key]
+
+    def _described(self, settings: Settings, depth: int) -> str:
+        layers = self.config.model.num_layers
+        part = f", {depth} of {layers} layers" if depth != layers else ""
+        return (
+            f"{self.topology.name} phase {self.phase}: fsdp {settings.fsdp}, tensor "
+            f"{settings.tensor}, {settings.rows} rows, accumulation {settings.accumulation}, "
+            f"remat {settings.remat}{part}"
+        )
+
+
+def _guess(plan: Plan) -> Guess:
+    compiled = plan.compiled
+    return Guess(max(compiled.memory.peak, compiled.needs), plan.seconds or 0.0)
