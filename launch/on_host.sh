@@ -35,8 +35,7 @@ die() {
 
 call() {
   if [[ -n $dry_run ]]; then
-    printf '%q ' "$@"
-    echo
+    printf '%s\n' "${*@Q}"
   else
     "$@"
   fi

@@ -52,10 +52,14 @@ die() {
 
 say() { echo "[tpu_vm.sh] $(date -u +%FT%TZ) $*" >&2; }
 
+# The arguments as one line that a shell reads back as the same arguments.
 quoted() {
-  local text
-  text=$(printf '%q ' "$@")
-  printf '%s' "${text% }"
+  local word text=''
+  for word; do
+    [[ $word =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]] || word=${word@Q}
+    text+=" $word"
+  done
+  printf '%s' "${text# }"
 }
 
 # Runs a command, or prints it. A failure ends the script with the command's exit code.

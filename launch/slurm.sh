@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# A GPU cluster under Slurm.
+set -euo pipefail
+
+usage() {
+  cat <<'HELP'
+slurm.sh: submit a pretraining job to Slurm.
+
+  slurm.sh [FLAGS] -- bert-jax pretrain --config=... --workdir=...
+
+  --nodes N              default: 1
+  --gpus-per-node N      default: 8
+  --per gpu|node         one process per GPU, or per node with all its GPUs (gpu)
+  --name NAME            default: bert_jax
+  --time T               limit, as Slurm takes it; the run saves 180 s before (1-00:00:00)
+  --partition P, --account A, --cpus-per-task N, --output FILE
+  --sbatch-flag FLAG     any other, such as --sbatch-flag=--constraint=a100; may be repeated
+  --setup COMMAND        in the job before the run, such as 'module load cuda'; may be repeated
+  --restarts N           times that a job may be put back into the queue at its time limit (20)
+  --dry-run              print the command and call nothing
+
+The job runs in the current directory, with its .venv first on PATH where there is one. At the time
+limit and on a preemption the run saves, and the job goes back into the queue and continues. The
+work directory and the corpus must be on a file system that all nodes share.
+Exit code: sbatch's, 2 for wrong arguments.
+HELP
+}
+
+die() {
+  echo "slurm.sh: $1" >&2
+  exit "${2:-2}"
+}
+
+# The arguments as one line that a shell reads back as the same arguments.
+quoted() {
+  local word text=''
+  for word; do
+    [[ $word =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]] || word=${word@Q}
+    text+=" $word"
+  done
+  printf '%s' "${text# }"
+}
+
+# The batch script; Slurm runs it on the first node.
+script() {
+  local tasks=1 devices='' run
+  if [[ $per == gpu ]]; then
+    tasks=$gpus # JAX gives task i of a node its GPU i
+  else
+    devices=$(seq -s, 0 $((gpus - 1))) # or the task would get GPU 0 alone
+  fi
+  run=(srun --kill-on-bad-exit=1 "--ntasks-per-node=$tasks" env ${devices:+"JAX_LOCAL_DEVICE_IDS=$devices"} "$@")
+  cat <<SCRIPT
+#!/usr/bin/env bash
+set -uo pipefail
+[[ ! -d .venv/bin ]] || export PATH="\$PWD/.venv/bin:\$PATH"
+SCRIPT
+  printf '%s\n' "${setup[@]}"
+  cat <<SCRIPT
+code=0
+$(quoted "${run[@]}") || code=\$?
+# 75: stopped and saved before the last step. A cancelled job is not RUNNING and stays cancelled.
+if [[ \$code == 75 && \${SLURM_RESTART_COUNT:-0} -lt $restarts ]] &&
+  [[ \$(squeue --noheader --jobs="\$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
+  scontrol requeue "\$SLURM_JOB_ID"
+fi
+exit "\$code"
+SCRIPT
+}
+
+main() {
+  local nodes=1 gpus=8 per=gpu name=bert_jax limit=1-00:00:00 restarts=20 dry_run=''
+  local output='%x-%j.out' extra=() setup=() command=() flags text code=0
+  while (($#)); do
+    case $1 in
+      --help | -h) usage && return ;;
+      --dry-run) dry_run=1 ;;
+      --)
+        shift
+        command=("$@")
+        break
+        ;;
+      --*=*)
+        local flag=${1%%=*} value=${1#*=}
+        shift
+        set -- "$flag" "$value" "$@"
+        continue
+        ;;
+      --*)
+        (($# > 1)) || die "$1 needs a value"
+        case $1 in
+          --nodes) nodes=$2 ;;
+          --gpus-per-node) gpus=$2 ;;
+          --per) per=$2 ;;
+          --name) name=$2 ;;
+          --time) limit=$2 ;;
+          --restarts) restarts=$2 ;;
+          --output) output=$2 ;;
+          --partition | --account | --cpus-per-task) extra+=("$1=$2") ;;
+          --sbatch-flag) extra+=("$2") ;;
+          --setup) setup+=("$2") ;;
+          *) die "there is no flag $1 (see slurm.sh --help)" ;;
+        esac
+        shift
+        ;;
+      *) die "unexpected $1; the command comes after --" ;;
+    esac
+    shift
+  done
+  ((${#command[@]})) || die "no command; give it after --, as in: -- bert-jax pretrain --config=..."
+  [[ $per == gpu || $per == node ]] || die "--per is $per; it must be gpu or node"
+  local number
+  for number in "nodes=$nodes" "gpus-per-node=$gpus"; do
+    [[ ${number#*=} =~ ^[1-9][0-9]*$ ]] || die "--${number%%=*} is ${number#*=}; it must be a number above 0"
+  done
+  [[ ${command[0]} != bert-jax || ${command[1]:-} != pretrain ]] ||
+    command=(bert-jax pretrain --stopped-code=75 "${command[@]:2}")
+  flags=(
+    "--job-name=$name" "--nodes=$nodes" "--gpus-per-node=$gpus"
+    "--ntasks-per-node=$([[ $per == gpu ]] && echo "$gpus" || echo 1)"
+    "--time=$limit" --signal=TERM@180 --requeue --open-mode=append "--output=$output"
+    "${extra[@]}"
+  )
+  text=$(script "${command[@]}")
+  if [[ -n $dry_run ]]; then
+    printf "%s <<'SCRIPT'\n%s\nSCRIPT\n" "$(quoted sbatch "${flags[@]}")" "$text"
+    return
+  fi
+  command -v sbatch >/dev/null || die "sbatch is not installed; run this on a login node of the cluster" 127
+  sbatch "${flags[@]}" <<<"$text" || code=$?
+  ((code == 0)) || die "exit code $code from: $(quoted sbatch "${flags[@]}")" "$code"
+}
+
+main "$@"
