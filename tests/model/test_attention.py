@@ -78,3 +78,34 @@ def test_unseen_keys_change_no_bit(qkv):
 def test_unknown_implementation_is_refused(qkv):
     with pytest.raises(Exception, match=r"flash|impl"):
         attend(*qkv, **SEGMENTS, impl="flash")
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+def test_gradients_are_those_of_the_plain_formula(qkv, rate):
+    rows, seed = jnp.arange(B, dtype=jnp.uint32), jnp.uint32(4)
+    drop = {"dropout_rate": rate, "dropout_seed": seed, "dropout_site": 2, "row_index": rows}
+    keep = keep_mask((B, H, L, S), rate, seed, 2, rows) / (1 - rate)
+    # Row 0 only has queries that see a key; elsewhere the two may differ.
+    visible = jnp.asarray(Q_SEGMENTS[:, None, :, None] == KV_SEGMENTS[:, None, None, :])
+    cotangent = jax.random.normal(jax.random.key(1), (B, L, H, K))
+
+    def plain(q, k, v):
+        scores = jnp.where(visible, jnp.einsum("blhk,bshk->bhls", q, k) / np.sqrt(K), -jnp.inf)
+        return jnp.einsum("bhls,bshk->blhk", jax.nn.softmax(scores) * keep, v)
+
+    def ours(q, k, v):
+        return attend(q, k, v, **SEGMENTS, **drop, impl="xla")
+
+    wanted, got = (jax.vjp(f, *qkv)[1](cotangent) for f in (plain, ours))
+    for name, a, b in zip("qkv", wanted, got, strict=True):
+        np.testing.assert_allclose(b, a, atol=2e-6, err_msg=name)
+
+
+def test_a_query_without_keys_gives_no_gradient_to_queries_and_keys(qkv):
+    def total(q, k, v):
+        return attend(q, k, v, **{**SEGMENTS, "q_segment_ids": jnp.full((B, L), 9)}).sum()
+
+    dq, dk, dv = jax.grad(total, (0, 1, 2))(*qkv)
+    assert not dq.any()
+    assert not dk.any()
+    assert dv.any()

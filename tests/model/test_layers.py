@@ -66,6 +66,46 @@ def test_norm_statistics_are_float32_in_bfloat16():
     np.testing.assert_allclose(y.astype(jnp.float32), float64_norm(x), atol=2**-7)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_norm_gradients_are_those_of_the_plain_formula(dtype):
+    graphdef, _ = nnx.split(LayerNorm(CONFIG))
+    d = CONFIG.hidden_dim
+    keys = jax.random.split(jax.random.key(0), 4)
+    x = (3 + 2 * jax.random.normal(keys[0], (4, 5, d))).astype(dtype)
+    scale, bias = 1 + 0.3 * jax.random.normal(keys[1], (d,)), jax.random.normal(keys[2], (d,))
+    cotangent = jax.random.normal(keys[3], x.shape).astype(dtype)
+
+    def ours(x, scale, bias):
+        return nnx.merge(graphdef, {"scale": scale, "bias": bias})(x)
+
+    def plain(x, scale, bias):
+        x = x.astype(jnp.float32)
+        centred = x - x.mean(-1, keepdims=True)
+        y = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + CONFIG.norm_eps)
+        return (y * scale + bias).astype(dtype)
+
+    wanted, got = (jax.vjp(f, x, scale, bias)[1](cotangent) for f in (plain, ours))
+    for a, b in zip(wanted, got, strict=True):
+        assert a.dtype == b.dtype
+        limit = 1e-5 if a.dtype == jnp.float32 else 1e-2
+        np.testing.assert_allclose(*(np.asarray(v, np.float32) for v in (b, a)), atol=limit)
+
+
+def test_gradient_of_an_affine_bias_is_summed_in_float32():
+    # 4096 times 1/256 is 16; bfloat16, with 8 bits, stops adding at 1 or 2.
+    affine = Affine(CONFIG, {"embed": 2}, {"mlp": 3}, nnx.Rngs(params=0))
+    graphdef, state = nnx.split(affine)
+    params = nnx.to_pure_dict(state)
+    x = jnp.ones((4096, 2), jnp.bfloat16)
+
+    def total(params):
+        y = nnx.merge(graphdef, params)(x)
+        assert y.dtype == jnp.bfloat16
+        return (y / 256).astype(jnp.float32).sum()
+
+    np.testing.assert_allclose(jax.grad(total)(params)["bias"], 16.0, rtol=1e-6)
+
+
 def test_truncated_normal_is_not_rescaled():
     sample = truncated_normal(jax.random.key(0), (1000, 1000), std=0.02)
     assert float(sample.std()) == pytest.approx(0.02 * 0.87962566, rel=2e-3)
