@@ -102,9 +102,10 @@ host_script() { quoted bert_jax/launch/on_host.sh "$@"; }
 
 create() {
   local node=("--node-id=$name")
+  [[ -n $runtime ]] || runtime=$(default_runtime "$type")
   ((slices == 1)) || node=("--node-count=$slices" "--node-prefix=$name")
   queue create "$name" "${node[@]}" "--accelerator-type=$type" \
-    "--runtime-version=${runtime:-$(default_runtime "$type")}" ${spot:+--spot} "${create_flags[@]}"
+    "--runtime-version=$runtime" ${spot:+--spot} "${create_flags[@]}"
 }
 
 # The request's state, or NONE. Nothing else of gcloud's errors is hidden.
@@ -194,13 +195,19 @@ watch() {
   [[ -n $nfs$bucket$setup ]] ||
     die "a preempted pod's disks are lost; give --nfs, --bucket or a --setup that mounts what the work directory is on"
   if [[ -n $dry_run ]]; then
-    create && wait_until_active && install && run
+    create
+    wait_until_active
+    install
+    run
     echo "# every $poll s: the state of the request, of the nodes and of the run"
     queue describe "$name" '--format=value(state.state)'
     on_hosts 0 "$(host_script status)"
     echo "# when the request is SUSPENDED or FAILED, or a node PREEMPTED or TERMINATED:"
     queue delete "$name" --force --quiet
-    create && wait_until_active && install && run
+    create
+    wait_until_active
+    install
+    run
     return
   fi
   while true; do

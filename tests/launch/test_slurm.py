@@ -1,0 +1,140 @@
+"""launch/slurm.sh against an sbatch that records its call; the job itself against srun."""
+
+import subprocess
+
+import pytest
+from stub_commands import Stubs
+
+COMMAND = ["bert-jax", "pretrain", "--config=a.py", "--config.data.corpus=/my corpus",
+           "--config.x=it's"]  # fmt: skip
+RUN = ["bert-jax", "pretrain", "--stopped-code=75", *COMMAND[2:]]
+
+
+@pytest.fixture
+def stubs(tmp_path):
+    stubs = Stubs(tmp_path)
+    stubs.add("sbatch", 'cat >"$STUBS/job"; echo "Submitted batch job 7"')
+    stubs.add("srun", 'exit "$(cat "$STUBS/code")"')
+    stubs.add("squeue", 'cat "$STUBS/state"')
+    stubs.add("scontrol")
+    (tmp_path / "state").write_text("RUNNING\n")
+    return stubs
+
+
+def submit(stubs, *flags):
+    done = stubs.run("slurm.sh", *flags, "--", *COMMAND)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Submitted batch job 7\n"
+    return stubs.calls[0]
+
+
+def run_job(stubs, code, **variables):
+    """Runs the submitted script; its exit code and what it called."""
+    (stubs.directory / "code").write_text(f"{code}\n")
+    (stubs.directory / "calls").unlink(missing_ok=True)
+    environ = {
+        "PATH": f"{stubs.directory}:/usr/bin:/bin", "SLURM_JOB_ID": "7",
+        "STUB_CALLS": str(stubs.directory / "calls"), "STUBS": str(stubs.directory), **variables,
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", str(stubs.directory / "job")], env=environ, cwd=stubs.directory, check=False
+    )
+    return done.returncode, stubs.calls
+
+
+def test_one_process_a_gpu(stubs):
+    call = submit(stubs, "--nodes=2", "--gpus-per-node=4", "--partition=long", "--time=2:00:00",
+                  "--sbatch-flag=--constraint=a b", "--name=base")  # fmt: skip
+    assert call == [
+        "sbatch", "--job-name=base", "--nodes=2", "--gpus-per-node=4", "--ntasks-per-node=4",
+        "--time=2:00:00", "--signal=TERM@180", "--requeue", "--open-mode=append",
+        "--output=%x-%j.out", "--partition=long", "--constraint=a b",
+    ]  # fmt: skip
+    code, calls = run_job(stubs, 0)
+    assert code == 0
+    assert calls == [["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=4", "env", *RUN]]
+
+
+def test_one_process_a_node_sees_all_its_gpus(stubs):
+    call = submit(stubs, "--nodes=2", "--gpus-per-node=4", "--per=node")
+    assert "--ntasks-per-node=1" in call
+    _, ((*_, task, env, devices, _, _, _, _, _, _),) = run_job(stubs, 0)
+    assert (task, env) == ("--ntasks-per-node=1", "env")
+    assert devices == "JAX_LOCAL_DEVICE_IDS=0,1,2,3"
+
+
+def test_set_up_comes_before_the_run(stubs):
+    submit(stubs, "--setup", "export WHERE='/a b'", "--setup", 'echo "$WHERE" >"$STUBS/where"')
+    run_job(stubs, 0)
+    assert (stubs.directory / "where").read_text() == "/a b\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "restarts", "requeued"),
+    [
+        (75, "RUNNING", "0", True),
+        (75, "COMPLETING", "0", False),  # cancelled
+        (75, "RUNNING", "20", False),
+        (0, "RUNNING", "0", False),
+        (2, "RUNNING", "0", False),
+        (134, "RUNNING", "0", False),
+    ],
+)
+def test_what_goes_back_into_the_queue(stubs, code, state, restarts, requeued):
+    submit(stubs)
+    (stubs.directory / "state").write_text(f"{state}\n")
+    ended, calls = run_job(stubs, code, SLURM_RESTART_COUNT=restarts)
+    assert ended == code
+    assert (["scontrol", "requeue", "7"] in calls) == requeued
+
+
+def test_dry_run_prints_what_would_be_submitted(stubs):
+    flags = ["--nodes=2", "--sbatch-flag=--constraint=a b", "--setup=module load cuda"]
+    printed = stubs.run("slurm.sh", *flags, "--dry-run", "--", *COMMAND)
+    assert printed.returncode == 0
+    assert stubs.calls == []
+    wanted = submit(stubs, *flags)
+    job = (stubs.directory / "job").read_text()
+    subprocess.run(
+        ["bash", "-c", printed.stdout], check=True, stdout=subprocess.DEVNULL,
+        env={"PATH": f"{stubs.directory}:/usr/bin:/bin", "STUBS": str(stubs.directory),
+             "STUB_CALLS": str(stubs.directory / "calls")},
+    )  # fmt: skip
+    assert stubs.calls[1] == wanted
+    assert (stubs.directory / "job").read_text() == job
+
+
+def test_a_failure_of_sbatch_is_passed_on(stubs):
+    stubs.add("sbatch", "echo 'invalid partition' >&2; exit 9")
+    done = stubs.run("slurm.sh", "--", *COMMAND)
+    assert done.returncode == 9
+    assert "invalid partition" in done.stderr
+    assert "slurm.sh: exit code 9 from: sbatch --job-name=bert_jax" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no command"),
+        (["--per=core", "--", "x"], "--per is core; it must be gpu or node"),
+        (["--nodes=two", "--", "x"], "--nodes is two; it must be a number above 0"),
+        (["--colour=red", "--", "x"], "no flag --colour"),
+        (["pretrain"], "unexpected pretrain; the command comes after --"),
+    ],
+)
+def test_wrong_arguments(stubs, arguments, message):
+    done = stubs.run("slurm.sh", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert stubs.calls == []
+
+
+def test_no_slurm_here(stubs):
+    (stubs.directory / "sbatch").unlink()
+    done = stubs.run("slurm.sh", "--", *COMMAND)
+    assert done.returncode == 127
+    assert "sbatch is not installed" in done.stderr
+
+
+def test_help(stubs):
+    assert "--gpus-per-node" in stubs.run("slurm.sh", "--help").stdout
