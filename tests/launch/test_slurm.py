@@ -134,7 +134,3 @@ def test_no_slurm_here(stubs):
     done = stubs.run("slurm.sh", "--", *COMMAND)
     assert done.returncode == 127
     assert "sbatch is not installed" in done.stderr
-
-
-def test_help(stubs):
-    assert "--gpus-per-node" in stubs.run("slurm.sh", "--help").stdout

@@ -1,10 +1,9 @@
 """launch/tpu_vm.sh against a gcloud that records its calls; launch/on_host.sh for real."""
 
-import subprocess
 import time
 
 import pytest
-from stub_commands import LAUNCH, Stubs, words
+from stub_commands import Stubs, words
 
 QUEUE = ["gcloud", "compute", "tpus", "queued-resources"]
 VM = ["gcloud", "compute", "tpus", "tpu-vm"]
@@ -312,9 +311,3 @@ def test_stop_lets_the_run_save(stubs):
     assert stopped.stdout == "exit 75\n", stopped.stderr
     assert "saved" in host(stubs, "log").stdout
     assert host(stubs, "stop").stdout == "nothing runs here\n"
-
-
-def test_help():
-    for script in ("tpu_vm.sh", "on_host.sh"):
-        done = subprocess.run([LAUNCH / script, "--help"], capture_output=True, check=True)
-        assert script.encode() in done.stdout

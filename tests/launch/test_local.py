@@ -1,0 +1,156 @@
+"""launch/local.py with processes that are done at once, fail, and are signalled."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from stub_commands import LAUNCH, TIMEOUT
+
+LOCAL = [sys.executable, str(LAUNCH / "local.py")]
+ME = "JAX_PROCESS_ID"
+
+
+def pod(tmp_path, script, *flags):
+    """Runs Python code in each process of a pod."""
+    return subprocess.run(
+        [*LOCAL, "--logs", str(tmp_path), *flags, "--", sys.executable, "-c", script],
+        capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+
+
+def log(tmp_path, number):
+    return (tmp_path / f"process_{number}.log").read_text()
+
+
+def test_every_process_knows_its_place(tmp_path):
+    names = ["JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS",
+             "JAX_COORDINATOR_ADDRESS"]  # fmt: skip
+    script = f"import os; print(*(os.environ[n] for n in {names}))"
+    done = pod(tmp_path, script, "--processes=3", "--devices=4", "--port=5")
+    assert done.returncode == 0
+    assert [log(tmp_path, i) for i in range(3)] == [f"{i} 3 4 cpu 127.0.0.1:5\n" for i in range(3)]
+    assert done.stdout == log(tmp_path, 0)  # and nothing of the others
+    assert f"3 processes x 4 devices = 12; logs in {tmp_path}" in done.stderr
+
+
+def test_another_setting_of_the_number_of_devices_gives_way(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_dump_to=x")
+    done = pod(tmp_path, "import os; print(os.environ['XLA_FLAGS'])")
+    assert done.stdout == "--xla_dump_to=x\n"
+
+
+@pytest.mark.parametrize(("ending", "code"), [("sys.exit(5)", 5), ("os.kill(os.getpid(), 9)", 137)])
+def test_one_failure_ends_the_others(tmp_path, ending, code):
+    script = f"""
+import os, subprocess, sys, time
+if os.environ["{ME}"] == "1":
+    print("no corpus here", flush=True)
+    {ending}
+child = subprocess.Popen(["sleep", "600"])  # as a worker of the input pipeline
+open({str(tmp_path)!r} + "/child_" + os.environ["{ME}"], "w").write(str(child.pid))
+time.sleep(600)
+"""
+    done = pod(tmp_path, script, "--processes=3", "--grace=1")
+    assert done.returncode == code
+    assert f"process 1 ended with exit code {code}\n  no corpus here\n" in done.stderr
+    for number in (0, 2):  # not even their children are left
+        child = tmp_path / f"child_{number}"
+        if child.exists():
+            assert gone(int(child.read_text()))
+
+
+def gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")")[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_the_first_failure_is_the_exit_code(tmp_path):
+    script = (
+        f"import os, sys, time; n = int(os.environ['{ME}']); time.sleep(2 - n); sys.exit(2 + n)"
+    )
+    done = pod(tmp_path, script, "--processes=2")
+    assert done.returncode == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_each_process_once(tmp_path, number):
+    script = f"""
+import os, signal, time
+seen = []
+signal.signal({int(number)}, lambda *_: seen.append(1))
+print("ready", flush=True)
+while not seen:
+    time.sleep(0.05)
+time.sleep(0.5)
+print("saved after", len(seen), flush=True)
+"""
+    started = subprocess.Popen(
+        [*LOCAL, "--logs", str(tmp_path), "--", sys.executable, "-c", script],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for_ready(tmp_path)
+    os.killpg(started.pid, number)  # as a terminal does; the processes are out of its reach
+    output, _ = started.communicate(timeout=TIMEOUT)
+    assert started.returncode == 0
+    assert output == log(tmp_path, 0) == log(tmp_path, 1) == "ready\nsaved after 1\n"
+
+
+def test_a_second_signal_ends_everything(tmp_path):
+    script = "import signal, time; signal.signal(2, lambda *_: None); print('ready', flush=True)\n"
+    started = subprocess.Popen(
+        [*LOCAL, "--logs", str(tmp_path), "--", sys.executable, "-c",
+         script + "while True: time.sleep(1)"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for_ready(tmp_path)
+    for _ in range(2):
+        started.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+    started.communicate(timeout=TIMEOUT)
+    assert started.returncode == 130
+
+
+def wait_for_ready(tmp_path):
+    for _ in range(600):
+        logs = [tmp_path / f"process_{i}.log" for i in range(2)]
+        if all(path.exists() and "ready" in path.read_text() for path in logs):
+            return
+        time.sleep(0.1)
+    pytest.fail("the processes did not start")
+
+
+def test_dry_run_prints_commands_for_a_shell(tmp_path):
+    mark = tmp_path / "mark"
+    command = [sys.executable, "-c", f"open({str(mark)!r} + ' 1', 'a').write('it\\'s\\n')"]
+    logs = tmp_path / "some logs"
+    printed = subprocess.run(
+        [*LOCAL, "--dry-run", "--logs", str(logs), "--port=5", "--", *command],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+    lines = printed.splitlines()
+    assert lines[0] == f"mkdir -p {shlex.quote(str(logs))}"
+    assert "JAX_PROCESS_ID=1" in shlex.split(lines[2])
+    subprocess.run(["bash", "-c", printed], check=True, timeout=TIMEOUT)
+    assert (tmp_path / "mark 1").read_text() == "it's\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no command"),
+        (["--processes=0", "--", "true"], "--processes is 0; it must be at least 1"),
+        (["--", "no-such-command"], "there is no command 'no-such-command'"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    done = subprocess.run([*LOCAL, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
