@@ -246,7 +246,7 @@ def _row(name: str, value: str, share: float, note: str) -> str:
     return f"  {name:22} {value:>10}  {bar:{_BAR + 1}} {note}".rstrip()
 
 
-def _size(count: float) -> str:
+def _size(count: int) -> str:
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= scale:
             return f"{count / scale:.2f} {unit}"

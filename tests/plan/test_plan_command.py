@@ -1,0 +1,186 @@
+"""`bert-jax plan` as its user meets it, with a stand-in for the compiler."""
+
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from made_plans import made_plan
+
+from bert_jax import cli
+from bert_jax.errors import UserError
+from bert_jax.plan import topology, tunnel
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Answer]
+
+
+@pytest.fixture
+def run(capsys, monkeypatch) -> Run:
+    monkeypatch.setattr(tunnel, "predict", made_plan)
+    monkeypatch.setattr(tunnel.Tunnel, "_mesh_is_possible", lambda self, settings: True)
+
+    def run(*argv: object) -> Answer:
+        capsys.readouterr()
+        try:
+            code = cli.main(["plan", "--config=pretrain/bert_base", *[str(a) for a in argv]])
+        except SystemExit as stop:  # argparse
+            code = int(stop.code or 0)
+        return Answer(code, *capsys.readouterr())
+
+    return run
+
+
+def test_a_plan_that_fits(run: Run):
+    answer = run("--topology=v5e:4x4")
+    assert answer.code == 0
+    for part in (
+        "30,522 tokens assumed", "v5e:4x4  16 chips", "mesh data 16 x fsdp 1 x tensor 1",
+        "parameters", "all-reduce", "predicted step", "MFU", "model/layers.py:45",
+        "how it is estimated", "█",
+    ):  # fmt: skip
+        assert part in answer.out
+    assert "compiling v5e:4x4 phase 0" in answer.err
+
+
+def test_json_is_one_object(run: Run):
+    answer = run("--topology=v5e:4x4", "--topology=tpu7x:2x2x1", "--phase=all", "--json")
+    assert answer.code == 0
+    record = json.loads(answer.out)
+    assert record["schema"] == 1
+    assert [(p["topology"], p["length"]) for p in record["plans"]] == [
+        ("v5e:4x4", 128), ("v5e:4x4", 512), ("tpu7x:2x2x1", 128), ("tpu7x:2x2x1", 512),
+    ]  # fmt: skip
+    for plan in record["plans"]:
+        assert set(plan) == {
+            "topology", "chips", "phase", "length", "batch_size", "accumulation", "rows_per_chip",
+            "mesh", "model", "optimizer", "fits", "refused", "memory_per_chip", "hbm_per_chip",
+            "usable_per_chip", "needs_per_chip", "collectives", "step_seconds", "cycles",
+            "ideal_seconds", "tokens_per_second", "mfu", "parts", "hidden", "how", "top",
+            "lowering_seconds", "compile_seconds", "cached", "configuration_fits",
+        }  # fmt: skip
+        memory = plan["memory_per_chip"]
+        assert memory["peak"] == sum(v for k, v in memory.items() if k != "peak")
+        assert 0 < plan["mfu"] < 1
+        assert plan["tokens_per_second"] == pytest.approx(
+            plan["batch_size"] * plan["length"] / plan["step_seconds"]
+        )
+        assert plan["collectives"] == [
+            {
+                "kind": "all-reduce", "network": "ici", "axes": ["data"],
+                "group_size": plan["mesh"]["data"], "runs": 3, "bytes": 3 * 2**30,
+            }
+        ]  # fmt: skip
+    # A chip of two devices: memory of both, rows of both.
+    one, two = record["plans"][0], record["plans"][2]
+    assert two["rows_per_chip"] == 256 / 4
+    assert two["mesh"]["data"] == 8
+    assert two["memory_per_chip"]["parameters"] == 2 * one["memory_per_chip"]["parameters"]
+
+
+def test_comparison_and_picture(run: Run, tmp_path):
+    where = tmp_path / "plan.png"
+    answer = run("--topology=v5e:4x4", "--topology=v6e:16x16", f"--plot={where}")
+    assert answer.code == 0
+    table = answer.out.splitlines()[-3:]
+    assert [row.split()[0] for row in table] == ["topology", "v5e:4x4", "v6e:16x16"]
+    assert where.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_does_not_fit_and_what_does(run: Run):
+    answer = run("--topology=v5e:2x2", "--batch-per-chip=1024", "--json")
+    assert answer.code == 1
+    (plan,) = json.loads(answer.out)["plans"]
+    assert plan["configuration_fits"] is False
+    assert plan["configured"]["fits"] is False
+    assert plan["configured"]["needs_per_chip"] > plan["usable_per_chip"]
+    assert plan["fits"] is True
+    assert plan["batch_size"] == 4 * 1024, "the rows of a step stay"
+    assert any("accumulation" in o or "remat" in o for o in plan["overrides"])
+    again = run("--topology=v5e:2x2", "--batch-per-chip=1024")
+    assert again.code == 1
+    assert "does not fit" in again.out
+    assert "too much" in again.out
+    assert " ".join(plan["overrides"]) in again.out
+
+
+def test_the_overrides_fit_when_given(run: Run):
+    batch = "--config.training.phases[0].batch_size=4096"
+    (plan,) = json.loads(run("--topology=v5e:2x2", batch, "--json").out)["plans"]
+    overrides = plan["overrides"]
+    again = run("--topology=v5e:2x2", batch, "--json", *overrides)
+    assert again.code == 0
+    assert json.loads(again.out)["plans"][0]["memory_per_chip"] == plan["memory_per_chip"]
+
+
+def test_nothing_fits(run: Run, monkeypatch):
+    monkeypatch.setattr(tunnel, "candidates", lambda *a, **k: [])
+    answer = run("--topology=v5e:2x2", "--batch-per-chip=4096")
+    assert answer.code == 1
+    assert "more chips are needed" in answer.out
+
+
+def test_fit(run: Run):
+    answer = run("--topology=v5e:4x4", "--fit", "--json")
+    assert answer.code == 0
+    (plan,) = json.loads(answer.out)["plans"]
+    assert plan["fit"]["largest_rows_per_chip"] == plan["rows_per_chip"]
+    assert plan["memory_per_chip"]["peak"] <= plan["usable_per_chip"]
+    assert plan["memory_per_chip"]["peak"] > 0.9 * plan["usable_per_chip"]
+    assert plan["overrides"] == [
+        f"--config.training.phases[0].batch_size={int(plan['rows_per_chip']) * 16}"
+    ]
+    mfu = list(plan["fit"]["predicted_mfu_by_rows_per_chip"].values())
+    assert mfu == sorted(mfu)
+    assert mfu[-1] == pytest.approx(plan["mfu"], rel=0.01)
+    people = run("--topology=v5e:4x4", "--fit")
+    assert "largest batch that fits" in people.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--topology=v5e:3x3"], ["v5e:3x3", "near it: v5e:"]),
+        (["--topology=v5e:4x4", "--phase=2"], ["--phase is '2'", "0 to 1"]),
+        (["--topology=v5e:4x4", "--batch-per-chip=0"], ["--batch-per-chip is 0"]),
+        (["--topology=v5e:4x4", "--plot=no/such/place.png"], ["--plot", "no directory"]),
+        (["--topology=v5e:4x4", "--config.mesh.fdsp=2"], ["mesh.fdsp", "fsdp"]),
+        (["--topology=v5e:4x4", "--bogus=1"], ["--bogus=1"]),
+    ],
+)
+def test_wrong_arguments(run: Run, arguments, parts):
+    answer = run(*arguments)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert "Traceback" not in answer.err
+    for part in parts:
+        assert part in answer.err
+
+
+def test_no_topology(run: Run):
+    answer = run()
+    assert answer.code == 2
+    assert "--topology" in answer.err
+
+
+def test_no_libtpu(run: Run, monkeypatch):
+    def refuse(*arguments: object, **options: object):
+        raise UserError(topology._NO_LIBTPU)
+
+    monkeypatch.setattr(tunnel, "predict", refuse)
+    answer = run("--topology=v5e:4x4", "--json")
+    assert answer.code == 2
+    assert answer.out == ""
+    assert "pip install 'bert_jax[tpu]'" in answer.err
+
+
+def test_help_has_an_example(run: Run):
+    answer = run("--help")
+    assert answer.code == 0
+    assert "--topology=v5e:16x16 --fit" in answer.out

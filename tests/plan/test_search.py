@@ -1,0 +1,205 @@
+"""The search, on functions that stand for the compiler."""
+
+import dataclasses
+
+import pytest
+
+from bert_jax.flags import load_config
+from bert_jax.plan.prior import on_paper, rows_that_may_fit
+from bert_jax.plan.search import (
+    Guess,
+    Settings,
+    candidates,
+    fastest_that_fits,
+    largest_batch,
+    round_rows,
+    settings_of,
+)
+from bert_jax.plan.topology import parse_topology
+from bert_jax.training.config import PhaseConfig, PretrainConfig, PretrainModelConfig
+
+BASE = dataclasses.replace(PretrainConfig(), model=PretrainModelConfig(vocab_size=30522))
+GIB = 2**30
+
+
+def with_batch(rows: int, **model: object) -> PretrainConfig:
+    training = dataclasses.replace(BASE.training, phases=(PhaseConfig(batch_size=rows),))
+    return dataclasses.replace(
+        BASE, training=training, model=dataclasses.replace(BASE.model, **model)
+    )
+
+
+def test_settings_there_and_back():
+    config = with_batch(256)
+    same = settings_of(config, 0, 16)
+    assert same.overrides(config, 0) == []
+    assert same.apply(config, 0) == config
+    other = dataclasses.replace(same, fsdp=8, accumulation=4, remat="dots", rows=512)
+    assert other.overrides(config, 0) == [
+        "--config.mesh.fsdp=8",
+        "--config.model.remat=dots",
+        "--config.training.accumulation=4",
+        "--config.training.phases[0].batch_size=512",
+    ]
+    changed = other.apply(config, 0)
+    assert settings_of(changed, 0, 16) == other
+
+
+def test_overrides_are_fields_of_the_command_line():
+    config = load_config(PretrainConfig, "pretrain/bert_base", ["--config.model.vocab_size=30522"])
+    wanted = Settings(8, 2, 4, "full", 1, 1024)
+    arguments = ["--config.model.vocab_size=30522", *wanted.overrides(config, 1)]
+    again = load_config(PretrainConfig, "pretrain/bert_base", arguments)
+    assert settings_of(again, 1, 64) == wanted
+    assert again == wanted.apply(config, 1)
+
+
+def test_candidates_divide_everything():
+    config = with_batch(512, num_layers=48)
+    found = candidates(config, 0, 64, num_slices=2)
+    assert len(set(found)) == len(found)
+    for s in found:
+        assert 64 % (s.fsdp * s.tensor) == 0
+        data = 64 // s.fsdp // s.tensor
+        assert data % 2 == 0, "each slice has its part of the data axis"
+        assert 512 % (data * s.fsdp * s.accumulation) == 0
+        assert 12 % s.tensor == 0
+        assert 768 % s.fsdp == 0
+        assert s.scan_unroll == 1, "48 layers: a loop"
+    assert {s.tensor for s in found} == {1, 2, 4}
+    assert {s.remat for s in found} == {"none", "dots", "full"}
+    one = candidates(config, 0, 64, possible=lambda s: s.fsdp == 4)
+    assert {s.fsdp for s in one} == {4}
+
+
+def test_accumulation_divides_the_other_phases_too():
+    config = with_batch(512)
+    phases = (PhaseConfig(batch_size=512, share=0.5), PhaseConfig(batch_size=8, share=0.5))
+    training = dataclasses.replace(config.training, phases=phases)
+    found = candidates(dataclasses.replace(config, training=training), 0, 4)
+    assert {s.accumulation for s in found} == {1, 2, 4, 8}
+
+
+class Compiler:
+    """A made-up truth: memory falls with every means, time rises; the paper is off by factors."""
+
+    def __init__(self, paper_memory: float = 0.5, paper_time: float = 2.0):
+        self.paper_memory, self.paper_time = paper_memory, paper_time
+        self.calls: list[str] = []
+
+    def truth(self, s: Settings) -> Guess:
+        kept = {"none": 1.0, "dots": 0.5, "full": 0.1}[s.remat]
+        peak = 12 / s.fsdp + 20 * kept / s.accumulation / s.tensor
+        slower = {"none": 1.0, "dots": 1.1, "full": 1.33}[s.remat]
+        seconds = slower + 0.01 * s.accumulation + 0.02 * s.fsdp + 0.5 * (s.tensor - 1)
+        return Guess(int(peak * GIB), seconds)
+
+    def paper(self, s: Settings) -> Guess:
+        truth = self.truth(s)
+        return Guess(int(truth.peak * self.paper_memory), truth.seconds * self.paper_time)
+
+    def reduced(self, s: Settings) -> Guess:
+        self.calls.append("reduced")
+        return self.truth(s)
+
+    def whole(self, s: Settings) -> Guess:
+        self.calls.append("whole")
+        return self.truth(s)
+
+
+def test_finds_the_fastest_with_few_compilations():
+    compiler = Compiler()
+    choices = candidates(with_batch(256), 0, 16)
+    found = fastest_that_fits(choices, compiler.paper, compiler.reduced, compiler.whole, 10 * GIB)
+    assert found is not None
+    fitting = [s for s in choices if compiler.truth(s).peak <= 10 * GIB]
+    assert found.guess.seconds == min(compiler.truth(s).seconds for s in fitting)
+    assert compiler.calls.count("whole") == 1
+    assert compiler.calls.count("reduced") <= 6
+    assert found.tried[-1] == (found.settings, found.guess, "whole")
+
+
+def test_a_refused_winner_is_dropped():
+    compiler = Compiler(1.0, 1.0)
+    choices = candidates(with_batch(256), 0, 16)
+    refusals = []
+
+    def whole(s: Settings) -> Guess:
+        if not refusals:
+            refusals.append(s)
+            return Guess(int(10.1 * GIB), 0.0)
+        return compiler.truth(s)
+
+    found = fastest_that_fits(choices, compiler.paper, compiler.reduced, whole, 10 * GIB)
+    assert found is not None
+    assert found.settings != refusals[0]
+    assert found.guess.peak <= 10 * GIB
+
+
+def test_nothing_fits():
+    compiler = Compiler()
+    choices = candidates(with_batch(256), 0, 16)
+    found = fastest_that_fits(choices, compiler.paper, compiler.reduced, compiler.whole, GIB // 2)
+    assert found is None
+    assert 1 <= len(compiler.calls) <= 6
+    assert fastest_that_fits([], compiler.paper, compiler.reduced, compiler.whole, GIB) is None
+
+
+def line(rows: int) -> Guess:
+    return Guess(GIB + rows * 2**27, 0.01 + 0.001 * rows)
+
+
+@pytest.mark.parametrize("first_guess", [1, 3, 40, 1000])
+def test_largest_batch_on_a_line(first_guess):
+    fit = largest_batch(line, line, 16 * GIB, first_guess)
+    assert fit.largest == fit.best == 120
+    assert list(fit.compiled) == [120]
+    assert fit.predicted[120] == pytest.approx(0.13)
+    assert min(fit.predicted) == 15
+
+
+def test_largest_batch_is_checked_and_shrunk():
+    def whole(rows: int) -> Guess:
+        return Guess(line(rows).peak + 2 * GIB, line(rows).seconds)
+
+    fit = largest_batch(line, whole, 16 * GIB, 64)
+    assert fit.largest == 104
+    assert list(fit.compiled) == [120, 104]
+
+
+def test_recomputation_by_the_compiler_makes_the_best_smaller_than_the_largest():
+    def whole(rows: int) -> Guess:
+        slow = 1.2 if rows > 110 else 1.0
+        return Guess(line(rows).peak, line(rows).seconds * slow)
+
+    fit = largest_batch(line, whole, 16 * GIB, 64)
+    assert (fit.largest, fit.best) == (120, 104)
+
+
+def test_no_batch_fits():
+    fit = largest_batch(line, line, GIB, 64)
+    assert (fit.largest, fit.best, fit.predicted) == (0, 0, {})
+
+
+def test_round_rows():
+    assert [round_rows(n) for n in (0, 1, 7, 15, 16, 17, 33)] == [0, 1, 7, 15, 16, 16, 32]
+
+
+def test_the_paper_knows_what_costs_what():
+    topology = parse_topology("v5e:4x4")
+
+    def paper(rows: int = 512, **changes: object) -> Guess:
+        config = with_batch(rows)
+        wanted = dataclasses.replace(settings_of(config, 0, 16), **changes)
+        return on_paper(config, 0, topology, wanted)
+
+    plain = paper()
+    assert 3 * GIB < plain.peak < 16 * GIB  # BERT-base, 32 rows of 128
+    assert paper(remat="full").peak < paper(remat="dots").peak < plain.peak
+    assert paper(remat="full").seconds > paper(remat="dots").seconds > plain.seconds
+    assert paper(accumulation=4).peak < plain.peak
+    assert paper(fsdp=4).peak < plain.peak
+    assert paper(tensor=4).seconds > plain.seconds
+    config = with_batch(512)
+    rows = rows_that_may_fit(config, 0, topology, settings_of(config, 0, 16), 16 * GIB)
+    assert paper(rows=16 * (rows + 1)).peak >= 16 * GIB > paper(rows=16 * (rows - 2)).peak
