@@ -5,6 +5,7 @@ beside it (DMA between HBM and the core's memory, asynchronous collectives) cost
 longer than the work scheduled next to it.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,15 +70,16 @@ def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
         parts["collectives exposed"] += exposed
         hidden["collectives"] += whole - exposed
         lines.append((exposed, _label(exchange.source, exchange.phase), exchange.name))
-    core = sum(parts.values())
+    core = math.fsum(parts.values())
     moved = sum(move.bytes * move.runs for move in program.transfers) / device.hbm_bytes_per_s
     parts["copies exposed"] = max(0.0, moved - core)
     hidden["copies"] = min(moved, core)
+    lines.append((parts["copies exposed"], "(copies between HBM and the core's memory)", "DMA"))
     by_source: dict[str, float] = defaultdict(float)
     for seconds, label, _ in lines:
         by_source[label] += seconds
     return Cost(
-        seconds=sum(parts.values()),
+        seconds=math.fsum(parts.values()),
         parts=dict(parts),
         how=_how(program, chip),
         top=tuple(sorted(lines, reverse=True)[:NUM_TOP]),

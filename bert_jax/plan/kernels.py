@@ -110,7 +110,7 @@ def work_of(body: str) -> Work | None:
     Returns:
         None where it cannot be read (another version of the bytecode, or no Mosaic program).
     """
-    from jax._src.lib import tpu
+    from jax._src.lib import tpu  # type: ignore[attr-defined]
     from jaxlib.mlir import ir
 
     context = ir.Context()

@@ -14,7 +14,7 @@ from typing import Any
 
 from bert_jax.plan.hlo_text import Computation, Instruction, Module
 
-MAX_TRIPS = 20_000
+MAX_TRIPS = 4096
 """Loops that are still running then count as unknown; a train step has none that long."""
 
 _MAX_DEPTH = 150
