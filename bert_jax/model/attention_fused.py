@@ -111,7 +111,8 @@ def fused_attention(
       row_index: likewise.
       dropout_rate: 0 for none.
     """
-    plan = _Plan(*q.shape[:2], k.shape[1], *q.shape[2:], dropout_rate)
+    rows, queries, num_heads, head_dim = q.shape
+    plan = _Plan(rows, queries, k.shape[1], num_heads, head_dim, dropout_rate)
     # One vector of words for the scalar memory: [seed, site, heads..., rows...].
     words = [dropout_seed[None], dropout_site[None], head_index, row_index]
     out = _attention(
@@ -134,7 +135,9 @@ def _attention_forward(plan, q, k, v, q_ids, kv_ids, words):
 
 
 def _attention_backward(plan, residuals, gradient):
-    return *_backward(plan, *residuals, gradient), None, None, None
+    q, k, v, q_ids, kv_ids, words, log_sum = residuals
+    gradients = _backward(plan, q, k, v, q_ids, kv_ids, words, log_sum, gradient)
+    return *gradients, None, None, None
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
