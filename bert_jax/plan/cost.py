@@ -74,7 +74,8 @@ def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
     moved = sum(move.bytes * move.runs for move in program.transfers) / device.hbm_bytes_per_s
     parts["copies exposed"] = max(0.0, moved - core)
     hidden["copies"] = min(moved, core)
-    lines.append((parts["copies exposed"], "(copies between HBM and the core's memory)", "DMA"))
+    if parts["copies exposed"] > 0:
+        lines.append((parts["copies exposed"], "(copies between HBM and the core's memory)", "DMA"))
     by_source: dict[str, float] = defaultdict(float)
     for seconds, label, _ in lines:
         by_source[label] += seconds
