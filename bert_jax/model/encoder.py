@@ -23,7 +23,7 @@ from bert_jax.model.layers import (
     parameter,
     truncated_normal,
 )
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import Layout, all_but_gathered
 
 # Dropout sites: 0 is the embeddings; layer n has the three numbers from 1 + 3 n.
 SITE_EMBEDDINGS = 0
@@ -196,6 +196,7 @@ class Encoder(nnx.Module):
     ) -> Float[Array, "B L D"]:
         """The last layer's states, in the compute type."""
         segment_ids = segment_ids.astype(jnp.int32)
+        gather = None if layout is None else layout.gather
         x = self.embeddings(tokens, type_ids, segment_ids, stream)
         graphdef, stacked = nnx.split(self.layers)
 
@@ -204,9 +205,11 @@ class Encoder(nnx.Module):
                 # Rows stay where they are. Left to itself inside a scan, the compiler would lay
                 # activations out as the layer's split parameters suggest, and move them twice.
                 x = layout.constrain(x, "batch", "length", "embed")
+            if gather is not None:
+                params = gather(nnx.to_pure_dict(params))
             return nnx.merge(graphdef, params)(x, segment_ids, stream, index, layout)
 
-        return _run_layers(self.config, apply_layer, stacked, x)
+        return _run_layers(self.config, apply_layer, stacked, x, gather is not None)
 
 
 def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> Layer:
@@ -220,12 +223,19 @@ def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> Layer:
     return build(rngs)
 
 
-def _run_layers(config: ModelConfig, apply_layer: Callable, stacked, x: Array) -> Array:
-    """Run the stack: a scan, or straight code when `scan_unroll` covers all layers."""
+def _run_layers(
+    config: ModelConfig, apply_layer: Callable, stacked, x: Array, gathers: bool
+) -> Array:
+    """Run the stack: a scan, or straight code when `scan_unroll` covers all layers.
+
+    `gathers`: layers gather their parameters; the backward pass then does it again rather than keep
+    every layer's, whatever `remat` says of activations.
+    """
     num_layers = config.num_layers
     straight = config.scan_unroll >= num_layers
-    if config.remat != "none":
+    if config.remat != "none" or gathers:
         policy = {
+            "none": all_but_gathered,
             "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
             "full": jax.checkpoint_policies.nothing_saveable,
         }[config.remat]

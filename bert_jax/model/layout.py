@@ -1,6 +1,6 @@
 """How activations lie on a mesh, told to the model without its knowing which mesh that is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,18 +11,27 @@ LogicalAxes = tuple[str | None, ...]
 
 
 class Layout(NamedTuple):
-    """A mesh and the rules that place logical axes on it (`training.sharding.activation_layout`).
+    """A mesh and the rules that place logical axes on it.
 
-    Functions take `Layout | None`: None on one device, and inside a shard_map, where all is local.
+    Functions take `Layout | None`, None on one device. A step runs inside a `jax.shard_map` over
+    some axes of the mesh (`training.collectives`); only the others are placed here.
     """
 
     mesh: Mesh
     spec: Callable[[LogicalAxes], PartitionSpec]
-    """Where an array with these logical axes lies."""
+    """Where an array with these logical axes lies on the whole mesh."""
+    gather: Callable[[Any], Any] | None = None
+    """The parameters of one layer (a nested dict, as the device has them) as the layer needs them;
+    None where it has them so. Called in the layer, so that what is gathered does not live long."""
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
         """`x`, which has these logical axes, laid out by the rules; for use inside jit."""
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(axes)))
+        manual = _manual_axes()
+        if not manual:
+            return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(axes)))
+        if manual == set(self.mesh.axis_names):
+            return x
+        return jax.lax.with_sharding_constraint(x, without_axes(self.spec(axes), manual))
 
     def local(
         self, f: Callable[..., Any], in_axes: Sequence[LogicalAxes], out_axes: LogicalAxes
@@ -34,10 +43,41 @@ class Layout(NamedTuple):
           in_axes: logical axes of each argument.
           out_axes: of the result.
         """
+        manual = _manual_axes()
+        if manual == set(self.mesh.axis_names):
+            return f
         return jax.shard_map(
             f,
-            mesh=self.mesh,
-            in_specs=tuple(self.spec(axes) for axes in in_axes),
-            out_specs=self.spec(out_axes),
+            mesh=None if manual else self.mesh,  # inside another: the one that is there
+            in_specs=tuple(without_axes(self.spec(axes), manual) for axes in in_axes),
+            out_specs=without_axes(self.spec(out_axes), manual),
+            axis_names=set(self.mesh.axis_names) - manual,
             check_vma=False,  # Pallas calls do not say how their results vary over the mesh
         )
+
+
+def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec:
+    """`spec` on the mesh axes that are not `dropped`."""
+
+    def one(entry: Any) -> Any:
+        names = (entry,) if isinstance(entry, str) else entry or ()
+        left = tuple(name for name in names if name not in dropped)
+        return left[0] if len(left) == 1 else left or None
+
+    return PartitionSpec(*map(one, spec))
+
+
+def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
+    """A `jax.checkpoint` policy that keeps every value except parameters from other devices.
+
+    By the operation and not by `checkpoint_name`: the value that is named could itself be kept.
+    """
+    if primitive.name == "shard_map":
+        inner = parameters["jaxpr"].eqns
+        return all(equation.primitive.name != "all_gather" for equation in inner)
+    return primitive.name != "all_gather"
+
+
+def _manual_axes() -> set[str]:
+    """Mesh axes that the surrounding shard_map splits by hand."""
+    return set(jax.sharding.get_abstract_mesh().manual_axes)

@@ -9,13 +9,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.training.losses import LossSums
-from bert_jax.training.sharding import (
-    activation_layout,
-    batch_sharding,
-    place_batch,
-    replicated,
-)
-from bert_jax.training.step import Batch, StepConfig, forward, mask_batch, state_shardings
+from bert_jax.training.sharding import batch_sharding, place_batch, replicated
+from bert_jax.training.step import Batch, StepConfig, loss_sums, mask_batch, state_shardings
 
 EVAL_SEED = 20181011
 """Every evaluation masks the same tokens of the same rows, whatever the run's seed."""
@@ -31,7 +26,7 @@ def make_eval_step(config: StepConfig, mesh: Mesh) -> Callable[[Any, Batch], Los
 
     def eval_step(params: Any, batch: Batch) -> LossSums:
         rows = mask_batch(config, batch, EVAL_SEED)
-        return forward(config, params, rows, None, activation_layout(mesh))
+        return loss_sums(config, mesh, params, rows)
 
     return jax.jit(
         eval_step,

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError
-from bert_jax.model.layout import Layout, LogicalAxes
+from bert_jax.model.layout import LogicalAxes
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -47,6 +47,9 @@ class MeshConfig:
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
+    num_slices: int = 0
+    """TPU slices, joined by a slower network; 0: as many as the devices say. A positive number cuts
+    the devices, in their order, into so many equal groups: to try multislice without one."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that no number of devices satisfies."""
@@ -57,6 +60,11 @@ class MeshConfig:
                     f"mesh.{name} is {size}; it must be at least 1, or -1 for the devices that "
                     "the other axes leave"
                 )
+        if self.num_slices < 0:
+            raise UserError(
+                f"mesh.num_slices is {self.num_slices}; it must be at least 1, or 0 for as many as "
+                "the devices say"
+            )
         if sum(getattr(self, name) == -1 for name in AXES) > 1:
             raise UserError(f"{self}: only one of mesh.data, mesh.fsdp, mesh.tensor may be -1")
 
@@ -78,19 +86,55 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
             f"fill {len(devices)} devices; the three must multiply to {len(devices)}, or one be -1 "
             f"and the others' product divide it (divisors: {_listed(_divisors(len(devices)))})"
         )
-    # The step is written for the compiler's propagation (Auto); jax.make_mesh alone would give
-    # Explicit axes, where every intermediate's sharding is part of its type.
-    return jax.make_mesh(tuple(sizes), AXES, (AxisType.Auto,) * len(AXES), devices=devices)
+    slices = _slices(devices, config.num_slices)
+    if sizes[0] % len(slices):
+        per_slice = len(devices) // len(slices)
+        raise UserError(
+            f"mesh.data is {sizes[0]} on {len(slices)} slices of {per_slice} devices; it must be a "
+            f"multiple of {len(slices)}, because mesh.fsdp x mesh.tensor = {sizes[1] * sizes[2]} "
+            "must lie inside a slice: let their product be one of "
+            f"{_listed(_divisors(per_slice))}"
+        )
+    sizes[0] //= len(slices)
+    # Inside a slice jax.make_mesh finds an order that suits the network between its chips. The step
+    # is written for the compiler's propagation (Auto); the default would give Explicit axes, where
+    # every intermediate's sharding is part of its type.
+    kinds = (AxisType.Auto,) * len(AXES)
+    parts = [jax.make_mesh(tuple(sizes), AXES, kinds, devices=part) for part in slices]
+    return Mesh(np.concatenate([part.devices for part in parts]), AXES, axis_types=kinds)
+
+
+def num_slices(mesh: Mesh, config: MeshConfig | None = None) -> int:
+    """Slices of the mesh, outermost on its `data` axis."""
+    return len(_slices(list(mesh.devices.flat), config.num_slices if config else 0))
+
+
+def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
+    """`devices` by slice."""
+    if count:
+        if len(devices) % count:
+            raise UserError(
+                f"mesh.num_slices is {count} and does not divide {len(devices)} devices; "
+                f"{_listed(_divisors(len(devices)))} would work"
+            )
+        size = len(devices) // count
+        return [list(devices[n * size : (n + 1) * size]) for n in range(count)]
+    groups: dict[int, list[Any]] = {}
+    for device in devices:
+        # Other platforms may number hosts here, which need not be far from each other.
+        index = getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
+        groups.setdefault(index, []).append(device)
+    return [groups[index] for index in sorted(groups)]
 
 
 def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSpec:
     """The spec of an array with these logical axes; its length is the array's rank.
 
     A mesh axis splits one dimension only: where two dimensions ask for it (a D x D kernel), the
-    first gets it. A parameter that has one dimension per layer (a bias, a norm) is not split over
-    `fsdp`: gathering it would cost a collective for a few KiB.
+    first gets it. A parameter that has one dimension per layer (a bias, a norm), or one row per
+    position, is not split over `fsdp`: gathering it would cost a collective for little memory.
     """
-    is_vector = parameter and sum(axis != "layers" for axis in axes) < 2
+    is_vector = parameter and sum(axis not in ("layers", "length") for axis in axes) < 2
     taken: set[str] = set()
     entries: list[str | tuple[str, ...] | None] = []
     for axis in axes:
@@ -118,6 +162,8 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
 
     def one(path: Any, shape: Any, axes: LogicalAxes) -> NamedSharding:
         spec = partition_spec(axes, parameter=True)
+        if axes == ("vocab", "embed") and _rows_over_fsdp(shape.shape[0], mesh):
+            spec = PartitionSpec("fsdp", None)
         where = jax.tree_util.keystr(path, simple=True, separator="/")
         if len(spec) != len(shape.shape):
             raise AssertionError(f"{where}: shape {shape.shape} has logical axes {axes}")
@@ -126,6 +172,15 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(one, shapes, logical_axes)
+
+
+def _rows_over_fsdp(num_rows: int, mesh: Mesh) -> bool:
+    """Whether `fsdp` splits the token table by rows, not columns.
+
+    Its gradient is a scatter, which leaves columns innermost in memory; reduced to a part of them
+    XLA reduces all and takes the part, twice the bytes. With `tensor` the rows are taken.
+    """
+    return mesh.shape["tensor"] == 1 and num_rows % mesh.shape["fsdp"] == 0
 
 
 def opt_state_shardings(
@@ -143,35 +198,6 @@ def opt_state_shardings(
         shardings,
         transform_non_params=lambda _: replicated(mesh),
     )
-
-
-def activation_layout(mesh: Mesh) -> Layout | None:
-    """What the model is told about `mesh`; None where there is one device."""
-    return Layout(mesh, partition_spec) if mesh.size > 1 else None
-
-
-def constrain(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
-    """`x` laid out by `spec`, inside jit; unchanged inside a shard_map, where all is local."""
-    if jax.sharding.get_abstract_mesh().manual_axes:
-        return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
-
-
-def gather_outside_layers(params: Any, logical_axes: Any, mesh: Mesh) -> Any:
-    """Parameters as they are used: those outside the layer stack whole over `fsdp`.
-
-    Without it a lookup in a table that `fsdp` splits by its embed axis gives activations split by
-    embed where they should be split by batch, and the compiler replicates them to go from one to
-    the other. Layers are left to it: it gathers them where each is used.
-    """
-
-    def one(param: Any, axes: LogicalAxes) -> Any:
-        if axes[:1] == ("layers",) or mesh.shape["fsdp"] == 1:
-            return param
-        spec = partition_spec(axes, parameter=True)
-        return constrain(param, PartitionSpec(*(None if e == "fsdp" else e for e in spec)), mesh)
-
-    return jax.tree.map(one, params, logical_axes)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -17,17 +17,22 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.counter_hash import hash_u32
 from bert_jax.model.heads import apply_pretraining, init_params, logical_axes
+from bert_jax.model.layers import compute_dtype
 from bert_jax.model.layout import Layout
+from bert_jax.training.collectives import (
+    gather_outside_layers,
+    local_layout,
+    on_local_rows,
+    reduce_gradients,
+    reduce_sums,
+)
 from bert_jax.training.losses import LossSums, pretraining_loss, pretraining_sums, ratio
 from bert_jax.training.masking import MaskingConfig, mask_tokens
 from bert_jax.training.optim import OptimizerConfig, learning_rate_schedule, make_optimizer
 from bert_jax.training.sharding import (
     RULES,
-    activation_layout,
     batch_sharding,
     check_batch_size,
-    constrain,
-    gather_outside_layers,
     opt_state_shardings,
     param_shardings,
     replicated,
@@ -217,54 +222,68 @@ def gradients(
     """
     mlm_count = jnp.sum(rows["weights"])
     nsp_count = jnp.sum(rows["nsp_labels"] >= 0)
-    # Plain data parallelism with accumulation is done by hand, see below; all is local then.
-    by_hand = config.accumulation > 1 and mesh.shape["data"] == mesh.size > 1
-    layout = None if by_hand else activation_layout(mesh)
+    dtype = compute_dtype(config.model)
+    specs = _param_specs(config, mesh, params)
 
-    def loss(params: Any, part: Batch) -> tuple[Float[Array, ""], LossSums]:
-        params = gather_outside_layers(params, logical_axes(config.model), mesh)
-        sums = forward(config, params, part, seed, layout)
-        return pretraining_loss(sums, mlm_count, nsp_count), sums
+    def local(params: Any, rows: Batch, seed: Any, counts: Any) -> tuple[Any, LossSums]:
+        layout = local_layout(mesh, specs["encoder"]["layers"], dtype)
 
-    differentiate = jax.grad(loss, has_aux=True)
-    if config.accumulation == 1:
-        # Left to the compiler, which can reduce one layer's gradient while it computes the next.
+        def loss(params: Any, part: Batch) -> tuple[Float[Array, ""], LossSums]:
+            params = gather_outside_layers(params, specs, mesh, dtype)
+            sums = forward(config, params, part, seed, layout)
+            return pretraining_loss(sums, *counts), sums
+
+        grads, sums = _summed(jax.grad(loss, has_aux=True), params, rows, config.accumulation)
+        if mesh.size == 1:
+            return grads, sums
+        return reduce_gradients(grads, specs, mesh), reduce_sums(sums)
+
+    whole = PartitionSpec()
+    return on_local_rows(
+        local, mesh, (specs, PartitionSpec(RULES["batch"]), whole, whole), (specs, whole)
+    )(params, rows, seed, (mlm_count, nsp_count))
+
+
+def loss_sums(config: StepConfig, mesh: Mesh, params: Any, rows: Batch) -> LossSums:
+    """Loss sums of the whole batch of masked rows, without dropout or gradient."""
+    dtype = compute_dtype(config.model)
+    specs = _param_specs(config, mesh, params)
+
+    def local(params: Any, rows: Batch) -> LossSums:
+        layout = local_layout(mesh, specs["encoder"]["layers"], dtype)
+        sums = forward(
+            config, gather_outside_layers(params, specs, mesh, dtype), rows, None, layout
+        )
+        return reduce_sums(sums) if mesh.size > 1 else sums
+
+    batch = PartitionSpec(RULES["batch"])
+    return on_local_rows(local, mesh, (specs, batch), PartitionSpec())(params, rows)
+
+
+def _param_specs(config: StepConfig, mesh: Mesh, params: Any) -> Any:
+    shardings = param_shardings(logical_axes(config.model), params, mesh)
+    return jax.tree.map(lambda sharding: sharding.spec, shardings)
+
+
+def _summed(
+    differentiate: Callable[[Any, Batch], tuple[Any, LossSums]],
+    params: Any,
+    rows: Batch,
+    parts: int,
+) -> tuple[Any, LossSums]:
+    """Gradients and sums of all rows, made part by part."""
+    if parts == 1:
         return differentiate(params, rows)
 
-    def add_parts(params: Any, rows: Batch) -> tuple[Any, LossSums]:
-        def add_part(total: Any, part: Batch) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, differentiate(params, part)), None
+    def add_part(total: Any, part: Batch) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, differentiate(params, part)), None
 
-        zero = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype),
-            (params, LossSums(*[mlm_count] * len(LossSums._fields))),
-        )
-        total, _ = jax.lax.scan(add_part, zero, split_rows(rows, config.accumulation, mesh))
-        return total
-
-    if not by_hand:
-        return add_parts(params, rows)
-    # The compiler would reduce the gradient over the devices in every iteration of the scan, here
-    # it is reduced once, after the last. (Not for mixed meshes: with `data` alone by hand, XLA's
-    # partitioner aborts on lookups in tables split by `tensor`.)
-    return jax.shard_map(
-        lambda params, rows: jax.lax.psum(add_parts(params, rows), "data"),
-        mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec("data")),
-        out_specs=PartitionSpec(),
-        check_vma=False,  # would make jax.grad reduce in every iteration, too
-    )(params, rows)
+    split = split_rows(rows, parts)
+    like = jax.eval_shape(differentiate, params, jax.tree.map(lambda x: x[0], split))
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    return jax.lax.scan(add_part, zero, split)[0]
 
 
-def split_rows(rows: Batch, parts: int, mesh: Mesh) -> Batch:
-    """(B, ...) arrays as (parts, B / parts, ...): part m holds the rows m, m + parts, ...
-
-    Every part takes equally many rows from every device, so nothing moves between devices; a split
-    into contiguous parts would put a whole part on a few of them.
-    """
-
-    def one(x: Array) -> Array:
-        x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
-        return constrain(x, PartitionSpec(None, RULES["batch"]), mesh)
-
-    return jax.tree.map(one, rows)
+def split_rows(rows: Batch, parts: int) -> Batch:
+    """(B, ...) arrays of one device as (parts, B / parts, ...)."""
+    return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), rows)
