@@ -5,6 +5,7 @@ beside it (DMA between HBM and the core's memory, asynchronous collectives) cost
 longer than the work scheduled next to it.
 """
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -133,18 +134,25 @@ def collective_seconds(
         share = exchange.bytes
     if exchange.network == "dcn":
         return share / device.dcn_bytes_per_s
-    devices = program.devices_per_slice
-    return share / _ici_rate(n, devices, device, torus)
+    rate = _ici_rate(n, program.devices_per_slice, device, torus)
+    if exchange.colors:
+        rate = min(rate, exchange.colors * device.ici_bytes_per_s_per_link)
+    return share / rate
 
 
 def _ici_rate(n: int, devices: int, device: Chip, torus: Sequence[int]) -> float:
-    """Bytes per second that one device sends in a group of `n`."""
+    """Bytes per second that one device sends in a group of `n`: over all dimensions it fills.
+
+    A dimension with wrap-around has a ring in each direction. Without, a ring goes out and comes
+    back over the same links: half of it. A group that fills no dimension has one such line.
+    """
     link = device.ici_bytes_per_s_per_link
-    if n == devices:
-        dims = tuple(size for size in torus if size > 1) or (0,) * (device.ici_links // 2)
-    else:
-        dims = next(((size,) for size in torus if size == n), (0,))
-    return sum(2 * link if size and size % device.ici_wraps_at == 0 else link for size in dims)
+    dims = [size for size in torus if size > 1]
+    filled: Sequence[int] = dims or (0,) * (device.ici_links // 2)
+    if n != devices:
+        groups = (g for k in range(len(dims), 0, -1) for g in itertools.combinations(dims, k))
+        filled = next((g for g in groups if math.prod(g) == n), (0,))
+    return sum(2 * link if size and size % device.ici_wraps_at == 0 else link for size in filled)
 
 
 def _label(source: str, phase: str) -> str:

@@ -85,6 +85,8 @@ class Collective:
     phase: str
     torus: str = ""
     """The strategy XLA chose for it, where it says: `UniDirectionNDRingStrategy`, …"""
+    colors: int = 0
+    """Rings that this strategy runs at once, each on one link of a device; 0: it does not say."""
 
 
 @dataclass(frozen=True)
@@ -394,6 +396,7 @@ class _Walk:
                 "runs": runs,
                 "source": self.module.source(metadata),
                 "phase": phase_of(metadata.op_name),
+                "colors": int(outer.attribute(r"\bcolors:(\d+)") or 0),
                 "torus": outer.attribute(r'"strategy":"(\w+)"')
                 or exchange.attribute(r'"strategy":"(\w+)"')
                 or "",

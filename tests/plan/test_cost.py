@@ -93,6 +93,18 @@ def test_rings(kind, group, devices, torus, milliseconds):
     assert seconds * 1e3 == pytest.approx(milliseconds)
 
 
+def test_a_group_may_fill_several_dimensions():
+    exchange = replace(EXCHANGE, kind="all-gather", group_size=64)
+    seconds = collective_seconds(exchange, CHIPS["v5p"], program(devices=512), (8, 8, 8))
+    assert seconds == pytest.approx(63 / 64 * 1e6 / 400e9)
+
+
+def test_xla_may_use_fewer_links_than_there_are():
+    one_ring = replace(EXCHANGE, colors=1)
+    seconds = collective_seconds(one_ring, V5E, program(), (4, 4))
+    assert seconds == pytest.approx(2 * 15 / 16 * 1e6 / 50e9)
+
+
 def test_between_slices_the_data_centre_network_counts():
     exchange = replace(EXCHANGE, network="dcn", group_size=2)
     seconds = collective_seconds(exchange, V5E, program())

@@ -281,6 +281,18 @@ def test_asynchronous_pairs_count_once_and_share_the_work_beside_them():
     assert program.cycles == 167
 
 
+def test_the_strategy_of_a_collective_is_read():
+    debug = "StrategyRing{colors:1 phases:1 cores:{4}}"
+    (found,) = entry(
+        "ROOT %r = f32[16,128] all-reduce(%a), channel_id=1, replica_groups=[2,4]<=[8], "
+        'to_apply=%sum, backend_config={"collective_algorithm_config":{"strategy":"StrategyRing",'
+        f'"debug":"{debug}"}}}}',
+        data=2,
+        fsdp=4,
+    ).collectives
+    assert (found.torus, found.colors) == ("StrategyRing", 1)
+
+
 def test_an_all_reduce_of_which_a_slice_is_kept_is_a_reduce_scatter():
     fused = """
 %all-reduce-scatter.1 (p: f32[16,128]) -> f32[4,128] {
