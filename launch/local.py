@@ -208,7 +208,7 @@ class _Pod:
                 continue
             code = result if result > 0 else 128 - result
             print(f"process {number} ended with exit code {code}", file=sys.stderr)
-            if number:
+            if number and not self.passed_on:  # one that failed, rather than stopped as asked
                 lines = self.logs[number].read_text(errors="replace").splitlines()
                 print("\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]), file=sys.stderr)
             sys.stderr.flush()
