@@ -160,7 +160,7 @@ wait_until_active() {
 
 install() {
   local archive=/tmp/bert_jax.tar.gz flags=()
-  local copy=(scp "$archive" "$name:" --worker=all)
+  local copy=(scp "$archive" "$name:" --worker=all "${ssh_flags[@]}")
   [[ -z $nfs ]] || flags+=(--nfs "$nfs")
   [[ -z $bucket ]] || flags+=(--bucket "$bucket")
   [[ -z $nfs$bucket ]] || flags+=(--mount "$mount")

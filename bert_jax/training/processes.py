@@ -119,9 +119,10 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
     worker.join(timeout_seconds)
     if worker.is_alive():
         raise UserError(_timed_out(cluster, timeout_seconds))
-    if failed:
-        raise UserError(_refused(cluster, failed[0])) from failed[0]
-    if jax.process_count() == 1:  # one host of a TPU: nobody to wait for
+    nowhere = bool(failed) and "should be defined" in str(failed[0])  # JAX found no cluster
+    if failed and not (nowhere and mode == "auto"):
+        raise UserError(_refused(cluster, failed[0], nowhere)) from failed[0]
+    if nowhere or jax.process_count() == 1:  # one host with TPU chips: nobody to wait for
         _here.joined = False
         return
     _here.index = jax.process_index()
@@ -252,8 +253,8 @@ def _timed_out(cluster: Cluster, seconds: int) -> str:
     )
 
 
-def _refused(cluster: Cluster, error: BaseException) -> str:
-    if isinstance(error, ValueError) and "must be defined" in str(error).replace("should", "must"):
+def _refused(cluster: Cluster, error: BaseException, nowhere: bool) -> str:
+    if nowhere:
         return (
             f"--distributed=on, and nothing says what other processes there are: not {ADDRESS}, "
             f"{COUNT} and {INDEX}, not Slurm (start with srun), Open MPI or a TPU. To run on this "

@@ -38,6 +38,16 @@ def write_config(path: Path, config) -> Path:
     return path
 
 
+def launch(
+    logs: Path, number: int, command: list[str], environ: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    pod = [sys.executable, str(LOCAL), "--processes", str(number), "--logs", str(logs)]
+    return subprocess.run(
+        [*pod, "--grace=1", "--", *command], env=environ, capture_output=True, text=True,
+        timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+
+
 def run_pod(number: int, here: Path, mesh: dict[str, int]) -> list[str]:
     """What each of `number` processes with 2 devices printed; the run in here/pod is finished."""
     arguments = [
@@ -51,11 +61,7 @@ def run_pod(number: int, here: Path, mesh: dict[str, int]) -> list[str]:
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
-    pod = [sys.executable, str(LOCAL), "--processes", str(number), "--logs", str(here / "logs")]
-    done = subprocess.run(
-        [*pod, "--", "bert-jax", *arguments], env=environ, capture_output=True, text=True,
-        timeout=TIMEOUT, check=False,
-    )  # fmt: skip
+    done = launch(here / "logs", number, ["bert-jax", *arguments], environ)
     logs = [(here / "logs" / f"process_{i}.log").read_text() for i in range(number)]
     assert done.returncode == 0, done.stderr + "\n".join(logs)
     assert done.stdout == logs[0]
@@ -106,6 +112,20 @@ def test_processes_train_evaluate_and_save_as_one_does(number, mesh, alone):
         # As in test_step: Adam turns rounding noise (key biases) into steps of the learning rate.
         assert np.median(difference) < 1e-5 or "key" in jax.tree_util.keystr(path)
     pod.rename(here / f"pod of {number}")
+
+
+def test_an_error_in_one_process_does_not_wait_for_the_others(alone):
+    here, _, _ = alone
+    environ = os.environ | {"CLI": f"{sys.executable} -m bert_jax.cli", "HERE": str(here)}
+    pretrain = (
+        '$CLI pretrain --config="$HERE/config.py" --workdir="$HERE/lost" '
+        '--config.data.corpus="$HERE/${where[JAX_PROCESS_ID]}"'
+    )
+    command = ["bash", "-c", f"where=(corpus nowhere); exec {pretrain}"]
+    done = launch(here / "lost logs", 2, command, environ)
+    assert done.returncode == 2
+    assert "pretrain, process 1: the corpus" in done.stderr
+    assert "nowhere does not exist" in done.stderr
 
 
 GIVEN = {
@@ -180,24 +200,46 @@ def test_off_looks_at_nothing(monkeypatch):
         processes.join("auto")
 
 
-def join_alone(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`bert-jax pretrain` as process 1 of a run whose process 0 never comes."""
-    command = ["pretrain", "--config=pretrain/bert_tiny", "--workdir=unused", *flags]
-    return subprocess.run(
-        [sys.executable, "-m", "bert_jax.cli", *command],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"} | variables,
-        capture_output=True, text=True, timeout=TIMEOUT, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def on_tpu_vm(monkeypatch):
+    """Sets what JAX answers on a machine with TPU chips when it is asked to join."""
+    for name in ("TPU_SKIP_MDS_QUERY", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(processes, "_on_tpu", lambda: True)
+    monkeypatch.setattr(processes, "_here", processes._Here())
+
+    def answer(error):
+        def initialize(**_):
+            raise error
+
+        monkeypatch.setattr(jax.distributed, "initialize", initialize)
+
+    return answer
+
+
+def test_chips_in_a_machine_that_is_no_tpu_vm(on_tpu_vm):
+    on_tpu_vm(ValueError("coordinator_address should be defined."))
+    processes.join("auto")
+    assert processes.label() == ""
+    with pytest.raises(UserError, match="nothing says what other processes there are"):
+        processes.join("on")
+
+
+def test_a_join_that_fails(on_tpu_vm):
+    on_tpu_vm(RuntimeError("port 8482 is taken\nand more"))
+    with pytest.raises(UserError, match=r"RuntimeError: port 8482 is taken\. To run") as failed:
+        processes.join("auto")
+    assert "this TPU VM's metadata" in str(failed.value)
+    assert processes.label() == "process 0"  # an exit must not wait for others
 
 
 def test_processes_that_do_not_come():
-    missed = join_alone("--join-timeout=1", **GIVEN | {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:9"})
+    given = GIVEN | {"JAX_PLATFORMS": "cpu", "JAX_COORDINATOR_ADDRESS": "127.0.0.1:9"}
+    command = ["pretrain", "--config=pretrain/bert_tiny", "--workdir=unused", "--join-timeout=1"]
+    missed = subprocess.run(
+        [sys.executable, "-m", "bert_jax.cli", *command], env=os.environ | given,
+        capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
     assert missed.returncode == 2
     assert "process 3 of 4 waited 1 s at 127.0.0.1:9" in missed.stderr
     assert "--distributed=off" in missed.stderr
-
-
-def test_nothing_to_join():
-    nobody = join_alone("--distributed=on")
-    assert nobody.returncode == 2
-    assert "nothing says what other processes there are" in nobody.stderr
