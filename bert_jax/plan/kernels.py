@@ -37,6 +37,11 @@ class Work:
         """Of the products."""
         return sum(2 * m * k * n * times for m, k, n, times, _ in self.products)
 
+    @property
+    def num_products(self) -> int:
+        """Matrix products, in all steps."""
+        return sum(times for *_, times, _ in self.products)
+
     def mxu_flops(self, side: int) -> int:
         """FLOPs for which the systolic arrays are busy: contraction and columns fill whole sides.
 

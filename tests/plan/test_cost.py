@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from bert_jax.chips import CHIPS
-from bert_jax.plan.cost import KERNEL_STEP_CYCLES, collective_seconds, estimate, op_seconds
+from bert_jax.plan.cost import (
+    MXU_SHARE,
+    PRODUCT_CYCLES,
+    STEP_CYCLES,
+    collective_seconds,
+    estimate,
+    op_seconds,
+)
 from bert_jax.plan.hlo import Collective, Loop, Op, Program, Transfer, parse_program
 from bert_jax.plan.kernels import work_of
 
@@ -158,8 +165,11 @@ def test_kernels_are_counted_in_their_own_program():
     assert 5 * scores < work.vector < 20 * scores
     assert scores <= work.transcendentals
     op = replace(OP, kind="pallas", cycles=None, kernel=body)
-    busy = work.mxu_flops(128) / 197e12 + work.vector / V5E.vector_ops_per_s
-    assert op_seconds(op, V5E) == pytest.approx(busy + work.steps * KERNEL_STEP_CYCLES / 1.5e9)
+    assert work.num_products == 2 * work.steps
+    arrays = work.mxu_flops(128) / 197e12
+    other = (work.vector / 4 + work.transcendentals) / 1024
+    other += work.num_products * PRODUCT_CYCLES + work.steps * STEP_CYCLES
+    assert op_seconds(op, V5E) == pytest.approx(MXU_SHARE * arrays + other / 1.5e9)
     assert op_seconds(replace(op, hbm_bytes=819 * 10**9), V5E) == pytest.approx(1)
 
 
