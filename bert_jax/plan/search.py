@@ -250,10 +250,9 @@ def largest_batch(
         first_guess: Rows that may fit.
         max_whole: Calls of `whole` at most.
     """
-    high = round_rows(first_guess)
-    low = round_rows(high // 2)
-    if low == high:
-        low, high = high, high + 1
+    # Well below the guess: near the limit the compiler takes long, and its line is bent.
+    high = round_rows(max(first_guess * 5 // 8, 2))
+    low = round_rows(max(high // 2, 1))
     at_low, at_high = reduced(low), reduced(high)
     per_row = max((at_high.peak - at_low.peak) / (high - low), 1.0)
     seconds_per_row = (at_high.seconds - at_low.seconds) / (high - low)

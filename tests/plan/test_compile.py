@@ -1,0 +1,74 @@
+"""What is made of the compiler's answers, without a compiler."""
+
+import dataclasses
+
+import pytest
+
+from bert_jax.plan import compile as plan_compile
+from bert_jax.plan.compile import _needs_and_has, _read, _write, default_cache, with_vocabulary
+from bert_jax.training.config import PretrainConfig, PretrainModelConfig
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("message", "needs", "has"),
+    [
+        (  # as libtpu 0.0.51 says it
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile permanent error. Ran "
+            "out of memory in memory space hbm. Used 15.76G of 15.75G hbm. Exceeded hbm capacity "
+            "by 16.03M.",
+            15.76 * GIB, 15.75 * GIB,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total "
+            "memory required for HLO temporaries (99.69G) exceeds available HBM (15.75G). HLO "
+            "module: jit_train_step.",
+            99.69 * GIB, 15.75 * GIB,
+        ),
+        ("INTERNAL: Mosaic failed to compile", 0, 0),
+    ],
+)  # fmt: skip
+def test_refusals(message, needs, has):
+    assert _needs_and_has(message) == (int(needs), int(has))
+
+
+def test_an_error_that_is_no_refusal_is_raised():
+    class Lowered:
+        def compile(self):
+            raise RuntimeError("RESOURCE_EXHAUSTED: scoped vmem, by words that name no HBM")
+
+    with pytest.raises(RuntimeError, match="scoped vmem"):
+        plan_compile._compile(Lowered())
+
+
+def test_answers_are_kept_and_damaged_ones_ignored(tmp_path, monkeypatch):
+    path = tmp_path / "deep" / "a.zst"
+    assert _read(path) is None
+    answer = {"refused": "", "seconds": 1.5, "memory": {"temp": 1}, "hlo": "HloModule x" * 1000}
+    _write(path, answer)
+    assert _read(path) == answer
+    assert [p.name for p in path.parent.iterdir()] == ["a.zst"]
+    path.write_bytes(path.read_bytes()[:-9])
+    assert _read(path) is None
+    monkeypatch.setattr(plan_compile, "_CACHE_BYTES", 0)
+    _write(path.with_name("b.zst"), answer)
+    assert list(path.parent.iterdir()) == [], "more than the cache may hold"
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    _write(blocked / "c.zst", answer)  # no directory: no cache, and no error
+
+
+def test_default_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path / "bert_jax" / "plan"
+
+
+def test_where_the_vocabulary_is_from():
+    config, said = with_vocabulary(PretrainConfig())
+    assert config.model.vocab_size == 30522
+    assert "assumed" in said
+    given = dataclasses.replace(PretrainConfig(), model=PretrainModelConfig(vocab_size=500))
+    config, said = with_vocabulary(given)
+    assert config == given
+    assert "500 tokens, as configured" in said
