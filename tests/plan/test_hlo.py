@@ -122,6 +122,58 @@ ENTRY %main (a: f32[8]) -> (s32[], f32[8], s32[]) {
     assert trips(depends_on_data) is None
 
 
+def test_a_loop_as_long_as_its_outer_loop_has_run_is_unknown():
+    """What the outer loop changes must not be taken for its initial value."""
+    text = """HloModule m, is_scheduled=true
+
+%inner.cond (p: (s32[], s32[])) -> pred[] {
+  %p = (s32[], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] get-tuple-element(%p), index=1
+  ROOT %c = pred[] compare(%i, %n), direction=LT
+}
+
+%inner.body (q: (s32[], s32[])) -> (s32[], s32[]) {
+  %q = (s32[], s32[]) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%j, %one)
+  %m = s32[] get-tuple-element(%q), index=1
+  ROOT %t = (s32[], s32[]) tuple(%next, %m)
+}
+
+%outer.cond (p2: (s32[], s32[])) -> pred[] {
+  %p2 = (s32[], s32[]) parameter(0)
+  %i2 = s32[] get-tuple-element(%p2), index=0
+  %five = s32[] constant(5)
+  ROOT %c2 = pred[] compare(%i2, %five), direction=LT
+}
+
+%outer.body (q2: (s32[], s32[])) -> (s32[], s32[]) {
+  %q2 = (s32[], s32[]) parameter(0)
+  %j2 = s32[] get-tuple-element(%q2), index=0
+  %nine = s32[] get-tuple-element(%q2), index=1
+  %zero = s32[] constant(0)
+  %init = (s32[], s32[]) tuple(%zero, %BOUND)
+  %w = (s32[], s32[]) while(%init), condition=%inner.cond, body=%inner.body
+  %one2 = s32[] constant(1)
+  %next2 = s32[] add(%j2, %one2)
+  ROOT %t2 = (s32[], s32[]) tuple(%next2, %nine)
+}
+
+ENTRY %main () -> (s32[], s32[]) {
+  %start = s32[] constant(3)
+  %end = s32[] constant(9)
+  %first = (s32[], s32[]) tuple(%start, %end)
+  ROOT %v = (s32[], s32[]) while(%first), condition=%outer.cond, body=%outer.body
+}
+"""
+    changing = parse_program(text.replace("%BOUND", "%j2"), ONE)
+    assert [loop.trips for loop in changing.loops] == [2, None]
+    constant = parse_program(text.replace("%BOUND", "%nine"), ONE)
+    assert [(loop.trips, loop.runs) for loop in constant.loops] == [(2, 1), (9, 2)]
+
+
 def test_scans_of_known_lengths():
     """lax.scan of 5, 6 reversed, 3 x 4 nested, 8 unrolled by 2; fori_loop over an argument."""
     program = read("scans")
@@ -155,6 +207,8 @@ def test_sharded_program_has_gathers_beside_the_work_and_one_reduction_a_layer()
     assert {(c.axes, c.group_size, c.bytes) for c in gathers} == {(("fsdp",), 4, layer)}
     assert [c.asynchronous for c in gathers].count(True) == 3
     assert all((c.overlapped_cycles > 0) == c.asynchronous for c in gathers)
+    # Only the fusions that carry a gather move it on: not all that lies between start and end.
+    assert sorted(c.overlapped_cycles for c in gathers) == [0, 5170, 12632, 17802]
     (reduction,) = (c for c in program.collectives if c.kind == "all-reduce")
     assert (reduction.axes, reduction.bytes) == (("data", "fsdp"), 2 * layer)
     assert reduction.phase == "backward"
