@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError
@@ -96,17 +97,17 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
             f"{_listed(_divisors(per_slice))}"
         )
     sizes[0] //= len(slices)
-    # Inside a slice jax.make_mesh finds an order that suits the network between its chips. The step
-    # is written for the compiler's propagation (Auto); the default would give Explicit axes, where
-    # every intermediate's sharding is part of its type.
-    kinds = (AxisType.Auto,) * len(AXES)
-    parts = [jax.make_mesh(tuple(sizes), AXES, kinds, devices=part) for part in slices]
-    return Mesh(np.concatenate([part.devices for part in parts]), AXES, axis_types=kinds)
+    # Inside a slice the order suits the network between its chips; an axis may take part of one of
+    # its dimensions (tensor=2 of 4x4x8), which jax.make_mesh refuses.
+    parts = [create_device_mesh(sizes, part, allow_split_physical_axes=True) for part in slices]
+    # The step is written for the compiler's propagation (Auto); the default would give Explicit
+    # axes, where every intermediate's sharding is part of its type.
+    return Mesh(np.concatenate(parts), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def num_slices(mesh: Mesh, config: MeshConfig | None = None) -> int:
-    """Slices of the mesh, outermost on its `data` axis."""
-    return len(_slices(list(mesh.devices.flat), config.num_slices if config else 0))
+def num_slices(devices: Sequence[Any]) -> int:
+    """TPU slices among `devices`; 1 on other platforms."""
+    return len(_slices(devices, 0))
 
 
 def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:

@@ -108,8 +108,14 @@ def init_state(config: StepConfig, mesh: Mesh, key: Array) -> TrainState:
 
     The values depend on `key` only, not on the mesh: threefry bits are a function of their index.
     """
+    state: TrainState = jitted_init(config, mesh)(key)
+    return state
+
+
+def jitted_init(config: StepConfig, mesh: Mesh) -> Any:
+    """The jitted `key -> state` behind `init_state`, for whoever wants to look at its memory."""
     shardings = state_shardings(config, mesh)
-    return jax.jit(lambda key: _fresh_state(config, key), out_shardings=shardings)(key)
+    return jax.jit(lambda key: _fresh_state(config, key), out_shardings=shardings)
 
 
 def _fresh_state(config: StepConfig, key: Array) -> TrainState:
@@ -233,7 +239,7 @@ def gradients(
             sums = forward(config, params, part, seed, layout)
             return pretraining_loss(sums, *counts), sums
 
-        grads, sums = _summed(jax.grad(loss, has_aux=True), params, rows, config.accumulation)
+        grads, sums = _summed(config, jax.grad(loss, has_aux=True), params, rows)
         if mesh.size == 1:
             return grads, sums
         return reduce_gradients(grads, specs, mesh), reduce_sums(sums)
@@ -266,22 +272,44 @@ def _param_specs(config: StepConfig, mesh: Mesh, params: Any) -> Any:
 
 
 def _summed(
+    config: StepConfig,
     differentiate: Callable[[Any, Batch], tuple[Any, LossSums]],
     params: Any,
     rows: Batch,
-    parts: int,
 ) -> tuple[Any, LossSums]:
     """Gradients and sums of all rows, made part by part."""
-    if parts == 1:
+    if config.accumulation == 1:
         return differentiate(params, rows)
+    # Unrolled layers are added up one by one: each sum is then part of the product that makes the
+    # gradient, and costs nothing; added up as one stack it is a pass over the memory for each part.
+    unrolled = config.model.scan_unroll >= config.model.num_layers
+
+    def part_gradients(params: Any, part: Batch) -> tuple[Any, LossSums]:
+        grads, sums = differentiate(params, part)
+        return _with_layers(grads, _unstack) if unrolled else grads, sums
 
     def add_part(total: Any, part: Batch) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, differentiate(params, part)), None
+        return jax.tree.map(jnp.add, total, part_gradients(params, part)), None
 
-    split = split_rows(rows, parts)
-    like = jax.eval_shape(differentiate, params, jax.tree.map(lambda x: x[0], split))
+    split = split_rows(rows, config.accumulation)
+    like = jax.eval_shape(part_gradients, params, jax.tree.map(lambda x: x[0], split))
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    return jax.lax.scan(add_part, zero, split)[0]
+    grads, sums = jax.lax.scan(add_part, zero, split)[0]
+    return _with_layers(grads, _stack) if unrolled else grads, sums
+
+
+def _with_layers(tree: Any, f: Callable[[Any], Any]) -> Any:
+    encoder = tree["encoder"]
+    return {**tree, "encoder": {**encoder, "layers": f(encoder["layers"])}}
+
+
+def _unstack(layers: Any) -> list[Any]:
+    num_layers = len(jax.tree.leaves(layers)[0])
+    return [jax.tree.map(lambda x, n=n: x[n], layers) for n in range(num_layers)]
+
+
+def _stack(layers: list[Any]) -> Any:
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
 
 
 def split_rows(rows: Batch, parts: int) -> Batch:
