@@ -8,8 +8,9 @@ the shapes of every product and every vector operation, and these are counted he
 import base64
 import binascii
 import math
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -176,20 +177,34 @@ def _operations(operation: Any, times: int) -> Iterator[tuple[Any, int, bool]]:
 
 
 def _trips(loop: Any) -> int | None:
-    bounds = []
-    for value in list(loop.operands)[:3]:
-        owner = getattr(value, "owner", None)
-        text = (
-            str(getattr(owner, "attributes", {"value": ""})["value"])
-            if (owner is not None and getattr(owner, "name", "").endswith("constant"))
-            else ""
-        )
-        number = re.match(r"-?\d+", text)
-        if number is None:
-            return None
-        bounds.append(int(number.group()))
-    low, high, step = bounds
+    low, high, step = (_integer(value) for value in list(loop.operands)[:3])
+    if low is None or high is None or not step:
+        return None
     return max(0, -(-(high - low) // step))
+
+
+_INTEGERS: dict[str, Callable[[int, int], int]] = {
+    "addi": operator.add,
+    "subi": operator.sub,
+    "muli": operator.mul,
+}
+
+
+def _integer(value: Any) -> int | None:
+    """Of a scalar that is computed from constants; None for any other."""
+    owner = value.owner
+    if not hasattr(owner, "operands"):
+        return None  # the argument of a block
+    name = owner.name.rpartition(".")[2]
+    if name == "constant":
+        number = re.match(r"-?\d+", str(owner.attributes["value"]))
+        return int(number.group()) if number else None
+    inputs = [_integer(operand) for operand in owner.operands]
+    if name in ("index_cast", "extsi", "trunci") and len(inputs) == 1:
+        return inputs[0]
+    if name in _INTEGERS and len(inputs) == 2 and None not in inputs:
+        return _INTEGERS[name](*inputs)  # type: ignore[arg-type]
+    return None
 
 
 def _dims(type_text: str) -> list[int]:

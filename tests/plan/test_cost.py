@@ -4,7 +4,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
 from bert_jax.chips import CHIPS
 from bert_jax.plan.cost import (
@@ -171,6 +174,23 @@ def test_kernels_are_counted_in_their_own_program():
     other += work.num_products * PRODUCT_CYCLES + work.steps * STEP_CYCLES
     assert op_seconds(op, V5E) == pytest.approx(MXU_SHARE * arrays + other / 1.5e9)
     assert op_seconds(replace(op, hbm_bytes=819 * 10**9), V5E) == pytest.approx(1)
+
+
+def test_loops_of_kernels_count_as_often_as_they_run():
+    def kernel(x_ref, o_ref):
+        def add(_, x):
+            return x + 1.0
+
+        o_ref[...] = jax.lax.fori_loop(0, 5, add, x_ref[...])
+
+    def call(x):
+        return pl.pallas_call(kernel, out_shape=x, grid=(3,))(x)
+
+    x = jnp.zeros((8, 128))
+    text = jax.jit(call).trace(x).lower(lowering_platforms=("tpu",)).as_text()
+    work = work_of(re.search(r"body\\22: \\22([\w+/=]+)", text).group(1))
+    assert work.exact
+    assert (work.steps, work.vector, work.products) == (3, 3 * 5 * 8 * 128, ())
 
 
 def test_kernels_that_cannot_be_read_are_named_and_count_by_what_they_state():
