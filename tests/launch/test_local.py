@@ -72,10 +72,9 @@ def gone(pid):
 
 
 def test_the_first_failure_is_the_exit_code(tmp_path):
-    script = (
-        f"import os, sys, time; n = int(os.environ['{ME}']); time.sleep(2 - n); sys.exit(2 + n)"
-    )
-    done = pod(tmp_path, script, "--processes=2")
+    script = f"import os, sys, time; n = int(os.environ['{ME}'])\n"
+    script += "time.sleep((0.8, 0.2, 1.6)[n]); sys.exit(2 + n)"
+    done = pod(tmp_path, script, "--processes=3")
     assert done.returncode == 3
 
 
