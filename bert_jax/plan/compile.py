@@ -1,5 +1,6 @@
 """The real train step of a configuration, compiled for a TPU slice that is not there."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -341,7 +342,8 @@ def _write(path: Path, answer: Mapping[str, Any]) -> None:
             if kept > _CACHE_BYTES:
                 entry.unlink(missing_ok=True)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 __all__ = ["Compiled", "Memory", "compile_step", "default_cache", "with_vocabulary"]
