@@ -27,7 +27,7 @@ CHANGES = {
     "training__log_every_steps": 1,
     "checkpoint__save_every_steps": 4,
 }
-TIMEOUT = 150.0
+TIMEOUT = 300.0
 LOCAL = Path(__file__).parents[2] / "launch" / "local.py"
 
 
