@@ -7,8 +7,10 @@ Rows are packed (three segments), heads are those of BERT-base, bfloat16, with t
 of 0.1 and without. On a CPU it says that it needs an accelerator and exits with 0; `--smoke` runs
 every code path there on tiny sizes, TPU kernels interpreted, and its times mean nothing.
 
-Not measured yet: no accelerator has been at hand. What is known of the TPU kernels is the number of
-instruction bundles that the compiler schedules (docs/experiments.md).
+Not measured yet: no accelerator has been at hand. What is known of `fused` is the number of
+instruction bundles, one a cycle, that the compiler schedules for v5e per row of 12 heads, forward
+and backward: with dropout 24,600 and 34,400 at L=512, 2,093 and 4,021 at L=128; without 14,500 and
+27,300, 1,676 and 3,307.
 """
 
 import argparse

@@ -155,6 +155,8 @@ def test_cudnn_values_and_gradients_equal_xla():
         ("cpu", (8, 512, 12, 64), 0.1, jnp.bfloat16, "xla"),
         ("tpu", (8, 512, 12, 64), 0.1, jnp.bfloat16, "fused"),
         ("tpu", (8, 512, 12, 64), 0.0, jnp.bfloat16, "fused"),
+        ("tpu", (8, 128, 12, 64), 0.1, jnp.bfloat16, "fused"),
+        ("tpu", (8, 64, 12, 64), 0.1, jnp.bfloat16, "xla"),
         ("tpu", (8, 500, 12, 64), 0.1, jnp.bfloat16, "xla"),
         ("tpu", (8, 512, 12, 40), 0.1, jnp.bfloat16, "xla"),
         ("tpu", (8, 2048, 12, 64), 0.1, jnp.bfloat16, "xla"),
