@@ -19,6 +19,9 @@ from bert_jax.plan.topology import Topology, parse_topology
 from bert_jax.plan.tunnel import Tunnel
 from bert_jax.training.config import PretrainConfig
 
+_FEW_TOKENS = 2048
+"""A chip with fewer in a micro-batch spends most of a step on what does not depend on them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -121,7 +124,11 @@ def _as_configured(tunnel: Tunnel) -> _Answer:
     configured = tunnel.settings()
     plan = tunnel.plan(configured)
     if plan.compiled.fits:
-        return _Answer(plan, {"configuration_fits": True})
+        hint: tuple[str, ...] = ()
+        if plan.compiled.rows_per_chip * plan.compiled.length < _FEW_TOKENS:
+            hint = ("", f"{plan.compiled.rows_per_chip:g} rows a chip leave it idle: --fit finds "
+                    "the batch that fills it")  # fmt: skip
+        return _Answer(plan, {"configuration_fits": True}, after=hint)
     found = tunnel.settings_that_fit()
     record: dict[str, Any] = {"configuration_fits": False, "configured": report.as_dict(plan)}
     if found is None:

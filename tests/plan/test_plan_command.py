@@ -49,6 +49,11 @@ def test_a_plan_that_fits(run: Run):
     assert "compiling v5e:4x4 phase 0" in answer.err
 
 
+def test_a_hint_where_the_batch_is_small(run: Run):
+    assert "--fit finds" in run("--topology=v5e:16x16").out
+    assert "--fit finds" not in run("--topology=v5e:4x4").out
+
+
 def test_json_is_one_object(run: Run):
     answer = run("--topology=v5e:4x4", "--topology=tpu7x:2x2x1", "--phase=all", "--json")
     assert answer.code == 0
