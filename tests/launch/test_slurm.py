@@ -1,5 +1,6 @@
 """launch/slurm.sh against an sbatch that records its call; the job itself against srun."""
 
+import shutil
 import subprocess
 
 import pytest
@@ -129,6 +130,9 @@ def test_wrong_arguments(stubs, arguments, message):
     assert stubs.calls == []
 
 
+@pytest.mark.skipif(
+    shutil.which("sbatch", path="/usr/bin:/bin") is not None, reason="Slurm is installed here"
+)
 def test_no_slurm_here(stubs):
     (stubs.directory / "sbatch").unlink()
     done = stubs.run("slurm.sh", "--", *COMMAND)
