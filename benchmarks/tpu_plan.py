@@ -4,9 +4,9 @@
     python benchmarks/tpu_plan.py --check --markdown docs/tpu.md
 
 BERT-base (AdamW) and BERT-large (LAMB), rows of 128 and 512, dropout as published (0.1) and none,
-on four slices, and the Megatron sizes. The batch is the one that `plan --fit` picks with dropout on
-the first slice of a kind; other slices of the kind and dropout 0 take the same. Everything is
-compiled: about 80 steps, three hours on two cores; what was compiled before comes from the cache.
+on four slices, and the Megatron sizes. The batch is the one that `plan --fast` picks with dropout
+on the first slice of a kind; other slices of the kind and dropout 0 take the same. Everything is
+compiled; what was compiled before comes from the cache.
 
 Bars of --check: everything fits; on v5e at L=128 without dropout an MFU of at least 0.52 (base) and
 0.60 (large), with dropout 0.92 of that at least; at L=512 at least 0.50; memory and cycles of v5e
@@ -63,12 +63,13 @@ class Row:
             fast = [f"{self.plan.seconds * 1e3:.1f}", f"{per_chip:,.0f}", f"{self.plan.mfu:.3f}"]
         return [
             self.model, str(self.length), f"{self.dropout:g}", self.topology,
-            f"{compiled.rows_per_chip:g}", "yes" if compiled.fits else "no",
+            f"{compiled.rows_per_chip:g} x {compiled.accumulation}",
+            "yes" if compiled.fits else "no",
             f"{gib} / {chip.hbm_bytes / 2**30:g}", *fast, self.chosen,
         ]  # fmt: skip
 
 
-HEADINGS = ["model", "L", "dropout", "slice", "rows/chip", "fits", "GiB/chip", "step ms",
+HEADINGS = ["model", "L", "dropout", "slice", "rows/chip x parts", "fits", "GiB/chip", "step ms",
             "tokens/s/chip", "MFU", "settings"]  # fmt: skip
 
 
@@ -98,18 +99,21 @@ def published(
 ) -> list[Row]:
     """All slices and dropout rates of one model and length, in one batch per kind of chip."""
     rows = []
-    picked: dict[str, int] = {}
+    picked: dict[str, tuple[int, int]] = {}
     for name in arguments.topology or TOPOLOGIES:
         topology = parse_topology(name)
-        for dropout in DROPOUTS:
+        for dropout in DROPOUTS if arguments.dropout is None else (arguments.dropout,):
             config = configuration(MODELS[model], length, dropout)
             tunnel = Tunnel(config, 0, topology, cache=cache, say=say)
             settings = tunnel.settings()
             kind = topology.chip.name
             if kind not in picked:
-                picked[kind] = arguments.rows_per_chip or tunnel.fit(settings).best
-            global_rows = tunnel.rows(settings, max(picked[kind], 1))
-            plan = tunnel.plan(dataclasses.replace(settings, rows=global_rows))
+                picked[kind] = arguments.batch or (1, 1)
+                if not arguments.batch and (pace := tunnel.pace(settings)):
+                    picked[kind] = pace.rows, pace.accumulation
+            micro, parts = picked[kind]
+            chosen = dataclasses.replace(settings, accumulation=parts)
+            plan = tunnel.plan(dataclasses.replace(chosen, rows=tunnel.rows(chosen, micro)))
             rows.append(Row(model, length, dropout, name, plan))
             say(" ".join(rows[-1].cells))
     return rows
@@ -207,7 +211,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", choices=[*MODELS, "megatron", *MEGATRON])
     parser.add_argument("--length", type=int, choices=LENGTHS)
     parser.add_argument("--topology", action="append", help="in place of the four")
-    parser.add_argument("--rows-per-chip", type=int, help="in place of the batch that fits best")
+    parser.add_argument(
+        "--batch", type=int, nargs=2, metavar=("ROWS", "PARTS"),
+        help="rows a chip and micro-batch, and micro-batches a step, in place of the tool's choice",
+    )  # fmt: skip
+    parser.add_argument("--dropout", type=float, choices=DROPOUTS, help="in place of both")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
     parser.add_argument("--cache", type=Path, default=default_cache(), help="default: %(default)s")

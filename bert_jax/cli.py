@@ -373,6 +373,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         phase=arguments.phase,
         batch_per_chip=arguments.batch_per_chip,
         fit=arguments.fit,
+        fast=arguments.fast,
         json=arguments.json,
         plot=arguments.plot,
         cache=None if arguments.no_cache else arguments.cache or default_cache(),

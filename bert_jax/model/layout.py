@@ -13,7 +13,8 @@ LogicalAxes = tuple[str | None, ...]
 class Layout(NamedTuple):
     """A mesh and the rules that place logical axes on it.
 
-    Functions take `Layout | None`, None on one device. A step runs inside a `jax.shard_map` over
+    Functions take `Layout | None`, None where arrays lie on one device that is the default one. A
+    step runs inside a `jax.shard_map` over
     some axes of the mesh (`training.collectives`); only the others are placed here.
     """
 
@@ -26,7 +27,7 @@ class Layout(NamedTuple):
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
         """`x`, which has these logical axes, laid out by the rules; for use inside jit."""
-        manual = _manual_axes()
+        manual = self._by_hand()
         if not manual:
             return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(axes)))
         if manual == set(self.mesh.axis_names):
@@ -43,7 +44,7 @@ class Layout(NamedTuple):
           in_axes: logical axes of each argument.
           out_axes: of the result.
         """
-        manual = _manual_axes()
+        manual = self._by_hand()
         if manual == set(self.mesh.axis_names):
             return f
         return jax.shard_map(
@@ -54,6 +55,12 @@ class Layout(NamedTuple):
             axis_names=set(self.mesh.axis_names) - manual,
             check_vma=False,  # Pallas calls do not say how their results vary over the mesh
         )
+
+    def _by_hand(self) -> set[str]:
+        """Mesh axes that the surrounding shard_map splits; on one device nothing is left to split."""
+        if self.mesh.size == 1:
+            return set(self.mesh.axis_names)
+        return set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec:
@@ -76,8 +83,3 @@ def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
         inner = parameters["jaxpr"].eqns
         return all(equation.primitive.name != "all_gather" for equation in inner)
     return primitive.name != "all_gather"
-
-
-def _manual_axes() -> set[str]:
-    """Mesh axes that the surrounding shard_map splits by hand."""
-    return set(jax.sharding.get_abstract_mesh().manual_axes)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 EXAMPLE = (
-    "bert-jax plan --config=configs/pretrain/bert_base.py --topology=v5e:16x16 --fit\n"
+    "bert-jax plan --config=configs/pretrain/bert_base.py --topology=v5e:16x16 --fast\n"
     "  bert-jax plan --config=configs/pretrain/bert_large.py --topology=v5e:4x4 \\\n"
     "      --topology=v5p:4x4x4 --phase=all --config.model.remat=dots --plot=plan.png"
 )
@@ -36,8 +36,12 @@ def add_arguments(sub: argparse.ArgumentParser, *, needed: bool = True) -> None:
         metavar="N",
         help="rows a chip in a micro-batch, in place of the configured batch",
     )
-    sub.add_argument(
-        "--fit", action="store_true", help="find the largest batch per chip and the fastest"
+    search = sub.add_mutually_exclusive_group()
+    search.add_argument("--fit", action="store_true", help="find the largest batch per chip")
+    search.add_argument(
+        "--fast",
+        action="store_true",
+        help="find the micro-batch per chip and the number of them with the highest MFU",
     )
     sub.add_argument("--json", action="store_true", help="one JSON object on standard output")
     sub.add_argument("--plot", type=Path, metavar="FILE.png", help="draw memory and time")

@@ -32,6 +32,7 @@ class Request:
     """A number, or `all`."""
     batch_per_chip: int | None = None
     fit: bool = False
+    fast: bool = False
     json: bool = False
     plot: Path | None = None
     cache: Path | None = None
@@ -61,7 +62,7 @@ def run_plan(config: PretrainConfig, request: Request) -> int:
     done: list[_Answer] = []
     for batched, phase, topology in cases:
         tunnel = Tunnel(batched, phase, topology, cache=request.cache, say=say)
-        answer = _fit(tunnel) if request.fit else _as_configured(tunnel)
+        answer = (_fit if request.fit else _fast if request.fast else _as_configured)(tunnel)
         say.done()
         done.append(answer)
         if not request.json:
@@ -126,8 +127,8 @@ def _as_configured(tunnel: Tunnel) -> _Answer:
     if plan.compiled.fits:
         hint: tuple[str, ...] = ()
         if plan.compiled.rows_per_chip * plan.compiled.length < _FEW_TOKENS:
-            hint = ("", f"{plan.compiled.rows_per_chip:g} rows a chip leave it idle: --fit finds "
-                    "the batch that fills it")  # fmt: skip
+            hint = ("", f"{plan.compiled.rows_per_chip:g} rows a chip leave it idle: --fast finds "
+                    "the batch with the highest MFU, --fit the largest")  # fmt: skip
         return _Answer(plan, {"configuration_fits": True}, after=hint)
     found = tunnel.settings_that_fit()
     record: dict[str, Any] = {"configuration_fits": False, "configured": report.as_dict(plan)}
@@ -172,6 +173,49 @@ def _fit(tunnel: Tunnel) -> _Answer:
         "fit": _fit_dict(tunnel, settings, fit),
     }
     lines = _fit_lines(tunnel, settings, fit, overrides)
+    return _Answer(tunnel.plan(best), record, after=tuple(lines))
+
+
+def _fast(tunnel: Tunnel) -> _Answer:
+    """The fastest micro-batch and number of them, with the configured mesh if one fits on it."""
+    settings, fits = tunnel.settings(), True
+    pace = tunnel.pace(settings)
+    if pace is None:
+        found = tunnel.settings_that_fit()
+        settings, fits = (settings, False) if found is None else (found.settings, False)
+        pace = None if found is None else tunnel.pace(settings)
+    if pace is None:
+        plan = tunnel.plan(dataclasses.replace(settings, accumulation=1,
+                                               rows=tunnel.rows(settings, 1)))  # fmt: skip
+        after = ("", "no micro-batch fits: more chips are needed")
+        return _Answer(plan, {"configuration_fits": False, "overrides": None}, after=after)
+    best = dataclasses.replace(settings, accumulation=pace.accumulation)
+    best = dataclasses.replace(best, rows=tunnel.rows(best, pace.rows))
+    overrides = best.overrides(tunnel.config, tunnel.phase)
+    per_chip = tunnel.topology.chip.devices_per_chip / settings.tensor
+    lines = [
+        "",
+        f"fastest: {pace.rows * per_chip:g} rows a chip in each of {pace.accumulation} "
+        f"micro-batches, {best.rows:,} rows a step",
+        "  " + " ".join(overrides),
+        "MFU by rows a chip and micro-batches a step, from compilations of 1 and 2 layers:",
+    ]
+    counts = [2**n for n in range(5)]
+    table = {}
+    lines.append("          " + "".join(f"{count:8}" for count in counts))
+    for rows, tried in pace.tried.items():
+        if not tried.part:
+            lines.append(f"  {rows * per_chip:6g}  does not fit")
+            continue
+        shares = [_mfu(tunnel, dataclasses.replace(settings, accumulation=count), rows,
+                       tried.part * count + tried.once) for count in counts]  # fmt: skip
+        lines.append(f"  {rows * per_chip:6g}  " + "".join(f"{share:8.1%}" for share in shares))
+        table[f"{rows * per_chip:g}"] = dict(zip(map(str, counts), shares, strict=True))
+    record = {
+        "configuration_fits": fits,
+        "overrides": overrides,
+        "predicted_mfu_by_rows_and_micro_batches": table,
+    }
     return _Answer(tunnel.plan(best), record, after=tuple(lines))
 
 

@@ -472,7 +472,7 @@ class _Walk:
                 cycles=None if kernel else cycles,
                 runs=runs,
                 bytes=(_stated(instruction, "bytes_accessed") if kernel else None)
-                or sum(map(shape_bytes, shapes)),
+                or sum(map(shape_bytes, _touched(instruction, shapes))),
                 hbm_bytes=sum(map(_hbm_bytes, shapes)),
                 source=self.module.source(instruction),
                 phase=phase_of(instruction.op_name),
@@ -482,6 +482,12 @@ class _Walk:
             )
         )
         return 0 if kernel else cycles or 0
+
+
+def _touched(instruction: Instruction, shapes: list[str]) -> list[str]:
+    """Shapes (result, then operands) of what is read and written: a gather reads what it gives."""
+    gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith("/gather")
+    return [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
 
 
 def _operand(scope: Scope, name: str, _: int) -> Any:

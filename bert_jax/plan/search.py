@@ -18,6 +18,8 @@ Remat = Literal["none", "dots", "full"]
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 MAX_TENSOR = 16
 """Tensor parallelism exchanges activations four times a layer; beyond a few links it starves."""
+MOST_PARTS, ENOUGH = 16, 0.97
+"""Micro-batches of a step at most, and the share of their speed that fewer must reach."""
 SHRINK_BELOW = 0.97
 """Share of the predicted MFU below which a batch near the memory's limit is tried smaller: the
 compiler fits what hardly fits by computing parts twice."""
@@ -281,6 +283,73 @@ def largest_batch(
         compiled=compiled,
         predicted={rows: seconds(rows) for rows in ladder},
     )
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a step with micro-batches takes on a device."""
+
+    peak: int
+    """Bytes."""
+    part: float
+    """Seconds of one micro-batch."""
+    once: float
+    """Seconds of what a step does once: the gradients' reduction, the optimizer."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The fastest way through many rows."""
+
+    rows: int
+    """Per batch shard and micro-batch."""
+    accumulation: int
+    tried: dict[int, Pass]
+    """By rows; those that do not fit included."""
+
+
+def fastest_pace(
+    measure: Callable[[int], Pass],
+    ladder: Sequence[int],
+    usable: int,
+    *,
+    most: int = MOST_PARTS,
+    enough: float = ENOUGH,
+) -> Pace | None:
+    """Rows of a micro-batch and how many of them make a step, for the highest MFU.
+
+    Micro-batches so small that what a layer hands to the next stays in the core's own memory are
+    faster per row than one large batch; how many there are decides what the rest costs a row.
+
+    Args:
+        measure: Rows to what a step takes.
+        ladder: Rows to try, ascending; given up once larger ones are slower or do not fit.
+        usable: Bytes of a device.
+        most: Micro-batches of a step at most.
+        enough: Of them, the fewest powers of two that reach this share of the speed of `most`.
+
+    Returns:
+        None if nothing fits.
+    """
+    tried: dict[int, Pass] = {}
+
+    def per_row(rows: int, parts: int) -> float:
+        return (tried[rows].part + tried[rows].once / parts) / rows
+
+    best = None
+    for rows in ladder:
+        tried[rows] = measure(rows)
+        if tried[rows].peak > usable:
+            break
+        if best is not None and per_row(rows, most) >= per_row(best, most):
+            break
+        best = rows
+    if best is None:
+        return None
+    parts = 1
+    while parts < most and per_row(best, most) < enough * per_row(best, parts):
+        parts *= 2
+    return Pace(best, parts, tried)
 
 
 def round_rows(rows: int) -> int:

@@ -3,17 +3,23 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.plan.compile import usable_bytes
+from bert_jax.plan.cost import estimate
+from bert_jax.plan.hlo import Program
 from bert_jax.plan.predict import Plan, predict
 from bert_jax.plan.prior import on_paper, rows_that_may_fit
 from bert_jax.plan.search import (
     Fit,
     Found,
     Guess,
+    Pace,
+    Pass,
     Settings,
     candidates,
+    fastest_pace,
     fastest_that_fits,
     largest_batch,
     settings_of,
@@ -23,6 +29,11 @@ from bert_jax.training.config import PretrainConfig
 
 DEPTHS = (2, 4)
 """Layers of the compilations that stand for a model of more: memory and time are lines in them."""
+PARTS = 13
+"""Micro-batches of the steps that `pace` compiles: what runs a multiple of so many times is in
+their loop; a prime that no other loop of a step has."""
+PACE_TOKENS = (4096, 8192, 16384, 32768)
+"""Tokens of a device's micro-batch that `pace` tries."""
 
 
 class Tunnel:
@@ -119,6 +130,48 @@ class Tunnel:
             guess,
         )
 
+    def pace(self, settings: Settings) -> Pace | None:
+        """The fastest micro-batch and number of them, with the mesh of `settings`.
+
+        Steps of one and of two layers stand for the whole, continued as a line in the layers. A
+        loop over layers is compiled whole.
+        """
+        layers = self.config.model.num_layers
+        length = self.config.training.phases[self.phase].length
+        depths = (1, 2) if settings.scan_unroll >= layers > 2 else (layers,)
+        # Other phases keep their batch, which so many micro-batches need not divide.
+        training = self.config.training
+        phase = dataclasses.replace(training.phases[self.phase], share=1.0)
+        training = dataclasses.replace(training, phases=(phase,), accumulation=1)
+        config = dataclasses.replace(self.config, training=training)
+        alone = Tunnel(config, 0, self.topology, cache=self.cache, say=self.say)
+
+        def measure(rows: int) -> Pass:
+            parts = dataclasses.replace(settings, accumulation=PARTS)
+            parts = dataclasses.replace(parts, rows=self.rows(parts, rows))
+            passes = []
+            for depth in depths:
+                plan = alone.plan(parts, depth)
+                if plan.program is None or plan.cost is None:
+                    return Pass(plan.compiled.needs, 0.0, 0.0)
+                part = part_seconds(plan.program, self.topology)
+                once = plan.cost.seconds - PARTS * part
+                passes.append((plan.compiled.memory.peak, part, once))
+            first, last = passes[0], passes[-1]
+            peak, part, once = (
+                a + (b - a) * (layers - depths[0]) for a, b in zip(first, last, strict=True)
+            )
+            return Pass(int(peak), part, once)
+
+        ladder = [tokens // length for tokens in PACE_TOKENS if tokens >= length]
+        pace = fastest_pace(measure, ladder, self.usable)
+        if pace is None:
+            return None
+        parts = pace.accumulation
+        while any(p.batch_size % parts for p in self.config.training.phases):
+            parts //= 2
+        return dataclasses.replace(pace, accumulation=parts)
+
     def rows(self, settings: Settings, rows_per_shard: int) -> int:
         """Global rows of a step, from those of one shard of a micro-batch."""
         shards = self.topology.num_devices // settings.tensor
@@ -147,6 +200,25 @@ class Tunnel:
             f"{settings.tensor}, {settings.rows} rows, accumulation {settings.accumulation}, "
             f"remat {settings.remat}{part}"
         )
+
+
+def part_seconds(program: Program, topology: Topology) -> float:
+    """Seconds of one of `PARTS` micro-batches."""
+
+    def inside(items: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(
+            dataclasses.replace(item, runs=item.runs // PARTS)
+            for item in items
+            if item.runs and item.runs % PARTS == 0
+        )
+
+    part = dataclasses.replace(
+        program,
+        ops=inside(program.ops),
+        collectives=inside(program.collectives),
+        transfers=inside(program.transfers),
+    )
+    return estimate(part, topology.chip, topology.shape).seconds
 
 
 def _guess(plan: Plan) -> Guess:

@@ -42,16 +42,14 @@ def on_local_rows(
     )
 
 
-def local_layout(mesh: Mesh, layer_specs: Any, dtype: Any) -> Layout | None:
-    """What the model is told inside `on_local_rows`; None on one device.
+def local_layout(mesh: Mesh, layer_specs: Any, dtype: Any) -> Layout:
+    """What the model is told inside `on_local_rows`.
 
     Args:
         mesh: The mesh.
         layer_specs: PartitionSpec per parameter of the stacked layers.
         dtype: Compute type of the model.
     """
-    if mesh.size == 1:
-        return None
     specs = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), layer_specs, is_leaf=_is_spec)
     splits = mesh.shape["fsdp"] > 1
     return Layout(
@@ -72,7 +70,7 @@ def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any) -> Any:
         name = path[-1].key
         if name == "kernel":
             travels = used = dtype
-        elif name == "token":
+        elif name == "token" and _is_split(spec, mesh):
             # Looked up and multiplied by: float32, so that both gradients are added in it before
             # they are reduced once, and the sum over a frequent token's places is not in bfloat16.
             travels, used = dtype, param.dtype

@@ -6,7 +6,7 @@ from pathlib import Path
 from bert_jax.model.flops import train_flops
 from bert_jax.plan.compile import Compiled, Memory, usable_bytes
 from bert_jax.plan.cost import Cost
-from bert_jax.plan.hlo import Collective, Program
+from bert_jax.plan.hlo import Collective, Op, Program
 from bert_jax.plan.predict import Plan
 from bert_jax.plan.search import settings_of
 from bert_jax.plan.topology import Topology
@@ -65,8 +65,13 @@ def made_plan(
         name="all-reduce.1", kind="all-reduce", network="ici", bytes=GIB, axes=("data",),
         group_size=shards, runs=2, asynchronous=False, overlapped_cycles=0, source="", phase="",
     )  # fmt: skip
+    layers = Op(
+        name="fusion.1", opcode="fusion", kind="xla", runs=s.accumulation, bytes=0, hbm_bytes=0,
+        cycles=round(1.5 * ideal / s.accumulation * topology.chip.clock_hz), source="", phase="",
+    )  # fmt: skip
+    update = dataclasses.replace(layers, runs=1, cycles=round(2e-3 * topology.chip.clock_hz))
     program = Program(
-        ops=(),
+        ops=(layers, update),
         collectives=(reduced, dataclasses.replace(reduced, name="all-reduce.2", runs=1)),
         transfers=(),
         loops=(),

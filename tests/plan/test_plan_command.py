@@ -50,8 +50,8 @@ def test_a_plan_that_fits(run: Run):
 
 
 def test_a_hint_where_the_batch_is_small(run: Run):
-    assert "--fit finds" in run("--topology=v5e:16x16").out
-    assert "--fit finds" not in run("--topology=v5e:4x4").out
+    assert "--fast finds" in run("--topology=v5e:16x16").out
+    assert "--fast finds" not in run("--topology=v5e:4x4").out
 
 
 def test_json_is_one_object(run: Run):
@@ -148,6 +148,32 @@ def test_fit(run: Run):
     assert "largest batch that fits" in people.out
 
 
+def test_fast(run: Run):
+    answer = run("--topology=v5e:4x4", "--fast", "--json")
+    assert answer.code == 0
+    (plan,) = json.loads(answer.out)["plans"]
+    # The stand-in's micro-batches take the same time a row whatever their size, and 3 ms a step.
+    table = plan["predicted_mfu_by_rows_and_micro_batches"]
+    assert all(list(row.values()) == sorted(row.values()) for row in table.values())
+    rows, parts = plan["rows_per_chip"], plan["accumulation"]
+    assert table[f"{rows:g}"][str(parts)] >= 0.97 * table[f"{rows:g}"]["16"]
+    assert parts == 1 or f"--config.training.accumulation={parts}" in plan["overrides"]
+    assert f"--config.training.phases[0].batch_size={int(rows) * parts * 16}" in plan["overrides"]
+    assert plan["mfu"] == pytest.approx(table[f"{rows:g}"][str(parts)], rel=0.05)
+    people = run("--topology=v5e:4x4", "--fast")
+    assert f"fastest: {rows:g} rows a chip in each of {parts} micro-batches" in people.out
+
+
+def test_fast_where_the_configured_mesh_holds_no_batch(run: Run):
+    sizes = [f"--config.model.{name}" for name in ("num_layers=40000", "scan_unroll=1")]
+    answer = run("--topology=v5e:2x2", "--fast", *sizes)
+    assert answer.code == 1
+
+
+def test_fit_and_fast_are_two_questions(run: Run):
+    assert run("--topology=v5e:4x4", "--fit", "--fast").code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -188,4 +214,4 @@ def test_no_libtpu(run: Run, monkeypatch):
 def test_help_has_an_example(run: Run):
     answer = run("--help")
     assert answer.code == 0
-    assert "--topology=v5e:16x16 --fit" in answer.out
+    assert "--topology=v5e:16x16 --fast" in answer.out

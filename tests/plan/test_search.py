@@ -8,8 +8,10 @@ from bert_jax.flags import load_config
 from bert_jax.plan.prior import on_paper, rows_that_may_fit
 from bert_jax.plan.search import (
     Guess,
+    Pass,
     Settings,
     candidates,
+    fastest_pace,
     fastest_that_fits,
     largest_batch,
     round_rows,
@@ -203,3 +205,26 @@ def test_the_paper_knows_what_costs_what():
     config = with_batch(512)
     rows = rows_that_may_fit(config, 0, topology, settings_of(config, 0, 16), 16 * GIB)
     assert paper(rows=16 * (rows + 1)).peak >= 16 * GIB > paper(rows=16 * (rows - 2)).peak
+
+
+def test_the_fastest_micro_batch_is_not_the_largest():
+    # Up to 32 rows a row takes 1 s, beyond it 1.2 s; what a step does once takes 20 s.
+    asked = []
+
+    def measure(rows: int) -> Pass:
+        asked.append(rows)
+        return Pass(peak=rows, part=rows * (1.0 if rows <= 32 else 1.2), once=20.0)
+
+    pace = fastest_pace(measure, [8, 16, 32, 64, 128], usable=100)
+    assert pace is not None
+    assert asked == [8, 16, 32, 64], "beyond the first that is slower nothing is compiled"
+    # 32 rows: 52 s for one, 42 / 32 s for two ... 33.25 for sixteen; 34.3 is within 3%: eight is
+    # 34.5, sixteen it is.
+    assert (pace.rows, pace.accumulation) == (32, 16)
+    cheap = fastest_pace(lambda rows: Pass(rows, rows * 1.0, 0.1), [8, 16], usable=100)
+    assert cheap is not None
+    assert (cheap.rows, cheap.accumulation) == (16, 1)
+
+
+def test_no_micro_batch_fits():
+    assert fastest_pace(lambda rows: Pass(200, 1.0, 0.0), [8, 16], usable=100) is None
