@@ -57,7 +57,7 @@ class Layout(NamedTuple):
         )
 
     def _by_hand(self) -> set[str]:
-        """Mesh axes that the surrounding shard_map splits; on one device nothing is left to split."""
+        """Mesh axes that the surrounding shard_map splits; of one device, all."""
         if self.mesh.size == 1:
             return set(self.mesh.axis_names)
         return set(jax.sharding.get_abstract_mesh().manual_axes)
