@@ -102,7 +102,8 @@ def axes_of_groups(
         mesh_shape: Sizes by axis name, in order.
 
     Returns:
-        () where every group is one device; ("mixed",) where no product of axes gives the groups.
+        () where every group is one device; one axis also for groups over a part of it; ("mixed",)
+        where no product of axes gives the groups.
     """
     return _axes_of_groups(frozenset(frozenset(g) for g in groups), tuple(mesh_shape.items()))
 
@@ -125,7 +126,9 @@ def _axes_of_groups(
             rows = ids.transpose(*rest, *chosen).reshape(-1, group_size).tolist()
             if frozenset(frozenset(row) for row in rows) == wanted:
                 return tuple(shape[axis][0] for axis in chosen)
-    return (MIXED,)
+    places = (np.unravel_index(sorted(group), sizes) for group in wanted)
+    differ = {axis for place in places for axis, n in enumerate(place) if len(set(n.tolist())) > 1}
+    return (shape[differ.pop()][0],) if len(differ) == 1 else (MIXED,)
 
 
 def axes_of_pairs(

@@ -265,6 +265,18 @@ class _Walk:
             return self._loop(instruction, scope, runs), []
         if opcode == "conditional":
             return self._conditional(instruction, scope, runs), []
+        if opcode == "async-start" and (inside := self._offloaded(instruction.calls or "")):
+            exchange, computation = inside
+            kind = self._kind(instruction, exchange)
+            flight = self._flight(exchange, instruction, computation, runs, kind)
+            self._start(instruction.name, flight, True, flying)
+            return 0, []
+        if opcode == "async-done":
+            begun = instruction
+            while begun.opcode in ("async-done", "async-update"):
+                begun = scope.computation.instructions[begun.operands[0]]
+            self._finish(begun.name, flying)
+            return 0, []
         if opcode == "call" or (opcode == "async-start" and instruction.calls):
             return self.computation(scope.called(instruction, instruction.calls or ""), runs), []
         if base in COLLECTIVES:
@@ -364,6 +376,20 @@ class _Walk:
         if inner and not started:
             return 0, []
         return self._op(instruction, computation, runs), started
+
+    def _offloaded(self, name: str) -> tuple[Instruction, Computation] | None:
+        """The collective that a SparseCore runs beside the core, and where it stands.
+
+        A call inside a call: the inner computation takes the arguments of the outer one.
+        """
+        computation = self.module.computations.get(name)
+        for instruction in computation.instructions.values() if computation else ():
+            if computation is not None and instruction.opcode in COLLECTIVES:
+                return instruction, computation
+            listed = instruction.attribute(r"called_computations=\{%?([\w.\-]+)\}")
+            if listed and (found := self._offloaded(listed)):
+                return found
+        return None
 
     def _kind(self, fusion: Instruction, exchange: Instruction) -> str:
         """An all-reduce of which only a slice is kept is a reduce-scatter."""

@@ -35,7 +35,7 @@ def test_refusals(message, needs, has):
 
 def test_an_error_that_is_no_refusal_is_raised():
     class Lowered:
-        def compile(self):
+        def compile(self, compiler_options):
             raise RuntimeError("RESOURCE_EXHAUSTED: scoped vmem, by words that name no HBM")
 
     with pytest.raises(RuntimeError, match="scoped vmem"):

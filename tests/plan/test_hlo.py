@@ -414,6 +414,7 @@ def test_groups_that_cannot_be_read_are_an_error():
         ("[1,16]<=[16]", ("data", "fsdp", "tensor")),
         ("[16,1]<=[16]", ()),
         ("[2,8]<=[16]", ("mixed",)),
+        ("[8,2]<=[2,2,4]T(0,2,1)", ("data",)),  # pairs: half of the axis
     ],
 )
 def test_mesh_axes_of_groups(groups, axes):
@@ -459,3 +460,37 @@ def test_the_compiler_still_writes_what_is_read_here(tmp_path):
     assert program.cycles > 10_000
     assert re.search(r'"estimated_cycles":"\d+"', text)
     assert math.prod(program.mesh_shape.values()) == 1
+
+
+def test_a_collective_on_a_sparse_core_runs_beside_the_work():
+    # As in programs for tpu7x: the exchange stands two computations down, and gets its argument
+    # between start and end.
+    text = """HloModule m, is_scheduled=true, num_partitions=4
+
+%deep (d: bf16[8]) -> bf16[32] {
+  %d = bf16[8]{0} parameter(0)
+  ROOT %g = bf16[32]{0} all-gather(%d), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
+%outer (o: bf16[8]) -> bf16[32] {
+  %o = bf16[8]{0} parameter(0)
+  ROOT %c = bf16[32]{0} custom-call(%o), custom_call_target="x", called_computations={%deep}
+}, execution_thread="sparsecore"
+
+%fused (f: bf16[8]) -> bf16[8] {
+  %f = bf16[8]{0} parameter(0)
+  ROOT %n = bf16[8]{0} negate(%f)
+}
+
+ENTRY %main (a: bf16[8]) -> bf16[32] {
+  %a = bf16[8]{0} parameter(0)
+  %s = ((), (), s32[1]{0}) async-start(), async_execution_thread="sparsecore", calls=%outer
+  %u = ((bf16[8]{0}), bf16[32]{0}, s32[1]{0}) async-update(%s, %a)
+  %w = bf16[8]{0} fusion(%a), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"700"}
+  ROOT %r = bf16[32]{0} async-done(%u)
+}
+"""
+    (gather,) = parse_program(text, ONE | {"fsdp": 4}).collectives
+    assert (gather.kind, gather.axes, gather.bytes) == ("all-gather", ("fsdp",), 64)
+    assert gather.asynchronous
+    assert gather.overlapped_cycles == 700
