@@ -24,8 +24,8 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-parity: $(VENV)/.installed-dev
-	@echo "Installing torch and transformers into $(VENV)"
-	$(PIP) --editable '.[parity]'
+	@echo "Installing torch, transformers and libtpu into $(VENV)"
+	$(PIP) --editable '.[parity,tpu]'
 	@touch $@
 
 demo: $(VENV)/.installed  ## train a small BERT on the documentation of the installed packages
@@ -34,14 +34,15 @@ demo: $(VENV)/.installed  ## train a small BERT on the documentation of the inst
 test: $(VENV)/.installed-dev  ## all tests (BERT_JAX_DATA=DIR adds those on real data)
 	$(BIN)/python -m pytest
 
-test-parity: $(VENV)/.installed-parity  ## live comparison with transformers and torch
+test-parity: $(VENV)/.installed-parity  ## live comparison with transformers and torch (libtpu too: `make test` then compiles for TPUs)
 	$(BIN)/python -m pytest -m parity
 
-lint: $(VENV)/.installed-dev  ## ruff, mypy, and the contract between layers
+lint: $(VENV)/.installed-dev  ## ruff, mypy, shellcheck, and the contract between layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/shellcheck launch/*.sh
 
 format: $(VENV)/.installed-dev  ## format the code
 	$(BIN)/ruff check --fix .

@@ -6,19 +6,16 @@ checkpoint, 130 and 143 ended by Ctrl-C and SIGTERM.
 """
 
 import argparse
-import errno
-import logging
-import math
 import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import bert_jax
-from bert_jax.errors import UserError
+from bert_jax import verbs
+from bert_jax.errors import explained
 from bert_jax.plan.arguments import EXAMPLE, add_arguments
 
 _INPUT_HELP = (
@@ -26,10 +23,6 @@ _INPUT_HELP = (
     "and the installed packages carry). Files: .txt with a blank line between documents, .jsonl, "
     "each also as .gz, .xz or .zst, and .parquet. May be repeated"
 )
-
-# Failures of the disk or of the rights on it, wherever they strike: no bug, so no traceback.
-_NOT_OURS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
-             errno.ENAMETOOLONG, errno.EIO}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown argument {rest[0]!r} (see bert-jax {arguments.verb} --help)")
     arguments.fields = rest
     if getattr(arguments, "fields_help", False):
-        arguments.run = _print_fields
+        arguments.run = verbs.print_fields
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's start-up notes
     before = None
     if threading.current_thread() is threading.main_thread():
@@ -52,31 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, KeyboardInterrupt) as error:
-        if (known := _explained(error, arguments.verb)) is None:
+        if (known := explained(error, arguments.verb)) is None:
             raise
         return known
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
-
-
-def _explained(error: BaseException, verb: str) -> int | None:
-    """Says what went wrong and gives the exit code; None for a bug, which keeps its traceback."""
-    code, text = None, f"{error}"
-    if isinstance(error, SystemExit):  # _terminate
-        return error.code if isinstance(error.code, int) else 1
-    if isinstance(error, UserError):
-        code = 2
-    elif isinstance(error, KeyboardInterrupt):
-        code, text = 130, "interrupted"
-    elif isinstance(error, OSError) and error.errno in _NOT_OURS:
-        hint = "Mend that or name another place, and give the command again; what is complete stays"
-        code, text = 2, f"{error}. {hint}"
-    elif isinstance(error, RuntimeError):
-        code = getattr(error, "exit_code", None)
-    if code is not None:
-        print(f"bert-jax {verb}: {text}", file=sys.stderr)
-    return code
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -91,10 +65,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Start with `bert-jax demo`. `bert-jax VERB --help` explains a verb.",
     )
     parser.add_argument("--version", action="version", version=f"bert_jax {bert_jax.__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, run: Callable[[argparse.Namespace], int], text: str, example: str = ""):
-        sub = verbs.add_parser(
+        sub = subparsers.add_parser(
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
@@ -104,13 +78,13 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    sub = verb("demo", _demo, "pretrain a small BERT on the documentation that Python carries")
+    sub = verb("demo", verbs.demo, "pretrain a small BERT on the documentation that Python carries")
     sub.add_argument("--workdir", default="work/demo", type=Path, help="default: %(default)s")
     sub.add_argument("--config", default="configs/pretrain/demo.py", help="default: %(default)s")
 
     sub = verb(
         "tokenizer",
-        _tokenizer,
+        verbs.tokenizer,
         "learn a vocabulary from text",
         "bert-jax tokenizer --input 'my/*.txt' --vocab-size 30522 --out work/tokenizer",
     )
@@ -138,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "corpus",
-        _corpus,
+        verbs.corpus,
         "tokenize text into a corpus directory",
         "bert-jax corpus --input 'my/*.txt' --tokenizer work/tokenizer --out work/corpus",
     )
@@ -172,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "pretrain",
-        _pretrain,
+        verbs.pretrain,
         "pretrain, or continue a run in its work directory",
         "bert-jax pretrain --config=configs/pretrain/bert_tiny.py --workdir=work/tiny \\\n"
         "      --config.data.corpus=work/corpus --config.training.num_steps=20000",
@@ -222,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "plan",
-        _plan,
+        verbs.plan,
         "compile the train step for a TPU slice, on a machine without one",
         EXAMPLE,
     )
@@ -231,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "evaluate",
-        _evaluate,
+        verbs.evaluate,
         "evaluate the newest checkpoint on held-out text",
         "bert-jax evaluate work/tiny",
     )
@@ -241,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "replay",
-        _replay,
+        verbs.replay,
         "print a batch of a run, decoded, with its masks",
         "bert-jax replay work/tiny --step 100",
     )
@@ -252,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "fill-mask",
-        _fill_mask,
+        verbs.fill_mask,
         "fill the [MASK]s of texts with a pretrained model",
         'bert-jax fill-mask work/tiny "The capital of France is [MASK]."',
     )
@@ -272,162 +246,6 @@ def _add_input(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--line-documents", action="store_true", help="text files: each line is a document"
     )
-
-
-def _read_options(arguments: argparse.Namespace):
-    from bert_jax.corpus.sources import ReadOptions
-
-    return ReadOptions(field=arguments.field, line_documents=arguments.line_documents)
-
-
-def _demo(arguments: argparse.Namespace) -> int:
-    from bert_jax.demo import run_demo
-    from bert_jax.flags import load_config
-    from bert_jax.training.config import PretrainConfig
-
-    return run_demo(load_config(PretrainConfig, arguments.config), arguments.workdir)
-
-
-def _tokenizer(arguments: argparse.Namespace) -> int:
-    from bert_jax.corpus.build import iter_texts
-    from bert_jax.data.sentencepiece import train_sentencepiece
-    from bert_jax.data.tokenizer import Tokenizer
-    from bert_jax.data.wordpiece import train_wordpiece
-
-    if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
-        raise UserError(f"{arguments.out} exists and is not empty; choose another --out")
-    if not (math.isfinite(arguments.max_mb) and arguments.max_mb > 0):
-        raise UserError(f"--max-mb is {arguments.max_mb:g}; it must be a number above 0")
-    texts = iter_texts(
-        arguments.input,
-        max_bytes=int(arguments.max_mb * 1e6),
-        options=_read_options(arguments),
-    )
-    show = sys.stderr.isatty()
-    tokenizer: Tokenizer
-    if arguments.kind == "wordpiece":
-        tokenizer = train_wordpiece(
-            texts, arguments.vocab_size, lowercase=not arguments.cased, progress=show
-        )
-    else:
-        tokenizer = train_sentencepiece(
-            texts, arguments.vocab_size, model=arguments.kind, progress=show
-        )
-    tokenizer.save(arguments.out)
-    print(
-        f"{arguments.out}: {arguments.kind}, {tokenizer.vocab_size:,} tokens, fingerprint "
-        f"{tokenizer.fingerprint[:12]}"
-    )
-    return 0
-
-
-def _corpus(arguments: argparse.Namespace) -> int:
-    from bert_jax.corpus.build import build_corpus
-    from bert_jax.data.tokenizer import load_tokenizer
-
-    built = build_corpus(
-        arguments.input,
-        load_tokenizer(arguments.tokenizer),
-        arguments.out,
-        heldout_rate=arguments.heldout_rate,
-        splitter=arguments.splitter,
-        num_workers=arguments.num_workers,
-        options=_read_options(arguments),
-        overwrite=arguments.overwrite,
-    )
-    print(built.summary())
-    return 0
-
-
-def _pretrain(arguments: argparse.Namespace) -> int:
-    from bert_jax.flags import load_config
-    from bert_jax.training import processes
-    from bert_jax.training.config import PretrainConfig
-    from bert_jax.training.train import train
-
-    if not arguments.workdir.name:
-        raise UserError(f"--workdir is {str(arguments.workdir)!r}; name a directory for this run")
-    config = load_config(PretrainConfig, arguments.config, arguments.fields)
-    # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    try:
-        processes.join(arguments.distributed, arguments.join_timeout)
-        result = train(config, arguments.workdir)
-    except BaseException as error:
-        if label := processes.label():  # one of several, whose errors must not wait for the others
-            if (code := _explained(error, f"{arguments.verb}, {label}")) is None:
-                traceback.print_exc()
-            processes.leave(1 if code is None else code)
-        raise
-    return 0 if result.finished else arguments.stopped_code
-
-
-def _plan(arguments: argparse.Namespace) -> int:
-    from bert_jax.flags import load_config
-    from bert_jax.plan.command import Request, run_plan
-    from bert_jax.plan.compile import default_cache
-    from bert_jax.training.config import PretrainConfig
-
-    request = Request(
-        topologies=tuple(arguments.topology),
-        phase=arguments.phase,
-        batch_per_chip=arguments.batch_per_chip,
-        fit=arguments.fit,
-        fast=arguments.fast,
-        json=arguments.json,
-        plot=arguments.plot,
-        cache=None if arguments.no_cache else arguments.cache or default_cache(),
-    )
-    return run_plan(load_config(PretrainConfig, arguments.config, arguments.fields), request)
-
-
-def _print_fields(arguments: argparse.Namespace) -> int:
-    from bert_jax.flags import fields_help
-    from bert_jax.training.config import PretrainConfig
-
-    print(fields_help(PretrainConfig))
-    return 0
-
-
-def _check_rows(rows: int | None) -> None:
-    if rows is not None and rows < 1:
-        raise UserError(f"--rows is {rows}; it must be at least 1")
-
-
-def _evaluate(arguments: argparse.Namespace) -> int:
-    from bert_jax.training.rerun import evaluate_run
-
-    _check_rows(arguments.rows)
-    for name, value in evaluate_run(
-        arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows
-    ).items():
-        print(f"{name:28} {value:.6g}")
-    return 0
-
-
-def _replay(arguments: argparse.Namespace) -> int:
-    from bert_jax.training.rerun import replay_batch
-
-    _check_rows(arguments.rows)
-    print(
-        replay_batch(
-            arguments.workdir, arguments.step, corpus=arguments.corpus, max_rows=arguments.rows
-        )
-    )
-    return 0
-
-
-def _fill_mask(arguments: argparse.Namespace) -> int:
-    from bert_jax.infer import MaskFiller, format_candidates
-
-    if arguments.top < 1:
-        raise UserError(f"--top is {arguments.top}; it must be at least 1")
-    filled = MaskFiller.load(arguments.workdir).fill(arguments.texts, arguments.top)
-    for text, masks in zip(arguments.texts, filled, strict=True):
-        print(text)
-        for candidates in masks:
-            print(f"    {format_candidates(candidates)}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The one exception type that means: the user can correct this."""
+"""The exception that means "the user can correct this", and what is said of errors at the end."""
+
+import errno
+import sys
 
 
 class UserError(ValueError):
@@ -8,3 +11,27 @@ class UserError(ValueError):
     line prints it as one paragraph and exits with status 2; any other exception is a bug and keeps
     its traceback.
     """
+
+
+# Failures of the disk or of the rights on it, wherever they strike: no bug, so no traceback.
+_NOT_OURS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
+             errno.ENAMETOOLONG, errno.EIO}  # fmt: skip
+
+
+def explained(error: BaseException, verb: str) -> int | None:
+    """Says what went wrong and gives the exit code; None for a bug, which keeps its traceback."""
+    code, text = None, f"{error}"
+    if isinstance(error, SystemExit):  # _terminate
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, UserError):
+        code = 2
+    elif isinstance(error, KeyboardInterrupt):
+        code, text = 130, "interrupted"
+    elif isinstance(error, OSError) and error.errno in _NOT_OURS:
+        hint = "Mend that or name another place, and give the command again; what is complete stays"
+        code, text = 2, f"{error}. {hint}"
+    elif isinstance(error, RuntimeError):
+        code = getattr(error, "exit_code", None)
+    if code is not None:
+        print(f"bert-jax {verb}: {text}", file=sys.stderr)
+    return code

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.chips import Chip
-from bert_jax.plan.hlo import Collective, Op, Program
 from bert_jax.plan.kernels import work_of
+from bert_jax.plan.program import Collective, Op, Program
 
 MXU_SHARE = 0.5
 PRODUCT_CYCLES = 18

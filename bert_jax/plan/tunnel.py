@@ -8,9 +8,9 @@ from typing import Any
 from bert_jax.errors import UserError
 from bert_jax.plan.compile import usable_bytes
 from bert_jax.plan.cost import estimate
-from bert_jax.plan.hlo import Program
 from bert_jax.plan.predict import Plan, predict
 from bert_jax.plan.prior import on_paper, rows_that_may_fit
+from bert_jax.plan.program import Program
 from bert_jax.plan.search import (
     Fit,
     Found,

@@ -6,8 +6,8 @@ from pathlib import Path
 from bert_jax.model.flops import train_flops
 from bert_jax.plan.compile import Compiled, Memory, usable_bytes
 from bert_jax.plan.cost import Cost
-from bert_jax.plan.hlo import Collective, Op, Program
 from bert_jax.plan.predict import Plan
+from bert_jax.plan.program import Collective, Op, Program
 from bert_jax.plan.search import settings_of
 from bert_jax.plan.topology import Topology
 from bert_jax.training.config import PretrainConfig

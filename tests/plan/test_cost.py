@@ -18,8 +18,9 @@ from bert_jax.plan.cost import (
     estimate,
     op_seconds,
 )
-from bert_jax.plan.hlo import Collective, Loop, Op, Program, Transfer, parse_program
+from bert_jax.plan.hlo import parse_program
 from bert_jax.plan.kernels import work_of
+from bert_jax.plan.program import Collective, Loop, Op, Program, Transfer
 
 GOLDEN = Path(__file__).with_name("golden")
 V5E = CHIPS["v5e"]

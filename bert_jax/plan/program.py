@@ -1,0 +1,110 @@
+"""What one step of one device does, as data: made by `hlo.parse_program`, priced by `cost.py`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation of the core, as often as it runs in a step."""
+
+    name: str
+    opcode: str
+    kind: str
+    """"xla", "pallas", or "copy" (moves of whole arrays that the core waits for)."""
+    cycles: int | None
+    """The compiler's estimate for one run; None where it gave none."""
+    runs: int
+    """Times per step: product of the trip counts around it."""
+    bytes: int
+    """Operands and results, logical size: what it reads and writes at least."""
+    hbm_bytes: int
+    """Those of them that lie in HBM, not in the core's own memories."""
+    source: str
+    """`model/encoder.py:123 Layer.__call__`, or empty for the compiler's own."""
+    phase: str
+    """"forward", "backward", "recomputed" (rematerialised forward) or "" (the rest of the step)."""
+    flops: int | None = None
+    """Pallas only: what the kernel says of itself, None where it says nothing."""
+    transcendentals: int | None = None
+    """Pallas only."""
+    kernel: str = field(default="", repr=False)
+    """Pallas only: the kernel's own program, for `kernels.work_of`."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One exchange between devices, as often as it runs in a step."""
+
+    name: str
+    kind: str
+    """"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", …"""
+    network: str
+    """"ici" inside a slice, "dcn" between slices."""
+    bytes: int
+    """Per device, the larger of operand and result: what is reduced (all-reduce, reduce-scatter:
+    the operand) or what is there afterwards (all-gather: the result)."""
+    axes: tuple[str, ...]
+    """Mesh axes it runs over, in mesh order; ("mixed",) where they are no product of axes."""
+    group_size: int
+    """Devices in a group; 2 for a permutation; the number of slices between slices."""
+    runs: int
+    asynchronous: bool
+    """Other work is scheduled between its start and its end."""
+    overlapped_cycles: int
+    """Cycles of the work scheduled beside it in one run; what runs beside several at once is
+    divided among them."""
+    source: str
+    phase: str
+    torus: str = ""
+    """The strategy XLA chose for it, where it says: `UniDirectionNDRingStrategy`, …"""
+    colors: int = 0
+    """Rings that this strategy runs at once, each on one link of a device; 0: it does not say."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A copy between memories that runs beside the core (DMA), as often as it runs in a step."""
+
+    name: str
+    bytes: int
+    """Moved in one run."""
+    runs: int
+    host: bool
+    """From or to the host's memory, not only between HBM and the core's."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A while loop of the program."""
+
+    name: str
+    trips: int | None
+    """Iterations; None where they depend on data: its body is then counted once."""
+    runs: int
+    """Times per step that the loop is entered."""
+    cycles: int
+    """Of one iteration."""
+    source: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one step of one device does."""
+
+    ops: tuple[Op, ...]
+    collectives: tuple[Collective, ...]
+    transfers: tuple[Transfer, ...]
+    loops: tuple[Loop, ...]
+    mesh_shape: Mapping[str, int]
+    devices_per_slice: int
+
+    @property
+    def cycles(self) -> int:
+        """Of all operations with an estimate, one after the other, in one step."""
+        return sum(op.cycles * op.runs for op in self.ops if op.cycles is not None)
+
+    @property
+    def unknown_loops(self) -> tuple[Loop, ...]:
+        """Loops whose length depends on data: the step takes longer than counted here."""
+        return tuple(loop for loop in self.loops if loop.trips is None)

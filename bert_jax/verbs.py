@@ -1,0 +1,177 @@
+"""What each verb of `bert-jax` does with its arguments; imports are made when it runs.
+
+A verb takes the parsed arguments and returns the exit code.
+"""
+
+import argparse
+import logging
+import math
+import sys
+import traceback
+
+from bert_jax.errors import UserError, explained
+
+
+def _read_options(arguments: argparse.Namespace):
+    from bert_jax.corpus.sources import ReadOptions
+
+    return ReadOptions(field=arguments.field, line_documents=arguments.line_documents)
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """The whole way on text that is there."""
+    from bert_jax.demo import run_demo
+    from bert_jax.flags import load_config
+    from bert_jax.training.config import PretrainConfig
+
+    return run_demo(load_config(PretrainConfig, arguments.config), arguments.workdir)
+
+
+def tokenizer(arguments: argparse.Namespace) -> int:
+    """Learns a vocabulary."""
+    from bert_jax.corpus.build import iter_texts
+    from bert_jax.data.sentencepiece import train_sentencepiece
+    from bert_jax.data.tokenizer import Tokenizer
+    from bert_jax.data.wordpiece import train_wordpiece
+
+    if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
+        raise UserError(f"{arguments.out} exists and is not empty; choose another --out")
+    if not (math.isfinite(arguments.max_mb) and arguments.max_mb > 0):
+        raise UserError(f"--max-mb is {arguments.max_mb:g}; it must be a number above 0")
+    texts = iter_texts(
+        arguments.input,
+        max_bytes=int(arguments.max_mb * 1e6),
+        options=_read_options(arguments),
+    )
+    show = sys.stderr.isatty()
+    tokenizer: Tokenizer
+    if arguments.kind == "wordpiece":
+        tokenizer = train_wordpiece(
+            texts, arguments.vocab_size, lowercase=not arguments.cased, progress=show
+        )
+    else:
+        tokenizer = train_sentencepiece(
+            texts, arguments.vocab_size, model=arguments.kind, progress=show
+        )
+    tokenizer.save(arguments.out)
+    print(
+        f"{arguments.out}: {arguments.kind}, {tokenizer.vocab_size:,} tokens, fingerprint "
+        f"{tokenizer.fingerprint[:12]}"
+    )
+    return 0
+
+
+def corpus(arguments: argparse.Namespace) -> int:
+    """Builds a token store."""
+    from bert_jax.corpus.build import build_corpus
+    from bert_jax.data.tokenizer import load_tokenizer
+
+    built = build_corpus(
+        arguments.input,
+        load_tokenizer(arguments.tokenizer),
+        arguments.out,
+        heldout_rate=arguments.heldout_rate,
+        splitter=arguments.splitter,
+        num_workers=arguments.num_workers,
+        options=_read_options(arguments),
+        overwrite=arguments.overwrite,
+    )
+    print(built.summary())
+    return 0
+
+
+def pretrain(arguments: argparse.Namespace) -> int:
+    """Trains or continues."""
+    from bert_jax.flags import load_config
+    from bert_jax.training import processes
+    from bert_jax.training.config import PretrainConfig
+    from bert_jax.training.train import train
+
+    if not arguments.workdir.name:
+        raise UserError(f"--workdir is {str(arguments.workdir)!r}; name a directory for this run")
+    config = load_config(PretrainConfig, arguments.config, arguments.fields)
+    # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    try:
+        processes.join(arguments.distributed, arguments.join_timeout)
+        result = train(config, arguments.workdir)
+    except BaseException as error:
+        if label := processes.label():  # one of several, whose errors must not wait for the others
+            if (code := explained(error, f"{arguments.verb}, {label}")) is None:
+                traceback.print_exc()
+            processes.leave(1 if code is None else code)
+        raise
+    return 0 if result.finished else arguments.stopped_code
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Compiles for TPUs that are not there."""
+    from bert_jax.flags import load_config
+    from bert_jax.plan.command import Request, run_plan
+    from bert_jax.plan.compile import default_cache
+    from bert_jax.training.config import PretrainConfig
+
+    request = Request(
+        topologies=tuple(arguments.topology),
+        phase=arguments.phase,
+        batch_per_chip=arguments.batch_per_chip,
+        fit=arguments.fit,
+        fast=arguments.fast,
+        json=arguments.json,
+        plot=arguments.plot,
+        cache=None if arguments.no_cache else arguments.cache or default_cache(),
+    )
+    return run_plan(load_config(PretrainConfig, arguments.config, arguments.fields), request)
+
+
+def print_fields(arguments: argparse.Namespace) -> int:
+    """Lists the fields of a configuration."""
+    from bert_jax.flags import fields_help
+    from bert_jax.training.config import PretrainConfig
+
+    print(fields_help(PretrainConfig))
+    return 0
+
+
+def _check_rows(rows: int | None) -> None:
+    if rows is not None and rows < 1:
+        raise UserError(f"--rows is {rows}; it must be at least 1")
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Evaluates the newest checkpoint."""
+    from bert_jax.training.rerun import evaluate_run
+
+    _check_rows(arguments.rows)
+    for name, value in evaluate_run(
+        arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows
+    ).items():
+        print(f"{name:28} {value:.6g}")
+    return 0
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """Prints a batch."""
+    from bert_jax.training.rerun import replay_batch
+
+    _check_rows(arguments.rows)
+    print(
+        replay_batch(
+            arguments.workdir, arguments.step, corpus=arguments.corpus, max_rows=arguments.rows
+        )
+    )
+    return 0
+
+
+def fill_mask(arguments: argparse.Namespace) -> int:
+    """Fills masks."""
+    from bert_jax.infer import MaskFiller, format_candidates
+
+    if arguments.top < 1:
+        raise UserError(f"--top is {arguments.top}; it must be at least 1")
+    filled = MaskFiller.load(arguments.workdir).fill(arguments.texts, arguments.top)
+    for text, masks in zip(arguments.texts, filled, strict=True):
+        print(text)
+        for candidates in masks:
+            print(f"    {format_candidates(candidates)}")
+    return 0
