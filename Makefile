@@ -25,7 +25,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-parity: $(VENV)/.installed-dev
 	@echo "Installing torch, transformers and libtpu into $(VENV)"
-	$(PIP) --editable '.[parity,tpu]'
+	$(PIP) --editable '.[parity,plan]'
 	@touch $@
 
 demo: $(VENV)/.installed  ## train a small BERT on the documentation of the installed packages

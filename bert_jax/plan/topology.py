@@ -143,7 +143,7 @@ def prepare_environment() -> None:
 
 _NO_LIBTPU = (
     "bert-jax plan compiles with libtpu, which is not installed (no TPU is needed): "
-    "pip install 'bert_jax[tpu]', or pip install libtpu"
+    "pip install 'bert_jax[plan]'"
 )
 
 

@@ -208,7 +208,7 @@ def test_no_libtpu(run: Run, monkeypatch):
     answer = run("--topology=v5e:4x4", "--json")
     assert answer.code == 2
     assert answer.out == ""
-    assert "pip install 'bert_jax[tpu]'" in answer.err
+    assert "pip install 'bert_jax[plan]'" in answer.err
 
 
 def test_help_has_an_example(run: Run):
