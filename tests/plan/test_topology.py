@@ -66,7 +66,7 @@ def test_without_libtpu(monkeypatch):
     for name in topology._ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    with pytest.raises(UserError, match=r"pip install 'bert_jax\[tpu\]'"):
+    with pytest.raises(UserError, match=r"pip install 'bert_jax\[plan\]'"):
         topology.prepare_environment()
     assert os.environ["TPU_SKIP_MDS_QUERY"] == "1"  # set before anything is loaded
 

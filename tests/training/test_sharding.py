@@ -46,6 +46,26 @@ def test_mesh_that_does_not_fit_the_devices_is_refused(config):
         make_mesh(config)
 
 
+def test_slices_are_the_outermost_part_of_data():
+    mesh = make_mesh(MeshConfig(4, 2, 1, num_slices=2))
+    first, second = np.split(np.vectorize(lambda device: device.id)(mesh.devices), 2)
+    assert set(first.flat) == {0, 1, 2, 3}
+    assert set(second.flat) == {4, 5, 6, 7}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (MeshConfig(1, 8, 1, num_slices=2), r"mesh\.data.*multiple of 2.*one of 1, 2, 4"),
+        (MeshConfig(1, 4, 2, num_slices=2), r"mesh\.fsdp x mesh\.tensor = 8.*one of 1, 2, 4"),
+        (MeshConfig(num_slices=3), r"mesh\.num_slices is 3.*1, 2, 4, 8 would work"),
+    ],
+)
+def test_axes_that_would_span_slices_are_refused(config, message):
+    with pytest.raises(UserError, match=message):
+        make_mesh(config)
+
+
 def test_mesh_config_refuses_nonsense():
     with pytest.raises(UserError, match=r"mesh\.fsdp is 0"):
         MeshConfig(fsdp=0)
@@ -117,6 +137,13 @@ def test_sizes_that_do_not_divide_are_refused_with_those_that_do(mesh, changes, 
     else:
         with pytest.raises(UserError, match=message):
             param_shardings(axes, shapes, make_mesh(mesh))
+
+
+def test_a_padded_vocabulary_that_does_not_divide_is_refused():
+    mesh = make_mesh(MeshConfig(1, 1, 3), jax.devices()[:3])
+    model = ModelConfig(**{**MODEL.__dict__, "hidden_dim": 48, "num_heads": 6, "mlp_dim": 48})
+    with pytest.raises(UserError, match=r"padded model\.vocab_size is 256 .*255 or 258 would work"):
+        param_shardings(logical_axes(model), shapes_of(model), mesh)
 
 
 def test_batch_sizes():

@@ -47,7 +47,7 @@ CONFIG = StepConfig(
     seed=7,
 )
 ROWS, LENGTH, POSITIONS = 32, 16, 8
-MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8), (4, 2, 1)]
+MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8), (4, 2, 1), (2, 4, 1, 2)]  # the last: slices
 
 
 def one_device():
