@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from bert_jax.plan.topology import Topology, devices
+from bert_jax.plan.topology import Topology, devices, quiet
 from bert_jax.training.config import PretrainConfig
 
 ASSUMED_VOCAB_SIZE = 30522
@@ -294,7 +294,8 @@ def _compile(lowered: Any) -> dict[str, Any]:
 def _program_text(compiled: Any, directory: Path) -> str:
     """The optimised program; `directory` has what the compiler wrote about it."""
     try:
-        text: str = compiled.as_text()
+        with quiet():
+            text: str = compiled.as_text()
     except Exception:
         # XLA (of jax 0.10) cannot read back programs in which a collective that a SparseCore runs
         # takes an argument on the way ("async-update instruction should have 1 operands").
