@@ -86,10 +86,11 @@ def _lines(plan: Plan) -> Iterator[str]:
     compiled = plan.compiled
     mesh = " x ".join(f"{name} {size}" for name, size in compiled.mesh_shape.items())
     parts = f" in {compiled.accumulation} micro-batches" if compiled.accumulation > 1 else ""
-    chips = "chip" if plan.topology.num_chips == 1 else "chips"
+    count = plan.topology.num_chips
+    chips = f"{count} chip{'s' if count > 1 else ''}"
     compiled_in = "cached" if compiled.cached else f"{compiled.compile_seconds:.0f} s"
     yield (
-        f"{plan.topology.name}  {plan.topology.num_chips} {chips}, mesh {mesh}  phase {plan.phase}: "
+        f"{plan.topology.name}  {chips}, mesh {mesh}  phase {plan.phase}: "
         f"L={compiled.length}, {compiled.rows} rows a step{parts}, {compiled.rows_per_chip:g} a "
         f"chip at once  (lowered in {compiled.lowering_seconds:.0f} s, compiled: {compiled_in})"
     )
