@@ -13,7 +13,6 @@ this command's.
 import argparse
 import contextlib
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -217,17 +216,13 @@ class _Pod:
         return 0
 
 
-_NOISE = re.compile(rb"^\[Gloo\] .*\n", re.MULTILINE)
-"""What the CPU's collectives say of each group they make; it stays in the log."""
-
-
 def _copy(source: IO[bytes], log: Path) -> None:
     """Process 0's output, to its log and to ours."""
     with log.open("wb", buffering=0) as file:
         while chunk := os.read(source.fileno(), 1 << 16):
             file.write(chunk)
             try:
-                sys.stdout.buffer.write(_NOISE.sub(b"", chunk))
+                sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
             except BrokenPipeError:  # nobody reads any more; the log goes on
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -322,8 +322,13 @@ def test_a_signal_leaves_nothing_half_written(made: Made, tmp_path, number):
     source = tmp_path / "in.txt"
     source.write_text(made.text.read_text() * 2000)
     out = tmp_path / "out"
+    # What a shell starts in the background ignores Ctrl-C, and so would its children.
+    heeds = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from bert_jax.cli import main; sys.exit(main())"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "bert_jax.cli", "corpus", f"--input={source}", "--num-workers=1",
+        [sys.executable, "-c", heeds, "corpus", f"--input={source}", "--num-workers=1",
          f"--tokenizer={made.tokenizer}", f"--out={out}"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip

@@ -210,7 +210,8 @@ def start_slow_build(tmp_path) -> subprocess.Popen:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text(make_text(2000))
     script = f"""
-    import sys, time
+    import signal, sys, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     sys.path.insert(0, {str(Path(__file__).parent)!r})
     from bert_jax.corpus import build
     from word_tokenizer import WordTokenizer
