@@ -112,8 +112,7 @@ def published(
                 if not arguments.batch and (pace := tunnel.pace(settings)):
                     picked[kind] = pace.rows, pace.accumulation
             micro, parts = picked[kind]
-            chosen = dataclasses.replace(settings, accumulation=parts)
-            plan = tunnel.plan(dataclasses.replace(chosen, rows=tunnel.rows(chosen, micro)))
+            plan = tunnel.plan(tunnel.with_batch(settings, micro, parts))
             rows.append(Row(model, length, dropout, name, plan))
             say(" ".join(rows[-1].cells))
     return rows

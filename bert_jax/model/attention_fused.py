@@ -28,13 +28,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Integer, UInt32
 
+from bert_jax.model.attention_xla import MASKED_SCORE
 from bert_jax.model.dropout import keep_at
 
 LANES = 128
 MAX_LENGTH = 1024
 """Longest row whose scores against all its keys fit VMEM in chunks of 128 queries."""
 MAX_HEAD_DIM = 256
-MASKED_SCORE = -1e30
 _SCORES_PER_CHUNK = 512 * 512
 """Scores held at a time (1 MiB in float32; the backward pass holds about four such arrays)."""
 _LOG2_E = math.log2(math.e)

@@ -160,12 +160,12 @@ def _fit(tunnel: Tunnel) -> _Answer:
     if not fit.largest:
         found = tunnel.settings_that_fit()
         if found is None:
-            plan = tunnel.plan(dataclasses.replace(settings, rows=tunnel.rows(settings, 1)))
+            plan = tunnel.plan(tunnel.with_batch(settings, 1, settings.accumulation))
             after = ("", "not one row a chip fits: more chips are needed")
             return _Answer(plan, {"configuration_fits": False, "overrides": None}, after=after)
         settings = dataclasses.replace(found.settings, accumulation=1)
         fit = tunnel.fit(settings)
-    best = dataclasses.replace(settings, rows=tunnel.rows(settings, fit.best))
+    best = tunnel.with_batch(settings, fit.best, settings.accumulation)
     overrides = best.overrides(tunnel.config, tunnel.phase)
     record = {
         "configuration_fits": configuration_fits,
@@ -185,12 +185,10 @@ def _fast(tunnel: Tunnel) -> _Answer:
         settings, fits = (settings, False) if found is None else (found.settings, False)
         pace = None if found is None else tunnel.pace(settings)
     if pace is None:
-        plan = tunnel.plan(dataclasses.replace(settings, accumulation=1,
-                                               rows=tunnel.rows(settings, 1)))  # fmt: skip
+        plan = tunnel.plan(tunnel.with_batch(settings, 1, 1))
         after = ("", "no micro-batch fits: more chips are needed")
         return _Answer(plan, {"configuration_fits": False, "overrides": None}, after=after)
-    best = dataclasses.replace(settings, accumulation=pace.accumulation)
-    best = dataclasses.replace(best, rows=tunnel.rows(best, pace.rows))
+    best = tunnel.with_batch(settings, pace.rows, pace.accumulation)
     overrides = best.overrides(tunnel.config, tunnel.phase)
     per_chip = tunnel.topology.chip.devices_per_chip / settings.tensor
     lines = [

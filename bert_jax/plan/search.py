@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bert_jax.training.config import PretrainConfig
+from bert_jax.training.sharding import divisors
 
 Remat = Literal["none", "dots", "full"]
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
@@ -121,18 +122,18 @@ def candidates(
     if 1 < unroll < model.num_layers or model.num_layers > 24:
         unroll = 1  # deep: a loop of one layer; compile time and memory count
     found = []
-    for tensor in _divisors(num_devices):
+    for tensor in divisors(num_devices):
         sizes = (model.num_heads, model.mlp_dim, model.padded_vocab_size)
         if tensor > MAX_TENSOR or any(size % tensor for size in sizes):
             continue
-        for fsdp in _divisors(num_devices // tensor):
+        for fsdp in divisors(num_devices // tensor):
             data = num_devices // tensor // fsdp
             if model.hidden_dim % fsdp or data % num_slices or rows % (data * fsdp):
                 continue
             first = Settings(fsdp, tensor, 1, "none", unroll, rows)
             if not possible(first):
                 continue
-            for accumulation in _divisors(rows // (data * fsdp)):
+            for accumulation in divisors(rows // (data * fsdp)):
                 if any(p.batch_size % accumulation for p in config.training.phases):
                     continue
                 for remat in REMATS:
@@ -360,7 +361,3 @@ def round_rows(rows: int) -> int:
 def _kind(settings: Settings) -> tuple[str, int]:
     """Candidates for which the paper is wrong in the same way."""
     return settings.remat, settings.tensor
-
-
-def _divisors(number: int) -> Sequence[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]

@@ -120,7 +120,7 @@ class Tunnel:
         """The largest batch with the mesh, micro-batches and rematerialisation of `settings`."""
 
         def with_rows(rows: int) -> Settings:
-            return dataclasses.replace(settings, rows=self.rows(settings, rows))
+            return self.with_batch(settings, rows, settings.accumulation)
 
         guess = rows_that_may_fit(self.config, self.phase, self.topology, settings, self.usable)
         return largest_batch(
@@ -147,8 +147,7 @@ class Tunnel:
         alone = Tunnel(config, 0, self.topology, cache=self.cache, say=self.say)
 
         def measure(rows: int) -> Pass:
-            parts = dataclasses.replace(settings, accumulation=PARTS)
-            parts = dataclasses.replace(parts, rows=self.rows(parts, rows))
+            parts = self.with_batch(settings, rows, PARTS)
             passes = []
             for depth in depths:
                 plan = alone.plan(parts, depth)
@@ -171,6 +170,11 @@ class Tunnel:
         while any(p.batch_size % parts for p in self.config.training.phases):
             parts //= 2
         return dataclasses.replace(pace, accumulation=parts)
+
+    def with_batch(self, settings: Settings, rows_per_shard: int, accumulation: int) -> Settings:
+        """The settings with so many rows of a shard in each of so many micro-batches."""
+        settings = dataclasses.replace(settings, accumulation=accumulation)
+        return dataclasses.replace(settings, rows=self.rows(settings, rows_per_shard))
 
     def rows(self, settings: Settings, rows_per_shard: int) -> int:
         """Global rows of a step, from those of one shard of a micro-batch."""

@@ -85,7 +85,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         raise UserError(
             f"mesh.data={config.data}, mesh.fsdp={config.fsdp}, mesh.tensor={config.tensor} do not "
             f"fill {len(devices)} devices; the three must multiply to {len(devices)}, or one be -1 "
-            f"and the others' product divide it (divisors: {_listed(_divisors(len(devices)))})"
+            f"and the others' product divide it (divisors: {_listed(divisors(len(devices)))})"
         )
     slices = _slices(devices, config.num_slices)
     if sizes[0] % len(slices):
@@ -94,7 +94,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
             f"mesh.data is {sizes[0]} on {len(slices)} slices of {per_slice} devices; it must be a "
             f"multiple of {len(slices)}, because mesh.fsdp x mesh.tensor = {sizes[1] * sizes[2]} "
             "must lie inside a slice: let their product be one of "
-            f"{_listed(_divisors(per_slice))}"
+            f"{_listed(divisors(per_slice))}"
         )
     sizes[0] //= len(slices)
     # Inside a slice the order suits the network between its chips; an axis may take part of one of
@@ -116,7 +116,7 @@ def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
         if len(devices) % count:
             raise UserError(
                 f"mesh.num_slices is {count} and does not divide {len(devices)} devices; "
-                f"{_listed(_divisors(len(devices)))} would work"
+                f"{_listed(divisors(len(devices)))} would work"
             )
         size = len(devices) // count
         return [list(devices[n * size : (n + 1) * size]) for n in range(count)]
@@ -286,7 +286,7 @@ def _check_divides(size: int, axis: str | None, entry: Any, mesh: Mesh, where: s
         raise UserError(
             f"{field} is {size} and does not divide over {mesh_field} = {parts} (parameter "
             f"{where}); {_nearest_multiples(size, parts)} would work, or {mesh_field} one of "
-            f"{_listed(_divisors(size))}"
+            f"{_listed(divisors(size))}"
         )
 
 
@@ -295,7 +295,8 @@ def _nearest_multiples(size: int, unit: int) -> str:
     return f"{below} or {max(above, unit)}" if below and below != above else f"{max(above, unit)}"
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """All of them, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
