@@ -42,7 +42,7 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, shellcheck, and the contract betwee
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/shellcheck launch/*.sh
+	$(BIN)/shellcheck launch/*.sh launch/*.bash
 
 format: $(VENV)/.installed-dev  ## format the code
 	$(BIN)/ruff check --fix .

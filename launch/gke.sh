@@ -44,20 +44,8 @@ Exit code: that of kubectl or xpk, 2 for wrong arguments. A run that ends with 2
 HELP
 }
 
-die() {
-  echo "gke.sh: $1" >&2
-  exit "${2:-2}"
-}
-
-# The arguments as one line that a shell reads back as the same arguments.
-quoted() {
-  local word text=''
-  for word; do
-    [[ $word =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]] || word=${word@Q}
-    text+=" $word"
-  done
-  printf '%s' "${text# }"
-}
+# shellcheck source=/dev/null # checked by itself
+source "$(dirname "${BASH_SOURCE[0]}")/words.bash"
 
 call() {
   local code=0

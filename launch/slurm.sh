@@ -26,20 +26,8 @@ Exit code: sbatch's, 2 for wrong arguments.
 HELP
 }
 
-die() {
-  echo "slurm.sh: $1" >&2
-  exit "${2:-2}"
-}
-
-# The arguments as one line that a shell reads back as the same arguments.
-quoted() {
-  local word text=''
-  for word; do
-    [[ $word =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]] || word=${word@Q}
-    text+=" $word"
-  done
-  printf '%s' "${text# }"
-}
+# shellcheck source=/dev/null # checked by itself
+source "$(dirname "${BASH_SOURCE[0]}")/words.bash"
 
 # The batch script; Slurm runs it on the first node.
 script() {

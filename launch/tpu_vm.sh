@@ -45,22 +45,10 @@ ssh to several hosts needs the key in an agent: ssh-add ~/.ssh/google_compute_en
 HELP
 }
 
-die() {
-  echo "tpu_vm.sh: $1" >&2
-  exit "${2:-2}"
-}
+# shellcheck source=/dev/null # checked by itself
+source "$(dirname "${BASH_SOURCE[0]}")/words.bash"
 
 say() { echo "[tpu_vm.sh] $(date -u +%FT%TZ) $*" >&2; }
-
-# The arguments as one line that a shell reads back as the same arguments.
-quoted() {
-  local word text=''
-  for word; do
-    [[ $word =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]] || word=${word@Q}
-    text+=" $word"
-  done
-  printf '%s' "${text# }"
-}
 
 # Runs a command, or prints it. A failure ends the script with the command's exit code.
 call() {
