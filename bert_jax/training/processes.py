@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import jax
 
@@ -146,7 +146,12 @@ def leave(code: int) -> None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    if _here.index == 0:
+    end(code)
+
+
+def end(code: int) -> NoReturn:
+    """Ends this process with `code` and unwinds nothing; process 0 of several after a moment."""
+    if _here.joined and _here.index == 0:
         time.sleep(_LINGER_SECONDS)
     os._exit(code)
 
