@@ -11,7 +11,8 @@ from bert_jax.data.pipeline import ExampleStream
 from bert_jax.model.config import num_params
 from bert_jax.training.baseline import compare
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.telemetry import Clock, duration
+from bert_jax.training.goodput import Clock
+from bert_jax.training.telemetry import duration
 from bert_jax.training.workdir import Corpus
 
 

@@ -8,8 +8,7 @@ import json
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from bert_jax.chips import find_accelerator
+from bert_jax.training.goodput import Clock, Goodput
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
@@ -103,40 +103,6 @@ class Means:
         return means
 
 
-class Clock:
-    """Where the wall time of a run goes."""
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter):
-        """Starts now."""
-        self._now = now
-        self._start = now()
-        self.spent: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def spend(self, on: str) -> Iterator[None]:
-        """Books the time of the block on something other than steps."""
-        start = self._now()
-        try:
-            yield
-        finally:
-            self.spent[on] = self.spent.get(on, 0.0) + self._now() - start
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return self._now() - self._start
-
-    @property
-    def stepping(self) -> float:
-        """Seconds of training, waiting for input included: what rates are over."""
-        return self.elapsed - sum(self.spent.values()) + self.spent.get("input", 0.0)
-
-    @property
-    def goodput(self) -> float:
-        """Share of the wall time in which steps ran and did not wait for input."""
-        return 1 - sum(self.spent.values()) / max(self.elapsed, 1e-9)
-
-
 class Telemetry:
     """The outputs of one run. A context manager."""
 
@@ -149,6 +115,7 @@ class Telemetry:
         flops_per_step: Callable[[int], float],
         peak: float | None,
         clock: Clock,
+        goodput: Goodput | None = None,
         echo: Callable[[str], None] | None = None,
     ):
         """Opens the files.
@@ -159,11 +126,13 @@ class Telemetry:
             restored_step: Rows beyond it are dropped.
             flops_per_step: Analytic FLOPs of a step, by its number.
             peak: FLOP/s of all devices together; None: no MFU.
-            clock: Of the run.
+            clock: Of this start.
+            goodput: Over all starts; its `record` is called with what is written here.
             echo: Gets each line for people; None: standard output, around the bar.
         """
         self._active = jax.process_index() == 0
         self._num_steps, self._clock = num_steps, clock
+        self._goodput = goodput or Goodput(None, clock)
         self._flops_per_step, self._peak = flops_per_step, peak
         self._tokens, self._flops, self._since = 0.0, 0.0, clock.stepping
         self._steps = 0
@@ -198,6 +167,7 @@ class Telemetry:
         self._tokens += num_tokens
         self._flops += self._flops_per_step(step - 1)
         self._steps += 1
+        self._goodput.tick(step)
         if self._bar is not None:
             self._bar.set_postfix_str(f"mlm {mlm_loss:.3f}", refresh=False)
             self._bar.update(1)
@@ -211,7 +181,7 @@ class Telemetry:
         }
         if self._peak:
             values["perf/mfu"] = self._flops / seconds / self._peak
-        values["perf/goodput"] = self._clock.goodput
+        values |= self._goodput.shares()
         self._tokens, self._flops, self._since, self._steps = 0.0, 0.0, self._clock.stepping, 0
         return values
 
@@ -220,6 +190,7 @@ class Telemetry:
         if not self._active:
             return
         self._log.write(step, values)
+        self._goodput.record(step)
         for name, value in values.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 self._board.add_scalar(name, value, step)

@@ -16,12 +16,13 @@ from bert_jax.training.baseline import PlateauDetector, compare
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.config import PretrainConfig, to_dict
 from bert_jax.training.evaluate import evaluate, make_eval_step
+from bert_jax.training.goodput import Clock
 from bert_jax.training.interrupt import StopRequest
 from bert_jax.training.loss_curve import draw_loss_curve
 from bert_jax.training.report import TrainResult, closing, summary
 from bert_jax.training.sharding import check_batch_size, data_shard, make_mesh, place_batch
 from bert_jax.training.step import StepConfig, abstract_state, init_state, make_train_step
-from bert_jax.training.telemetry import Clock, Means, Telemetry, peak_flops, read_metrics
+from bert_jax.training.telemetry import Means, Telemetry, peak_flops, read_metrics
 from bert_jax.training.workdir import Corpus, check_workdir, open_corpus, prepare_workdir
 
 _REDRAW_SECONDS = 60.0

@@ -4,9 +4,9 @@ import math
 import numpy as np
 import pytest
 
+from bert_jax.training.goodput import Clock
 from bert_jax.training.loss_curve import draw_loss_curve, loss_figure, smooth
 from bert_jax.training.telemetry import (
-    Clock,
     Means,
     MetricsLog,
     Telemetry,

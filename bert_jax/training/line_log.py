@@ -1,0 +1,108 @@
+"""A text file that lines are added to, and that a full disk does not hurt.
+
+What runs must not end because it cannot say how it is doing. A line that cannot be written is kept
+in memory and written, in order, when the disk takes it again.
+"""
+
+import collections
+import logging
+import os
+from pathlib import Path
+
+_log = logging.getLogger("bert_jax")
+
+
+class LineLog:
+    """Adds lines to a file; no method raises an OSError.
+
+    The file is opened for each write: one that was removed, or whose directory is gone, would
+    otherwise take the lines and show them to nobody.
+    """
+
+    def __init__(self, path: Path, *, shared: bool = False, limit: int = 10_000):
+        """Writes nothing yet.
+
+        Args:
+            path: Its directory is never made here: where it is missing, what it was is not mounted.
+            shared: Other processes add lines too. A line that was cut off can then not be taken
+                back, since others may have written behind it; the next one begins on its own line.
+            limit: Lines kept in memory at most; beyond it the oldest are dropped.
+        """
+        self._path, self._shared, self._limit = path, shared, limit
+        self._waiting: collections.deque[bytes] = collections.deque()
+        self._dropped = 0
+        self._failing = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Lines that are in memory only."""
+        return len(self._waiting)
+
+    def write(self, line: str) -> None:
+        """Adds a line, which must have no newline in it, after those that wait."""
+        self._waiting.append(line.encode() + b"\n")
+        if len(self._waiting) > self._limit:
+            self._waiting.popleft()
+            self._dropped += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes the lines that wait; where that fails they go on waiting."""
+        if not self._waiting:
+            return
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._append(file)
+            finally:
+                os.close(file)
+        except OSError as error:
+            if not self._failing:
+                _log.warning(
+                    "%s cannot be written (%s); its lines are kept in memory until it can",
+                    self._path, error.strerror or error,
+                )  # fmt: skip
+            self._failing = True
+            return
+        if self._failing:
+            lost = f"; {self._dropped:,} lines were too many to keep" if self._dropped else ""
+            _log.warning("%s can be written again%s", self._path, lost)
+        self._failing, self._dropped = False, 0
+
+    def sync(self) -> None:
+        """Returns when all lines are on the disk, not only with the operating system."""
+        self.flush()
+        try:
+            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+        except OSError as error:
+            if not self._failing:  # flush has said so
+                _log.warning("%s may not be on the disk: %s", self._path, error.strerror or error)
+
+    def _append(self, file: int) -> None:
+        """Writes the lines that wait and forgets those that are complete."""
+        while self._waiting:
+            end = os.lseek(file, 0, os.SEEK_END)
+            torn = end > 0 and os.pread(file, 1, end - 1) != b"\n"
+            data = b"\n" * torn + b"".join(self._waiting)
+            try:
+                written = os.write(file, data)
+            except OSError:
+                # A file system may have taken a part of the data before it failed.
+                self._cut(file, end)
+                raise
+            if written == len(data):
+                self._waiting.clear()
+                return
+            complete = data.rfind(b"\n", 0, written) + 1
+            for _ in range(data.count(b"\n", 0, complete) - torn * (complete > 0)):
+                self._waiting.popleft()
+            self._cut(file, end + complete)
+            # The next turn meets the error that made this write a short one.
+
+    def _cut(self, file: int, end: int) -> None:
+        if not self._shared and os.fstat(file).st_size > end:
+            os.ftruncate(file, end)
