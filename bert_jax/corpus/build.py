@@ -7,7 +7,6 @@ same whatever the number of workers.
 
 import contextlib
 import itertools
-import pickle
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -174,7 +173,7 @@ class _Build:
             itertools.chain(first, blocks),
             self._num_workers if len(first) > 1 else 1,  # starting processes costs more than a MB
             initializer=start_worker,
-            arguments=(pickle.dumps(self._tokenizer), self._splitter),
+            arguments=(self._tokenizer, self._splitter),
         )
         with contextlib.closing(encoded), _Bar(self._sources, self._progress) as bar:
             for block in encoded:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import pickle
 from typing import NamedTuple
 
 import numpy as np
@@ -34,17 +33,17 @@ class _Worker(NamedTuple):
 _worker: _Worker | None = None
 
 
-def start_worker(tokenizer: bytes, splitter: str) -> None:
+def start_worker(tokenizer: Tokenizer, splitter: str) -> None:
     """Sets up this process for `encode_block`.
 
     Args:
-        tokenizer: pickled.
+        tokenizer: turns sentences into ids.
         splitter: for `get_splitter`.
     """
     global _worker
     # One process for each core: threads inside would only get in each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = _Worker(pickle.loads(tokenizer), get_splitter(splitter))
+    _worker = _Worker(tokenizer, get_splitter(splitter))
 
 
 def encode_block(block: bytes) -> EncodedBlock:

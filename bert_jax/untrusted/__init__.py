@@ -1,0 +1,1 @@
+"""Files from elsewhere: read within bounds, or refused; `SECURITY.md` lists them."""

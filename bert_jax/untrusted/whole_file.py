@@ -1,0 +1,67 @@
+"""Files that are read whole: a bound before the first byte, UTF-8, no NUL."""
+
+import os
+import stat
+from pathlib import Path
+
+from bert_jax.errors import UserError
+
+
+def read_bytes(path: Path, *, max_bytes: int) -> bytes:
+    """The bytes of a regular file.
+
+    Args:
+        path: the file.
+        max_bytes: refuse a larger file; no more than this is read whatever the file system says.
+
+    Raises:
+        UserError: no such file, not a regular one (a pipe would block), too large or empty.
+    """
+    try:
+        # Not blocking: opening a pipe that nobody writes to would wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UserError(f"{path} is not a regular file; name one")
+            raw = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error
+    if len(raw) > max_bytes:
+        raise UserError(f"{path} is larger than {max_bytes:,} bytes, the limit for such a file")
+    if not raw:
+        raise UserError(f"{path} is empty")
+    return raw
+
+
+def read_text(path: Path, *, max_bytes: int) -> str:
+    """A UTF-8 file without its byte order mark; see `read_bytes` and `decode_text`."""
+    return decode_text(read_bytes(path, max_bytes=max_bytes), where=f"{path}")
+
+
+def decode_text(raw: bytes, *, where: str) -> str:
+    """UTF-8 to text, without a byte order mark.
+
+    Args:
+        raw: the bytes.
+        where: names them in error messages; ", line N" is added.
+
+    Raises:
+        UserError: a NUL byte or not UTF-8; names the line.
+    """
+    nul = raw.find(b"\0")
+    if nul >= 0:
+        line = raw.count(b"\n", 0, nul) + 1
+        raise UserError(f"{where}, line {line}: a NUL byte (offset {nul}); this is not a text file")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # With a mark, positions count from behind it.
+        raw = raw.removeprefix(b"\xef\xbb\xbf")
+        line = raw.count(b"\n", 0, error.start) + 1
+        column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
+        raise UserError(
+            f"{where}, line {line}, byte {column}: 0x{raw[error.start]:02x} is not UTF-8; save the "
+            "file as UTF-8"
+        ) from error
