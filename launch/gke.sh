@@ -40,7 +40,7 @@ XPK
   --dry-run              print the command and call nothing
 
 Exit code: that of kubectl or xpk, 2 for wrong arguments. A run that ends with 2 (input to correct),
-4 (loss not finite) or 5 (no intact checkpoint) is not started again.
+3 (several saves in a row failed), 4 (a bad step) or 5 (no intact checkpoint) is not started again.
 HELP
 }
 
@@ -142,7 +142,7 @@ spec:
         podFailurePolicy:
           rules:
           - action: FailJob
-            onExitCodes: {containerName: bert-jax, operator: In, values: [2, 4, 5]}
+            onExitCodes: {containerName: bert-jax, operator: In, values: [2, 3, 4, 5]}
         template:
 YAML
   [[ -z $bucket ]] || indented 10 'metadata:' '  annotations: {gke-gcsfuse/volumes: "true"}'

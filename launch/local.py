@@ -7,7 +7,9 @@
 The processes find each other over loopback and share the run as the hosts of a TPU pod do. Process
 0's output is shown; every process writes a log of its own. SIGINT and SIGTERM are passed on once,
 upon which the run saves and ends. When one process fails the others are ended, and its exit code is
-this command's.
+this command's. With --restarts the pod is then started again, unless the code is one that another
+try does not mend: 2 (input to correct), 3 (several saves in a row failed), 4 (a bad step) or 5 (no
+intact checkpoint).
 """
 
 import argparse
@@ -29,6 +31,8 @@ from typing import IO
 _POLL_SECONDS = 0.1
 _TAIL_LINES = 20
 _LOOPBACK = "127.0.0.1"
+_FINAL = {0, 2, 3, 4, 5}
+"""Exit codes after which another try would do the same again, or nothing."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,14 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("processes", "devices"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} is {getattr(arguments, name)}; it must be at least 1")
-    port = arguments.port or _free_port()
-    places = [
-        _variables(number, arguments.processes, arguments.devices, port)
-        for number in range(arguments.processes)
-    ]
+    if arguments.restarts < 0:
+        parser.error(f"--restarts is {arguments.restarts}; it must be at least 0")
     command = [_program(command[0]), *command[1:]]
     if arguments.dry_run:
-        for line in _shown(places, command, arguments.logs or Path("logs")):
+        for line in _shown(_places(arguments), command, arguments.logs or Path("logs")):
             print(line)
         return 0
     if shutil.which(command[0]) is None:
@@ -66,7 +67,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         file=sys.stderr,
         flush=True,
     )
-    return _Pod(command, places, logs, arguments.grace).run()
+    signals: list[int] = []
+    for handled in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(handled, lambda number, _: signals.append(number))
+    first_line = ""
+    for attempt in range(1, arguments.restarts + 2):
+        code = _Pod(command, _places(arguments), logs, arguments.grace, signals).run(first_line)
+        if code in _FINAL or signals or attempt > arguments.restarts:
+            break
+        first_line = f"[local.py] try {attempt + 1}, after exit code {code}\n"
+        print(first_line, end="", file=sys.stderr, flush=True)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,9 +99,25 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="that the others get to end by themselves when one has failed (default: %(default)s)",
     )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the whole pod, after an exit code that another try can mend (default: none)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the commands and stop")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what every process runs")
     return parser
+
+
+def _places(arguments: argparse.Namespace) -> list[dict[str, str]]:
+    """The variables of each process; with a port that no earlier pod may still hold."""
+    port = arguments.port or _free_port()
+    return [
+        _variables(number, arguments.processes, arguments.devices, port)
+        for number in range(arguments.processes)
+    ]
 
 
 def _variables(number: int, processes: int, devices: int, port: int) -> dict[str, str]:
@@ -133,17 +160,24 @@ class _Pod:
     """The running processes."""
 
     def __init__(
-        self, command: list[str], places: list[dict[str, str]], logs: Path, grace_seconds: float
+        self,
+        command: list[str],
+        places: list[dict[str, str]],
+        logs: Path,
+        grace_seconds: float,
+        signals: list[int],
     ):
         self.command, self.places, self.grace_seconds = command, places, grace_seconds
+        self.signals = signals  # those that this command gets
         self.logs = [logs / f"process_{number}.log" for number in range(len(places))]
         self.children: list[subprocess.Popen[bytes]] = []
-        self.signals: list[int] = []
         self.passed_on = 0
 
-    def run(self) -> int:
-        for handled in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(handled, lambda number, _: self.signals.append(number))
+    def run(self, first_line: str) -> int:
+        """The exit code. `first_line` goes behind an earlier pod's log; "": begins a new one."""
+        for log in self.logs:
+            with log.open("a" if first_line else "w") as file:
+                file.write(first_line)
         reader = None
         try:
             for number, variables in enumerate(self.places):
@@ -171,7 +205,7 @@ class _Pod:
         ]
         if flags:
             environ["XLA_FLAGS"] = " ".join(flags)
-        with self.logs[number].open("wb") as log:
+        with self.logs[number].open("ab") as log:
             self.children.append(
                 subprocess.Popen(
                     self.command,
@@ -218,7 +252,7 @@ class _Pod:
 
 def _copy(source: IO[bytes], log: Path) -> None:
     """Process 0's output, to its log and to ours."""
-    with log.open("wb", buffering=0) as file:
+    with log.open("ab", buffering=0) as file:
         while chunk := os.read(source.fileno(), 1 << 16):
             file.write(chunk)
             try:

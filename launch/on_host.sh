@@ -14,7 +14,7 @@ on_host.sh: install bert_jax on a machine and keep a training command running th
 
 COMMAND runs apart from the terminal, in the checkout, with its .venv first on PATH. It is started
 again when it ends with a code that another try can mend: anything but 0 (done), 2 (input to
-correct), 4 (loss not finite) and 5 (no intact checkpoint).
+correct), 3 (several saves in a row failed), 4 (a bad step) and 5 (no intact checkpoint).
 
 --restarts N      at most so often (default 20)
 --pause SECONDS   before it is started again (default 120: the other hosts' processes notice within
@@ -135,7 +135,7 @@ supervise() {
     done
     child=''
     echo "[on_host.sh] $(date -u +%FT%TZ) ended with exit code $code"
-    case $code in 0 | 2 | 4 | 5) break ;; esac
+    case $code in 0 | 2 | 3 | 4 | 5) break ;; esac
     [[ -z $stopping ]] || break
     ((tries++ < restarts)) || break
     sleep "$pause" &

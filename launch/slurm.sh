@@ -16,12 +16,14 @@ slurm.sh: submit a pretraining job to Slurm.
   --partition P, --account A, --cpus-per-task N, --output FILE
   --sbatch-flag FLAG     any other, such as --sbatch-flag=--constraint=a100; may be repeated
   --setup COMMAND        in the job before the run, such as 'module load cuda'; may be repeated
-  --restarts N           times that a job may be put back into the queue at its time limit (20)
+  --restarts N           times that a job may be put back into the queue (20)
   --dry-run              print the command and call nothing
 
 The job runs in the current directory, with its .venv first on PATH where there is one. At the time
-limit and on a preemption the run saves, and the job goes back into the queue and continues. The
-work directory and the corpus must be on a file system that all nodes share.
+limit and on a preemption the run saves, and the job goes back into the queue and continues; so does
+one that crashed or stood still, but not one that ended with 2 (input to correct), 3 (several saves
+in a row failed), 4 (a bad step) or 5 (no intact checkpoint). The work directory and the corpus must
+be on a file system that all nodes share.
 Exit code: sbatch's, 2 for wrong arguments.
 HELP
 }
@@ -37,7 +39,9 @@ script() {
   else
     devices=$(seq -s, 0 $((gpus - 1))) # or the task would get GPU 0 alone
   fi
-  run=(srun --kill-on-bad-exit=1 "--ntasks-per-node=$tasks" env ${devices:+"JAX_LOCAL_DEVICE_IDS=$devices"} "$@")
+  # srun returns the highest code of its tasks, and 137 for one that it kills. So those that met the
+  # same error get a minute to say so themselves; then the others, which wait for them, are killed.
+  run=(srun --kill-on-bad-exit=0 --wait=60 "--ntasks-per-node=$tasks" env ${devices:+"JAX_LOCAL_DEVICE_IDS=$devices"} "$@")
   cat <<SCRIPT
 #!/usr/bin/env bash
 set -uo pipefail
@@ -47,8 +51,10 @@ SCRIPT
   cat <<SCRIPT
 code=0
 $(quoted "${run[@]}") || code=\$?
-# 75: stopped and saved before the last step. A cancelled job is not RUNNING and stays cancelled.
-if [[ \$code == 75 && \${SLURM_RESTART_COUNT:-0} -lt $restarts ]] &&
+# What another try does not mend. 75 is stopped and saved before the last step, 6 stood still.
+case \$code in 0 | 2 | 3 | 4 | 5) exit "\$code" ;; esac
+# A cancelled job is not RUNNING and stays cancelled.
+if [[ \${SLURM_RESTART_COUNT:-0} -lt $restarts ]] &&
   [[ \$(squeue --noheader --jobs="\$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
   scontrol requeue "\$SLURM_JOB_ID"
 fi

@@ -63,6 +63,71 @@ time.sleep(600)
             assert gone(int(child.read_text()))
 
 
+COUNTS = f"""
+import os, sys, time
+me, here = os.environ["{ME}"], os.environ["TRIES"] + "/"
+
+def tries(process):
+    with open(here + process, "a+") as file:
+        file.seek(0)
+        return len(file.read().split())
+
+number = tries(me) + 1
+print("this is", number, flush=True)
+with open(here + me, "a") as file:
+    file.write(os.environ["JAX_COORDINATOR_ADDRESS"] + " ")
+while tries("0") < number:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "restarts", "tries", "code"),
+    [
+        ("sys.exit(6 if number < 3 else 0)", 2, 3, 0),
+        ("sys.exit(6 if number < 3 else 0)", 1, 2, 6),
+        ("os.kill(os.getpid(), 9)", 1, 2, 137),
+        *((f"sys.exit({code})", 2, 1, code) for code in (0, 2, 3, 4, 5)),
+        ("sys.exit(6)", 0, 1, 6),
+    ],
+)
+def test_the_whole_pod_is_started_again(tmp_path, monkeypatch, ending, restarts, tries, code):
+    monkeypatch.setenv("TRIES", str(tmp_path))
+    failing = tries if code else tries - 1
+    # The other process would wait for ever: it is ended before the next try.
+    script = f"{COUNTS}\nif me == '1':\n    {ending}\nif number <= {failing}:\n    time.sleep(600)"
+    done = pod(tmp_path / "logs", script, f"--restarts={restarts}", "--grace=0.2")
+    assert done.returncode == code
+    for number in (0, 1):
+        assert len(set((tmp_path / str(number)).read_text().split())) == tries  # a port each
+        lines = log(tmp_path / "logs", number).splitlines()
+        said = [line for line in lines if line.startswith("this is")]
+        assert said == [f"this is {i + 1}" for i in range(tries)]
+        started = [line for line in lines if line.startswith("[local.py]")]
+        assert len(started) == tries - 1
+        assert all(line in done.stderr for line in started)
+        if tries == 3:
+            assert lines.index("[local.py] try 3, after exit code 6") < lines.index("this is 3")
+
+
+def test_a_signal_is_the_end_of_all_tries(tmp_path):
+    script = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print("ready", flush=True)
+time.sleep(600)
+"""
+    started = subprocess.Popen(
+        [*LOCAL, "--logs", str(tmp_path), "--restarts=5", "--", sys.executable, "-c", script],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for_ready(tmp_path)
+    started.send_signal(signal.SIGTERM)
+    output, _ = started.communicate(timeout=TIMEOUT)
+    assert started.returncode == 75
+    assert output == log(tmp_path, 1) == "ready\n"
+
+
 def gone(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -146,6 +211,7 @@ def test_dry_run_prints_commands_for_a_shell(tmp_path):
     [
         ([], "no command"),
         (["--processes=0", "--", "true"], "--processes is 0; it must be at least 1"),
+        (["--restarts=-1", "--", "true"], "--restarts is -1; it must be at least 0"),
         (["--", "no-such-command"], "there is no command 'no-such-command'"),
     ],
 )

@@ -53,7 +53,8 @@ def test_one_process_a_gpu(stubs):
     ]  # fmt: skip
     code, calls = run_job(stubs, 0)
     assert code == 0
-    assert calls == [["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=4", "env", *RUN]]
+    waits = ["--kill-on-bad-exit=0", "--wait=60"]
+    assert calls == [["srun", *waits, "--ntasks-per-node=4", "env", *RUN]]
 
 
 def test_one_process_a_node_sees_all_its_gpus(stubs):
@@ -78,7 +79,14 @@ def test_set_up_comes_before_the_run(stubs):
         (75, "RUNNING", "20", False),
         (0, "RUNNING", "0", False),
         (2, "RUNNING", "0", False),
-        (134, "RUNNING", "0", False),
+        (3, "RUNNING", "0", False),
+        (4, "RUNNING", "0", False),
+        (5, "RUNNING", "0", False),
+        (6, "RUNNING", "19", True),  # all stood still
+        (134, "RUNNING", "0", True),  # some lost their peer,
+        (137, "RUNNING", "0", True),  # and some were killed
+        (137, "RUNNING", "20", False),
+        (143, "CANCELLED", "0", False),
     ],
 )
 def test_what_goes_back_into_the_queue(stubs, code, state, restarts, requeued):

@@ -155,7 +155,7 @@ def test_watch_recreates_and_restarts_after_a_preemption(stubs):
     assert [remote(call) for call in starts] == [STARTED] * 3
 
 
-@pytest.mark.parametrize("code", [2, 4, 5, 134])
+@pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 134])
 def test_watch_ends_with_the_run(stubs, code):
     script_states(stubs, ["ACTIVE"], [f"exit {code}"])
     done = stubs.run("tpu_vm.sh", "watch", "pod", *FLAGS, "--bucket=b", "--", *COMMAND)
@@ -289,7 +289,7 @@ def test_a_run_on_a_host_is_started_again_until_it_is_done(stubs):
     assert "ended with exit code 134" in log
 
 
-@pytest.mark.parametrize(("code", "tries"), [(2, 1), (4, 1), (5, 1), (1, 3)])
+@pytest.mark.parametrize(("code", "tries"), [(2, 1), (3, 1), (4, 1), (5, 1), (1, 3), (6, 3)])
 def test_what_another_try_does_not_mend(stubs, code, tries):
     stubs.add("train", f"exit {code}")
     host(stubs, "start", "--pause", "0", "--restarts", "2", "--", "train")
