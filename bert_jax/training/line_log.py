@@ -33,11 +33,6 @@ class LineLog:
         self._dropped = 0
         self._failing = False
 
-    @property
-    def num_waiting(self) -> int:
-        """Lines that are in memory only."""
-        return len(self._waiting)
-
     def write(self, line: str) -> None:
         """Adds a line, which must have no newline in it, after those that wait."""
         self._waiting.append(line.encode() + b"\n")
@@ -81,6 +76,12 @@ class LineLog:
         except OSError as error:
             if not self._failing:  # flush has said so
                 _log.warning("%s may not be on the disk: %s", self._path, error.strerror or error)
+
+    def close(self) -> None:
+        """Tries a last time to write the lines that wait."""
+        self.flush()
+        if self._waiting:
+            _log.warning("%s: %s lines are lost", self._path, f"{len(self._waiting):,}")
 
     def _append(self, file: int) -> None:
         """Writes the lines that wait and forgets those that are complete."""

@@ -8,17 +8,18 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from bert_jax.chips import find_accelerator
+from bert_jax.training.board import Board
 from bert_jax.training.goodput import Clock, Goodput
+from bert_jax.training.line_log import LineLog
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
@@ -37,50 +38,66 @@ class MetricsLog:
     """`metrics.jsonl`: one JSON object a line, `step` (updates made) first, in ascending order.
 
     A step is never there twice: what a run wrote after its last checkpoint is dropped when it
-    continues from there, since it is about to be written again.
+    continues from there, since it is about to be written again. Rows that cannot be written wait
+    (see `LineLog`).
     """
 
     def __init__(self, path: Path, restored_step: int):
-        """Opens the file for rows after `restored_step`; the file is replaced in one rename."""
-        rows = [row for row in read_metrics(path) if row["step"] <= restored_step]
-        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        temporary.replace(path)
-        self._file = path.open("a", buffering=1)
+        """Cuts off what comes after the last row of `restored_step` or before.
+
+        Raises:
+            OSError: The file is there and cannot be cut.
+        """
+        self._lines = LineLog(path)
+        if path.exists():
+            kept = 0
+            for end, row in _rows(path.read_bytes()):
+                if row["step"] > restored_step:
+                    break
+                kept = end
+            os.truncate(path, kept)  # in place: it takes no room
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Adds a row; a number that is not finite becomes null, which JSON can hold."""
         row = {"step": step, **values}
-        self._file.write(
+        self._lines.write(
             json.dumps(
                 {
                     key: None if isinstance(value, float) and not math.isfinite(value) else value
                     for key, value in row.items()
                 }
             )
-            + "\n"
         )
 
     def sync(self) -> None:
-        """Returns when all rows are on the disk, not only with the operating system."""
-        os.fsync(self._file.fileno())
+        """Returns when all rows are on the disk, if it takes them."""
+        self._lines.sync()
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Tries a last time to write the rows that wait."""
+        self._lines.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`; a last line that was cut off by a crash is left out."""
-    if not path.exists():
+    """The rows of a `metrics.jsonl`; lines that are not whole rows are left out.
+
+    Every row has a `step`, an integer. A file that is missing has no rows.
+    """
+    try:
+        return [row for _, row in _rows(path.read_bytes())]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    rows = []
-    for line in path.read_text().splitlines(keepends=True):
-        with contextlib.suppress(ValueError):
+
+
+def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each row, and the byte at which the line after it begins."""
+    end = 0
+    for line in data.splitlines(keepends=True):
+        end += len(line)
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
-            if line.endswith("\n") and isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows.append(row)
-    return rows
+            if line.endswith(b"\n") and isinstance(row, dict) and type(row.get("step")) is int:
+                yield end, row
 
 
 @dataclass
@@ -141,7 +158,7 @@ class Telemetry:
         if not self._active:
             return
         self._log = MetricsLog(workdir / "metrics.jsonl", restored_step)
-        self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=restored_step + 1)
+        self._board = Board(workdir / "tensorboard", purge_step=restored_step + 1)
         if echo is None and sys.stderr.isatty():
             self._bar = tqdm(
                 total=num_steps, initial=restored_step, unit="step", dynamic_ncols=True, leave=False
@@ -191,9 +208,7 @@ class Telemetry:
             return
         self._log.write(step, values)
         self._goodput.record(step)
-        for name, value in values.items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                self._board.add_scalar(name, value, step)
+        self._board.write(step, values)
 
     def progress_line(self, step: int, values: dict[str, float]) -> None:
         """A row of training metrics as a line, where there is no bar to show it."""
@@ -211,16 +226,21 @@ class Telemetry:
         self.say("  ".join(parts))
 
     def sync(self) -> None:
-        """Returns when all rows are on disk."""
+        """Returns when all rows are on the disk, if it takes them."""
         if self._active:
             self._log.sync()
-            self._board.flush()
+            self._board.sync()
 
     def _print(self, text: str) -> None:
-        if self._bar is not None:
-            tqdm.write(text, file=sys.stdout)
-        else:
-            print(text, flush=True)
+        try:
+            if self._bar is not None:
+                tqdm.write(text, file=sys.stdout)
+            else:
+                print(text, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:  # the output goes to a file whose disk is full
+            pass
 
 
 def duration(seconds: float) -> str:

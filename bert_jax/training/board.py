@@ -1,0 +1,99 @@
+"""Scalars for TensorBoard.
+
+The records are written here, with tensorboardX's protocol buffers and checksum. Its `SummaryWriter`
+hands them to a thread that a full disk ends, and the training loop then waits for room in that
+thread's queue for ever.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
+
+_log = logging.getLogger("bert_jax")
+
+
+class Board:
+    """One event file of a run. Where it cannot be written it is given up, and nothing is raised."""
+
+    def __init__(self, directory: Path, *, purge_step: int):
+        """Opens a new file.
+
+        Args:
+            directory: Made if missing.
+            purge_step: TensorBoard hides what earlier files have from this step on.
+        """
+        self._directory = directory
+        self._file: int | None = None
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+        with self._given_up_if_it_fails():
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(
+                directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
+            )
+        version = "brain.Event:2"
+        started = SessionLog(status=SessionLog.START)
+        self._append(
+            Event(wall_time=time.time(), file_version=version),
+            Event(wall_time=time.time(), step=purge_step, session_log=started),
+        )
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Adds the values that are finite numbers."""
+        scalars = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        ]
+        self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
+
+    def sync(self) -> None:
+        """Returns when all is on the disk, not only with the operating system."""
+        if self._file is not None:
+            with self._given_up_if_it_fails():
+                os.fsync(self._file)
+
+    def close(self) -> None:
+        """Closes the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.close(file)
+
+    def _append(self, *events: Any) -> None:
+        if self._file is None:
+            return
+        data = b"".join(_record(event.SerializeToString()) for event in events)
+        with self._given_up_if_it_fails():
+            if os.fstat(self._file).st_nlink == 0:
+                raise FileNotFoundError("its file was removed")
+            while data:
+                data = data[os.write(self._file, data) :]
+
+    @contextlib.contextmanager
+    def _given_up_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # What is half written stays the last of its file, and there TensorBoard expects it.
+            self.close()
+            _log.warning(
+                "%s cannot be written (%s); TensorBoard gets no more of this start of the run, "
+                "metrics.jsonl has it all", self._directory, error.strerror or error,
+            )  # fmt: skip
+
+
+def _record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    checks = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
+    return length + checks[0] + data + checks[1]
