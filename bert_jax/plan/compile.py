@@ -23,7 +23,7 @@ from bert_jax.training.config import PretrainConfig
 
 ASSUMED_VOCAB_SIZE = 30522
 """The published English BERT's, where neither the configuration nor a corpus says."""
-_STEP_MODULES = ("collectives", "losses", "masking", "optim", "sharding", "step")
+_STEP_MODULES = ("collectives", "guard", "losses", "masking", "optim", "sharding", "step")
 _CACHE_BYTES = 512 * 2**20
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -141,7 +141,7 @@ def compile_step(
     }
     known = Memory(
         parameters=_bytes_per_device(state.params),
-        optimizer=_bytes_per_device((state.opt_state, state.step)),
+        optimizer=_bytes_per_device(state._replace(params=None)),
         batch=_bytes_per_device(batch),
         temporaries=0,
         other=0,
@@ -229,6 +229,7 @@ def _step_config(config: PretrainConfig) -> Any:
         continues_word=np.zeros(vocab_size, bool) if config.masking.whole_word else None,
         accumulation=config.training.accumulation,
         seed=config.seed,
+        guard=config.guard,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from bert_jax.data.pipeline import DataConfig, Phase
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
+from bert_jax.training.guard import GuardConfig
 from bert_jax.training.masking import MaskingConfig
 from bert_jax.training.optim import OptimizerConfig, learning_rate_schedule
 from bert_jax.training.sharding import MeshConfig
@@ -25,6 +26,7 @@ FREE_FIELDS = (
     "data.corpus",  # it may move; the corpus's fingerprint is compared instead
     "data.num_threads",
     "data.prefetch_batches",
+    "guard",
     "mesh",
     "model.attention_impl",
     "model.remat",
@@ -154,6 +156,7 @@ class PretrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     seed: int = 0
     """Of the initial parameters, the order and pairing of examples, masks and dropout."""
 

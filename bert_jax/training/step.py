@@ -26,6 +26,7 @@ from bert_jax.training.collectives import (
     reduce_gradients,
     reduce_sums,
 )
+from bert_jax.training.guard import GuardConfig, GuardState, fresh_guard, judge
 from bert_jax.training.losses import LossSums, pretraining_loss, pretraining_sums, ratio
 from bert_jax.training.masking import MaskingConfig, mask_tokens
 from bert_jax.training.optim import OptimizerConfig, learning_rate_schedule, make_optimizer
@@ -47,10 +48,11 @@ class TrainState(NamedTuple):
     """All that a step changes: a plain pytree of arrays."""
 
     step: Any
-    """int32 scalar: updates made; also the number of the next batch."""
+    """int32 scalar: batches done, the skipped ones too; also the number of the next batch."""
     params: Any
     """Nested dict of float32 arrays, as from `model.heads.init_params`."""
     opt_state: Any
+    guard: GuardState
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class StepConfig:
     """Micro-batches per step."""
     seed: int = 0
     """Of masks and dropout."""
+    guard: GuardConfig = field(default_factory=GuardConfig)
 
     def __post_init__(self) -> None:
         """Refuse a step of no micro-batches."""
@@ -90,6 +93,7 @@ def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
         step=replicated(mesh),
         params=params,
         opt_state=opt_state_shardings(optimizer, shapes, params, mesh),
+        guard=jax.tree.map(lambda _: replicated(mesh), jax.eval_shape(fresh_guard)),
     )
 
 
@@ -121,7 +125,8 @@ def jitted_init(config: StepConfig, mesh: Mesh) -> Any:
 def _fresh_state(config: StepConfig, key: Array) -> TrainState:
     params = init_params(config.model, key)
     optimizer = make_optimizer(config.optimizer, config.num_steps, logical_axes(config.model))
-    return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
+    step = jnp.zeros([], jnp.int32)
+    return TrainState(step, params, optimizer.init(params), fresh_guard())
 
 
 def make_train_step(
@@ -135,7 +140,10 @@ def make_train_step(
 
     Metrics are scalars on the device, of the batch before the update: loss, mlm_loss, nsp_loss (in
     nats), mlm_accuracy, nsp_accuracy, grad_norm (before clipping), learning_rate, num_masked,
-    num_tokens (padding excluded).
+    num_tokens (padding excluded), and the guard's (see `guard.Judgement`).
+
+    A step that the guard finds bad returns parameters and optimizer bit for bit as they were; one
+    that stops the run, and every one after it, also the step counter. Only `guard.halted` differs.
 
     Raises:
         UserError: when traced, if the batch does not divide over mesh and micro-batches.
@@ -158,12 +166,20 @@ def make_train_step(
             "mlm_accuracy": ratio(sums.mlm_correct, sums.mlm_count),
             "nsp_accuracy": ratio(sums.nsp_correct, sums.nsp_count),
             "grad_norm": optax.tree.norm(grads),
-            "learning_rate": learning_rate(state.step),
+            # Of the update: a skipped step makes none, so the schedule waits for it.
+            "learning_rate": learning_rate(state.opt_state.num_updates),
             "num_masked": sums.mlm_count,
             "num_tokens": jnp.sum(batch["segment_ids"] > 0, dtype=jnp.int32),
         }
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, opt_state), metrics
+        verdict = judge(config.guard, state.guard, metrics["loss"], metrics["grad_norm"])
+        # Part of the loop that writes the update, which reads the old values anyway.
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(verdict.taken, new, old),
+            (optax.apply_updates(state.params, updates), opt_state),
+            (state.params, state.opt_state),
+        )
+        after = TrainState(state.step + verdict.advance, params, opt_state, verdict.guard)
+        return after, metrics | verdict.metrics
 
     return jax.jit(
         train_step,

@@ -346,6 +346,7 @@ def step_config(config: PretrainConfig, corpus: Corpus) -> StepConfig:
         continues_word=continues_word,
         accumulation=config.training.accumulation,
         seed=config.seed,
+        guard=config.guard,
     )
 
 

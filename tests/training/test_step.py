@@ -214,6 +214,7 @@ def test_metrics_are_those_of_the_batch(trained):
     assert set(first) == {
         "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm",
         "learning_rate", "num_masked", "num_tokens",
+        "bad", "halted", "guard_mean", "guard_std", "guard_limit",
     }  # fmt: skip
     assert first["num_tokens"] == batch["segment_ids"].sum() < batch["tokens"].size
     np.testing.assert_allclose(first["loss"], first["mlm_loss"] + first["nsp_loss"], rtol=1e-6)
