@@ -1,0 +1,216 @@
+"""The work directory as the loop sees it: a local directory, or one in a bucket.
+
+Checkpoints are written straight into a bucket. What a run appends to or reads by name
+(config.json, metrics.jsonl, tokenizer/ and so on) cannot lie there: an object is written as a
+whole. Those files lie in a local mirror, and `sync` uploads what changed.
+"""
+
+import atexit
+import importlib.util
+import logging
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import jax
+from etils import epath
+
+from bert_jax.errors import UserError
+
+_CHECKPOINTS, _DAMAGED = "checkpoints", "damaged"
+_LARGEST = 1 << 30
+_log = logging.getLogger("bert_jax")
+
+
+@dataclass(frozen=True)
+class WorkDir:
+    """Where the parts of a work directory are."""
+
+    local: Path
+    """config.json, metrics.jsonl, tokenizer/ and the other small files."""
+    checkpoints: epath.Path
+    damaged: epath.Path
+    name: str
+    """What people see: the path that was given."""
+    mirror: "_Mirror | None" = None
+    """None: `local` is the work directory itself."""
+
+    def sync(self, *, required: bool = False) -> None:
+        """Uploads the small files that changed since the last call; locally, does nothing.
+
+        Process 0 uploads, the others return at once. Call it before each save, so that a run that
+        is restarted from that save finds the metrics up to it, and when the run ends. An upload
+        that fails is logged as an error and tried again at the next call.
+
+        Args:
+            required: Whether a failed upload raises; for the first of a run.
+
+        Raises:
+            UserError: `required`, and an upload failed.
+        """
+        if self.mirror is None or jax.process_index() != 0:
+            return
+        try:
+            self.mirror.upload()
+        except _failures() as error:
+            reason = f"cannot upload to {self.name}: {_explained(error, self.name)}"
+            if required:
+                raise UserError(reason) from error
+            _log.error("%s. The run goes on and tries again at the next save", reason)
+
+
+def open_workdir(path: str | Path) -> WorkDir:
+    """The work directory at a path; downloads the small files of a run that is in a bucket.
+
+    Args:
+        path: A local directory, which need not exist, or `gs://bucket/directory`.
+
+    Raises:
+        UserError: Another scheme, no directory after the bucket, gcsfs is not installed, or the
+            bucket is missing, out of reach or not allowed.
+    """
+    kind = scheme(path)
+    if kind is None:
+        local = Path(path)
+        absolute = epath.Path(local.absolute())
+        return WorkDir(local, absolute / _CHECKPOINTS, absolute / _DAMAGED, str(path))
+    bucket, _, directory = re.sub(r"^[^:]*:/+", "", str(path)).strip("/").partition("/")
+    if kind != "gs":
+        raise UserError(
+            f"the work directory {path}: {kind}:// is not supported. Give a local directory or "
+            "gs://BUCKET/DIRECTORY"
+        )
+    if not directory:
+        raise UserError(
+            f"the work directory {path} names no directory in a bucket; give gs://BUCKET/DIRECTORY"
+        )
+    url = f"gs://{bucket}/{directory}"
+    mirror = _Mirror(url)
+    try:
+        mirror.download(bucket)
+    except _failures() as error:
+        raise UserError(f"cannot open {url}: {_explained(error, url)}") from error
+    root = epath.Path(url)
+    return WorkDir(mirror.local, root / _CHECKPOINTS, root / _DAMAGED, url, mirror)
+
+
+def scheme(path: str | Path) -> str | None:
+    """The scheme of a URL, such as "gs"; None for a local path.
+
+    `pathlib` makes one slash of two, so that one is enough.
+    """
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))
+    return match[1] if match else None
+
+
+class _Mirror:
+    """A local copy of the small files below a URL."""
+
+    def __init__(self, url: str):
+        if importlib.util.find_spec("gcsfs") is None:
+            raise UserError(
+                f"{url} needs gcsfs, which is not installed: pip install 'bert_jax[gcs]'"
+            )
+        import fsspec
+
+        # fsspec remembers listings, and does not see what TensorStore and other processes write.
+        for protocol in ("gs", "gcs"):
+            fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
+        self._url = url
+        self._files: Any = None
+        self._uploaded: dict[str, tuple[int, int]] = {}
+        self._failed = False
+        self.local = Path(tempfile.mkdtemp(prefix="bert_jax-"))
+        atexit.register(self._remove)
+
+    def download(self, bucket: str) -> None:
+        """Fetches every file, except what lies below checkpoints/ and damaged/."""
+        import fsspec
+
+        self._files = fsspec.filesystem("gs")
+        self._files.info(bucket)  # a listing says the same of a missing bucket and an empty one
+        root = self._url.removeprefix("gs://")
+        try:
+            entries = self._files.ls(root, detail=True)
+        except FileNotFoundError:  # a new run
+            return
+        objects: dict[str, Any] = {}
+        for entry in entries:
+            if entry["type"] != "directory":
+                objects[entry["name"]] = entry
+            elif PurePosixPath(entry["name"]).name not in (_CHECKPOINTS, _DAMAGED):
+                objects |= self._files.find(entry["name"], detail=True)
+        for key, entry in objects.items():
+            name = key.removeprefix(f"{root}/")
+            if name.endswith("/") or key == root:  # what a web console writes for a directory
+                continue
+            if not set(PurePosixPath(name).parts).isdisjoint(("..", "/")):
+                raise UserError(f"{self._url} holds an object with the name {name!r}; remove it")
+            if entry["size"] > _LARGEST:
+                raise UserError(
+                    f"{self._url}/{name} has {entry['size']:,} bytes, which is no file of a run; "
+                    "move it elsewhere"
+                )
+            target = self.local / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(self._files.cat_file(key))
+            self._uploaded[name] = _signature(target)
+
+    def upload(self) -> None:
+        """Uploads what changed; each object appears complete or not at all.
+
+        Nothing is deleted in the bucket: who cleans temporary directories would delete a run.
+        """
+        self._failed = True
+        for path in sorted(self.local.rglob("*")):
+            name = path.relative_to(self.local).as_posix()
+            if not path.is_file() or re.search(r"\.tmp\b", name):
+                continue
+            signature = _signature(
+                path
+            )  # before reading: what is appended meanwhile comes next time
+            if self._uploaded.get(name) == signature:
+                continue
+            self._files.pipe_file(f"{self._url}/{name}", path.read_bytes())
+            self._uploaded[name] = signature
+        self._failed = False
+
+    def _remove(self) -> None:
+        if self._failed:
+            _log.error("Files that could not be uploaded to %s are in %s", self._url, self.local)
+        else:
+            shutil.rmtree(self.local, ignore_errors=True)
+
+
+def _signature(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What gcsfs raises where the bucket, the network or the rights are at fault."""
+    import google.auth.exceptions
+    from gcsfs.retry import HttpError
+
+    return OSError, HttpError, google.auth.exceptions.GoogleAuthError
+
+
+def _explained(error: Exception, url: str) -> str:
+    text = (str(error).strip().splitlines() or [""])[0][:200]
+    bucket = url.removeprefix("gs://").partition("/")[0]
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"there is no bucket {bucket}, or none that these credentials can see. Make it with "
+            f"`gcloud storage buckets create gs://{bucket}`"
+        )
+    denied = getattr(error, "code", None) in (401, 403) or text.startswith("Forbidden")
+    if denied or type(error).__module__.startswith("google.auth"):
+        return (
+            f"access denied or no credentials ({type(error).__name__}: {text}). Run `gcloud auth "
+            "application-default login`, or give this machine's service account the role "
+            "roles/storage.objectAdmin on the bucket"
+        )
+    return f"{type(error).__name__}: {text}"
