@@ -53,7 +53,10 @@ class ParquetSource:
                             yield text
                     done += batch.num_rows
                     self.bytes_read = self.size * done // total
-        except (pa.ArrowException, OSError) as error:
+        except UserError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
+            # ValueError: text that is not UTF-8, a date that Python cannot hold.
             raise UserError(f"{self.name} is not a sound parquet file: {error}") from error
         if not found:
             raise UserError(f"{self.name} holds no text in the column {self._field!r}.")

@@ -14,6 +14,8 @@ BLOCK = 1 << 20
 COMPRESSIONS = (".gz", ".xz", ".zst")
 MAX_LINE_BYTES = 16 << 20
 _XZ_MEMORY = 512 << 20  # what the dictionary of one .xz file may ask for; `xz -9` asks for 65 MiB
+# What is left of a sip is copied at the end of each stream, and a stream may have 20 bytes.
+_SIP = 1 << 16
 # A megabyte of zstd can hold 32 GB of one byte, and its decoder has no limit on what it returns:
 # small sips keep the worst case at 64 MiB.
 _ZSTD_SIP = 2048
@@ -77,7 +79,7 @@ def _decompress(file: HashedFile, suffix: str) -> Iterator[bytes]:
             yield data
         return
     kind, new, errors = {".gz": _gzip, ".xz": _xz, ".zst": _zstd}[suffix]()
-    sip = _ZSTD_SIP if suffix == ".zst" else BLOCK
+    sip = _ZSTD_SIP if suffix == ".zst" else _SIP
     decoder = new()
     fresh, streams, pending = True, 0, b""
     while True:

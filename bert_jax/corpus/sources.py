@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,12 +278,13 @@ def field_text(example: dict[str, Any], field: str, where: str) -> str:
             value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return value
     if field in example:
-        raise UserError(f"{where}: the field {field!r} holds {value!r:.40}, not text.")
+        raise UserError(f"{where}: the field {field!r} holds {reprlib.repr(value):.40}, not text.")
     raise UserError(f"{where}: {missing_field(field, [str(key) for key in example])}")
 
 
 def missing_field(field: str, present: list[str]) -> str:
     """Says that a field is not there, which ones are, and the nearest of them."""
+    present = [name[:40] for name in present[:1000]]  # one object may have a million
     near = difflib.get_close_matches(field, present, 1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     shown = ", ".join(present[:20]) or "none"

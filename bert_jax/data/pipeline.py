@@ -187,7 +187,8 @@ class ExampleStream:
         """One process's rows of a step: a contiguous slice, without building the others.
 
         Raises:
-          UserError: the batch does not divide among the processes.
+          UserError: the batch does not divide among the processes, or the store holds an id
+            outside its vocabulary, which jax would read as another one.
           IndexError: the step is beyond the last phase.
         """
         number = self.phase_of(step)
@@ -196,6 +197,7 @@ class ExampleStream:
         place = (step - self._first_step[number]) * phase.batch_size + process_index * rows
         plan = self.plan(number)
         batch = plan.gather(self._store, self._rows(number, len(plan), place, place + rows))
+        _check_ids(self._store, batch["tokens"])
         first = self._first_row[number] + place
         batch["row_index"] = np.arange(first, first + rows, dtype=np.uint32)
         return batch
@@ -214,6 +216,16 @@ class ExampleStream:
     def _make_order_block(self, phase: int, num_rows: int, epoch: int, block: int) -> np.ndarray:
         places = np.arange(block * _ORDER_BLOCK, min((block + 1) * _ORDER_BLOCK, num_rows))
         return permute(places, num_rows, hash_key(self._seed, _SHUFFLE, phase, epoch))
+
+
+def _check_ids(store: TokenStore, tokens: np.ndarray) -> None:
+    """Refuses what jax would read as another id without a word."""
+    highest = int(tokens.max(initial=0))
+    if highest >= store.vocab_size:
+        raise UserError(
+            f"the token store {store.path} is damaged: it has the id {highest}, of "
+            f"{store.vocab_size} in its vocabulary. Build the corpus again."
+        )
 
 
 class BatchIterator:
@@ -317,6 +329,7 @@ class EvalBatches:
         """The batch of `rows`, at most `share` of them, filled up to `share`."""
         filler = {"tokens": self._store.special_ids.pad, "nsp_labels": -1}
         batch = self._plan.gather(self._store, rows if rows.size else np.zeros(1, np.int64))
+        _check_ids(self._store, batch["tokens"])
         for name, array in batch.items():
             full = np.full((share, *array.shape[1:]), filler.get(name, 0), array.dtype)
             full[: rows.size] = array[: rows.size]

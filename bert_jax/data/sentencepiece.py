@@ -63,6 +63,9 @@ class SentencePieceTokenizer:
         Raises:
             UserError: not a model, or one whose special pieces are missing or match raw text.
         """
+        pieces = _count_pieces(model, MAX_TOKENS)
+        if pieces > MAX_TOKENS:  # before the library makes an object of each
+            raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, the limit")
         self._model = model
         self._fast = sentencepiece.SentencePieceProcessor()
         try:
@@ -70,8 +73,6 @@ class SentencePieceTokenizer:
         except Exception as error:  # the binding raises several types
             raise UserError(f"{where} is not a SentencePiece model: {error}") from error
         self.vocab_size = self._fast.get_piece_size()
-        if self.vocab_size > MAX_TOKENS:
-            raise UserError(f"{where} has {self.vocab_size:,} pieces; the limit is {MAX_TOKENS:,}")
         self._pieces: list[str] = []
         for id in range(self.vocab_size):
             try:
@@ -168,6 +169,35 @@ class SentencePieceTokenizer:
             CONFIG_NAME: (json.dumps(config, indent=1) + "\n").encode(),
         }
         write_directory(directory, self.kind, files)
+
+
+def _count_pieces(model: bytes, limit: int) -> int:
+    """Fields 1 of the outer protobuf message, counted to `limit` + 1 or where it is not sound."""
+    count = at = 0
+    while at < len(model) and count <= limit:
+        tag, at = _varint(model, at)
+        kind = tag & 7
+        if kind == 2:
+            size, at = _varint(model, at)
+            at += size
+            count += tag >> 3 == 1
+        elif kind == 0:
+            _, at = _varint(model, at)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            break
+    return count
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A protobuf integer, and where it ends; the end of `data` where it is not sound."""
+    value = 0
+    for i, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            return value, at + i + 1
+    return 0, len(data)
 
 
 _FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")

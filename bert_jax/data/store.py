@@ -9,7 +9,6 @@ gather, and `corpus.json` beside them:
 
 import functools
 import hashlib
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,10 +16,18 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.untrusted.json_file import read_json
 
 FORMAT = "bert_jax token store"
 VERSION = 1
 OFFSET_DTYPE = np.dtype("<i8")
+MAX_HEADER_BYTES = 256 << 20
+"""Of corpus.json, which has an entry for each source; about a million of them."""
+MAX_VOCAB = 1 << 22
+"""Ids; the counts of all of them are read when a store is opened."""
+_CHECK_BLOCK = 1 << 20
+_CHECKED_OFFSETS = 1 << 22
+"""At each opening; `verify` looks at all of them."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +159,16 @@ def open_store(
     try:
         numbers = [header[f"num_{name}"] for name in ("tokens", "sentences", "documents")]
         vocab_size = header["vocab_size"]
-        if not all(type(n) is int and n > 0 for n in (*numbers, vocab_size)):
+        if not all(type(n) is int and 0 < n < 1 << 48 for n in (*numbers, vocab_size)):
             raise ValueError(f"counts {numbers}, vocab_size {vocab_size}")
+        if vocab_size > MAX_VOCAB:
+            raise ValueError(f"vocab_size {vocab_size}; the limit is {MAX_VOCAB}")
         special_ids = SpecialIds(**header["special_ids"])
         if not all(type(i) is int and 0 <= i < vocab_size for i in asdict(special_ids).values()):
             raise ValueError(f"{special_ids} outside a vocabulary of {vocab_size}")
         fingerprints = (header["tokenizer_fingerprint"], header["fingerprint"])
+        if not all(isinstance(fingerprint, str) for fingerprint in fingerprints):
+            raise ValueError(f"fingerprints {fingerprints}")
         dtype = token_dtype(vocab_size)
         if header["token_dtype"] != dtype.name:
             raise ValueError(f"token_dtype {header['token_dtype']!r} with vocab_size {vocab_size}")
@@ -182,9 +193,12 @@ def open_store(
             raise _damaged(
                 path, f"{name}_offsets.bin runs from {array[0]} to {array[-1]}, not 0 to {end}"
             )
-    if counts.min() < 0 or counts.sum() != num_tokens:
-        raise _damaged(path, f"unigram_counts.bin adds up to {counts.sum()}, not {num_tokens}")
+        _check_rising(path, name, array if verify else array[:_CHECKED_OFFSETS])
+    total = sum(counts.tolist())  # of numpy's integers a sum can wrap around
+    if counts.min() < 0 or total != num_tokens:
+        raise _damaged(path, f"unigram_counts.bin adds up to {total}, not {num_tokens}")
     if verify:
+        _check_tokens(path, tokens, vocab_size)
         arrays = {"tokens": tokens, "sentence_offsets": sentences, "document_offsets": documents}
         digests = {name: hashlib.sha256(a.data).hexdigest() for name, a in arrays.items()}
         if content_fingerprint(fingerprints[0], digests) != fingerprints[1]:
@@ -218,9 +232,9 @@ def _read_header(path: Path) -> dict[str, Any]:
             "`bert-jax corpus`."
         )
     try:
-        header = json.loads((path / "corpus.json").read_bytes())
-    except ValueError as error:
-        raise _damaged(path, f"corpus.json is not JSON: {error}") from error
+        header = read_json(path / "corpus.json", max_bytes=MAX_HEADER_BYTES)
+    except UserError as error:
+        raise _damaged(path, f"{error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise UserError(f"{path / 'corpus.json'} does not describe a bert_jax token store.")
     if header.get("version") != VERSION:
@@ -238,6 +252,27 @@ def _map(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
         found = "is missing" if size is None else f"has {size} bytes"
         raise _damaged(path, f"{file.name} {found}, corpus.json asks for {length * dtype.itemsize}")
     return np.memmap(file, dtype=dtype, mode="r", shape=(length,))
+
+
+def _check_rising(path: Path, name: str, offsets: np.ndarray) -> None:
+    """No sentence and no document is empty."""
+    for begin in range(0, len(offsets) - 1, _CHECK_BLOCK):
+        falls = np.flatnonzero(np.diff(offsets[begin : begin + _CHECK_BLOCK + 1]) <= 0)
+        if falls.size:
+            at = begin + int(falls[0])
+            raise _damaged(
+                path, f"{name}_offsets.bin: {offsets[at]} is followed by {offsets[at + 1]} at {at}"
+            )
+
+
+def _check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
+    for begin in range(0, len(tokens), _CHECK_BLOCK):
+        block = tokens[begin : begin + _CHECK_BLOCK]
+        if block.max() >= vocab_size:
+            at = begin + int(np.argmax(block >= vocab_size))
+            raise _damaged(
+                path, f"tokens.bin has the id {tokens[at]} at {at}, of {vocab_size} in vocab_size"
+            )
 
 
 def _damaged(path: Path, what: str) -> UserError:

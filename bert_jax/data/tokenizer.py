@@ -6,18 +6,18 @@ rows. Code that wants a special id takes it from `special_ids` and inserts it it
 """
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from bert_jax.data.staging import write_synced
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
+from bert_jax.untrusted.whole_file import read_bytes
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """In the order of the fields of `SpecialIds`."""
@@ -26,6 +26,8 @@ MAX_TOKENS = 1_000_000
 """Most tokens a vocabulary may have; the largest published BERT vocabulary has 501,153."""
 MAX_FILE_BYTES = 32 * 1024 * 1024
 """Largest tokenizer file that is read; the multilingual BERT's tokenizer.json has 3 MB."""
+MAX_TOKEN_CHARS = 1000
+"""Longest token; none is matched that is longer than `max_input_chars_per_word`."""
 
 Id = int | np.integer
 """A token id as a caller may hold it."""
@@ -113,7 +115,7 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
         if lowercase is not None:
             raise UserError(f"{path}: a SentencePiece model carries its own normalisation; drop "
                             f"the option lowercase={lowercase}")  # fmt: skip
-        return SentencePieceTokenizer(read_bounded(path), where=str(path))
+        return SentencePieceTokenizer(read_bytes(path, max_bytes=MAX_FILE_BYTES), where=f"{path}")
     if path.suffix in (".json", ".txt"):
         return load_wordpiece(path, lowercase=lowercase)
     raise UserError(
@@ -141,65 +143,6 @@ def _find(directory: Path) -> Path:
             f"{directory} holds no tokenizer: none of tokenizer.json, vocab.txt, *.model is there"
         )
     return (wordpiece or models)[0]
-
-
-def read_bounded(path: Path) -> bytes:
-    """The bytes of a file of at most `MAX_FILE_BYTES`, or UserError."""
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise UserError(
-            f"{path} is larger than {MAX_FILE_BYTES:,} bytes; that is no tokenizer (limit: "
-            f"{MAX_TOKENS:,} tokens)"
-        )
-    if not raw:
-        raise UserError(f"{path} is empty; a tokenizer file was expected")
-    return raw
-
-
-def read_text(path: Path) -> str:
-    """A bounded UTF-8 file without NUL bytes and without its byte order mark, or UserError."""
-    raw = read_bounded(path)
-    nul = raw.find(b"\0")
-    if nul >= 0:
-        line = raw.count(b"\n", 0, nul) + 1
-        raise UserError(f"{path}, line {line}: a NUL byte (offset {nul}); this is not a text file")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
-        raise UserError(
-            f"{path}, line {line}, byte {column}: 0x{raw[error.start]:02x} is not UTF-8; save the "
-            "file as UTF-8"
-        ) from error
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A bounded JSON file whose top level is an object, or UserError; repeated keys are refused."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            seen: set[str] = set()
-            for key, _ in pairs:
-                if key in seen:
-                    raise UserError(f"{path}: the key {key!r} occurs twice in one object")
-                seen.add(key)
-        return found
-
-    try:
-        value = json.loads(read_text(path), object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
-    except RecursionError as error:
-        raise UserError(f"{path}: JSON nested too deeply for a tokenizer file") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: the top level is a {type(value).__name__}, an object is needed")
-    return value
 
 
 def write_directory(directory: Path, kind: str, files: Mapping[str, bytes]) -> None:

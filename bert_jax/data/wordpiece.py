@@ -29,6 +29,7 @@ from tqdm import tqdm
 from bert_jax.data.store import SpecialIds
 from bert_jax.data.tokenizer import (
     CONFIG_NAME,
+    MAX_TOKEN_CHARS,
     MAX_TOKENS,
     SPECIAL_TOKENS,
     Encoding,
@@ -102,8 +103,8 @@ class WordPieceTokenizer:
             where: names an entry in error messages; `{}` becomes its position, from 1.
 
         Raises:
-            UserError: an entry is empty, repeated or not one line of text; a special token is
-                missing; too many entries.
+            UserError: an entry is empty, repeated, too long or not one line of text; a special
+                token is missing; too many entries.
         """
         options = options or WordPieceOptions()
         ids = _check_vocab(vocab, where)
@@ -243,6 +244,11 @@ def _check_vocab(vocab: Sequence[str], where: str) -> dict[str, int]:
         at = where.format(id + 1)
         if not token:
             raise UserError(f"{at} is empty; each entry is one token")
+        if len(token) > MAX_TOKEN_CHARS:
+            raise UserError(
+                f"{at}: a token of {len(token):,} characters ({token[:40]!r}...); the limit is "
+                f"{MAX_TOKEN_CHARS:,}"
+            )
         if "\n" in token or "\r" in token or "\0" in token:
             raise UserError(f"{at}: {token[:80]!r} has a line break or a NUL; vocab.txt has one "
                             "token a line")  # fmt: skip

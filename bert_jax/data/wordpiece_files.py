@@ -11,13 +11,15 @@ from typing import Any
 
 from bert_jax.data.tokenizer import (
     CONFIG_NAME,
+    MAX_FILE_BYTES,
+    MAX_TOKEN_CHARS,
     MAX_TOKENS,
     SPECIAL_TOKENS,
-    read_json_object,
-    read_text,
 )
 from bert_jax.data.wordpiece import CONTINUATION, WordPieceOptions, WordPieceTokenizer
 from bert_jax.errors import UserError
+from bert_jax.untrusted.json_file import read_json_object
+from bert_jax.untrusted.whole_file import read_text
 
 
 def load_wordpiece(path: Path, *, lowercase: bool | None = None) -> WordPieceTokenizer:
@@ -30,7 +32,9 @@ def load_wordpiece(path: Path, *, lowercase: bool | None = None) -> WordPieceTok
         UserError: the file is not sound, or two sources contradict each other.
     """
     config_path = path.with_name(CONFIG_NAME)
-    config = read_json_object(config_path) if config_path.is_file() else {}
+    config = (
+        read_json_object(config_path, max_bytes=MAX_FILE_BYTES) if config_path.is_file() else {}
+    )
     stated = _stated_lowercase(config_path, config)
     if None not in (lowercase, stated) and lowercase != stated:
         raise UserError(
@@ -71,7 +75,7 @@ def has_upper_case(vocab: list[str]) -> bool:
 
 
 def _read_vocab_txt(path: Path) -> list[str]:
-    text = read_text(path)
+    text = read_text(path, max_bytes=MAX_FILE_BYTES)
     if text.count("\n") > MAX_TOKENS:
         raise UserError(f"{path} has more than {MAX_TOKENS:,} lines; that is no vocabulary")
     # Not splitlines: U+2028 is a token of the published multilingual uncased vocabulary.
@@ -106,14 +110,17 @@ def _apply_config(
 
 
 def _positive(path: Path, field: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000:
-        raise UserError(f"{path}: {field} is {value!r}; an integer from 1 to 100000 is needed")
+    if isinstance(value, bool) or not isinstance(value, int) or not (1 <= value <= MAX_TOKEN_CHARS):
+        raise UserError(
+            f"{path}: {field} is {value!r:.40}; an integer from 1 to {MAX_TOKEN_CHARS} is needed "
+            "(cutting one word takes the cube of that)"
+        )
     return value
 
 
 def _read_tokenizer_json(path: Path) -> tuple[list[str], WordPieceOptions]:
     """Vocabulary and options of a BERT `tokenizer.json`; any other pipeline is a UserError."""
-    whole = read_json_object(path)
+    whole = read_json_object(path, max_bytes=MAX_FILE_BYTES)
 
     def part(name: str, type_name: str) -> dict[str, Any]:
         found = whole.get(name)

@@ -281,3 +281,14 @@ def test_bad_requests():
         train_batches(stream, 4)
     with pytest.raises(UserError, match="another document"):
         ExampleStream(make_store([[5, 5]]), DataConfig(), [Phase(32, 8, 3)])
+
+
+def test_an_id_outside_the_vocabulary_is_not_handed_on():
+    store = random_store(30)
+    tokens = store.tokens.copy()
+    tokens[:] = store.vocab_size
+    stream = ExampleStream(replace(store, tokens=tokens), DataConfig(), [Phase(32, 8, 3)])
+    with pytest.raises(UserError, match=f"damaged: it has the id {store.vocab_size}, of"):
+        stream.batch(2)
+    with pytest.raises(UserError, match="damaged"):
+        list(eval_batches(replace(store, tokens=tokens), DataConfig(), 32, 4))

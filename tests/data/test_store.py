@@ -309,3 +309,82 @@ def test_is_store(tmp_path):
     write(tmp_path / "s")
     assert is_store(tmp_path / "s")
     assert store_module.VERSION == 1
+
+
+def rewrite(path: Path, name: str, dtype: str, change) -> None:
+    array = np.fromfile(path / f"{name}.bin", dtype)
+    change(array)
+    array.tofile(path / f"{name}.bin")
+
+
+@pytest.mark.parametrize("name", ["sentence", "document"])
+@pytest.mark.parametrize("value", [0, 99, -5, 3])
+def test_offsets_rise(tmp_path, monkeypatch, name, value):
+    store = write(tmp_path / "s")
+    last = len(getattr(store, f"{name}_offsets")) - 2
+
+    def change(array):
+        array[last] = value if value != 3 else array[last - 1]
+
+    rewrite(tmp_path / "s", f"{name}_offsets", "<i8", change)
+    with pytest.raises(UserError, match=rf"damaged: {name}_offsets.bin: .* is followed by"):
+        open_store(tmp_path / "s")
+    # Of a large store only the beginning is looked at, unless asked.
+    monkeypatch.setattr(store_module, "_CHECKED_OFFSETS", last)
+    monkeypatch.setattr(store_module, "_CHECK_BLOCK", 1)
+    open_store(tmp_path / "s")
+    with pytest.raises(UserError, match=rf"damaged: {name}_offsets.bin: .* is followed by"):
+        open_store(tmp_path / "s", verify=True)
+
+
+def test_counts_whose_sum_wraps_around(tmp_path):
+    write(tmp_path / "s")
+
+    def change(array):
+        array[10:14] = 1 << 62
+
+    rewrite(tmp_path / "s", "unigram_counts", "<i8", change)
+    with pytest.raises(UserError, match="adds up to 18446744073709551624, not 8"):
+        open_store(tmp_path / "s")
+
+
+def test_verify_finds_ids_outside_the_vocabulary_whatever_the_fingerprint_says(tmp_path):
+    write(tmp_path / "s")
+
+    def change(array):
+        array[3] = 100
+
+    rewrite(tmp_path / "s", "tokens", "<u2", change)
+    with pytest.raises(UserError, match=r"tokens.bin has the id 100 at 3, of 100"):
+        open_store(tmp_path / "s", verify=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"format": 1, "format": 2}', "'format' occurs twice"),
+        (b'{"a": ' * 10_000, "nested too deeply"),
+        (b"{\0}", "NUL"),
+        (b"", "empty"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
+    ],
+)
+def test_header_that_is_no_json(tmp_path, content, message):
+    write(tmp_path / "s")
+    (tmp_path / "s" / "corpus.json").write_bytes(content)
+    with pytest.raises(UserError, match=rf"damaged: .*corpus.json.*{message}"):
+        open_store(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("vocab_size", 1 << 40), ("num_tokens", 1 << 62), ("num_tokens", True), ("fingerprint", 1),
+     ("tokenizer_fingerprint", None), ("special_ids", [0, 1, 2, 3, 4])],
+)  # fmt: skip
+def test_header_out_of_bounds(tmp_path, field, value):
+    write(tmp_path / "s")
+    header = json.loads((tmp_path / "s" / "corpus.json").read_text())
+    header[field] = value
+    (tmp_path / "s" / "corpus.json").write_text(json.dumps(header))
+    with pytest.raises(UserError, match=r"damaged: corpus\.json"):
+        open_store(tmp_path / "s")
