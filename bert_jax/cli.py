@@ -204,6 +204,18 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(sub, needed="--fields" not in sys.argv)
 
     sub = verb(
+        "status",
+        verbs.status,
+        "say how far a run is, what it has saved, where its time went and what went wrong",
+        "bert-jax status work/tiny",
+    )
+    sub.add_argument("workdir", type=Path)
+    sub.add_argument("--json", action="store_true", help="print one JSON object instead")
+    sub.add_argument(
+        "--png", type=Path, metavar="FILE", help="the loss curve; default: loss.png of the run"
+    )
+
+    sub = verb(
         "evaluate",
         verbs.evaluate,
         "evaluate the newest checkpoint on held-out text",

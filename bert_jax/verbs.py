@@ -4,8 +4,11 @@ A verb takes the parsed arguments and returns the exit code.
 """
 
 import argparse
+import dataclasses
+import json
 import logging
 import math
+import shutil
 import sys
 import traceback
 
@@ -136,6 +139,27 @@ def print_fields(arguments: argparse.Namespace) -> int:
 def _check_rows(rows: int | None) -> None:
     if rows is not None and rows < 1:
         raise UserError(f"--rows is {rows}; it must be at least 1")
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Says how a run is doing; only its picture is written."""
+    from bert_jax.training.status import redraw, run_status
+    from bert_jax.training.status_report import report
+
+    found = run_status(arguments.workdir)
+    picture = arguments.png or arguments.workdir / "loss.png"
+    trouble = redraw(arguments.workdir, found, picture)
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        plain = not sys.stdout.isatty()
+        width = min(shutil.get_terminal_size().columns, 110)
+        print("\n".join(report(found, width=width, plain=plain)))
+        if not trouble:
+            print(f"\nloss curve  {picture}")
+    if trouble:
+        print(f"bert-jax status: no picture: {trouble}", file=sys.stderr)
+    return 0
 
 
 def evaluate(arguments: argparse.Namespace) -> int:

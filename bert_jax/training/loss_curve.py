@@ -114,7 +114,7 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
 
 
 def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+    pairs = [(row["step"], row[name]) for row in rows if type(row.get(name)) in (int, float)]
     steps, values = zip(*pairs, strict=True) if pairs else ((), ())
     return np.array(steps, float), np.array(values, float)
 

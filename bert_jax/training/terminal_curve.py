@@ -47,7 +47,8 @@ def terminal_curve(
         figure.legend(False)
         figure.axes(False, side=1)
         if baseline is not None:
-            figure.line(baseline, pixel=("gray", "default", "default"), style="dotted")
+            line = figure.signal([0, end], [baseline] * 2, marker=plotext.marker("-", "gray"))
+            figure.draw(line.lines(True))
         curve = figure.signal(
             *_columns(train), marker=plotext.marker("*" if plain else "braille", "blue")
         )
