@@ -23,7 +23,6 @@ from bert_jax.training.config import PretrainConfig
 
 ASSUMED_VOCAB_SIZE = 30522
 """The published English BERT's, where neither the configuration nor a corpus says."""
-_STEP_MODULES = ("collectives", "guard", "losses", "masking", "optim", "sharding", "step")
 _CACHE_BYTES = 512 * 2**20
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

@@ -20,6 +20,9 @@ MIN_EXCESS = 1.0
 _LARGEST = 1e6
 """Nats: a larger loss enters the statistics as this."""
 
+GUARD_METRICS = ("bad", "halted", "guard_skipped", "guard_mean", "guard_std", "guard_limit")
+"""What `judge` adds to the metrics of a step."""
+
 
 @dataclass(frozen=True)
 class GuardConfig:
@@ -105,8 +108,9 @@ class Judgement(NamedTuple):
     guard: GuardState
     """After the step."""
     metrics: dict[str, Array]
-    """bad and halted (0 or 1, int32); guard_mean, guard_std, guard_limit (float32, in nats): what
-    the loss was judged by, the limit infinite while spikes are not judged."""
+    """`GUARD_METRICS`: bad and halted (0 or 1) and guard_skipped (in a row, after the step), int32;
+    guard_mean, guard_std and guard_limit, float32 in nats: what the loss was judged by, the limit
+    infinite while spikes are not judged."""
 
 
 def judge(
@@ -150,6 +154,7 @@ def judge(
     metrics = {
         "bad": (~good).astype(jnp.int32),
         "halted": after.halted,
+        "guard_skipped": after.skipped,
         "guard_mean": guard.mean,
         "guard_std": std,
         "guard_limit": limit,
