@@ -39,6 +39,12 @@ _LINGER_SECONDS = 2.0
 _SPARE_SECONDS = 60
 
 
+class JoinError(RuntimeError):
+    """The processes did not find each other. One may be late or gone: another try can mend it."""
+
+    exit_code = 6
+
+
 @dataclass(frozen=True)
 class Cluster:
     """What the environment says of the run's processes."""
@@ -99,7 +105,8 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
         timeout_seconds: How long to wait for the other processes.
 
     Raises:
-        UserError: The environment is incomplete, or the processes did not find each other in time.
+        UserError: The environment is incomplete.
+        JoinError: The processes did not find each other in time.
     """
     if mode == "off":
         return
@@ -118,10 +125,11 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
     worker.start()
     worker.join(timeout_seconds)
     if worker.is_alive():
-        raise UserError(_timed_out(cluster, timeout_seconds))
+        raise JoinError(_timed_out(cluster, timeout_seconds))
     nowhere = bool(failed) and "should be defined" in str(failed[0])  # JAX found no cluster
     if failed and not (nowhere and mode == "auto"):
-        raise UserError(_refused(cluster, failed[0], nowhere)) from failed[0]
+        kind = JoinError if isinstance(failed[0], RuntimeError) else UserError
+        raise kind(_refused(cluster, failed[0], nowhere)) from failed[0]
     if nowhere or jax.process_count() == 1:  # one host with TPU chips: nobody to wait for
         _here.joined = False
         return
