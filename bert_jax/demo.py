@@ -133,7 +133,7 @@ def _verdict(result: TrainResult, corpus: Path) -> int:
     values = result.eval_metrics
     if "eval/mlm_loss" not in values:
         raise UserError(
-            f"{result.workdir / 'metrics.jsonl'} has lost the run's last evaluation; delete "
+            f"{result.workdir}/metrics.jsonl has lost the run's last evaluation; delete "
             f"{result.workdir} and run the demo again"
         )
     gain = result.baseline - values["eval/mlm_loss"]
@@ -147,7 +147,7 @@ def _verdict(result: TrainResult, corpus: Path) -> int:
         print("The demo FAILED: the model has not learned what it should have.")
         return 1
     print("\nNext, to try:\n")
-    for command in _next_commands(result.workdir, corpus):
+    for command in _next_commands(Path(result.workdir), corpus):
         print(f"  {command}")
     print("\nThe README goes on with your own text.")
     return 0

@@ -16,7 +16,7 @@ from bert_jax.data.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import apply_pretraining
-from bert_jax.training.checkpoint import load_params
+from bert_jax.training.pretrained import load_params
 
 MASK = "[MASK]"
 _LENGTH_STEP = 32  # rows are padded to a multiple of this, so that few lengths are compiled

@@ -69,7 +69,7 @@ def without_guard(values: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if name not in GUARD_METRICS}
 
 
-def skipped_message(bad: BadStep, workdir: Path) -> str:
+def skipped_message(bad: BadStep, workdir: Path | str) -> str:
     """A line for a batch that was left out."""
     row = f", {bad.in_a_row:,} in a row" if bad.in_a_row > 1 else ""
     return (
@@ -78,7 +78,7 @@ def skipped_message(bad: BadStep, workdir: Path) -> str:
     )
 
 
-def replay_command(workdir: Path, batch: int) -> str:
+def replay_command(workdir: Path | str, batch: int) -> str:
     """The command that shows a batch as text."""
     return f"bert-jax replay {workdir} --step {batch}"
 
@@ -166,7 +166,7 @@ class BadStepError(RuntimeError):
 
     exit_code = 4
 
-    def __init__(self, bad: BadStep, verdict: Verdict, workdir: Path, last_saved: int | None):
+    def __init__(self, bad: BadStep, verdict: Verdict, workdir: Path | str, last_saved: int | None):
         """Says what happened, why, and what can be done.
 
         Args:
@@ -177,7 +177,7 @@ class BadStepError(RuntimeError):
         """
         checkpoint = "none was saved"
         if last_saved is not None:
-            checkpoint = f"{workdir / 'checkpoints' / str(last_saved)}"
+            checkpoint = f"{workdir}/checkpoints/{last_saved}"
         skipped = ""
         if bad.in_a_row:
             batches = "batch" if bad.in_a_row == 1 else f"{bad.in_a_row:,} batches"

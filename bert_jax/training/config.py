@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from bert_jax.checkpoint import Retention
 from bert_jax.data.pipeline import DataConfig, Phase
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
@@ -35,6 +36,7 @@ FREE_FIELDS = (
     "training.eval_every_steps",
     "training.eval_rows",
     "training.log_every_steps",
+    "training.stall_seconds",
 )
 """Fields (or whole sections) that a restart may change: they say where, how often something is
 written, or how the same step is computed, not which examples train which function."""
@@ -96,11 +98,14 @@ class TrainingConfig:
     """0: evaluate at the end only."""
     eval_rows: int | None = 4096
     """Held-out rows per evaluation, the same ones each time; None: all."""
+    stall_seconds: float = 1800.0
+    """Nothing completed for so long (step, evaluation batch, restore or save): the process writes
+    the stacks of its threads and ends with exit code 6. The first step compiles, too. 0: never."""
 
     def __post_init__(self) -> None:
         """Refuse phases that do not cover the run."""
         _at_least(self, "training", num_steps=1, accumulation=1, log_every_steps=1,
-                  eval_every_steps=0)  # fmt: skip
+                  eval_every_steps=0, stall_seconds=0)  # fmt: skip
         if self.eval_rows is not None:
             _at_least(self, "training", eval_rows=1)
         if not self.phases:
@@ -133,16 +138,18 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
-    """When checkpoints are written and how many are kept."""
+class CheckpointConfig(Retention):
+    """When checkpoints are written, and which are kept."""
 
     save_every_steps: int = 1000
-    keep: int = 3
-    """The newest ones; the last step of the run is always saved."""
+    """The last step of the run, or the one at which a signal stops it, is always saved."""
+    max_failed_saves: int = 3
+    """In a row; then the run stops with exit code 3. Until then training goes on."""
 
     def __post_init__(self) -> None:
         """Refuse a run that could not be resumed."""
-        _at_least(self, "checkpoint", save_every_steps=1, keep=1)
+        super().__post_init__()
+        _at_least(self, "checkpoint", save_every_steps=1, max_failed_saves=1)
 
 
 @dataclass(frozen=True)
@@ -174,9 +181,26 @@ class PretrainConfig:
                 f"model.num_types is {self.model.num_types}, but data.objective "
                 f"{self.data.objective!r} makes rows of two sentence types; it must be 2"
             )
+        self._check_best()
         learning_rate_schedule(self.optimizer, self.training.num_steps)  # refuses its own errors
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}; it must be in [0, 2**32)")
+
+    def _check_best(self) -> None:
+        checkpoint, every = self.checkpoint, self.training.eval_every_steps
+        if not checkpoint.keep_best:
+            return
+        if not every or checkpoint.save_every_steps % every:
+            raise UserError(
+                f"checkpoint.keep_best is {checkpoint.keep_best}, but not every checkpoint is "
+                f"evaluated: checkpoint.save_every_steps {checkpoint.save_every_steps} must be a "
+                f"multiple of training.eval_every_steps, which is {every}"
+            )
+        if self.data.objective == "none" and "nsp" in checkpoint.best_metric:
+            raise UserError(
+                f"checkpoint.best_metric is {checkpoint.best_metric!r}, but data.objective 'none' "
+                "has no sentence pairs; choose 'eval/mlm_loss'"
+            )
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -8,8 +8,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.data.pipeline import eval_batches
+from bert_jax.data.store import TokenStore
+from bert_jax.errors import UserError
+from bert_jax.training.config import PretrainConfig
 from bert_jax.training.losses import LossSums
-from bert_jax.training.sharding import batch_sharding, place_batch, replicated
+from bert_jax.training.sharding import batch_sharding, data_shard, place_batch, replicated
 from bert_jax.training.step import Batch, StepConfig, loss_sums, mask_batch, state_shardings
 
 EVAL_SEED = 20181011
@@ -40,6 +44,8 @@ def evaluate(
     params: Any,
     batches: Iterable[Mapping[str, np.ndarray]],
     mesh: Mesh,
+    *,
+    alive: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Means over all rows of `batches`, each row counted once.
 
@@ -51,6 +57,7 @@ def evaluate(
         params: The parameters.
         batches: This process's rows of each batch, as from `eval_batches`.
         mesh: The mesh of `eval_step`.
+        alive: Called after each batch.
 
     Raises:
         UserError: a batch does not divide over the mesh.
@@ -66,6 +73,7 @@ def evaluate(
         in_flight.append(eval_step(params, place_batch(batch, mesh)))
         if len(in_flight) > _IN_FLIGHT:  # bounds the batches that wait on the device
             total += np.array(jax.device_get(in_flight.popleft()), np.float64)
+            alive()
     for sums in in_flight:
         total += np.array(jax.device_get(sums), np.float64)
     added = dict(zip(LossSums._fields, total.tolist(), strict=True))
@@ -78,3 +86,44 @@ def evaluate(
         "eval/nsp_majority": max(added["nsp_ones"], added["nsp_count"] - added["nsp_ones"]) / pairs,
         "eval/num_masked": added["mlm_count"],
     }
+
+
+class HeldOut:
+    """The held-out rows of a run, for each of its phases."""
+
+    def __init__(
+        self, config: PretrainConfig, store: TokenStore, step_config: StepConfig, mesh: Mesh
+    ):
+        """Plans the rows.
+
+        Raises:
+            UserError: The store is too small for a row.
+        """
+        self._pairs = config.data.objective != "none"
+        self._step, self._mesh = make_eval_step(step_config, mesh), mesh
+        index, count = data_shard(mesh)
+        try:
+            self._batches = [
+                eval_batches(
+                    store,
+                    config.data,
+                    phase.length,
+                    phase.batch_size // config.training.accumulation,  # that of a micro-batch
+                    max_rows=config.training.eval_rows,
+                    process_index=index,
+                    process_count=count,
+                )
+                for phase in config.phases
+            ]
+        except UserError as error:
+            raise UserError(
+                f"the held-out store {store.path} cannot be evaluated: {error}. "
+                "Build the corpus with a larger --heldout-rate"
+            ) from error
+
+    def evaluate(
+        self, params: Any, phase: int, *, alive: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
+        """`evaluate` on the rows of a phase, without sentence pairs where the run has none."""
+        values = evaluate(self._step, params, self._batches[phase], self._mesh, alive=alive)
+        return {name: v for name, v in values.items() if self._pairs or "nsp" not in name}

@@ -43,7 +43,6 @@ class GuardConfig:
     def __post_init__(self) -> None:
         """Refuse values that cannot judge."""
         checks = {
-            "on_bad_step": (self.on_bad_step in ("stop", "skip"), "'stop' or 'skip'"),
             "max_skips": (self.max_skips >= 1, "at least 1"),
             "spike_sigmas": (
                 self.spike_sigmas >= 0 and math.isfinite(self.spike_sigmas),

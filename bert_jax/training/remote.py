@@ -77,7 +77,7 @@ def open_workdir(path: str | Path) -> WorkDir:
         local = Path(path)
         absolute = epath.Path(local.absolute())
         return WorkDir(local, absolute / _CHECKPOINTS, absolute / _DAMAGED, str(path))
-    bucket, _, directory = re.sub(r"^[^:]*:/+", "", str(path)).strip("/").partition("/")
+    bucket, _, directory = str(path).partition(":")[2].strip("/").partition("/")
     if kind != "gs":
         raise UserError(
             f"the work directory {path}: {kind}:// is not supported. Give a local directory or "

@@ -20,7 +20,8 @@ from bert_jax.training.workdir import Corpus
 class TrainResult:
     """How a run ended."""
 
-    workdir: Path
+    workdir: Path | str
+    """As it was given."""
     step: int
     """Updates made."""
     finished: bool
@@ -37,7 +38,7 @@ class TrainResult:
 
 def summary(
     config: PretrainConfig,
-    workdir: Path,
+    workdir: Path | str,
     corpus: Corpus,
     stream: ExampleStream,
     mesh: Mesh,
@@ -74,7 +75,7 @@ def summary(
 
 def closing(result: TrainResult, num_steps: int, clock: Clock, signal_name: str) -> list[str]:
     """How the run ended and where things lie."""
-    checkpoint = result.workdir / "checkpoints" / str(result.step)
+    checkpoint = f"{result.workdir}/checkpoints/{result.step}"
     if not result.finished:
         return [
             f"{signal_name}: stopped after step {result.step:,} of {num_steps:,}, saved in "
@@ -98,6 +99,6 @@ def closing(result: TrainResult, num_steps: int, clock: Clock, signal_name: str)
     return [
         *lines,
         f"checkpoint  {checkpoint}",
-        f"metrics     {result.workdir / 'metrics.jsonl'}, {result.workdir / 'tensorboard'}",
-        f"loss curve  {result.workdir / 'loss.png'}",
+        f"metrics     {result.workdir}/metrics.jsonl, {result.workdir}/tensorboard",
+        f"loss curve  {result.workdir}/loss.png",
     ]

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from bert_jax.data.pipeline import ExampleStream, eval_batches
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
-from bert_jax.training.checkpoint import load_params
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.evaluate import evaluate, make_eval_step
 from bert_jax.training.masking import Masked
+from bert_jax.training.pretrained import load_params
 from bert_jax.training.replay import describe_batch
 from bert_jax.training.sharding import MeshConfig, make_mesh
 from bert_jax.training.step import mask_batch, state_shardings

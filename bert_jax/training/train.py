@@ -1,5 +1,6 @@
 """The pretraining loop."""
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -7,43 +8,45 @@ from typing import Any
 
 import jax
 
-from bert_jax.data.pipeline import ExampleStream, eval_batches, train_batches
+from bert_jax.checkpoint import Checkpoints
+from bert_jax.data.pipeline import ExampleStream, train_batches
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.model.flops import train_flops
 from bert_jax.model.layers import compute_dtype
+from bert_jax.training.bad_step import (
+    BadStep,
+    BadStepError,
+    find_bad_step,
+    rerun,
+    skipped_message,
+    without_guard,
+)
 from bert_jax.training.baseline import PlateauDetector, compare
-from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.config import PretrainConfig, to_dict
-from bert_jax.training.evaluate import evaluate, make_eval_step
-from bert_jax.training.goodput import Clock
+from bert_jax.training.evaluate import HeldOut
+from bert_jax.training.events import Events
+from bert_jax.training.goodput import Clock, Goodput
 from bert_jax.training.interrupt import StopRequest
 from bert_jax.training.loss_curve import draw_loss_curve
+from bert_jax.training.remote import open_workdir
 from bert_jax.training.report import TrainResult, closing, summary
 from bert_jax.training.sharding import check_batch_size, data_shard, make_mesh, place_batch
 from bert_jax.training.step import StepConfig, abstract_state, init_state, make_train_step
 from bert_jax.training.telemetry import Means, Telemetry, peak_flops, read_metrics
+from bert_jax.training.watchdog import Watchdog
 from bert_jax.training.workdir import Corpus, check_workdir, open_corpus, prepare_workdir
 
 _REDRAW_SECONDS = 60.0
-
-
-class NonFiniteLossError(RuntimeError):
-    """The loss or the gradient is NaN or infinite; nothing after it was saved."""
-
-    exit_code = 4
-
-    def __init__(self, message: str, step: int):
-        """Step is the number of the batch."""
-        super().__init__(message)
-        self.step = step
+_log = logging.getLogger("bert_jax")
 
 
 def train(
     config: PretrainConfig,
-    workdir: Path,
+    workdir: Path | str,
     *,
     corpus: Corpus | None = None,
+    clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> TrainResult:
     """Pretrains, or continues the run in `workdir`, until its last step or a signal.
@@ -52,17 +55,19 @@ def train(
 
     Args:
         config: The run.
-        workdir: Made if missing.
+        workdir: Made if missing; a local directory, or `gs://bucket/directory`.
         corpus: In place of what `config.data.corpus` names.
+        clock: That has been running since the process began; None: since now.
         echo: Gets each line for people; None: standard output, with a bar on a terminal.
 
     Raises:
         UserError: The configuration, the corpus, the devices and the work directory do not fit
             together. Nothing has been written.
-        NonFiniteLossError: The loss became NaN or infinite.
+        BadStepError: A step was not finite or its loss a spike, and the guard says to stop.
         DamagedCheckpointError: None of the run's checkpoints is intact.
+        SaveFailedError: Several saves in a row have failed.
     """
-    clock = Clock()
+    clock = clock or Clock()
     run = _Run(config, workdir, corpus or open_corpus(config.data.corpus), clock, echo)
     with StopRequest() as stop:
         return run.loop(stop)
@@ -71,18 +76,24 @@ def train(
 class _Run:
     """What a run holds while it lasts. Everything that can be refused is refused on the way in."""
 
+    events: Events
+    watchdog: Watchdog
+    out: Telemetry
+
     def __init__(
         self,
         config: PretrainConfig,
-        workdir: Path,
+        workdir: Path | str,
         corpus: Corpus,
         clock: Clock,
         echo: Callable[[str], None] | None,
     ):
         store = corpus.train
         self.config = config = config.with_vocabulary(store.vocab_size)
-        self.workdir, self.corpus, self.clock = workdir, corpus, clock
-        check_workdir(workdir, config, store)
+        self.place = place = open_workdir(workdir)
+        self.shown = place.local if place.mirror is None else place.name
+        self.workdir, self.corpus, self.clock = place.local, corpus, clock
+        check_workdir(place.local, config, store)
         self.mesh = make_mesh(config.mesh)
         for number, phase in enumerate(config.phases):
             check_batch_size(
@@ -95,79 +106,99 @@ class _Run:
         self.stream = ExampleStream(store, config.data, config.phases, config.seed)
         for number in range(len(config.phases)):
             self.stream.plan(number)
-        self.eval_sets = [self._eval_set(phase.length, phase.batch_size) for phase in config.phases]
-
         self.train_step = make_train_step(self.step_config, self.mesh)
-        self.eval_step = make_eval_step(self.step_config, self.mesh)
+        self.held_out = None
+        if corpus.heldout is not None:
+            self.held_out = HeldOut(config, corpus.heldout, self.step_config, self.mesh)
         self.plateau = PlateauDetector.of(store, config)
         self.means = Means()
         self.unread: tuple[int, Any] | None = None
         self.echo = echo
         self.train_metrics: dict[str, float] = {}
         self.eval_metrics: dict[str, float] = {}
+        self.evaluated = -1
+        """Updates made when it was measured."""
         self.drawn = -math.inf
         self.last_saved: int | None = None
-
-    def _eval_set(self, length: int, batch_size: int) -> Any:
-        if self.corpus.heldout is None:
-            return None
-        batch_size //= self.config.training.accumulation  # the memory of a micro-batch
-        index, count = self.shard
-        try:
-            return eval_batches(
-                self.corpus.heldout, self.config.data, length, batch_size,
-                max_rows=self.config.training.eval_rows, process_index=index, process_count=count,
-            )  # fmt: skip
-        except UserError as error:
-            raise UserError(
-                f"the held-out store {self.corpus.heldout.path} cannot be evaluated: {error}. "
-                "Build the corpus with a larger --heldout-rate"
-            ) from error
+        self.step = 0
+        """Updates made whose metrics were read."""
+        self.goodput = Goodput(
+            place.local / "goodput.json" if jax.process_index() == 0 else None, clock
+        )
 
     def loop(self, stop: StopRequest) -> TrainResult:
         # The order: restore -> [read batch n -> dispatch step n -> log metrics of step n - 1 ->
         # evaluate if due -> save if due]. Dispatch returns before the device has computed; the only
         # things that wait for it are the metrics of the step before (so one step is always queued)
         # and what is due. A saved `step` is the number of updates made and of the next batch.
-        config, clock = self.config, self.clock
+        config, index = self.config, jax.process_index()
         prepare_workdir(self.workdir, config, self.corpus.train)
-        checkpoints = Checkpoints(self.workdir / "checkpoints", keep=config.checkpoint.keep)
-        try:
-            with clock.spend("restore"):
-                state, step = self._restore_or_init(checkpoints)
-            with self._telemetry(step) as out:
-                self.out = out
-                for line in summary(
-                    config, self.workdir, self.corpus, self.stream, self.mesh, step
-                ):
-                    out.say(line)
-                step = self._steps(state, step, checkpoints, stop)
-                with clock.spend("save"):
-                    checkpoints.wait()
-                out.sync()
-                self._draw()
-                result = TrainResult(
-                    workdir=self.workdir,
-                    step=step,
-                    finished=step == config.training.num_steps,
-                    baseline=self.plateau.baseline,
-                    train_metrics=self.train_metrics,
-                    eval_metrics=self.eval_metrics,
-                    seconds=clock.elapsed,
-                )
-                for line in closing(result, config.training.num_steps, clock, stop.name):
-                    out.say(line)
-                return result
-        finally:
-            checkpoints.close()
+        self.place.sync(required=True)
+        self.events = Events(self.workdir / "events.jsonl", index)
+        stacks = self.workdir / f"stacks.{index}.txt"
+        with Watchdog(config.training.stall_seconds, stacks, events=self.events) as self.watchdog:
+            checkpoints = Checkpoints(
+                self.place.checkpoints,
+                config.checkpoint,
+                max_failed_saves=config.checkpoint.max_failed_saves,
+                report=self._checkpoint_event,
+            )
+            try:
+                return self._restored_loop(checkpoints, stop)
+            except BaseException as error:
+                self.events.write(
+                    "error", f"{type(error).__name__}: {error}", step=self.step,
+                    code=getattr(error, "exit_code", None),
+                )  # fmt: skip
+                raise
+            finally:
+                checkpoints.close()
+                self.place.sync()
+
+    def _restored_loop(self, checkpoints: Checkpoints, stop: StopRequest) -> TrainResult:
+        with self.clock.spend("restore"):
+            state, step = self._restore_or_init(checkpoints)
+        self.step = step
+        self.watchdog.alive("the restore")
+        self.goodput.begin(step)
+        with self._telemetry(step) as self.out:
+            lines = summary(self.config, self.shown, self.corpus, self.stream, self.mesh, step)
+            for line in lines:
+                self.out.say(line)
+            if jax.process_index() == 0:
+                self.events.write("start", "; ".join([lines[0], *lines[-2:]]), step=step)
+            step = self._steps(state, step, checkpoints, stop)
+            self._draw()
+            self._sync()
+            result = TrainResult(
+                workdir=self.shown,
+                step=step,
+                finished=step == self.config.training.num_steps,
+                baseline=self.plateau.baseline,
+                train_metrics=self.train_metrics,
+                eval_metrics=self.eval_metrics,
+                seconds=self.clock.elapsed,
+            )
+            lines = closing(result, self.config.training.num_steps, self.clock, stop.name)
+            for line in lines:
+                self.out.say(line)
+            if jax.process_index() == 0:
+                self.events.write("finished" if result.finished else "stopped", lines[0], step=step)
+            return result
+
+    def _checkpoint_event(self, kind: str, step: int, message: str) -> None:
+        self.events.write(kind, message, step=step)
+        if hasattr(self, "out"):  # not yet while the run is restored
+            self.out.write(self.step, {f"event/{kind}": step})
 
     def _restore_or_init(self, checkpoints: Checkpoints) -> tuple[Any, int]:
         restored = checkpoints.restore(self.abstract)
         if restored is None:
             key = jax.random.key(self.config.seed)
             return init_state(self.step_config, self.mesh, key), 0
-        self.means = Means(**restored.extra["means"])
-        self.plateau.restore(restored.extra["plateau"])
+        extra = restored.record.extra
+        self.means = Means(**extra["means"])
+        self.plateau.restore(extra["plateau"])
         self.last_saved = restored.step
         for row in read_metrics(self.workdir / "metrics.jsonl"):
             values = {name: value for name, value in row.items() if name != "step"}
@@ -184,6 +215,7 @@ class _Run:
         training, checkpoint = self.config.training, self.config.checkpoint
         batches = train_batches(self.stream, step, *self.shard)
         compiled: set[tuple[int, ...]] = set()
+        self.clock.started()
         try:
             while step < training.num_steps and not stop.due(step):
                 with self.clock.spend("input"):
@@ -192,66 +224,79 @@ class _Run:
                 if shape in compiled:
                     state, metrics = self.train_step(state, batch)
                 else:
-                    self._read_metrics()
+                    self._read_metrics(state)
                     with self.clock.spend("compile"):
                         state, metrics = self.train_step(state, batch)
                     compiled.add(shape)
+                    self.watchdog.alive("a compilation")
                 step += 1
-                self._read_metrics()
+                self._read_metrics(state)
                 self.unread = (step, metrics)
                 if self._evaluation_due(step):
-                    self._read_metrics()
+                    self._read_metrics(state)
                     with self.clock.spend("evaluation"):
                         self._evaluate(state.params, step)
                 if step % checkpoint.save_every_steps == 0:
-                    self._read_metrics()
+                    self._read_metrics(state)
                     self._save(checkpoints, step, state)
-            self._read_metrics()
-            self._save(checkpoints, step, state)
+            self._read_metrics(state)
+            # After a signal there may be no time to read the checkpoint back.
+            self._save_last(checkpoints, step, state, read_back=step == training.num_steps)
             return step
         finally:
             batches.close()
 
-    def _read_metrics(self) -> None:
-        """Waits for the metrics of the newest step that was not read yet, and passes them on."""
+    def _read_metrics(self, state: Any) -> None:
+        """Waits for the metrics of the newest step that was not read yet, and passes them on.
+
+        Args:
+            state: After it, or after the step that was dispatched since.
+        """
         if self.unread is None:
             return
         (step, metrics), self.unread = self.unread, None
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
-            raise self._not_finite(step, values)
+        metrics = jax.device_get(metrics)
+        self.step = step
+        self.watchdog.alive(f"step {step:,}")
+        bad = find_bad_step(step - 1, metrics)
+        if bad is not None:
+            self._bad_step(bad, state)
+        values = without_guard({name: float(value) for name, value in metrics.items()})
         tokens, rate = values.pop("num_tokens"), values.pop("learning_rate")
         values.pop("num_masked")
         if self.config.data.objective == "none":
             values.pop("nsp_loss")
             values.pop("nsp_accuracy")
-        self.means.add(values)
         self.out.step_done(step, tokens, values["mlm_loss"])
-        warning = self.plateau.observe(step, values["mlm_loss"])
-        if warning:
-            self.out.say(warning)
+        if bad is None:
+            self.means.add(values)
+            warning = self.plateau.observe(step, values["mlm_loss"])
+            if warning:
+                self.out.say(warning)
         training = self.config.training
-        if step % training.log_every_steps == 0 or step == training.num_steps:
+        due = step % training.log_every_steps == 0 or step == training.num_steps
+        if due and self.means.count:
             row = {f"train/{name}": value for name, value in self.means.take().items()}
             row["train/learning_rate"] = rate
             self.train_metrics = row | self.out.rates()
             self.out.write(step, self.train_metrics)
             self.out.progress_line(step, self.train_metrics)
 
-    def _not_finite(self, step: int, values: dict[str, float]) -> NonFiniteLossError:
-        batch = step - 1
-        saved = "none was saved"
-        if self.last_saved is not None:
-            saved = f"{self.workdir / 'checkpoints' / str(self.last_saved)}"
-        self.out.write(step, {"event/non_finite_batch": batch})
-        return NonFiniteLossError(
-            f"the loss of batch {batch:,} is {values['loss']} and its gradient norm "
-            f"{values['grad_norm']}; the run stops, and nothing after it was saved. See the batch "
-            f"with `bert-jax replay {self.workdir} --step {batch}`. The last good "
-            f"checkpoint: {saved}. Most often the learning rate is too high or the warm-up too "
-            "short; a run with other values needs a work directory of its own",
-            batch,
-        )
+    def _bad_step(self, bad: BadStep, state: Any) -> None:
+        """Says that a batch was skipped, or computes it again and raises why the run stops."""
+        error = None
+        if bad.halted:
+            batch = next(train_batches(self.stream, bad.batch, *self.shard))
+            verdict = rerun(self.train_step, state, place_batch(batch, self.mesh), bad.metrics)
+            error = BadStepError(bad, verdict, self.shown, self.last_saved)
+        kind = "bad_step" if error else "skipped_step"
+        message = str(error) if error else skipped_message(bad, self.shown)
+        self.out.write(self.step, {f"event/{kind}": bad.batch})
+        if jax.process_index() == 0:
+            self.events.write(kind, message, step=self.step, batch=bad.batch, **bad.statistics)
+        if error:
+            raise error
+        self.out.say(f"Warning: {message}")
 
     def _evaluation_due(self, step: int) -> bool:
         every = self.config.training.eval_every_steps
@@ -262,15 +307,16 @@ class _Run:
         return [sum(steps[: number + 1]) for number in range(len(steps))]
 
     def _evaluate(self, params: Any, step: int) -> None:
-        batches = self.eval_sets[self.stream.phase_of(step - 1)]
-        if batches is None:
+        if self.held_out is None:
             return
-        values = evaluate(self.eval_step, params, batches, self.mesh)
-        if self.config.data.objective == "none":
-            values = {name: v for name, v in values.items() if "nsp" not in name}
+        values = self.held_out.evaluate(
+            params,
+            self.stream.phase_of(step - 1),
+            alive=lambda: self.watchdog.alive("a batch of an evaluation"),
+        )
         baseline = self.plateau.baseline
         values["eval/nats_below_unigram"] = baseline - values["eval/mlm_loss"]
-        self.eval_metrics = values
+        self.eval_metrics, self.evaluated = values, step
         self.out.write(step, values)
         line = f"held-out text at step {step:,}: mlm {compare(values['eval/mlm_loss'], baseline)}"
         if "eval/nsp_accuracy" in values:
@@ -283,32 +329,53 @@ class _Run:
             self._draw()
 
     def _save(self, checkpoints: Checkpoints, step: int, state: Any) -> None:
-        if step == self.last_saved:
-            return
         with self.clock.spend("save"):
-            self.out.sync()
-            extra = {
+            self._sync()
+            checkpoints.save(step, state, **self._saved_beside(step))
+        self.last_saved = step
+        self.watchdog.alive(f"the save of step {step:,}")
+
+    def _save_last(
+        self, checkpoints: Checkpoints, step: int, state: Any, *, read_back: bool
+    ) -> None:
+        with self.clock.spend("save"):
+            self._sync()
+            checkpoints.save_last(step, state, read_back=read_back, **self._saved_beside(step))
+        self.last_saved = step
+
+    def _sync(self) -> None:
+        """What was written so far is where the checkpoint will be."""
+        self.out.sync()
+        self.place.sync()
+
+    def _saved_beside(self, step: int) -> dict[str, Any]:
+        return {
+            "config": to_dict(self.config),
+            "extra": {
                 "means": {"sums": self.means.sums, "count": self.means.count},
                 "plateau": self.plateau.state(),
-            }
-            checkpoints.save(step, state, config=to_dict(self.config), extra=extra)
-        self.last_saved = step
+            },
+            "metrics": self.eval_metrics if self.evaluated == step else {},
+        }
 
     def _draw(self) -> None:
         if jax.process_index() != 0:
             return
-        phases = self.config.phases
-        draw_loss_curve(
-            read_metrics(self.workdir / "metrics.jsonl"),
-            self.plateau.baseline,
-            self.workdir / "loss.png",
-            title=str(self.workdir.name),
-            phase_ends=[
-                (end, f"length {phase.length}")
-                for end, phase in zip(self._phase_ends()[:-1], phases[1:], strict=True)
-            ],
-        )
         self.drawn = self.clock.elapsed
+        phases = self.config.phases
+        try:
+            draw_loss_curve(
+                read_metrics(self.workdir / "metrics.jsonl"),
+                self.plateau.baseline,
+                self.workdir / "loss.png",
+                title=Path(self.place.name).name,
+                phase_ends=[
+                    (end, f"length {phase.length}")
+                    for end, phase in zip(self._phase_ends()[:-1], phases[1:], strict=True)
+                ],
+            )
+        except OSError as error:
+            _log.warning("%s cannot be drawn: %s", self.workdir / "loss.png", error)
 
     def _telemetry(self, step: int) -> Telemetry:
         config, device = self.config, jax.devices()[0]
@@ -325,6 +392,7 @@ class _Run:
             flops_per_step=lambda n: per_phase[self.stream.phase_of(n)],
             peak=None if peak is None else peak * self.mesh.size,
             clock=self.clock,
+            goodput=self.goodput,
             echo=self.echo,
         )
 
@@ -350,4 +418,4 @@ def step_config(config: PretrainConfig, corpus: Corpus) -> StepConfig:
     )
 
 
-__all__ = ["Corpus", "NonFiniteLossError", "TrainResult", "step_config", "train"]
+__all__ = ["Corpus", "TrainResult", "step_config", "train"]

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from bert_jax.checkpoint import Checkpoints, Retention
 from bert_jax.data.store import TokenStore
 from bert_jax.data.store_writer import StoreWriter
 from bert_jax.data.tokenizer import SPECIAL_TOKENS
 from bert_jax.data.wordpiece import WordPieceTokenizer
-from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.config import PretrainConfig, build
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.step import abstract_state
@@ -127,7 +127,7 @@ def fingerprint(workdir: Path, config: PretrainConfig, corpus: Corpus) -> dict[s
     """SHA-256 of the newest state and of the metrics that no clock has a part in."""
     config = config.with_vocabulary(corpus.train.vocab_size)
     mesh = make_mesh(config.mesh)
-    checkpoints = Checkpoints(workdir / "checkpoints", keep=9)
+    checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=9))
     restored = checkpoints.restore(abstract_state(step_config(config, corpus), mesh))
     checkpoints.close()
     assert restored is not None

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from small_run import fingerprint, share_compilations, small_config, write_corpus
 
+from bert_jax.checkpoint import saved_steps
 from bert_jax.errors import UserError
 from bert_jax.training import processes
-from bert_jax.training.checkpoint import load_params, saved_steps
 from bert_jax.training.config import to_dict
-from bert_jax.training.processes import find_cluster
+from bert_jax.training.pretrained import load_params
+from bert_jax.training.processes import JoinError, find_cluster
 from bert_jax.training.telemetry import read_metrics
 from bert_jax.training.train import train
 
@@ -227,7 +228,7 @@ def test_chips_in_a_machine_that_is_no_tpu_vm(on_tpu_vm):
 
 def test_a_join_that_fails(on_tpu_vm):
     on_tpu_vm(RuntimeError("port 8482 is taken\nand more"))
-    with pytest.raises(UserError, match=r"RuntimeError: port 8482 is taken\. To run") as failed:
+    with pytest.raises(JoinError, match=r"RuntimeError: port 8482 is taken\. To run") as failed:
         processes.join("auto")
     assert "this TPU VM's metadata" in str(failed.value)
     assert processes.label() == "process 0"  # an exit must not wait for others
@@ -240,6 +241,6 @@ def test_processes_that_do_not_come():
         [sys.executable, "-m", "bert_jax.cli", *command], env=os.environ | given,
         capture_output=True, text=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
-    assert missed.returncode == 2
+    assert missed.returncode == 6  # another try may find them
     assert "process 3 of 4 waited 1 s at 127.0.0.1:9" in missed.stderr
     assert "--distributed=off" in missed.stderr

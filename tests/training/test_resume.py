@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from small_run import fingerprint, share_compilations, small_config, write_corpus
 
-from bert_jax.training.checkpoint import saved_steps
+from bert_jax.checkpoint import saved_steps
 from bert_jax.training.telemetry import read_metrics
 from bert_jax.training.train import train
 from bert_jax.training.workdir import Corpus

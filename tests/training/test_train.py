@@ -6,11 +6,13 @@ from collections.abc import Iterator
 import pytest
 from small_run import share_compilations, small_config, snapshot, write_corpus, write_store
 
+from bert_jax.checkpoint import saved_steps
 from bert_jax.errors import UserError
-from bert_jax.training.checkpoint import load_params, saved_steps
+from bert_jax.training.bad_step import BadStepError
 from bert_jax.training.config import PretrainConfig, build
+from bert_jax.training.pretrained import load_params
 from bert_jax.training.telemetry import read_metrics
-from bert_jax.training.train import NonFiniteLossError, train
+from bert_jax.training.train import train
 from bert_jax.training.workdir import Corpus, open_corpus, read_config
 
 SHORT = {
@@ -46,7 +48,8 @@ def finished(tmp_path_factory, corpus):
 def test_work_directory_holds_what_is_promised(finished, corpus):
     workdir, config, _ = finished
     assert sorted(p.name for p in workdir.iterdir()) == [
-        "checkpoints", "config.json", "loss.png", "metrics.jsonl", "tensorboard", "tokenizer",
+        "checkpoints", "config.json", "events.jsonl", "goodput.json", "loss.png", "metrics.jsonl",
+        "tensorboard", "tokenizer",
     ]  # fmt: skip
     assert read_config(workdir) == config.with_vocabulary(64)
     assert snapshot(workdir / "tokenizer") == snapshot(corpus.train.path / "tokenizer")
@@ -176,19 +179,19 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, corpus):
         checkpoint={"save_every_steps": 1},
     )
     workdir = tmp_path / "work"
-    with pytest.raises(NonFiniteLossError) as error:
+    with pytest.raises(BadStepError) as error:
         train(config, workdir, corpus=corpus, echo=lambda _: None)
     batch = error.value.step
     assert 1 <= batch < 7
     message = str(error.value)
     assert f"`bert-jax replay {workdir} --step {batch}`" in message
     assert f"The last good checkpoint: {workdir / 'checkpoints' / str(batch)}." in message
-    assert NonFiniteLossError.exit_code == 4
+    assert BadStepError.exit_code == 4
     # The checkpoint named is there, and none of a later state.
     assert saved_steps(workdir / "checkpoints")[-1] == batch
     assert json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1]) == {
         "step": batch + 1,
-        "event/non_finite_batch": batch,
+        "event/bad_step": batch,
     }
 
 

@@ -1,0 +1,180 @@
+"""A digest per array that does not depend on how the array is laid out over devices.
+
+Orbax loads a flipped bit without a word, so a checkpoint carries a digest of every array. A CRC
+runs over bytes in order, which a sharded array does not have in one place; this digest is a sum
+over elements, so every device sums its own and one all-reduce ends it: the same number on any mesh
+and any number of processes, with nothing gathered to the host.
+
+digest(x) = sum over i of hash(bits(x[i]) ^ i * ODD)   mod 2^32,   i: row-major index
+
+One changed element always changes the sum, since the hash is a bijection of its bits; changes in
+several elements cancel with probability 2^-32.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.model.counter_hash import hash_u32
+
+_ODD = np.uint32(0x9E3779B9)  # spreads neighbouring indices over the word
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
+_PIECE = 1 << 20  # elements
+_MAX_PIECES = 32
+
+
+def leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, str]:
+    """Digests of named arrays, 8 hexadecimal digits each.
+
+    Collective: with several processes all must call it, and all get the same answer. Waits for the
+    arrays.
+
+    Args:
+        leaves: Arrays that lie on the devices of one mesh, or on one device.
+    """
+    by_mesh: dict[Mesh | None, dict[str, jax.Array]] = {}
+    for name, leaf in leaves.items():
+        sharding = leaf.sharding
+        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        by_mesh.setdefault(mesh if isinstance(mesh, Mesh) else None, {})[name] = leaf
+    digests: dict[str, str] = {}
+    for mesh, group in by_mesh.items():
+        specs = tuple(getattr(leaf.sharding, "spec", None) for leaf in group.values())
+        values = np.asarray(_digests(list(group.values()), mesh, specs))
+        digests.update({name: text(value) for name, value in zip(group, values, strict=True)})
+    return {name: digests[name] for name in leaves}
+
+
+def text(digest: int | np.integer) -> str:
+    """A digest as it is written."""
+    return f"{int(digest) & 0xFFFFFFFF:08x}"
+
+
+def block_digest(block: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
+    """What a block of an array adds to the array's digest, on the host.
+
+    Args:
+        block: Part of the array.
+        start: Index of its first element.
+        shape: Of the whole array.
+    """
+    words = _host_words(block)
+    shape = (*shape, *words.shape[block.ndim :])
+    start = (*start, *(0 for _ in words.shape[block.ndim :]))
+    return _host_sum(words, _linear(start, shape), _strides(shape)) & 0xFFFFFFFF
+
+
+def _host_words(block: np.ndarray) -> np.ndarray:
+    if block.dtype == np.bool_:
+        block = block.view(np.uint8)
+    unsigned = np.dtype(_UNSIGNED[block.dtype.itemsize])
+    words = np.ascontiguousarray(block).reshape(block.shape)
+    if block.dtype.itemsize == 8:  # as `bitcast_convert_type` gives it: two words in a last axis
+        return words[..., None].view(unsigned)
+    return words.view(unsigned)
+
+
+def _host_sum(words: np.ndarray, offset: int, strides: Sequence[int]) -> int:
+    if words.size > _PIECE // 8:  # what follows then stays in the cache
+        axis = next(axis for axis, size in enumerate(words.shape) if size > 1)
+        length = max(1, words.shape[axis] * (_PIECE // 8) // words.size)
+        return sum(
+            _host_sum(
+                words[(slice(None),) * axis + (slice(first, first + length),)],
+                offset + first * strides[axis],
+                strides,
+            )
+            for first in range(0, words.shape[axis], length)
+        )
+    index = np.full((1,) * words.ndim, offset & 0xFFFFFFFF, np.uint32)
+    for axis, size in enumerate(words.shape):
+        along = np.arange(size, dtype=np.uint32) * np.uint32(strides[axis] & 0xFFFFFFFF)
+        index = index + along.reshape([-1 if a == axis else 1 for a in range(words.ndim)])
+    hashed = np.asarray(hash_u32(words.astype(np.uint32) ^ index * _ODD))
+    return int(hashed.sum(dtype=np.uint32))
+
+
+def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...]) -> jax.Array:
+    return _jitted(leaves, mesh=mesh, specs=specs)
+
+
+def _all_digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...]) -> jax.Array:
+    if mesh is None:
+        return jnp.stack([_local_sum(leaf, np.uint32(0), leaf.shape) for leaf in leaves])
+
+    def local(parts: list[jax.Array]) -> jax.Array:
+        sums = []
+        for leaf, part, spec in zip(leaves, parts, specs, strict=True):
+            offset, first_copy = jnp.uint32(0), jnp.uint32(1)
+            strides, used = _strides(leaf.shape), set()
+            for axis, names in enumerate(spec):
+                names = () if names is None else (names,) if isinstance(names, str) else names
+                used |= set(names)
+                place = jnp.uint32(0)
+                for name in names:
+                    place = place * np.uint32(mesh.shape[name]) + jax.lax.axis_index(name).astype(
+                        jnp.uint32
+                    )
+                step = strides[axis] * part.shape[axis] & 0xFFFFFFFF
+                offset += place * np.uint32(step)
+            for name in mesh.axis_names:
+                if name not in used:  # copies: only the first counts
+                    first_copy *= (jax.lax.axis_index(name) == 0).astype(jnp.uint32)
+            sums.append(_local_sum(part, offset, leaf.shape) * first_copy)
+        return jax.lax.psum(jnp.stack(sums), mesh.axis_names)
+
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=(list(specs),), out_specs=PartitionSpec(), check_vma=False
+    )(leaves)
+
+
+_jitted = jax.jit(_all_digests, static_argnames=("mesh", "specs"))
+
+
+def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
+    """What the part of an array on one device adds; `offset` is the index of its first element."""
+    words = part.view(jnp.uint8) if part.dtype == jnp.bool_ else part
+    words = jax.lax.bitcast_convert_type(words, _UNSIGNED[part.dtype.itemsize])
+    strides = _strides((*shape, *words.shape[part.ndim :]))
+    if words.ndim == 0:
+        words, strides = words[None], [1]
+    # XLA's CPU backend writes the hashes to memory before it sums them (measured: ten times the
+    # time). Added up in pieces, which it fuses, they are a fraction of the array.
+    pieces = min(_MAX_PIECES, max(1, words.size // _PIECE))
+    axis = next((a for a, size in enumerate(words.shape) if size >= pieces), None)
+    if axis is None:
+        axis = max(range(words.ndim), key=lambda a: words.shape[a])
+    length = max(1, words.shape[axis] // pieces)
+    ends = [min((n + 1) * length, words.shape[axis]) for n in range(pieces)]
+
+    def hashes(first: int, end: int) -> jax.Array:
+        piece = jax.lax.slice_in_dim(words, first, end, axis=axis).astype(jnp.uint32)
+        index = jnp.full(piece.shape, offset + np.uint32(first * strides[axis] & 0xFFFFFFFF))
+        for a in range(piece.ndim):
+            along = jax.lax.broadcasted_iota(jnp.uint32, piece.shape, a)
+            index += along * np.uint32(strides[a] & 0xFFFFFFFF)
+        return jnp.asarray(hash_u32(piece ^ index * _ODD))
+
+    total = hashes(0, ends[0])
+    for first, end in itertools.pairwise(ends):
+        if end - first == length:
+            total += hashes(first, end)
+    result = total.sum(dtype=jnp.uint32)
+    if ends[-1] < words.shape[axis]:
+        result += hashes(ends[-1], words.shape[axis]).sum(dtype=jnp.uint32)
+    return result
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Elements between neighbours along each axis of a row-major array."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def _linear(start: Sequence[int], shape: Sequence[int]) -> int:
+    return sum(first * stride for first, stride in zip(start, _strides(shape), strict=True))

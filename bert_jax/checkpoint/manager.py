@@ -1,0 +1,369 @@
+"""Checkpoints as a training loop uses them: asynchronous, verified, kept by policy.
+
+    save(step) -> arrays are copied, the loop goes on
+                  Orbax writes           (its threads, all processes)
+                  the checkpoint is read back, old ones are deleted    (a thread of process 0)
+    save(step + n) -> first learns how the save before went
+
+A save that fails does not end the run: it is reported, and the next one is tried.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from bert_jax.checkpoint import storage
+from bert_jax.checkpoint.digest import leaf_digests
+from bert_jax.checkpoint.reading import Damaged, Restored, barrier, restore_newest, worst
+from bert_jax.checkpoint.record import Record, RecordFaultError, grouped, named_leaves, read_record
+from bert_jax.checkpoint.retention import Retention
+from bert_jax.checkpoint.storage import AnyPath, Pending, as_path, one_line, saved_steps
+from bert_jax.checkpoint.verify import (
+    VerificationStoppedError,
+    is_verified,
+    verified_steps,
+    verify_checkpoint,
+)
+
+_log = logging.getLogger("bert_jax")
+
+Report = Callable[[str, int, str], None]
+"""Gets what happened to a checkpoint: kind ("save_failed", "damaged"), step, message."""
+
+
+class SaveFailedError(RuntimeError):
+    """Several saves in a row have failed."""
+
+    exit_code = 3
+
+
+class Checkpoints:
+    """The checkpoints of one run, for its training loop.
+
+    Every method is collective: all processes call it, in the same order, from the main thread.
+    """
+
+    def __init__(
+        self,
+        directory: AnyPath,
+        retention: Retention | None = None,
+        *,
+        max_failed_saves: int = 3,
+        report: Report = lambda kind, step, message: None,
+    ):
+        """Opens `directory`, and removes what interrupted saves left in it.
+
+        Args:
+            directory: Made by the first save if missing. Damaged checkpoints are moved to
+                `damaged/` beside it.
+            retention: Which checkpoints stay; None: the default.
+            max_failed_saves: After so many failures in a row `SaveFailedError` is raised.
+            report: Told in process 0, from the main thread.
+        """
+        self._directory = as_path(directory)
+        self._retention = retention or Retention()
+        self._max_failures, self._report = max_failed_saves, report
+        self._failures = 0
+        self._save: _Save | None = None
+        self._reader = _Reader(self)
+        self._metrics: dict[int, dict[str, float]] = {}
+        if jax.process_index() == 0:
+            storage.remove_unfinished(self._directory)
+        barrier("leftovers of interrupted saves are removed")
+
+    def restore(self, abstract: Any) -> Restored | None:
+        """The newest intact checkpoint, or None when there is none at all.
+
+        Damaged checkpoints that are newer are named in a warning and moved to `damaged/`, where
+        nothing reads them.
+
+        Args:
+            abstract: The state with a `jax.ShapeDtypeStruct` per array that carries the sharding
+                the array shall have; it need not be the one that was saved.
+
+        Raises:
+            DamagedCheckpointError: There are checkpoints and none is intact; nothing is moved.
+            UserError: An intact checkpoint holds arrays of other names, shapes or dtypes.
+        """
+        restored = restore_newest(self._directory, abstract)
+        if restored is None:
+            return None
+        if restored.damaged and jax.process_index() == 0:
+            _log.warning("%s", restored.warning())
+            for bad in restored.damaged:
+                self._set_aside(bad)
+        barrier("damaged checkpoints are set aside")
+        self._reader.start(restored.step)
+        return restored
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        config: dict[str, Any],
+        extra: dict[str, Any],
+        metrics: dict[str, float] | None = None,
+    ) -> None:
+        """Starts a save; returns when the arrays are copied, so that the caller may donate them.
+
+        Args:
+            step: The next step to train. A step that has a checkpoint is not saved again.
+            state: A pytree with a `params` field that is a nested dict.
+            config: The run's configuration, JSON values.
+            extra: JSON values to hand back on restore.
+            metrics: An evaluation of exactly this state, for `Retention.keep_best`.
+
+        Raises:
+            SaveFailedError: This failure, or that of the save before, was one too many.
+        """
+        self.wait()
+        if worst(0 if self.has(step) else 1) == 0:
+            return
+        self._save = _Save(step)
+        try:
+            leaves = named_leaves(state)
+            digests = leaf_digests(leaves)
+            record = Record(
+                step=step,
+                config=config,
+                extra=extra,
+                metrics=metrics or {},
+                arrays={
+                    name: [list(leaf.shape), str(leaf.dtype), digests[name]]
+                    for name, leaf in leaves.items()
+                },
+            )
+            self._save.pending = storage.write_async(
+                self._directory / str(step), grouped(leaves), record.to_json()
+            )
+        except Exception as error:  # Orbax raises many types for the same full disk
+            self._save.error = error
+        self._save.start(self._saved)
+
+    def _saved(self, save: "_Save") -> None:
+        """Called by the thread that waited for a save."""
+        if save.error is None:
+            self._reader.start(save.step)
+        elif jax.process_index() == 0:  # at once, not when the next save is due
+            _log.error("%s", self._explained(save.step, _reason(save.error)))
+
+    def has(self, step: int) -> bool:
+        """Whether there is a checkpoint of this step."""
+        return (self._directory / str(step)).exists()
+
+    def wait(self) -> bool:
+        """Returns when the last save is on disk; whether it went well.
+
+        Raises:
+            SaveFailedError: It failed, and was one too many.
+        """
+        save, self._save = self._save, None
+        error = save.wait() if save else None
+        damaged = self._reader.take_damaged()
+        if not worst(1 if error or damaged else 0):
+            self._failures = 0 if save else self._failures
+            return True
+        self._failures += 1
+        if damaged:
+            self._report("damaged", damaged.step, f"read back, {damaged.fault}; set aside")
+        if save and (error or not damaged):
+            self._clean_up()
+            reason = _reason(error) if error else "another process could not write its part"
+            self._report("save_failed", save.step, self._explained(save.step, reason))
+        if self._failures >= self._max_failures:
+            step = save.step if save else damaged.step if damaged else -1
+            reason = _reason(error) if error else damaged.fault if damaged else "not written"
+            raise SaveFailedError(
+                f"{self._failures} saves in a row have failed, so the run stops. "
+                + self._explained(step, reason)
+                + " Mend that and give the command again: the run continues from there"
+            ) from error
+        return False
+
+    def save_last(self, step: int, state: Any, *, read_back: bool, **content: Any) -> None:
+        """Saves until it has worked: there will be no next save that may.
+
+        Args:
+            step: As in `save`.
+            state: As in `save`.
+            read_back: Wait for the verification too; it may take as long as the save.
+            **content: `config`, `extra` and `metrics`, as in `save`.
+
+        Raises:
+            SaveFailedError: It failed too often.
+        """
+        done = False
+        while not done:
+            self.save(step, state, **content)
+            done = self.wait()
+            if done and read_back:
+                self._reader.wait()
+                done = self.wait()
+
+    def close(self) -> None:
+        """Waits for a save under way, and for a verification only to the end of a block.
+
+        Not collective, and it raises nothing: it may be called on the way out of an error.
+        """
+        if self._save is not None:
+            self._save.wait()
+        self._reader.stop()
+
+    def _explained(self, step: int, reason: str) -> str:
+        try:
+            kept = saved_steps(self._directory)
+        except OSError:
+            kept = []
+        there = f"The newest checkpoint there is that of step {kept[-1]}." if kept else "None is."
+        return (
+            f"The checkpoint of step {step} could not be written to {self._directory}: {reason}. "
+            f"{there}"
+        )
+
+    def _clean_up(self) -> None:
+        if jax.process_index() != 0:
+            return
+        try:
+            storage.remove_unfinished(self._directory)
+        except OSError as error:
+            _log.warning("Leftovers in %s stay for now: %s", self._directory, error)
+
+    def _set_aside(self, bad: Damaged) -> None:
+        place = storage.set_aside(
+            self._directory / str(bad.step), self._directory.parent / "damaged"
+        )
+        self._report("damaged", bad.step, f"{bad.fault}; moved to {place}")
+
+    def _prune(self) -> None:
+        """Deletes what the policy lets go; called once a newer checkpoint was read back."""
+        saved = saved_steps(self._directory)
+        for step in saved:
+            if self._retention.keep_best and step not in self._metrics:
+                try:
+                    self._metrics[step] = read_record(self._directory / str(step)).metrics
+                except RecordFaultError:
+                    self._metrics[step] = {}
+        verified = verified_steps(self._directory)
+        for step in self._retention.superfluous(saved, verified, self._metrics):
+            storage.delete(self._directory / str(step))
+
+
+class _Save:
+    """One save on its way to the disk, waited for by a thread."""
+
+    def __init__(self, step: int):
+        self.step = step
+        self.pending: Pending | None = None
+        self.error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, then: "Callable[[_Save], None]") -> None:
+        self._thread = threading.Thread(target=self._run, args=(then,), name="save", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> Exception | None:
+        """Why it failed, or None."""
+        assert self._thread is not None
+        self._thread.join()
+        return self.error
+
+    def _run(self, then: "Callable[[_Save], None]") -> None:
+        if self.error is None and self.pending is not None:
+            try:
+                self.pending.result()
+            except Exception as error:
+                self.error = error
+        then(self)
+
+
+class _Reader:
+    """Reads checkpoints back in a thread of process 0, one at a time, and then prunes.
+
+    While one is read, others may be written; they are read when their turn comes, the newest only.
+    """
+
+    def __init__(self, owner: Checkpoints):
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._next: int | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._damaged: Damaged | None = None
+
+    def start(self, step: int) -> None:
+        if jax.process_index() != 0 or self._stopping.is_set():
+            return
+        with self._lock:
+            self._next = step
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="verify", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when everything that was asked for has been read."""
+        while thread := self._thread:
+            thread.join()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.wait()
+
+    def take_damaged(self) -> Damaged | None:
+        with self._lock:
+            damaged, self._damaged = self._damaged, None
+        return damaged
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                step, self._next = self._next, None
+                if step is None or self._stopping.is_set():
+                    self._thread = None
+                    return
+            try:
+                self._read(step)
+            except VerificationStoppedError:
+                pass
+            except Exception as error:  # the directory is gone, say; the next save will tell
+                _log.warning("Verifying the checkpoint of step %d: %s", step, one_line(error))
+
+    def _read(self, step: int) -> None:
+        owner = self._owner
+        path = owner._directory / str(step)
+        if not is_verified(path):
+            verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
+            if not verdict.intact:
+                storage.set_aside(path, owner._directory.parent / "damaged")
+                with self._lock:
+                    self._damaged = Damaged(step, verdict.fault)
+                return
+        owner._prune()
+
+
+def _reason(error: BaseException) -> str:
+    """Why a save failed, from the error and what caused it."""
+    chain: list[BaseException] = []
+    known: BaseException | None = error
+    while known is not None and not any(known is seen for seen in chain):  # it may be a ring
+        chain.append(known)
+        known = known.__cause__ or known.__context__
+    messages = "\n".join(map(str, chain))
+    for pattern, meaning in _MEANINGS.items():
+        if re.search(pattern, messages):
+            return meaning
+    return one_line(error)
+
+
+_MEANINGS = {
+    "No space left": "the disk is full",
+    "Disk quota exceeded": "the quota is used up",
+    "Read-only file system": "the file system is read-only",
+    "Permission denied": "permission is denied",
+    "File too large": "the file is too large for the file system or a limit of this process",
+    "Input/output error": "the disk reports an input/output error",
+}

@@ -1,0 +1,121 @@
+"""What a checkpoint says of itself, under a CRC of its own, and the names of its arrays.
+
+An array's name is its path in the state, joined by "/": `params/encoder/...`, `opt_state/...`.
+"""
+
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from bert_jax.checkpoint import storage
+from bert_jax.checkpoint.storage import PARAMS, REST, AnyPath
+from bert_jax.errors import UserError
+
+FORMAT = 2
+_PREFIX = PARAMS + "/"
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of a checkpoint."""
+
+    step: int
+    """The next step: the batch to read and the number of updates made."""
+    config: dict[str, Any]
+    extra: dict[str, Any]
+    """What the loop had put aside."""
+    metrics: dict[str, float]
+    """Of an evaluation of exactly this state; empty where there was none."""
+    arrays: dict[str, list[Any]]
+    """By name: shape, dtype and digest."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is written."""
+        content = {"format": FORMAT, **self.__dict__}
+        return {**content, "crc32": _crc(content)}
+
+
+class RecordFaultError(ValueError):
+    """A record that cannot be trusted."""
+
+
+def read_record(checkpoint: AnyPath) -> Record:
+    """The record of a checkpoint.
+
+    Raises:
+        RecordFaultError: It cannot be read, or does not match its CRC.
+        UserError: It is intact, of another version.
+    """
+    try:
+        content = storage.read_record(checkpoint)
+        crc = content.pop("crc32", None)
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordFaultError(f"its record cannot be read: {storage.one_line(error)}") from error
+    if crc != _crc(content):
+        raise RecordFaultError("its record does not match its CRC")
+    version = content.pop("format")
+    if version != FORMAT:
+        raise UserError(
+            f"{checkpoint} has checkpoint format {version}; this version reads {FORMAT}. "
+            "Continue the run with the version of bert_jax that began it"
+        )
+    return Record(**content)
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of a state by name."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def filled(abstract: Any, leaves: dict[str, Any]) -> Any:
+    """`abstract` with its leaves replaced by those of the same name."""
+    return jax.tree.unflatten(
+        jax.tree.structure(abstract), [leaves[name] for name in named_leaves(abstract)]
+    )
+
+
+def grouped(leaves: dict[str, Any]) -> dict[str, Any]:
+    """Leaves as they are stored: nested parameters, and (unless absent) the rest by name."""
+    rest = {name: leaf for name, leaf in leaves.items() if not name.startswith(_PREFIX)}
+    return {PARAMS: nested_params(leaves), **({REST: rest} if rest else {})}
+
+
+def ungrouped(groups: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `grouped`."""
+    params = {_PREFIX + name: leaf for name, leaf in named_leaves(groups[PARAMS]).items()}
+    return {**params, **groups.get(REST, {})}
+
+
+def place_of(name: str) -> tuple[str, str]:
+    """The group of an array, and its name within it."""
+    if name.startswith(_PREFIX):
+        return PARAMS, name.removeprefix(_PREFIX)
+    return REST, name
+
+
+def is_param(name: str) -> bool:
+    """Whether the array is one of the model's."""
+    return name.startswith(_PREFIX)
+
+
+def nested_params(leaves: dict[str, Any]) -> dict[str, Any]:
+    """The parameters among named leaves as a nested dict."""
+    tree: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        if is_param(name):
+            *parents, last = name.removeprefix(_PREFIX).split("/")
+            node = tree
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = leaf
+    return tree
+
+
+def _crc(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())

@@ -1,0 +1,64 @@
+"""Which checkpoints stay."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bert_jax.errors import UserError
+
+Metric = Literal["eval/mlm_loss", "eval/mlm_accuracy", "eval/nsp_loss", "eval/nsp_accuracy"]
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay. What stays for one reason is not deleted for want of another."""
+
+    keep: int = 3
+    """The newest ones, counted among those that were read back."""
+    keep_every_steps: int = 0
+    """Those at multiples of so many steps, for ever; 0: none."""
+    keep_best: int = 0
+    """Those with the best evaluation."""
+    best_metric: Metric = "eval/mlm_loss"
+    """What best means: a loss shall be low, an accuracy high."""
+
+    def __post_init__(self) -> None:
+        """Refuse a policy that keeps nothing."""
+        for name, least in {"keep": 1, "keep_every_steps": 0, "keep_best": 0}.items():
+            value = getattr(self, name)
+            if value < least:
+                raise UserError(f"checkpoint: {name} is {value}; it must be at least {least}")
+
+    def superfluous(
+        self,
+        saved: Sequence[int],
+        verified: Sequence[int],
+        metrics: Mapping[int, Mapping[str, float]],
+    ) -> list[int]:
+        """The steps whose checkpoints may go.
+
+        Nothing goes before `keep` newer ones were read back: a save that was never verified
+        replaces none.
+
+        Args:
+            saved: Steps of all checkpoints, ascending.
+            verified: Those among them that were read back.
+            metrics: Evaluations by step.
+        """
+        if len(verified) < self.keep:
+            return []
+        oldest_kept = verified[-self.keep]
+        sign = 1 if self.best_metric.endswith("loss") else -1
+        ranked = sorted(
+            (sign * metrics[step][self.best_metric], -step)
+            for step in verified
+            if self.best_metric in metrics.get(step, {})
+        )
+        best = {-negated for _, negated in ranked[: self.keep_best]}
+        return [
+            step
+            for step in saved
+            if step < oldest_kept
+            and step not in best
+            and not (self.keep_every_steps and step % self.keep_every_steps == 0)
+        ]

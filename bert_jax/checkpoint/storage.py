@@ -1,0 +1,227 @@
+"""How a checkpoint lies on disk or in a bucket. The only file that imports Orbax and TensorStore.
+
+Orbax writes the arrays of all processes and makes a checkpoint appear complete or not at all: by a
+rename on a file system, by a last file (`commit_success.txt`) in a bucket. TensorStore reads single
+arrays on the host, for verification, without devices.
+"""
+
+import gc
+import itertools
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import tensorstore
+from etils import epath
+from orbax.checkpoint import v1 as ocp
+
+PARAMS, REST, RECORD = "params", "rest", "record"
+_COMMITTED = "commit_success.txt"
+_UNFINISHED = ("*.orbax-checkpoint-tmp*", "*.deleted")
+
+AnyPath: TypeAlias = epath.Path | Path
+"""Local, or `gs://`."""
+
+
+@runtime_checkable
+class Pending(Protocol):
+    """A save under way."""
+
+    def result(self) -> None:
+        """Returns when it is complete; raises what made it fail."""
+
+
+def is_remote(directory: AnyPath) -> bool:
+    """Whether the directory is in a bucket, where nothing can be renamed in one step."""
+    return "://" in str(directory)
+
+
+def as_path(directory: AnyPath | str) -> epath.Path:
+    """An absolute path that works locally and in a bucket."""
+    return epath.Path(directory if is_remote(epath.Path(directory)) else Path(directory).absolute())
+
+
+def saved_steps(directory: AnyPath) -> list[int]:
+    """Steps of the complete checkpoints in a directory, ascending; damaged ones included."""
+    directory = as_path(directory)
+    if not directory.is_dir():
+        return []
+    steps = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
+    if is_remote(directory):
+        steps = [p for p in steps if (p / _COMMITTED).exists()]
+    return sorted(int(p.name) for p in steps)
+
+
+def remove_unfinished(directory: AnyPath) -> None:
+    """Removes what interrupted saves and deletions left."""
+    directory = as_path(directory)
+    if not directory.is_dir():
+        return
+    for leftover in itertools.chain.from_iterable(map(directory.glob, _UNFINISHED)):
+        if leftover.is_dir():
+            leftover.rmtree()
+        else:
+            leftover.unlink()
+    if is_remote(directory):
+        complete = saved_steps(directory)
+        for path in directory.iterdir():
+            if path.name.isdigit() and int(path.name) not in complete:
+                path.rmtree()
+
+
+def delete(checkpoint: AnyPath) -> None:
+    """Deletes a checkpoint; one whose deletion is interrupted is no checkpoint any more."""
+    checkpoint = as_path(checkpoint)
+    if is_remote(checkpoint):
+        (checkpoint / _COMMITTED).unlink(missing_ok=True)
+        checkpoint.rmtree()
+    else:
+        condemned = checkpoint.with_name(f"{checkpoint.name}.deleted")
+        checkpoint.rename(condemned)
+        condemned.rmtree()
+
+
+def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
+    """Moves a checkpoint into the directory `target`, and says where it is now."""
+    checkpoint, target = as_path(checkpoint), as_path(target)
+    target.mkdir(parents=True, exist_ok=True)
+    taken = len(list(target.glob(f"{checkpoint.name}.*")))
+    place = target / f"{checkpoint.name}.{taken}"
+    if is_remote(checkpoint):
+        import fsspec
+
+        (checkpoint / _COMMITTED).unlink(missing_ok=True)  # half a checkpoint is none
+        fsspec.filesystem("gs").copy(f"{checkpoint}/", f"{place}/", recursive=True)
+        checkpoint.rmtree()
+    else:
+        checkpoint.rename(place)
+    return place
+
+
+def write_async(
+    checkpoint: AnyPath, arrays: dict[str, dict[str, Any]], record: dict[str, Any]
+) -> Pending:
+    """Starts a save; returns when the arrays are copied, so that the caller may donate them.
+
+    Collective. The directory appears when everything is written.
+
+    Args:
+        checkpoint: Must not exist.
+        arrays: The groups "params" (nested) and, where there is more, "rest" (flat).
+        record: JSON values.
+    """
+    with _context():
+        pending: Pending = ocp.save_checkpointables_async(
+            as_path(checkpoint), {**arrays, RECORD: record}
+        )
+    return pending
+
+
+def read_record(checkpoint: AnyPath) -> dict[str, Any]:
+    """The record of a checkpoint, as JSON values.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no JSON object.
+    """
+    record = json.loads((as_path(checkpoint) / RECORD / "data.json").read_bytes())
+    if not isinstance(record, dict):
+        raise ValueError("no JSON object")
+    return record
+
+
+def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Reads groups of arrays onto devices; collective.
+
+    Args:
+        checkpoint: What to read.
+        wanted: As `write_async` takes them, with a `jax.ShapeDtypeStruct` (and its sharding) in
+            place of every array.
+
+    Returns:
+        The groups, and "" or why they cannot be read.
+    """
+    loaded: dict[str, Any] = {}
+    fault = ""
+    # After a read error Orbax drops coroutines and tasks that nobody awaits; collecting them here
+    # keeps pages of their complaints out of the log. The error itself is reported by the caller.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            for group, abstract in wanted.items():
+                with _context():
+                    loaded |= ocp.load_checkpointables(as_path(checkpoint), {group: abstract})
+        except Exception as error:  # whatever a damaged file makes Orbax raise
+            fault = one_line(error)
+        if fault:
+            asyncio_log = logging.getLogger("asyncio")
+            level, asyncio_log.level = asyncio_log.level, logging.CRITICAL
+            gc.collect()
+            asyncio_log.level = level
+    return loaded, fault
+
+
+def host_blocks(
+    checkpoint: AnyPath, group: str, name: str
+) -> Iterator[tuple[np.ndarray, tuple[int, ...], tuple[int, ...]]]:
+    """Reads one array piece by piece into host memory, without devices; not collective.
+
+    Args:
+        checkpoint: What to read.
+        group: "params" or "rest".
+        name: Of the array within the group: keys of nested dicts joined by "/".
+
+    Yields:
+        (block, index of its first element, shape of the array). A block is as large as what one
+        device wrote.
+    """
+    base = str(as_path(checkpoint) / group) + "/"
+    inner = name.replace("/", ".") if group == PARAMS else name  # Orbax joins nested keys by a dot
+    array = tensorstore.open(
+        {
+            "driver": "zarr3",
+            "kvstore": {"driver": "ocdbt", "base": _kvstore(base), "path": inner + "/"},
+        },
+        open=True,
+    ).result()
+    shape = tuple(array.shape)
+    steps = [max(1, step or size) for step, size in zip(_chunk(array), shape, strict=True)]
+    for start in itertools.product(*map(range, [0] * len(shape), shape, steps)):
+        part = tuple(
+            slice(first, min(first + step, size))
+            for first, step, size in zip(start, steps, shape, strict=True)
+        )
+        yield np.asarray(array[part].read().result()), start, shape
+
+
+def one_line(error: BaseException) -> str:
+    """An error as a phrase: its type and the first line of its message."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+def _chunk(array: Any) -> tuple[int, ...]:
+    chunk: tuple[int, ...] = tuple(array.chunk_layout.read_chunk.shape or array.shape)
+    return chunk
+
+
+def _kvstore(directory: str) -> dict[str, str]:
+    if directory.startswith("gs://"):
+        bucket, _, path = directory.removeprefix("gs://").partition("/")
+        return {"driver": "gcs", "bucket": bucket, "path": path}
+    return {"driver": "file", "path": directory}
+
+
+def _context() -> ocp.Context:
+    registry = ocp.handlers.local_registry()
+    # The record is one JSON file, which the default would take for a tree.
+    registry.add(ocp.handlers.JsonHandler, checkpointable_name=RECORD)
+    context = ocp.Context()
+    context.checkpointables.registry = registry
+    # Weights and moments shrink by 12%, for more than half of a save's processor time.
+    context.array.saving.use_compression = False
+    return context

@@ -1,0 +1,171 @@
+"""Reading a checkpoint back: every file by size and CRC, every array by its digest.
+
+Runs on the host, array by array: no device is touched and no process waits for another.
+"""
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+
+from bert_jax.checkpoint.digest import block_digest, text
+from bert_jax.checkpoint.record import RecordFaultError, place_of, read_record
+from bert_jax.checkpoint.storage import (
+    AnyPath,
+    as_path,
+    host_blocks,
+    is_remote,
+    one_line,
+    saved_steps,
+)
+
+_MARK = "verified.json"
+_BLOCK = 8 << 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found in a checkpoint."""
+
+    step: int
+    fault: str
+    """What is wrong, with the name of the file or array; "" when everything is as it was saved."""
+    num_bytes: int = 0
+    num_arrays: int = 0
+
+    @property
+    def intact(self) -> bool:
+        """Whether it can be trusted."""
+        return not self.fault
+
+
+class VerificationStoppedError(Exception):
+    """Somebody asked for an end before everything was read."""
+
+
+def is_verified(checkpoint: AnyPath) -> bool:
+    """Whether the checkpoint has been read back since it was written; reads nothing but names."""
+    return (as_path(checkpoint) / _MARK).exists()
+
+
+def verified_steps(directory: AnyPath) -> list[int]:
+    """Steps of the checkpoints that were read back, ascending."""
+    return [step for step in saved_steps(directory) if is_verified(as_path(directory) / str(step))]
+
+
+def verify_checkpoint(
+    checkpoint: AnyPath,
+    *,
+    mark: bool = False,
+    progress: Callable[[int], None] = lambda num_bytes: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Verdict:
+    """Reads every file and every array of a checkpoint.
+
+    Args:
+        checkpoint: The directory of one step.
+        mark: Write `verified.json` into it when it is intact, so that `file_fault` can tell later
+            which file has changed.
+        progress: Gets the bytes of each array or piece that was read.
+        stopped: Asked between pieces.
+
+    Raises:
+        VerificationStoppedError: `stopped` said so.
+        UserError: It is of another version.
+    """
+    checkpoint = as_path(checkpoint)
+    step = int(checkpoint.name)
+    fault = file_fault(checkpoint)
+    if fault:
+        return Verdict(step, fault)
+    try:
+        record = read_record(checkpoint)
+    except RecordFaultError as error:
+        return Verdict(step, str(error))
+    num_bytes = 0
+    for name, (_, _, digest) in record.arrays.items():
+        total = 0
+        try:
+            for block, start, shape in host_blocks(checkpoint, *place_of(name)):
+                if stopped():
+                    raise VerificationStoppedError
+                total += block_digest(block, start, shape)
+                num_bytes += block.nbytes
+                progress(block.nbytes)
+        except (OSError, ValueError, KeyError) as error:
+            return Verdict(step, f"array {name} cannot be read: {one_line(error)}")
+        if text(total) != digest:
+            return Verdict(step, f"array {name} differs from its digest")
+    if mark and not is_verified(checkpoint):
+        _write_mark(checkpoint)
+    return Verdict(step, "", num_bytes, len(record.arrays))
+
+
+def file_fault(
+    checkpoint: AnyPath, part: tuple[int, int] = (0, 1), groups: tuple[str, ...] = ()
+) -> str:
+    """What is wrong with the files of a checkpoint, by `verified.json`; "" also where it has none.
+
+    Args:
+        checkpoint: The directory of one step.
+        part: (i, n): look at every n-th file, from the i-th.
+        groups: Look at the files in these directories only; (): at all.
+    """
+    checkpoint = as_path(checkpoint)
+    if not is_verified(checkpoint):
+        return ""
+    try:
+        content: dict[str, Any] = json.loads((checkpoint / _MARK).read_bytes())
+        files: dict[str, list[Any]] = content["files"]
+        if content["crc32"] != _crc(files):
+            return f"{_MARK} does not match its CRC"
+        names = [name for name in sorted(files) if not groups or name.split("/")[0] in groups]
+        for name in names[part[0] :: part[1]]:
+            size, crc = files[name]
+            path = checkpoint / name
+            if not path.exists():
+                return f"file {name} is missing"
+            found = path.stat().length
+            if found != size:
+                return f"file {name} has {found:,} bytes of {size:,}"
+            if _file_crc(path) != crc:
+                return f"file {name} differs from its CRC"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"{_MARK} or a file cannot be read: {one_line(error)}"
+    return ""
+
+
+def _write_mark(checkpoint: epath.Path) -> None:
+    files = {
+        str(path.relative_to(checkpoint)): [path.stat().length, _file_crc(path)]
+        for path in _files(checkpoint)
+    }
+    content = json.dumps({"files": files, "crc32": _crc(files)})
+    if is_remote(checkpoint):  # an object appears whole
+        (checkpoint / _MARK).write_text(content)
+    else:
+        temporary = checkpoint.with_name(f"{checkpoint.name}.{_MARK}.deleted")
+        temporary.write_text(content)
+        temporary.rename(checkpoint / _MARK)
+
+
+def _files(directory: epath.Path) -> list[epath.Path]:
+    files = []
+    for path in sorted(directory.iterdir()):
+        files += _files(path) if path.is_dir() else [path]
+    return files
+
+
+def _file_crc(path: epath.Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _crc(files: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(files, sort_keys=True).encode())
