@@ -5,6 +5,7 @@ in memory and written, in order, when the disk takes it again.
 """
 
 import collections
+import errno
 import logging
 import os
 from pathlib import Path
@@ -85,24 +86,20 @@ class LineLog:
 
     def _append(self, file: int) -> None:
         """Writes the lines that wait and forgets those that are complete."""
-        while self._waiting:
-            end = os.lseek(file, 0, os.SEEK_END)
-            torn = end > 0 and os.pread(file, 1, end - 1) != b"\n"
-            data = b"\n" * torn + b"".join(self._waiting)
-            try:
-                written = os.write(file, data)
-            except OSError:
-                # A file system may have taken a part of the data before it failed.
-                self._cut(file, end)
-                raise
-            if written == len(data):
-                self._waiting.clear()
-                return
-            complete = data.rfind(b"\n", 0, written) + 1
-            for _ in range(data.count(b"\n", 0, complete) - torn * (complete > 0)):
-                self._waiting.popleft()
+        end = os.lseek(file, 0, os.SEEK_END)
+        torn = end > 0 and os.pread(file, 1, end - 1) != b"\n"
+        data = b"\n" * torn + b"".join(self._waiting)
+        try:
+            written = os.write(file, data)
+        except OSError:
+            self._cut(file, end)  # a file system may have taken a part before it failed
+            raise
+        complete = data.rfind(b"\n", 0, written) + 1
+        for _ in range(data.count(b"\n", 0, complete) - (torn and complete > 0)):
+            self._waiting.popleft()
+        if self._waiting:
             self._cut(file, end + complete)
-            # The next turn meets the error that made this write a short one.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _cut(self, file: int, end: int) -> None:
         if not self._shared and os.fstat(file).st_size > end:
