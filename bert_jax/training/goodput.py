@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +232,7 @@ def total_seconds(starts: Sequence[Start]) -> dict[str, float]:
     totals: dict[str, float] = {_PRODUCTIVE: 0.0}
     names = [*REASONS, *(name for start in starts for name in start.seconds)]
     for name in dict.fromkeys([_PRODUCTIVE, *names]):
-        seconds = sum(start.seconds.get(name, 0.0) for start in starts)
+        seconds = sum((start.seconds.get(name, 0.0) for start in starts), 0.0)
         if seconds or name == _PRODUCTIVE:
             totals[name] = seconds
     return totals
@@ -248,7 +248,7 @@ def time_shares(starts: Sequence[Start]) -> dict[str, float]:
 def down_seconds(starts: Sequence[Start]) -> float:
     """Seconds between the starts."""
     gaps = (max(0.0, b.begin - a.last) for a, b in itertools.pairwise(starts))
-    return sum(gaps) + sum(start.down for start in starts)
+    return sum(gaps, sum((start.down for start in starts), 0.0))
 
 
 def _lose(start: Start, restored_step: int) -> None:
@@ -278,12 +278,16 @@ def _sum(a: Start, b: Start) -> Start:
 
 
 def _start(row: dict[str, Any]) -> Start:
-    start = Start(**{f.name: row[f.name] for f in fields(Start)})
-    for f in fields(Start):
-        kind = {"seconds": dict, "begin": float, "last": float, "down": float}.get(f.name, int)
-        value = getattr(start, f.name)
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise TypeError(f"{f.name} is {value!r}")
-    if not all(type(s) in (int, float) and math.isfinite(s) for s in start.seconds.values()):
-        raise TypeError(f"seconds are {start.seconds!r}")
-    return start
+    values: dict[str, Any] = {name: _number(row[name]) for name in ("begin", "last", "down")}
+    for name in ("first_step", "last_step", "kept_step", "count"):
+        if type(row[name]) is not int:
+            raise TypeError(f"{name} is {row[name]!r}")
+        values[name] = row[name]
+    seconds = {name: _number(value) for name, value in row["seconds"].items()}
+    return Start(seconds=seconds, **values)
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)
