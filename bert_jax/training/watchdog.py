@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from bert_jax.training import processes
+from bert_jax.training.events import Events
 
 EXIT_CODE = 6
 
@@ -23,11 +24,6 @@ _POLL_SECONDS = 10.0
 # What is written may go where the run hangs: to a file system, or to a pipe that nobody reads.
 _REPORT_SECONDS = 10.0
 _STDERR = 2  # not sys.stderr, whose lock the stalled thread may hold
-
-
-@runtime_checkable
-class _Events(Protocol):
-    def write(self, kind: str, message: str, *, step: int | None = None, **values: Any) -> None: ...
 
 
 class Watchdog:
@@ -44,7 +40,7 @@ class Watchdog:
         seconds: float,
         report: Path,
         *,
-        events: _Events | None = None,
+        events: Events | None = None,
         exit: Callable[[int], Any] = processes.end,
     ):
         """Nothing is watched yet.

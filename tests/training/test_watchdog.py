@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.training.events import Events, read_events
 from bert_jax.training.watchdog import EXIT_CODE, Watchdog
 
 TIMEOUT = 120.0
 
 
 class Record:
-    """What a watchdog did to the events and to the process."""
+    """What a watchdog would have done to the process."""
 
     def __init__(self):
-        self.events, self.codes, self.ended = [], [], threading.Event()
-
-    def write(self, kind, message, *, step=None, **values):
-        self.events.append((kind, message, values))
+        self.codes, self.ended = [], threading.Event()
 
     def exit(self, code):
         self.codes.append(code)
@@ -40,15 +38,17 @@ def wait_for_a_step_that_does_not_come(over):
 def test_silence_ends_the_process_and_says_where_it_stood(tmp_path, record, capfd):
     report = tmp_path / "stacks.0.txt"
     report.write_text("an earlier stall\n")
-    with Watchdog(0.3, report, events=record, exit=record.exit) as watchdog:
+    events = tmp_path / "events.jsonl"
+    with Watchdog(0.3, report, events=Events(events, 1), exit=record.exit) as watchdog:
         watchdog.alive("step 12")
         wait_for_a_step_that_does_not_come(record.ended)
     assert record.codes == [EXIT_CODE] == [6]
-    ((kind, message, values),) = record.events
-    assert kind == "stalled"
+    (event,) = read_events(events)
+    message = event["message"]
     assert "nothing was completed for 0.3 s" in message
     assert "the last was step 12" in message
-    assert values == {"seconds": 0.3, "last": "step 12"}
+    assert (event["kind"], event["process"]) == ("stalled", 1)
+    assert (event["seconds"], event["last"]) == (0.3, "step 12")
     text = report.read_text()
     assert text.startswith("an earlier stall\n")
     assert message in text
@@ -62,11 +62,12 @@ def test_silence_ends_the_process_and_says_where_it_stood(tmp_path, record, capf
 
 
 def test_signs_of_life_keep_it_quiet(tmp_path, record):
-    with Watchdog(2.5, tmp_path / "stacks", events=record, exit=record.exit) as watchdog:
+    events = Events(tmp_path / "events.jsonl")
+    with Watchdog(2.5, tmp_path / "stacks", events=events, exit=record.exit) as watchdog:
         for number in range(120):
             time.sleep(0.05)
             watchdog.alive(f"step {number}")
-    assert (record.codes, record.events) == ([], [])
+    assert record.codes == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -87,11 +88,11 @@ def test_zero_is_off(tmp_path, record):
 
 
 def test_a_report_whose_directory_is_gone_still_shows_the_stacks(tmp_path, record, capfd):
-    report = tmp_path / "gone" / "stacks"
-    with Watchdog(0.2, report, events=record, exit=record.exit):
+    gone = tmp_path / "gone"
+    events = Events(gone / "events.jsonl")
+    with Watchdog(0.2, gone / "stacks", events=events, exit=record.exit):
         wait_for_a_step_that_does_not_come(record.ended)
     assert record.codes == [6]
-    assert [kind for kind, *_ in record.events] == ["stalled"]
     printed = capfd.readouterr().err
     assert "in wait_for_a_step_that_does_not_come" in printed
     assert "the stacks could not be written to a file: [Errno 2]" in printed
