@@ -1,9 +1,17 @@
+import contextlib
+import io
 import json
 import math
+import shutil
+import struct
 
 import numpy as np
 import pytest
+from full_disk import files_of_at_most, run_on_small_disk
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import masked_crc32c
 
+from bert_jax.training.board import Board
 from bert_jax.training.goodput import Clock
 from bert_jax.training.loss_curve import draw_loss_curve, loss_figure, smooth
 from bert_jax.training.telemetry import (
@@ -45,6 +53,27 @@ def test_log_drops_rows_beyond_the_restored_step_and_a_torn_line(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_rows_that_are_none_are_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_metrics(path) == []
+    path.write_bytes(
+        b'{"step": 1}\n\xff\xfe\n[1]\n{"step": true}\n{"step": "2"}\n\0\0\0\n'
+        + b"[" * 100_000 + b'\n{"step": 3, "x": "a\xe2\x80\xa8b"}\n{"step": 4}'
+    )  # fmt: skip
+    assert read_metrics(path) == [{"step": 1}, {"step": 3, "x": "a\u2028b"}]
+
+
+def test_a_run_continues_when_there_is_no_room(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(100)))
+    with files_of_at_most(10):
+        log = MetricsLog(path, 60)
+        log.write(61, {"train/loss": 1.0})
+    assert [row["step"] for row in read_metrics(path)] == list(range(61))
+    log.close()
+    assert [row["step"] for row in read_metrics(path)] == list(range(62))
+
+
 def test_log_writes_json_for_every_number(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl", 0)
     log.write(1, {"train/loss": math.nan, "train/x": math.inf})
@@ -66,19 +95,6 @@ def test_means_start_anew_and_their_state_is_exact():
     assert means.take() == {"loss": 5.0}
 
 
-def test_clock_tells_steps_from_the_rest():
-    now = FakeTime()
-    clock = Clock(now)
-    now.now = 10.0
-    with clock.spend("compile"):
-        now.now = 30.0
-    with clock.spend("input"):
-        now.now = 35.0
-    now.now = 50.0
-    assert clock.stepping == 30.0  # of 50: all but the compilation
-    assert clock.goodput == pytest.approx(0.5)  # waiting for input is not productive
-
-
 def telemetry(tmp_path, now, said, **changes) -> Telemetry:
     arguments = {
         "num_steps": 100,
@@ -86,7 +102,7 @@ def telemetry(tmp_path, now, said, **changes) -> Telemetry:
         "flops_per_step": lambda step: 1000.0,
         "peak": 4000.0,
         "clock": Clock(now),
-        "echo": said.append,
+        "echo": said.append if said is not None else None,
     }
     return Telemetry(tmp_path, **(arguments | changes))
 
@@ -114,6 +130,145 @@ def test_rates_count_what_was_done_since_they_were_asked_for(tmp_path):
     ]
     assert list((tmp_path / "tensorboard").glob("events.*"))
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "train/mlm_loss": 6.5}]
+
+
+def scalars(directory) -> list[tuple[int, dict[str, float]]]:
+    """What TensorBoard would read, with its checks of every record."""
+    read = []
+    for path in sorted(directory.glob("events.out.tfevents.*")):
+        data = path.read_bytes()
+        while data:
+            length = data[:8]
+            (size,) = struct.unpack("<Q", length)
+            record = data[12 : 12 + size]
+            assert struct.unpack("<I", data[8:12]) == (masked_crc32c(length),)
+            assert struct.unpack("<I", data[12 + size : 16 + size]) == (masked_crc32c(record),)
+            read.append(Event.FromString(record))
+            data = data[16 + size :]
+    first, started, *events = read
+    assert first.file_version == "brain.Event:2"
+    assert started.session_log.status == SessionLog.START
+    return [(started.step, {})] + [
+        (event.step, {value.tag: value.simple_value for value in event.summary.value})
+        for event in events
+    ]
+
+
+def test_board_has_the_numbers(tmp_path):
+    board = Board(tmp_path / "tensorboard", purge_step=8)
+    board.write(8, {"train/loss": 0.5, "train/nan": math.nan, "text": "no number"})
+    board.write(9, {"train/loss": 0.25, "perf/mfu": 1})
+    board.sync()
+    board.close()
+    board.write(10, {"train/loss": 0.125})  # closed
+    assert scalars(tmp_path / "tensorboard") == [
+        (8, {}), (8, {"train/loss": 0.5}), (9, {"train/loss": 0.25, "perf/mfu": 1.0}),
+    ]  # fmt: skip
+
+
+def test_board_is_given_up_with_one_warning(tmp_path, caplog):
+    board = Board(tmp_path / "tensorboard", purge_step=1)
+    with files_of_at_most(200):
+        for step in range(20):  # more than the queue of tensorboardX's thread would hold
+            board.write(step, {"train/loss": 0.5})
+        board.sync()
+    board.write(20, {"train/loss": 0.5})
+    board.close()
+    assert len(caplog.records) == 1
+    assert "TensorBoard gets no more" in caplog.text
+
+
+def test_board_whose_directory_vanishes_or_cannot_be_made(tmp_path, caplog):
+    board = Board(tmp_path / "tensorboard", purge_step=1)
+    shutil.rmtree(tmp_path / "tensorboard")
+    board.write(1, {"train/loss": 0.5})
+    assert len(caplog.records) == 1
+    (tmp_path / "file").write_text("")
+    Board(tmp_path / "file" / "tensorboard", purge_step=1).write(1, {"train/loss": 0.5})
+    assert len(caplog.records) == 2
+
+
+def test_output_to_a_full_disk_ends_nothing(tmp_path, monkeypatch):
+    with open("/dev/full", "w") as full, telemetry(tmp_path, FakeTime(), None, echo=None) as out:
+        monkeypatch.setattr("sys.stdout", full)
+        out.say("a line")
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+
+
+def test_a_reader_of_the_output_that_ended_is_heard(tmp_path, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Gone())
+    with (
+        telemetry(tmp_path, FakeTime(), None, echo=None) as out,
+        pytest.raises(BrokenPipeError),
+    ):
+        out.say("a line")
+
+
+_ON_A_SMALL_DISK = """
+import json, logging, resource, sys
+from pathlib import Path
+
+from bert_jax.training.events import Events, read_events
+from bert_jax.training.goodput import Clock, Goodput, read_starts
+from bert_jax.training.telemetry import Telemetry, read_metrics
+
+logging.basicConfig(stream=sys.stderr, format="warning: %(message)s")
+run = Path(sys.argv[1])
+filler = run / "filler"
+try:
+    filler.write_bytes(bytes(150_000))
+except OSError:
+    pass
+clock = Clock()
+events = Events(run / "events.jsonl")
+goodput = Goodput(run / "goodput.json", clock)
+goodput.begin(0)
+told = []
+with Telemetry(run, num_steps=600, restored_step=0, flops_per_step=float, peak=None,
+               clock=clock, goodput=goodput, echo=told.append) as out:
+    for step in range(1, 601):
+        if step == 550:  # somebody makes room
+            filler.unlink(missing_ok=True)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        out.step_done(step, 10.0, 1.0)
+        out.write(step, {"train/mlm_loss": 1.0, "train/text": "x" * 250})
+        if step % 100 == 0:
+            events.write("save_failed", "x" * 250, step=step)
+            out.sync()
+        if step == 500:
+            print(json.dumps([len(read_metrics(run / "metrics.jsonl")),
+                              (run / "metrics.jsonl").read_bytes()[-1:] == b"\\n"]))
+print(json.dumps({
+    "steps": [row["step"] for row in read_metrics(run / "metrics.jsonl")],
+    "lines": (run / "metrics.jsonl").read_bytes().count(b"\\n"),
+    "events": [event["step"] for event in read_events(run / "events.jsonl")],
+    "last": [start.last_step for start in read_starts(run / "goodput.json")],
+    "left": [p.name for p in run.iterdir() if "tmp" in p.name],
+}))
+"""
+
+
+def test_a_full_disk_ends_nothing_and_loses_no_row(tmp_path):
+    done = run_on_small_disk(_ON_A_SMALL_DISK, tmp_path)
+    assert done.returncode == 0, done.stderr
+    (written, whole), found = map(json.loads, done.stdout.splitlines())
+    assert 100 < written < 500
+    assert whole
+    assert found == {
+        "steps": list(range(1, 601)), "lines": 600, "events": [100, 200, 300, 400, 500, 600],
+        "last": [600], "left": [],
+    }  # fmt: skip
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert len([line for line in warnings if "metrics.jsonl cannot be written" in line]) == 1
+    assert len([line for line in warnings if "metrics.jsonl can be written again" in line]) == 1
+    assert len(warnings) <= 6  # those, and one or two each of TensorBoard's, the events', goodput's
+    assert "Traceback" not in done.stderr
 
 
 def test_no_mfu_without_a_known_peak(tmp_path):
