@@ -1,0 +1,333 @@
+"""Bad steps: what is said of them, the second run, and a whole run that stops or goes on."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from bad_batches import poison
+from small_run import fingerprint, share_compilations, small_config, write_corpus
+
+from bert_jax.checkpoint import saved_steps
+from bert_jax.errors import explained
+from bert_jax.training import train as train_module
+from bert_jax.training.bad_step import (
+    BadStep,
+    BadStepError,
+    Verdict,
+    find_bad_step,
+    rerun,
+    skipped_message,
+    without_guard,
+)
+from bert_jax.training.corpus import Corpus
+from bert_jax.training.events import read_events
+from bert_jax.training.guard import GUARD_METRICS, GuardConfig, judge
+from bert_jax.training.guard import fresh_guard as make_guard
+from bert_jax.training.sharding import make_mesh
+from bert_jax.training.telemetry import read_metrics
+from bert_jax.training.train import train
+
+WORKDIR = Path("work")
+
+
+def metrics_of(loss=3.0, grad_norm=1.0, **changes):
+    values = {
+        "loss": loss, "grad_norm": grad_norm,
+        "guard_mean": 3.21, "guard_std": 0.05, "guard_limit": 4.21,
+    }  # fmt: skip
+    whole = {"bad": 1, "halted": 1, "guard_skipped": 0} | changes
+    return {name: np.array(value, np.float32) for name, value in values.items()} | {
+        name: np.array(value, np.int32) for name, value in whole.items()
+    }
+
+
+VALUES = {name: float(value) for name, value in metrics_of().items()}
+
+
+def test_only_bad_metrics_are_a_bad_step():
+    assert find_bad_step(7, metrics_of(bad=0)) is None
+    bad = find_bad_step(7, metrics_of(loss=np.nan))
+    assert bad is not None
+    assert (bad.batch, bad.halted, bad.in_a_row) == (7, True, 0)
+    assert set(VALUES) - set(without_guard(VALUES)) == set(GUARD_METRICS)
+    assert set(without_guard(VALUES)) == {"loss", "grad_norm"}
+
+
+def test_what_is_said_of_a_bad_step():
+    spike = BadStep(1234, metrics_of(loss=9.5, halted=0, guard_skipped=1))
+    assert skipped_message(spike, WORKDIR) == (
+        "batch 1,234 was skipped: the loss of batch 1,234 is 9.5000, a spike (recent losses: mean "
+        "3.2100, standard deviation 0.0500; limit 4.2100). See it with `bert-jax replay work "
+        "--step 1234`"
+    )
+    third = BadStep(8, metrics_of(loss=np.nan, grad_norm=np.inf, halted=0, guard_skipped=3))
+    assert "batch 8 was skipped, 3 in a row: the loss of batch 8 is nan and its gradient norm " in (
+        skipped_message(third, WORKDIR)
+    )
+    assert "gradient norm inf (" in third.describe()
+    early = BadStep(0, metrics_of(loss=np.nan) | {"guard_limit": np.array(np.inf, np.float32)})
+    assert early.describe().endswith("limit not set)")
+
+
+SAME = Verdict(differing={}, devices="cpu, device ids 0 of process 0", platform="cpu")
+OTHER = Verdict(
+    differing={"bad": (1.0, 0.0), "loss": (np.nan, 3.25)},
+    devices="TPU v5 lite, device ids 0, 1 of process 0",
+    platform="tpu",
+)
+
+
+def test_what_is_said_when_a_run_stops(capsys):
+    bad = BadStep(37, metrics_of(loss=np.nan))
+    error = BadStepError(bad, SAME, WORKDIR, 30)
+    message = str(error)
+    assert error.step == 37
+    assert "the loss of batch 37 is nan" in message
+    assert "mean 3.2100, standard deviation 0.0500; limit 4.2100" in message
+    assert "the same to the last bit: the cause is the data, the learning rate or" in message
+    assert "`bert-jax replay work --step 37`" in message
+    assert f"The last good checkpoint: {WORKDIR / 'checkpoints' / '30'}." in message
+    assert "skipped" not in message
+    assert explained(error, "pretrain") == BadStepError.exit_code == 4
+    assert message in capsys.readouterr().err
+
+    message = str(BadStepError(bad, OTHER, WORKDIR, None))
+    assert "it came out otherwise (bad 1, then 0; loss nan, then 3.25): suspect the" in message
+    assert "hardware (TPU v5 lite, device ids 0, 1 of process 0)" in message
+    assert "add in another order" not in message
+    assert "The last good checkpoint: none was saved." in message
+
+    row = BadStep(37, metrics_of(loss=np.nan, guard_skipped=10))
+    assert "the 10 batches before it had to be skipped" in str(BadStepError(row, SAME, WORKDIR, 1))
+
+
+def test_a_gpu_may_differ_in_last_digits_without_a_fault():
+    verdict = Verdict({"loss": (3.0, 3.0000002)}, "NVIDIA H100, device ids 0 of process 0", "gpu")
+    assert "where only last digits differ, this is no fault" in verdict.describe()
+
+
+class _State:
+    """As a halted step returns it, as far as a second run looks."""
+
+    def __init__(self, guard):
+        self.guard = guard
+
+    def _replace(self, guard):
+        return _State(guard)
+
+
+def second_run(faulty):
+    """Judged by a step whose first execution a transient fault may have spoilt."""
+    whole = jax.sharding.NamedSharding(make_mesh(small_config().mesh), jax.sharding.PartitionSpec())
+    executed = []
+
+    @jax.jit
+    def compute(guard, loss):
+        verdict = judge(GuardConfig(), guard, loss, loss)
+        return verdict.guard, verdict.metrics | {"loss": loss, "grad_norm": loss}
+
+    def step(state, batch):
+        assert int(state.guard.halted) == 0
+        spoilt = faulty and not executed
+        executed.append(batch)
+        loss = np.float32(np.nan) if spoilt else batch
+        guard, metrics = compute(state.guard, jax.device_put(loss, whole))
+        return _State(guard), metrics
+
+    batch = np.float32(3.5 if faulty else np.nan)
+    state, metrics = step(_State(jax.device_put(make_guard(), whole)), batch)
+    bad = find_bad_step(5, metrics)
+    assert bad is not None
+    assert bad.halted
+    assert int(state.guard.halted) == 1
+    verdict = rerun(step, state, batch, bad.metrics)
+    assert len(executed) == 2
+    return verdict
+
+
+def test_bad_data_is_bad_again():
+    verdict = second_run(faulty=False)
+    assert verdict.same
+    assert verdict.differing == {}
+
+
+def test_a_transient_fault_is_not_there_again():
+    verdict = second_run(faulty=True)
+    assert not verdict.same
+    assert set(verdict.differing) == {"bad", "halted", "loss", "grad_norm"}
+    assert verdict.differing["halted"] == (1, 0)
+    assert verdict.devices == "cpu, device ids 0, 1, 2, 3, 4, 5, 6, 7 of process 0"
+    assert "suspect the hardware" in verdict.describe()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (np.float32(np.nan), -np.float32(np.nan), True),
+        (np.float32(0.0), np.float32(-0.0), False),
+        (np.float32(1), np.nextafter(np.float32(1), np.float32(2)), False),
+        (np.float32(np.nan), np.float32(1), False),
+        (np.float32(1), np.int32(1), False),
+        (np.float32(np.inf), np.float32(np.inf), True),
+    ],
+)
+def test_bits_are_compared(a, b, same):
+    def step(state, batch):
+        return state, {"loss": jax.device_put(b)}
+
+    guard = jax.device_put(make_guard())
+    assert rerun(step, _State(guard), None, {"loss": np.asarray(a)}).same == same
+
+
+# Whole runs: 16 rows a batch, so batch n has the rows from 16 * n on.
+
+BATCH = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_once(tmp_path_factory) -> Iterator[None]:
+    with share_compilations(tmp_path_factory.getbasetemp() / "compiled"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def short_config(**guard):
+    return small_config(
+        training__num_steps=9,
+        training__phases=[{"length": 32, "batch_size": BATCH}],
+        training__eval_every_steps=0,
+        checkpoint={"save_every_steps": 3},
+        guard=guard,
+    )
+
+
+def test_a_run_stops_at_a_bad_batch(tmp_path, corpus, monkeypatch):
+    poison(monkeypatch, {7 * BATCH + 3: "nan"})
+    workdir, config = tmp_path / "work", short_config()
+    with pytest.raises(BadStepError) as error:
+        train(config, workdir, corpus=corpus, echo=lambda _: None)
+    message = str(error.value)
+    assert error.value.step == 7
+    assert "the loss of batch 7 is nan and its gradient norm nan (recent losses: mean 4." in message
+    assert "the same to the last bit" in message
+    assert f"`bert-jax replay {workdir} --step 7`" in message
+    assert f"The last good checkpoint: {workdir / 'checkpoints' / '6'}." in message
+    assert saved_steps(workdir / "checkpoints")[-1] == 6
+    assert read_metrics(workdir / "metrics.jsonl")[-1] == {"step": 8, "event/bad_step": 7}
+    [event] = [e for e in read_events(workdir / "events.jsonl") if e["kind"] == "bad_step"]
+    assert (event["step"], event["batch"], event["message"]) == (8, 7, message)
+    for line in (workdir / "events.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    # The same command stops there again; with another setting it goes on from the checkpoint.
+    with pytest.raises(BadStepError):
+        train(config, workdir, corpus=corpus, echo=lambda _: None)
+    skip = short_config(on_bad_step="skip")
+    assert train(skip, workdir, corpus=corpus, echo=lambda _: None).finished
+
+
+def test_a_fault_that_passes_is_told_from_bad_data(tmp_path, corpus, monkeypatch):
+    """The first execution of a step comes out bad, on data that are good."""
+    make = train_module.make_train_step
+
+    def make_faulty(config, mesh):
+        good, bad, executed = make(config, mesh), make(config, mesh), []
+
+        def step(state, batch):
+            number = int(batch["row_index"][0]) // BATCH
+            executed.append(number)
+            if number != 4 or executed.count(4) > 1:
+                return good(state, batch)
+            with pytest.MonkeyPatch.context() as patch:
+                poison(patch, {4 * BATCH: "nan"})  # while the step is traced
+                return bad(state, batch)
+
+        return step
+
+    monkeypatch.setattr(train_module, "make_train_step", make_faulty)
+    with pytest.raises(BadStepError, match="suspect the hardware") as error:
+        train(short_config(), tmp_path / "work", corpus=corpus, echo=lambda _: None)
+    assert error.value.step == 4
+    first, second = error.value.verdict.differing["loss"]
+    assert np.isnan(first)
+    assert 4 < second < 6
+    assert "cpu, device ids 0, 1" in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def skipped(tmp_path_factory, corpus):
+    """A whole run that skips two batches: work directory, configuration, lines."""
+    workdir = tmp_path_factory.mktemp("skipped") / "work"
+    config, said = short_config(on_bad_step="skip"), []
+    with pytest.MonkeyPatch.context() as patch:
+        poison(patch, {4 * BATCH + 1: "nan", 5 * BATCH: "gradient"})
+        result = train(config, workdir, corpus=corpus, echo=said.append)
+    assert result.finished
+    return workdir, config, said
+
+
+def test_a_run_that_skips_goes_on_and_says_so(skipped):
+    workdir, _, said = skipped
+    rows = read_metrics(workdir / "metrics.jsonl")
+    assert [row for row in rows if "event/skipped_step" in row] == [
+        {"step": 5, "event/skipped_step": 4},
+        {"step": 6, "event/skipped_step": 5},
+    ]
+    trained = [row for row in rows if "train/loss" in row]
+    assert [row["step"] for row in trained] == [3, 6, 9]
+    assert all(4 < row["train/loss"] < 6 for row in trained)  # what was skipped is in no mean
+    assert not any(name.endswith(GUARD_METRICS) for row in trained for name in row)
+    events = [e for e in read_events(workdir / "events.jsonl") if e["kind"] == "skipped_step"]
+    assert [(event["step"], event["batch"]) for event in events] == [(5, 4), (6, 5)]
+    assert "2 in a row" in events[1]["message"]
+    assert any(f"`bert-jax replay {workdir} --step 4`" in line for line in said)
+
+
+def test_a_run_that_skips_is_the_same_after_an_end_in_between(
+    tmp_path, corpus, monkeypatch, skipped
+):
+    """Stopped dead between the two, then after both, with all since the last save lost."""
+    poison(monkeypatch, {4 * BATCH + 1: "nan", 5 * BATCH: "gradient"})
+    whole, config, _ = skipped
+    workdir = tmp_path / "work"
+
+    class Killed(BaseException):
+        pass
+
+    def killed_at(start):
+        def echo(line):
+            if line.startswith(start):
+                raise Killed
+
+        return echo
+
+    for start in ("Warning: batch 4 was skipped", "Warning: batch 5 was skipped"):
+        with pytest.raises(Killed):
+            train(config, workdir, corpus=corpus, echo=killed_at(start))
+        assert saved_steps(workdir / "checkpoints")[-1] == 3
+    with pytest.raises(Killed):
+        train(config, workdir, corpus=corpus, echo=killed_at("step 6/9"))
+    assert train(config, workdir, corpus=corpus, echo=lambda _: None).finished
+    assert fingerprint(workdir, config, corpus) == fingerprint(whole, config, corpus)
+
+
+def test_too_many_skips_in_a_row_stop_a_run(tmp_path, corpus, monkeypatch):
+    poison(monkeypatch, {n * BATCH: "nan" for n in (2, 5, 6, 7)})
+    workdir = tmp_path / "work"
+    with pytest.raises(BadStepError, match="the 2 batches before it had to be skipped") as error:
+        train(
+            short_config(on_bad_step="skip", max_skips=2),
+            workdir,
+            corpus=corpus,
+            echo=lambda _: None,
+        )
+    assert error.value.step == 7
+    kinds = [e["kind"] for e in read_events(workdir / "events.jsonl")]
+    assert kinds.count("skipped_step") == 3
+    assert kinds.count("bad_step") == 1
