@@ -31,7 +31,7 @@ def terminal_curve(
     values = np.array([y for _, y in [*train, *heldout]])
     if not len(values):
         return []
-    end = max(x for x, _ in [*train, *heldout])
+    end = max(1.0, *(x for x, _ in [*train, *heldout]))
     marks = [] if baseline is None else [baseline]
     low, high = min([*marks, values.min()]), max([*marks, np.quantile(values, 0.99)])
     margin = 0.08 * max(high - low, 0.5)
@@ -57,7 +57,7 @@ def terminal_curve(
             figure.draw(figure.signal(*_columns(heldout), marker=plotext.marker("o", "orange")))
         figure.ruler("x").lim(0, end)
         figure.ruler("y").lim(low, high)
-        steps = [round(end * i / 4) for i in range(5)]
+        steps = sorted({round(end * i / 4) for i in range(5)})
         figure.ruler("x").ticks(steps, [f"{step:,}" for step in steps])
         losses = [float(loss) for loss in np.linspace(low + margin, high - margin, 4)]
         figure.ruler("y").ticks(losses, [f"{loss:.2f}" for loss in losses])
