@@ -1,8 +1,9 @@
 """The `bert-jax` command: one verb each, imported when it is used.
 
 Exit codes: 0 done (or stopped by a signal with everything saved), 1 a check that failed, or a
-plan that does not fit, 2 input that the user can correct, 4 a loss that is not finite, 5 no intact
-checkpoint, 130 and 143 ended by Ctrl-C and SIGTERM.
+plan that does not fit, 2 input that the user can correct, 3 several saves in a row that failed, 4 a
+step that is not finite or a spike, 5 no intact checkpoint, 6 nothing was completed for too long,
+130 and 143 ended by Ctrl-C and SIGTERM.
 """
 
 import argparse
@@ -162,8 +163,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--workdir",
         required="--fields" not in sys.argv,
-        type=Path,
-        help="where checkpoints and metrics go; made if missing",
+        metavar="DIR",
+        help="where checkpoints and metrics go, local or gs://BUCKET/DIR; made if missing",
     )
     sub.add_argument(
         "--distributed",
@@ -209,11 +210,21 @@ def _parser() -> argparse.ArgumentParser:
         "say how far a run is, what it has saved, where its time went and what went wrong",
         "bert-jax status work/tiny",
     )
-    sub.add_argument("workdir", type=Path)
+    sub.add_argument("workdir")
     sub.add_argument("--json", action="store_true", help="print one JSON object instead")
     sub.add_argument(
         "--png", type=Path, metavar="FILE", help="the loss curve; default: loss.png of the run"
     )
+
+    sub = verb(
+        "verify",
+        verbs.verify,
+        "read all checkpoints of a run back and say which are intact",
+        "bert-jax verify work/tiny",
+    )
+    sub.add_argument("workdir")
+    sub.add_argument("--step", type=int, default=None, help="only the checkpoint of this step")
+    sub.add_argument("--json", action="store_true", help="print a JSON list instead")
 
     sub = verb(
         "evaluate",
@@ -221,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
         "evaluate the newest checkpoint on held-out text",
         "bert-jax evaluate work/tiny",
     )
-    sub.add_argument("workdir", type=Path)
+    sub.add_argument("workdir")
     sub.add_argument("--corpus", default=None, help="default: that of the run")
     sub.add_argument("--rows", type=int, default=None, help="at most so many rows; default: all")
 
@@ -231,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
         "print a batch of a run, decoded, with its masks",
         "bert-jax replay work/tiny --step 100",
     )
-    sub.add_argument("workdir", type=Path)
+    sub.add_argument("workdir")
     sub.add_argument("--step", required=True, type=int, help="number of the batch, from 0")
     sub.add_argument("--rows", type=int, default=None, help="print at most so many rows")
     sub.add_argument("--corpus", default=None, help="default: that of the run")
@@ -242,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
         "fill the [MASK]s of texts with a pretrained model",
         'bert-jax fill-mask work/tiny "The capital of France is [MASK]."',
     )
-    sub.add_argument("workdir", type=Path)
+    sub.add_argument("workdir")
     sub.add_argument("texts", nargs="+", metavar="TEXT", help="a text with one [MASK] or more")
     sub.add_argument("--top", type=int, default=5, help="candidates a mask (default: %(default)s)")
     return parser

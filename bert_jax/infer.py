@@ -52,7 +52,7 @@ class MaskFiller:
         Raises:
             UserError: There is none.
         """
-        loaded = load_params(Path(workdir))
+        loaded = load_params(workdir)
         return cls(loaded.config.model, loaded.params, load_tokenizer(loaded.tokenizer))
 
     def fill(self, texts: Sequence[str], top: int = 5) -> list[list[list[Candidate]]]:

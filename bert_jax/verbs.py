@@ -11,6 +11,7 @@ import math
 import shutil
 import sys
 import traceback
+from pathlib import Path
 
 from bert_jax.errors import UserError, explained
 
@@ -88,16 +89,17 @@ def pretrain(arguments: argparse.Namespace) -> int:
     from bert_jax.flags import load_config
     from bert_jax.training import processes
     from bert_jax.training.config import PretrainConfig
+    from bert_jax.training.goodput import Clock, process_age
     from bert_jax.training.train import train
 
-    if not arguments.workdir.name:
-        raise UserError(f"--workdir is {str(arguments.workdir)!r}; name a directory for this run")
+    if not Path(arguments.workdir).name:
+        raise UserError(f"--workdir is {arguments.workdir!r}; name a directory for this run")
     config = load_config(PretrainConfig, arguments.config, arguments.fields)
     # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         processes.join(arguments.distributed, arguments.join_timeout)
-        result = train(config, arguments.workdir)
+        result = train(config, arguments.workdir, clock=Clock(age=process_age()))
     except BaseException as error:
         if label := processes.label():  # one of several, whose errors must not wait for the others
             if (code := explained(error, f"{arguments.verb}, {label}")) is None:
@@ -143,12 +145,16 @@ def _check_rows(rows: int | None) -> None:
 
 def status(arguments: argparse.Namespace) -> int:
     """Says how a run is doing; only its picture is written."""
+    from bert_jax.training.remote import open_workdir
     from bert_jax.training.status import redraw, run_status
     from bert_jax.training.status_report import report
 
-    found = run_status(arguments.workdir)
-    picture = arguments.png or arguments.workdir / "loss.png"
-    trouble = redraw(arguments.workdir, found, picture)
+    place = open_workdir(arguments.workdir)
+    found = run_status(place.local, checkpoints=place.checkpoints, damaged=place.damaged)
+    found = dataclasses.replace(found, workdir=place.name)
+    here = place.local if place.mirror is None else Path()
+    picture = arguments.png or here / "loss.png"
+    trouble = redraw(place.local, found, picture)
     if arguments.json:
         print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
@@ -160,6 +166,22 @@ def status(arguments: argparse.Namespace) -> int:
     if trouble:
         print(f"bert-jax status: no picture: {trouble}", file=sys.stderr)
     return 0
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Reads all checkpoints back."""
+    from bert_jax.checkpoint.audit import audit, audit_report
+    from bert_jax.training.remote import open_workdir
+
+    place = open_workdir(arguments.workdir)
+    verdicts = audit(place.checkpoints, only=arguments.step, progress=sys.stderr.isatty())
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2))
+    else:
+        print("\n".join(audit_report(verdicts)))
+    if all(verdict.intact for verdict in verdicts):
+        return 0
+    return 1 if any(verdict.intact for verdict in verdicts) else 5
 
 
 def evaluate(arguments: argparse.Namespace) -> int:

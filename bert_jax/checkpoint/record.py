@@ -4,11 +4,13 @@ An array's name is its path in the state, joined by "/": `params/encoder/...`, `
 """
 
 import json
+import math
 import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from bert_jax.checkpoint import storage
 from bert_jax.checkpoint.storage import PARAMS, REST, AnyPath
@@ -31,6 +33,13 @@ class Record:
     """Of an evaluation of exactly this state; empty where there was none."""
     arrays: dict[str, list[Any]]
     """By name: shape, dtype and digest."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all arrays in memory."""
+        return sum(
+            math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype, _ in self.arrays.values()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As it is written."""

@@ -90,7 +90,7 @@ def default_cache() -> Path:
 
 def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
     """The configuration with a vocabulary size, and a sentence on where it is from."""
-    from bert_jax.training.workdir import open_corpus
+    from bert_jax.training.corpus import open_corpus
 
     if config.data.corpus and Path(config.data.corpus).exists():
         size = open_corpus(config.data.corpus).train.vocab_size
@@ -206,9 +206,8 @@ def usable_bytes(topology: Topology) -> int:
 
 def _step_config(config: PretrainConfig) -> Any:
     from bert_jax.data.store import SpecialIds
+    from bert_jax.training.corpus import open_corpus, step_config
     from bert_jax.training.step import StepConfig
-    from bert_jax.training.train import step_config
-    from bert_jax.training.workdir import open_corpus
 
     # `auto` would ask for the default backend, which is the CPU here.
     if config.model.dtype == "auto":

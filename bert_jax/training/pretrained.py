@@ -8,6 +8,7 @@ from typing import Any
 from bert_jax.checkpoint import load_newest
 from bert_jax.errors import UserError
 from bert_jax.training.config import PretrainConfig, build
+from bert_jax.training.remote import open_workdir
 
 _log = logging.getLogger("bert_jax")
 
@@ -23,14 +24,15 @@ class LoadedParams:
     step: int
 
 
-def load_params(workdir: Path) -> LoadedParams:
+def load_params(workdir: Path | str) -> LoadedParams:
     """Parameters of the newest intact checkpoint of a run, on one device. Changes nothing on disk.
 
     Raises:
         UserError: `workdir` holds no checkpoint.
         DamagedCheckpointError: It holds some and none is intact.
     """
-    restored = load_newest(workdir / "checkpoints")
+    place = open_workdir(workdir)
+    restored = load_newest(place.checkpoints)
     if restored is None:
         raise UserError(
             f"{workdir} holds no checkpoint; give the work directory of a `bert-jax pretrain` run "
@@ -41,6 +43,6 @@ def load_params(workdir: Path) -> LoadedParams:
     return LoadedParams(
         params=restored.state,
         config=build(PretrainConfig, restored.record.config, where=f"checkpoint {restored.step}"),
-        tokenizer=workdir / "tokenizer",
+        tokenizer=place.local / "tokenizer",
         step=restored.step,
     )

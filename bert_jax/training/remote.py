@@ -6,8 +6,10 @@ whole. Those files lie in a local mirror, and `sync` uploads what changed.
 """
 
 import atexit
+import datetime
 import importlib.util
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -157,6 +159,8 @@ class _Mirror:
             target = self.local / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(self._files.cat_file(key))
+            if isinstance(written := entry.get("mtime"), datetime.datetime):
+                os.utime(target, (written.timestamp(),) * 2)
             self._uploaded[name] = _signature(target)
 
     def upload(self) -> None:

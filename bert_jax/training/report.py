@@ -11,9 +11,9 @@ from bert_jax.data.pipeline import ExampleStream
 from bert_jax.model.config import num_params
 from bert_jax.training.baseline import compare
 from bert_jax.training.config import PretrainConfig
+from bert_jax.training.corpus import Corpus
 from bert_jax.training.goodput import Clock
 from bert_jax.training.telemetry import duration
-from bert_jax.training.workdir import Corpus
 
 
 @dataclass(frozen=True)

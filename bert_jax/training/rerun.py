@@ -10,18 +10,19 @@ from bert_jax.data.pipeline import ExampleStream, eval_batches
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.training.config import PretrainConfig
+from bert_jax.training.corpus import Corpus, open_corpus, step_config
 from bert_jax.training.evaluate import evaluate, make_eval_step
 from bert_jax.training.masking import Masked
 from bert_jax.training.pretrained import load_params
+from bert_jax.training.remote import open_workdir
 from bert_jax.training.replay import describe_batch
 from bert_jax.training.sharding import MeshConfig, make_mesh
 from bert_jax.training.step import mask_batch, state_shardings
-from bert_jax.training.train import step_config
-from bert_jax.training.workdir import Corpus, check_workdir, open_corpus, read_config
+from bert_jax.training.workdir import check_workdir, read_config
 
 
 def evaluate_run(
-    workdir: Path, *, corpus: str | None = None, max_rows: int | None = None
+    workdir: Path | str, *, corpus: str | None = None, max_rows: int | None = None
 ) -> dict[str, float]:
     """Losses (nats) and accuracies of the newest intact checkpoint on held-out text.
 
@@ -69,7 +70,7 @@ def evaluate_run(
 
 
 def replay_batch(
-    workdir: Path, step: int, *, corpus: str | None = None, max_rows: int | None = None
+    workdir: Path | str, step: int, *, corpus: str | None = None, max_rows: int | None = None
 ) -> str:
     """Batch `step` of a run, decoded, with the masks it was trained with.
 
@@ -82,6 +83,7 @@ def replay_batch(
     Raises:
         UserError: No run there, a step outside it, or another corpus.
     """
+    workdir = open_workdir(workdir).local
     config = read_config(workdir)
     stores = open_corpus(corpus or config.data.corpus)
     check_workdir(workdir, config, stores.train)

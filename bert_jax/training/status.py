@@ -19,11 +19,12 @@ from bert_jax.checkpoint.verify import verified_steps
 from bert_jax.errors import UserError
 from bert_jax.model.config import num_params
 from bert_jax.training.config import PretrainConfig
+from bert_jax.training.corpus import open_corpus
 from bert_jax.training.events import read_events
 from bert_jax.training.goodput import Start, down_seconds, read_starts, total_seconds
 from bert_jax.training.loss_curve import draw_loss_curve
 from bert_jax.training.telemetry import read_metrics
-from bert_jax.training.workdir import open_corpus, read_config
+from bert_jax.training.workdir import read_config
 
 State = Literal["new", "running", "silent", "killed", "failed", "stopped", "finished"]
 """`silent`: longer without a sign of life than between two steps; it may be saving or evaluating.

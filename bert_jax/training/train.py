@@ -10,8 +10,6 @@ import jax
 
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.data.pipeline import ExampleStream, train_batches
-from bert_jax.data.tokenizer import load_tokenizer
-from bert_jax.errors import UserError
 from bert_jax.model.flops import train_flops
 from bert_jax.model.layers import compute_dtype
 from bert_jax.training.bad_step import (
@@ -24,6 +22,7 @@ from bert_jax.training.bad_step import (
 )
 from bert_jax.training.baseline import PlateauDetector, compare
 from bert_jax.training.config import PretrainConfig, to_dict
+from bert_jax.training.corpus import Corpus, open_corpus, step_config
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.events import Events
 from bert_jax.training.goodput import Clock, Goodput
@@ -32,10 +31,10 @@ from bert_jax.training.loss_curve import draw_loss_curve
 from bert_jax.training.remote import open_workdir
 from bert_jax.training.report import TrainResult, closing, summary
 from bert_jax.training.sharding import check_batch_size, data_shard, make_mesh, place_batch
-from bert_jax.training.step import StepConfig, abstract_state, init_state, make_train_step
+from bert_jax.training.step import abstract_state, init_state, make_train_step
 from bert_jax.training.telemetry import Means, Telemetry, peak_flops, read_metrics
 from bert_jax.training.watchdog import Watchdog
-from bert_jax.training.workdir import Corpus, check_workdir, open_corpus, prepare_workdir
+from bert_jax.training.workdir import check_workdir, prepare_workdir
 
 _REDRAW_SECONDS = 60.0
 _log = logging.getLogger("bert_jax")
@@ -395,27 +394,3 @@ class _Run:
             goodput=self.goodput,
             echo=self.echo,
         )
-
-
-def step_config(config: PretrainConfig, corpus: Corpus) -> StepConfig:
-    """What the train and evaluation steps of a run are compiled from."""
-    store = corpus.train
-    continues_word = None
-    if config.masking.whole_word:
-        if store.path is None:
-            raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
-        continues_word = load_tokenizer(store.path / "tokenizer").continues_word
-    return StepConfig(
-        model=config.model,
-        masking=config.masking,
-        optimizer=config.optimizer,
-        num_steps=config.training.num_steps,
-        special_ids=store.special_ids,
-        continues_word=continues_word,
-        accumulation=config.training.accumulation,
-        seed=config.seed,
-        guard=config.guard,
-    )
-
-
-__all__ = ["Corpus", "TrainResult", "step_config", "train"]

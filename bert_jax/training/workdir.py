@@ -7,57 +7,16 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
 import bert_jax
-from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.data.store import TokenStore
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.training.config import PretrainConfig, binding_diff, build, to_dict
-
-
-class Corpus(NamedTuple):
-    """What a run reads."""
-
-    train: TokenStore
-    heldout: TokenStore | None
-    """None: no evaluation."""
-
-
-def open_corpus(path: str) -> Corpus:
-    """The stores of `data.corpus`: a directory with `train` and `heldout`, or one store alone.
-
-    Raises:
-        UserError: No such directory, no store in it, or two stores of different tokenizers.
-    """
-    if not path:
-        raise UserError(
-            "data.corpus is not set; give the directory that `bert-jax corpus` made, such as "
-            "--config.data.corpus=work/corpus"
-        )
-    directory = Path(path)
-    if not any((p / "corpus.json").exists() for p in (directory, directory / "train")):
-        there = "does not exist" if not directory.exists() else "holds no complete token store"
-        raise UserError(
-            f"the corpus {path} {there}. Give the directory that `bert-jax corpus` made "
-            "(pretrain: --config.data.corpus; evaluate and replay: --corpus, where it has moved)"
-        )
-    if is_store(directory):
-        return Corpus(open_store(directory), None)
-    train = open_store(directory / "train")
-    if not is_store(directory / "heldout"):
-        return Corpus(train, None)
-    heldout = open_store(directory / "heldout")
-    if heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
-        raise UserError(
-            f"{directory}: the stores train and heldout were made with different tokenizers "
-            f"({train.tokenizer_fingerprint[:12]} and {heldout.tokenizer_fingerprint[:12]}); build "
-            "the corpus again"
-        )
-    return Corpus(train, heldout)
 
 
 def read_config(workdir: Path) -> PretrainConfig:

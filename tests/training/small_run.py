@@ -17,11 +17,10 @@ from bert_jax.data.store_writer import StoreWriter
 from bert_jax.data.tokenizer import SPECIAL_TOKENS
 from bert_jax.data.wordpiece import WordPieceTokenizer
 from bert_jax.training.config import PretrainConfig, build
+from bert_jax.training.corpus import Corpus, step_config
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.step import abstract_state
 from bert_jax.training.telemetry import read_metrics
-from bert_jax.training.train import step_config
-from bert_jax.training.workdir import Corpus
 
 VOCAB_SIZE = 64
 

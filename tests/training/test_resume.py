@@ -13,9 +13,9 @@ import pytest
 from small_run import fingerprint, share_compilations, small_config, write_corpus
 
 from bert_jax.checkpoint import saved_steps
+from bert_jax.training.corpus import Corpus
 from bert_jax.training.telemetry import read_metrics
 from bert_jax.training.train import train
-from bert_jax.training.workdir import Corpus
 
 CONFIG = small_config()
 

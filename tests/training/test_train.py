@@ -10,10 +10,11 @@ from bert_jax.checkpoint import saved_steps
 from bert_jax.errors import UserError
 from bert_jax.training.bad_step import BadStepError
 from bert_jax.training.config import PretrainConfig, build
+from bert_jax.training.corpus import Corpus, open_corpus
 from bert_jax.training.pretrained import load_params
 from bert_jax.training.telemetry import read_metrics
 from bert_jax.training.train import train
-from bert_jax.training.workdir import Corpus, open_corpus, read_config
+from bert_jax.training.workdir import read_config
 
 SHORT = {
     "training__num_steps": 2,

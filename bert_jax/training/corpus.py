@@ -1,0 +1,78 @@
+"""What a run reads: its token stores, and what they make of its configuration."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.data.tokenizer import load_tokenizer
+from bert_jax.errors import UserError
+from bert_jax.training.config import PretrainConfig
+from bert_jax.training.remote import scheme
+from bert_jax.training.step import StepConfig
+
+
+class Corpus(NamedTuple):
+    """What a run reads."""
+
+    train: TokenStore
+    heldout: TokenStore | None
+    """None: no evaluation."""
+
+
+def open_corpus(path: str) -> Corpus:
+    """The stores of `data.corpus`: a directory with `train` and `heldout`, or one store alone.
+
+    Raises:
+        UserError: No such directory, no store in it, or two stores of different tokenizers.
+    """
+    if not path:
+        raise UserError(
+            "data.corpus is not set; give the directory that `bert-jax corpus` made, such as "
+            "--config.data.corpus=work/corpus"
+        )
+    if scheme(path):
+        raise UserError(
+            f"the corpus {path} is not on a local disk; token stores are read by memory map. Copy "
+            f"it to each host, as with: gcloud storage cp -r {path} work/corpus"
+        )
+    directory = Path(path)
+    if not any((p / "corpus.json").exists() for p in (directory, directory / "train")):
+        there = "does not exist" if not directory.exists() else "holds no complete token store"
+        raise UserError(
+            f"the corpus {path} {there}. Give the directory that `bert-jax corpus` made "
+            "(pretrain: --config.data.corpus; evaluate and replay: --corpus, where it has moved)"
+        )
+    if is_store(directory):
+        return Corpus(open_store(directory), None)
+    train = open_store(directory / "train")
+    if not is_store(directory / "heldout"):
+        return Corpus(train, None)
+    heldout = open_store(directory / "heldout")
+    if heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
+        raise UserError(
+            f"{directory}: the stores train and heldout were made with different tokenizers "
+            f"({train.tokenizer_fingerprint[:12]} and {heldout.tokenizer_fingerprint[:12]}); build "
+            "the corpus again"
+        )
+    return Corpus(train, heldout)
+
+
+def step_config(config: PretrainConfig, corpus: Corpus) -> StepConfig:
+    """What the train and evaluation steps of a run are compiled from."""
+    store = corpus.train
+    continues_word = None
+    if config.masking.whole_word:
+        if store.path is None:
+            raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
+        continues_word = load_tokenizer(store.path / "tokenizer").continues_word
+    return StepConfig(
+        model=config.model,
+        masking=config.masking,
+        optimizer=config.optimizer,
+        num_steps=config.training.num_steps,
+        special_ids=store.special_ids,
+        continues_word=continues_word,
+        accumulation=config.training.accumulation,
+        seed=config.seed,
+        guard=config.guard,
+    )
