@@ -6,6 +6,7 @@ Each input lies in DIRECTORY while it is read: after a crash of native code it i
 """
 
 import contextlib
+import copy
 import gzip
 import io
 import json
@@ -102,13 +103,14 @@ def altered(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
                 continue
             match draw(st.sampled_from(["replace", "remove", "add"])):
                 case "replace":
-                    part[key] = draw(st.sampled_from(VALUES))
+                    part[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
                 case "remove":
                     del part[key]
                 case "add" if isinstance(part, dict):
-                    part[draw(st.sampled_from(["", "a", "x" * 600, "../x", "\0"]))] = part[key]
+                    name = draw(st.sampled_from(["", "a", "x" * 600, "../x", "\0"]))
+                    part[name] = copy.deepcopy(part[key])
                 case _:
-                    part.append(part[key])
+                    part.append(copy.deepcopy(part[key]))
             break
     return json.dumps(whole).encode()
 
@@ -155,7 +157,9 @@ def _store_file(name: str) -> Callable[[Path], list[bytes]]:
         (root / "in.txt").write_text(
             "\n\n".join(f"{text} {i}." for i in range(40) for text in TEXTS)
         )
-        build_corpus([str(root / "in.txt")], _tokenizer(), root / "built", num_workers=1)
+        build_corpus(
+            [str(root / "in.txt")], _tokenizer(), root / "built", num_workers=1, progress=False
+        )
         (root / "built" / "train").rename(root / "store")
         return [(root / "store" / name).read_bytes()]
 

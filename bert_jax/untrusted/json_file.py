@@ -19,6 +19,7 @@ MAX_VALUES = 4_000_000
 """Lists, objects and their members in one document; bounds memory to about 300 MB."""
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _STRING = re.compile(rb'"[^"]*"?')
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _STRUCTURE = b"[]{},\n"
 _NO_STRUCTURE = bytes(set(range(256)) - set(_STRUCTURE))
 _BLOCK = 1 << 20
@@ -72,7 +73,11 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
 
     hooks: dict[str, Any] = {} if allow_nan else {"parse_constant": refuse, "parse_float": finite}
     try:
-        return json.loads(text, object_pairs_hook=unique, **hooks)
+        value = json.loads(text, object_pairs_hook=unique, **hooks)
+        if _SURROGATE.search(raw):  # half of a pair is no text; nothing could print or hash it
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: a string is not valid Unicode text: half of a surrogate pair") from error
     except UserError:
         raise
     except json.JSONDecodeError as error:
@@ -81,6 +86,7 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
         raise UserError(f"{where}: not JSON ({error})") from error
     except RecursionError as error:  # called from deep inside a program
         raise UserError(f"{where}: JSON nested too deeply") from error
+    return value
 
 
 def _check_structure(raw: bytes, where: str, max_depth: int) -> None:

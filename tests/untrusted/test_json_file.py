@@ -24,7 +24,7 @@ def put(directory: Path, content: bytes | str) -> Path:
 
 
 def test_reads_what_json_reads(tmp_path):
-    value = {"a": [1, -2.5e3, 'ä\n"[{\\', None, True], "b": {"c": {}}}
+    value = {"a": [1, -2.5e3, "\U0001f389", 'ä\n"[{\\', None, True], "b": {"c": {}}}
     for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False)):
         assert read_json(put(tmp_path, text), max_bytes=1000) == value
         assert read_json_object(put(tmp_path, "\ufeff" + text), max_bytes=1000) == value
@@ -42,6 +42,8 @@ def test_reads_what_json_reads(tmp_path):
         (b'{"a":\n "\xff"}', "line 2, byte 3: 0xff is not UTF-8"),
         (b'\xef\xbb\xbf{"a":\n "\xff"}', "line 2, byte 3: 0xff is not UTF-8"),
         (b'{"a":\n\n "\0"}', "line 3: a NUL byte"),
+        (b'{"a": "\\ud800 x"}', "not valid Unicode text"),
+        (b'{"a": {"\\uDFFF": 1}}', "not valid Unicode text"),
         (b"[1]", "top level is a list"),
         (b"", "is empty"),
         (b"\xff\xfe{\0}\0", "NUL byte|not UTF-8"),
