@@ -77,7 +77,9 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
         if _SURROGATE.search(raw):  # half of a pair is no text; nothing could print or hash it
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{where}: a string is not valid Unicode text: half of a surrogate pair") from error
+        raise UserError(
+            f"{where}: a string is not valid Unicode text: half of a surrogate pair"
+        ) from error
     except UserError:
         raise
     except json.JSONDecodeError as error:

@@ -135,6 +135,17 @@ def test_parquet(tmp_path):
         read(tmp_path / "b.parquet")
 
 
+def test_parquet_with_text_that_is_not_utf8(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    import pyarrow.parquet as pq
+
+    offsets = np.array([0, 2], np.int32)
+    column = pa.StringArray.from_buffers(1, pa.py_buffer(offsets), pa.py_buffer(b"a\xff"))
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="not a sound parquet file: 'utf-8' codec"):
+        read(tmp_path / "a.parquet")
+
+
 def test_optional_package_missing(tmp_path, monkeypatch):
     import sys
 
