@@ -1,6 +1,9 @@
 """Bad steps: what is said of them, the second run, and a whole run that stops or goes on."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from bert_jax.training.bad_step import (
     skipped_message,
     without_guard,
 )
+from bert_jax.training.config import to_dict
 from bert_jax.training.corpus import Corpus
 from bert_jax.training.events import read_events
 from bert_jax.training.guard import GUARD_METRICS, GuardConfig, judge
@@ -330,4 +334,37 @@ def test_too_many_skips_in_a_row_stop_a_run(tmp_path, corpus, monkeypatch):
     assert error.value.step == 7
     kinds = [e["kind"] for e in read_events(workdir / "events.jsonl")]
     assert kinds.count("skipped_step") == 3
+    assert kinds.count("bad_step") == 1
+
+
+def test_several_processes_compute_a_bad_step_again_together(tmp_path):
+    """A learning rate that no model bears, so nothing is patched; both end with code 4."""
+    write_corpus(tmp_path / "corpus")
+    config = small_config(
+        training__num_steps=7,
+        training__phases=[{"length": 32, "batch_size": BATCH}],
+        training__accumulation=1,
+        training__eval_every_steps=0,
+        optimizer={"learning_rate": 1e38, "warmup_steps": 0},
+        data={"corpus": str(tmp_path / "corpus")},
+    )
+    (tmp_path / "config.py").write_text(
+        f"import json\ndef get_config():\n    return json.loads({json.dumps(to_dict(config))!r})\n"
+    )
+    workdir, local = tmp_path / "work", Path(__file__).parents[2] / "launch" / "local.py"
+    done = subprocess.run(
+        [
+            sys.executable, str(local), "--processes=2", "--logs", str(tmp_path / "logs"),
+            "--grace=1", "--", "bert-jax", "pretrain", f"--config={tmp_path / 'config.py'}",
+            f"--workdir={workdir}",
+        ],
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    logs = [(tmp_path / "logs" / f"process_{i}.log").read_text() for i in range(2)]
+    assert done.returncode == 4, done.stderr + "\n".join(logs)
+    for log in logs:
+        assert "it came out the same to the last bit" in log
+        assert f"`bert-jax replay {workdir} --step " in log
+    kinds = [event["kind"] for event in read_events(workdir / "events.jsonl")]
     assert kinds.count("bad_step") == 1
