@@ -51,16 +51,17 @@ class WorkDir:
             required: Whether a failed upload raises; for the first of a run.
 
         Raises:
-            UserError: `required`, and an upload failed.
+            UserError: `required`, and the bucket or the rights are missing.
+            ConnectionError: `required`, and an upload failed otherwise.
         """
         if self.mirror is None or jax.process_index() != 0:
             return
         try:
             self.mirror.upload()
         except _failures() as error:
-            reason = f"cannot upload to {self.name}: {_explained(error, self.name)}"
+            reason = _explained(f"cannot upload to {self.name}", error, self.name)
             if required:
-                raise UserError(reason) from error
+                raise reason from error
             _log.error("%s. The run goes on and tries again at the next save", reason)
 
 
@@ -72,7 +73,8 @@ def open_workdir(path: str | Path) -> WorkDir:
 
     Raises:
         UserError: Another scheme, no directory after the bucket, gcsfs is not installed, or the
-            bucket is missing, out of reach or not allowed.
+            bucket or the rights are missing.
+        ConnectionError: The bucket is out of reach, which another try may mend.
     """
     kind = scheme(path)
     if kind is None:
@@ -94,7 +96,7 @@ def open_workdir(path: str | Path) -> WorkDir:
     try:
         mirror.download(bucket)
     except _failures() as error:
-        raise UserError(f"cannot open {url}: {_explained(error, url)}") from error
+        raise _explained(f"cannot open {url}", error, url) from error
     root = epath.Path(url)
     return WorkDir(mirror.local, root / _CHECKPOINTS, root / _DAMAGED, url, mirror)
 
@@ -202,19 +204,19 @@ def _failures() -> tuple[type[Exception], ...]:
     return OSError, HttpError, google.auth.exceptions.GoogleAuthError
 
 
-def _explained(error: Exception, url: str) -> str:
+def _explained(what: str, error: Exception, url: str) -> UserError | ConnectionError:
     text = (str(error).strip().splitlines() or [""])[0][:200]
     bucket = url.removeprefix("gs://").partition("/")[0]
     if isinstance(error, FileNotFoundError):
-        return (
-            f"there is no bucket {bucket}, or none that these credentials can see. Make it with "
-            f"`gcloud storage buckets create gs://{bucket}`"
+        return UserError(
+            f"{what}: there is no bucket {bucket}, or none that these credentials can see. Make "
+            f"it with `gcloud storage buckets create gs://{bucket}`"
         )
     denied = getattr(error, "code", None) in (401, 403) or text.startswith("Forbidden")
     if denied or type(error).__module__.startswith("google.auth"):
-        return (
-            f"access denied or no credentials ({type(error).__name__}: {text}). Run `gcloud auth "
-            "application-default login`, or give this machine's service account the role "
-            "roles/storage.objectAdmin on the bucket"
+        return UserError(
+            f"{what}: access denied or no credentials ({type(error).__name__}: {text}). Run "
+            "`gcloud auth application-default login`, or give this machine's service account the "
+            "role roles/storage.objectAdmin on the bucket"
         )
-    return f"{type(error).__name__}: {text}"
+    return ConnectionError(f"{what}: {type(error).__name__}: {text}")

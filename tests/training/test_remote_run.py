@@ -1,0 +1,115 @@
+"""A run whose work directory is in a bucket is the run that has it on disk."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from gcs_emulator import make_bucket, running_emulator
+from small_run import fingerprint, share_compilations, small_config, write_corpus
+
+from bert_jax.cli import main
+from bert_jax.training.config import PretrainConfig, to_dict
+from bert_jax.training.corpus import Corpus
+from bert_jax.training.train import train
+
+URL = "gs://pretraining/runs/small"
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_emulator(tmp_path_factory.mktemp("emulator") / "log") as address:
+        make_bucket("pretraining")
+        yield address
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def config(corpus: Corpus) -> PretrainConfig:
+    assert corpus.train.path is not None
+    return small_config(data={"corpus": str(corpus.train.path.parent)})
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.getbasetemp() / "compiled"
+    with share_compilations(directory):
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def on_disk(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path, corpus: Corpus, config: PretrainConfig
+) -> dict[str, str]:
+    workdir = tmp_path_factory.mktemp("disk") / "work"
+    assert train(config, workdir, echo=lambda _: None).finished
+    return fingerprint(workdir, config, corpus)
+
+
+@contextlib.contextmanager
+def pretraining(here: Path, cache: Path, config: PretrainConfig) -> Iterator[subprocess.Popen]:
+    """`bert-jax pretrain` in a process of its own; its output is in here/log."""
+    (here / "config.py").write_text(f"def get_config():\n    return {to_dict(config)!r}\n")
+    environ = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "8",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    command = ["pretrain", f"--config={here / 'config.py'}", f"--workdir={URL}"]
+    with (here / "log").open("w") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "bert_jax.cli", *command],
+            env=environ, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            yield child
+        finally:
+            child.kill()
+            child.wait()
+
+
+def kill_when(there: Callable[[], bool], child: subprocess.Popen, log: Path) -> None:
+    while not there():
+        assert child.poll() is None, log.read_text()
+        time.sleep(0.01)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_killed_in_a_bucket_equals_uninterrupted_on_disk(
+    tmp_path, emulator, cache, corpus, config, on_disk, capsys
+):
+    files = fsspec.filesystem("gs", use_listings_cache=False)
+    with pretraining(tmp_path, cache, config) as child:  # within the first save
+        kill_when(lambda: files.exists(f"{URL}/checkpoints/5"), child, tmp_path / "log")
+    with pretraining(tmp_path, cache, config) as child:  # after the second, before the last
+        committed = f"{URL}/checkpoints/10/commit_success.txt"
+        kill_when(lambda: files.exists(committed), child, tmp_path / "log")
+    with pretraining(tmp_path, cache, config) as child:
+        assert child.wait() == 0, (tmp_path / "log").read_text()
+    assert "continues from step 1" in (tmp_path / "log").read_text()
+
+    # A copy of the bucket is a work directory.
+    files.get(f"{URL}/", f"{tmp_path / 'copy'}/", recursive=True)
+    assert fingerprint(tmp_path / "copy", config, corpus) == on_disk
+
+    capsys.readouterr()
+    assert main(["status", URL]) == 0
+    said = capsys.readouterr().out
+    assert "12" in said
+    assert URL in said
+    assert main(["verify", URL]) == 0
+    assert "12" in capsys.readouterr().out
