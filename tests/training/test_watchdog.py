@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -98,10 +97,10 @@ def test_a_report_whose_directory_is_gone_still_shows_the_stacks(tmp_path, recor
     assert "the stacks could not be written to a file: [Errno 2]" in printed
 
 
-def hang(tmp_path, how, **popen):
+def hang(tmp_path, how, stderr=subprocess.PIPE):
     """A process that hangs for ever inside a watchdog."""
     script = f"""
-import ctypes, fcntl, os, sys, threading, time
+import ctypes, os, threading, time
 from pathlib import Path
 from bert_jax.training import watchdog
 
@@ -116,24 +115,33 @@ with watchdog.Watchdog(0.5, Path({str(tmp_path / "stacks")!r})) as dog:
     path = tmp_path / "hang.py"
     path.write_text(script)
     return subprocess.Popen(
-        [sys.executable, path], env=os.environ | {"JAX_PLATFORMS": "cpu"}, text=True,
-        stderr=subprocess.PIPE, cwd=Path(__file__).parents[2], **popen,
-    )  # fmt: skip
+        [sys.executable, path], env=os.environ | {"JAX_PLATFORMS": "cpu"}, text=True, stderr=stderr
+    )
+
+
+def end_of(started):
+    """The exit code and what was printed, unless it was to be left unread."""
+    try:
+        if started.stderr is None:
+            return started.wait(TIMEOUT), ""
+        _, printed = started.communicate(timeout=TIMEOUT)
+        return started.returncode, printed
+    finally:
+        started.kill()
 
 
 def test_a_process_that_hangs_in_python(tmp_path):
-    started = hang(tmp_path, "threading.Lock().acquire() and time.sleep(600)")
-    _, printed = started.communicate(timeout=TIMEOUT)
-    assert started.returncode == 6
+    code, printed = end_of(hang(tmp_path, "threading.Lock().acquire() and time.sleep(600)"))
+    assert code == 6
     assert "the last was step 3" in printed
     assert "in hang_here" in printed
     assert (tmp_path / "stacks").read_text() in printed
 
 
 def test_a_process_whose_interpreter_is_locked(tmp_path):
-    started = hang(tmp_path, "ctypes.PyDLL(None).sleep(600)")  # keeps the lock while it sleeps
-    _, printed = started.communicate(timeout=TIMEOUT)
-    assert started.returncode == 1
+    how = "ctypes.PyDLL(None).sleep(600)"  # keeps the lock while it sleeps
+    code, printed = end_of(hang(tmp_path, how))
+    assert code == 1
     assert "Timeout (" in printed
     assert "in hang_here" in printed
 
@@ -145,9 +153,10 @@ def test_a_process_whose_output_nobody_reads(tmp_path):
     except BlockingIOError:
         os.set_blocking(2, True)
     time.sleep(600)"""
-    started = hang(tmp_path, fill)
+    read, write = os.pipe()
     try:
-        assert started.wait(TIMEOUT) == 6
+        code, _ = end_of(hang(tmp_path, fill, stderr=write))
+        assert code == 6
     finally:
-        started.kill()
-        started.communicate()
+        os.close(read)
+        os.close(write)
