@@ -217,9 +217,7 @@ def test_out_of_reach(emulator, monkeypatch):
     """No error of the user's: a launcher starts such a run again."""
     with server_that_answers(400, {"error": {"code": 400, "message": "out of order"}}) as address:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
-        with pytest.raises(
-            ConnectionError, match=r"cannot open gs://somewhere/run: .*out of order"
-        ):
+        with pytest.raises(ConnectionError, match=r"cannot open gs://.*/run: .*out of order"):
             open_workdir("gs://somewhere/run")
 
 
