@@ -74,6 +74,8 @@ class LineLog:
                 os.fsync(file)
             finally:
                 os.close(file)
+        except FileNotFoundError:  # no line yet, or it went away: the next write says so
+            pass
         except OSError as error:
             if not self._failing:  # flush has said so
                 _log.warning("%s may not be on the disk: %s", self._path, error.strerror or error)

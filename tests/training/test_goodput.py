@@ -108,6 +108,14 @@ def test_totals_are_kept_over_starts_and_repeated_steps_are_lost(tmp_path, now):
     assert down_seconds([one, two]) == 60.0
 
 
+def test_a_start_that_dies_before_its_first_step_was_start_up(tmp_path, now):
+    path = tmp_path / "goodput.json"
+    goodput = Goodput(path, Clock(now), wall=now.wall)
+    now.now = 30.0
+    goodput.begin(0)
+    assert read_starts(path)[0].seconds == {"productive": 0.0, "startup": 30.0}
+
+
 def test_a_start_that_saved_all_it_did_loses_nothing(tmp_path, now):
     path = tmp_path / "goodput.json"
     first = begun(path, now, 0)
