@@ -12,7 +12,7 @@ import pytest
 from fuzz_readers import READERS
 
 LONG = os.environ.get("BERT_JAX_CHAOS") == "1"
-EXAMPLES = 3000 if LONG else 150
+EXAMPLES = 2000 if LONG else 150
 OPTIONAL = {"parquet": "pyarrow"}
 
 

@@ -339,3 +339,20 @@ def test_a_full_disk_leaves_nothing_and_stays_an_os_error(tmp_path, kind, monkey
     with pytest.raises(OSError, match="No space left"):
         extract(path, tmp_path / "target")
     assert os.listdir(tmp_path) == ["a"]
+
+
+@EACH
+def test_many_files(tmp_path, kind):
+    # What is counted as headers begins anew with each file.
+    make, extract = KINDS[kind]
+    files = {f"{'long' * 40}/{i}": b"x" for i in range(300)}
+    assert len(extract(make(tmp_path / "a", files), tmp_path / "target")) == 300
+
+
+def test_headers_for_the_whole_archive_are_few(tmp_path):
+    data = b"".join(b"13 k%04d=abc\n" % i for i in range(1500))
+    data += bytes(-len(data) % 512)
+    header = long_header(1500 * 13, b"g", data)
+    member = make_tar(tmp_path / "a", {"a": b"1"}).read_bytes()
+    (tmp_path / "a").write_bytes(header + member)
+    assert "not a sound archive: the header of 'a'" in refused(extract_tar, tmp_path / "a")
