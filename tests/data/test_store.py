@@ -388,3 +388,10 @@ def test_header_out_of_bounds(tmp_path, field, value):
     (tmp_path / "s" / "corpus.json").write_text(json.dumps(header))
     with pytest.raises(UserError, match=r"damaged: corpus\.json"):
         open_store(tmp_path / "s")
+
+
+def test_vocabulary_beyond_the_limit(tmp_path, monkeypatch):
+    write(tmp_path / "s")
+    monkeypatch.setattr(store_module, "MAX_VOCAB", 99)
+    with pytest.raises(UserError, match="vocab_size 100; the limit is 99"):
+        open_store(tmp_path / "s")
