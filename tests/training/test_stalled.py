@@ -182,7 +182,7 @@ def test_one_process_that_is_asked_to_stop_stops_all(pods):
 
 
 @pytest.mark.skipif(
-    "BERT_JAX_CHAOS" not in os.environ, reason="takes minutes; BERT_JAX_CHAOS=1 runs it"
+    os.environ.get("BERT_JAX_CHAOS") != "1", reason="takes minutes; BERT_JAX_CHAOS=1 runs it"
 )
 def test_whatever_happens_wherever_to_whichever(pods):
     code, messages = pods.run("long", stall_seconds=0, steps=60)
@@ -197,7 +197,6 @@ def test_whatever_happens_wherever_to_whichever(pods):
         for _ in range(4)  # as many as come before the end
     ]
     code, messages = pods.run("chaos", *happens, steps=60)
-    print(messages)
     assert code == 0, messages
     done = len(list((pods.here / "chaos.marks").iterdir()))
     assert len(tries(messages)) == done >= len(places) * 4
