@@ -133,13 +133,13 @@ def test_an_xz_file_that_asks_for_memory(tmp_path):
     assert "not a sound xz file: Memory usage limit exceeded" in told
 
 
-@pytest.mark.parametrize("depth", [10, 100, *range(300, 1001, 20), 10_000])
-def test_deep_values_in_a_json_line(tmp_path, depth):
-    line = '{"text": ' + "[" * depth + "]" * depth + "}\n"
-    (tmp_path / "a.jsonl").write_text(line)
-    (source,) = resolve_sources([str(tmp_path / "a.jsonl")], ReadOptions())
-    with pytest.raises(UserError, match=r"line 1: (not JSON: nested|the field 'text' holds \[)"):
-        list(source.documents())
+def test_deep_values_in_a_json_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for depth in (10, 100, *range(850, 1001), 10_000):  # where the parser's recursion ends
+        path.write_text('{"text": ' + "[" * depth + "]" * depth + "}\n")
+        (source,) = resolve_sources([str(path)], ReadOptions())
+        with pytest.raises(UserError, match=r"line 1: (not JSON: nested|the field 'text' holds)"):
+            list(source.documents())
 
 
 def test_a_line_with_a_hundred_thousand_long_names(tmp_path):
