@@ -1,6 +1,7 @@
 """Full disks: a limit on the size of files in this process, and a small disk for another one."""
 
 import contextlib
+import os
 import resource
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 _MOUNT = 'mount -t tmpfs -o size=256k tmpfs "$1" && exec "$2" "$3" "$1"'
-_LIMIT = 'ulimit -S -f 256 && exec "$2" "$3" "$1"'  # blocks of 512 or 1024 bytes
+_LIMIT = 'ulimit -S -f 64 && exec "$2" "$3" "$1"'  # blocks of 512 or 1024 bytes
 
 
 @contextlib.contextmanager
@@ -28,7 +29,8 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
 def run_on_small_disk(script: str, directory: Path) -> subprocess.CompletedProcess:
     """Runs Python code whose `sys.argv[1]` is a directory on a disk of 256 KiB.
 
-    The disk is seen by that process alone. Where none can be mounted, files have that limit.
+    The disk is seen by that process alone. Where none can be mounted, files have a limit of 32 or
+    64 KiB.
     """
     disk, file = directory / "disk", directory / "script.py"
     disk.mkdir()
@@ -38,5 +40,8 @@ def run_on_small_disk(script: str, directory: Path) -> subprocess.CompletedProce
         if prefix and not shutil.which(prefix[0]):
             continue
         if subprocess.run([*tried, "/dev/null"], capture_output=True).returncode == 0:
-            return subprocess.run([*tried, str(file)], capture_output=True, text=True, timeout=300)
+            environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+            return subprocess.run(
+                [*tried, str(file)], capture_output=True, text=True, timeout=300, env=environment
+            )
     pytest.skip("neither a disk can be mounted nor the size of files limited here")
