@@ -200,5 +200,5 @@ def test_whatever_happens_wherever_to_whichever(pods):
     assert code == 0, messages
     done = len(list((pods.here / "chaos.marks").iterdir()))
     assert len(tries(messages)) == done >= len(places) * 4
-    assert set(tries(messages)) <= {6, 137}
+    assert set(tries(messages)) <= {6, 134, 137}  # 134: one stopped as all were leaving
     assert pods.fingerprint("chaos", 60) == pods.fingerprint("long", 60)
