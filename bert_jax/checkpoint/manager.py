@@ -126,6 +126,7 @@ class Checkpoints:
             return
         self._save = _Save(step)
         try:
+            self._make_directory()
             leaves = named_leaves(state)
             digests = leaf_digests(leaves)
             record = Record(
@@ -217,7 +218,7 @@ class Checkpoints:
     def _explained(self, step: int, reason: str) -> str:
         try:
             kept = saved_steps(self._directory)
-        except OSError:
+        except Exception:
             kept = []
         there = f"The newest checkpoint there is that of step {kept[-1]}." if kept else "None is."
         return (
@@ -225,12 +226,26 @@ class Checkpoints:
             f"{there}"
         )
 
+    def _make_directory(self) -> None:
+        """All processes learn of a failure here; inside Orbax they would wait for each other.
+
+        The work directory itself is not made anew: where it is gone, a disk is not mounted.
+        """
+        error: Exception | None = None
+        if jax.process_index() == 0:
+            try:
+                self._directory.mkdir(exist_ok=True)
+            except Exception as failure:  # a bucket's errors are of many types
+                error = failure
+        if worst(1 if error else 0):
+            raise error or OSError("process 0 cannot make the directory")
+
     def _clean_up(self) -> None:
         if jax.process_index() != 0:
             return
         try:
             storage.remove_unfinished(self._directory)
-        except OSError as error:
+        except Exception as error:
             _log.warning("Leftovers in %s stay for now: %s", self._directory, error)
 
     def _set_aside(self, bad: Damaged) -> None:

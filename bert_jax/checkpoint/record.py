@@ -61,8 +61,9 @@ def read_record(checkpoint: AnyPath) -> Record:
     try:
         content = storage.read_record(checkpoint)
         crc = content.pop("crc32", None)
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecordFaultError(f"its record cannot be read: {storage.one_line(error)}") from error
+    except Exception as error:
+        reason = storage.damage(error, checkpoint)
+        raise RecordFaultError(f"its record cannot be read: {reason}") from error
     if crc != _crc(content):
         raise RecordFaultError("its record does not match its CRC")
     version = content.pop("format")

@@ -9,6 +9,7 @@ import gc
 import itertools
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ from orbax.checkpoint import v1 as ocp
 
 PARAMS, REST, RECORD = "params", "rest", "record"
 _COMMITTED = "commit_success.txt"
+_OUT_OF_REACH = (  # TensorStore's words, in a ValueError
+    "UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED|RESOURCE_EXHAUSTED"
+)
 _UNFINISHED = ("*.orbax-checkpoint-tmp*", "*.deleted")
 
 AnyPath: TypeAlias = epath.Path | Path
@@ -115,8 +119,9 @@ def write_async(
         record: JSON values.
     """
     with _context():
+        # Orbax writes the record later, when the caller may have changed what is in it.
         pending: Pending = ocp.save_checkpointables_async(
-            as_path(checkpoint), {**arrays, RECORD: record}
+            as_path(checkpoint), {**arrays, RECORD: json.loads(json.dumps(record))}
         )
     return pending
 
@@ -156,7 +161,7 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
                 with _context():
                     loaded |= ocp.load_checkpointables(as_path(checkpoint), {group: abstract})
         except Exception as error:  # whatever a damaged file makes Orbax raise
-            fault = one_line(error)
+            fault = damage(error, checkpoint)
         if fault:
             asyncio_log = logging.getLogger("asyncio")
             level, asyncio_log.level = asyncio_log.level, logging.CRITICAL
@@ -198,6 +203,22 @@ def host_blocks(
         yield np.asarray(array[part].read().result()), start, shape
 
 
+def damage(error: Exception, path: AnyPath) -> str:
+    """An error met in reading, as a phrase.
+
+    Raises:
+        ConnectionError: It is the bucket that is out of reach, or denied: what lies there may be
+            intact, and is not to be passed over.
+    """
+    if is_remote(path) and (
+        type(error).__module__.split(".")[0] in ("gcsfs", "google", "aiohttp", "requests")
+        or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError))
+        or re.search(_OUT_OF_REACH, str(error))
+    ):
+        raise ConnectionError(f"{path} cannot be read now: {one_line(error)}") from error
+    return one_line(error)
+
+
 def one_line(error: BaseException) -> str:
     """An error as a phrase: its type and the first line of its message."""
     lines = str(error).strip().splitlines() or [""]
@@ -224,4 +245,6 @@ def _context() -> ocp.Context:
     context.checkpointables.registry = registry
     # Weights and moments shrink by 12%, for more than half of a save's processor time.
     context.array.saving.use_compression = False
+    # Where a directory cannot be made, Orbax's threads would wait for it for 20 minutes.
+    context.asynchronous.create_directories_asynchronously = False
     return context

@@ -16,9 +16,9 @@ from bert_jax.checkpoint.record import RecordFaultError, place_of, read_record
 from bert_jax.checkpoint.storage import (
     AnyPath,
     as_path,
+    damage,
     host_blocks,
     is_remote,
-    one_line,
     saved_steps,
 )
 
@@ -95,8 +95,10 @@ def verify_checkpoint(
                 total += block_digest(block, start, shape)
                 num_bytes += block.nbytes
                 progress(block.nbytes)
-        except (OSError, ValueError, KeyError) as error:
-            return Verdict(step, f"array {name} cannot be read: {one_line(error)}")
+        except VerificationStoppedError:
+            raise
+        except Exception as error:  # whatever a damaged file makes TensorStore raise
+            return Verdict(step, f"array {name} cannot be read: {damage(error, checkpoint)}")
         if text(total) != digest:
             return Verdict(step, f"array {name} differs from its digest")
     if mark and not is_verified(checkpoint):
@@ -133,8 +135,8 @@ def file_fault(
                 return f"file {name} has {found:,} bytes of {size:,}"
             if _file_crc(path) != crc:
                 return f"file {name} differs from its CRC"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return f"{_MARK} or a file cannot be read: {one_line(error)}"
+    except Exception as error:  # whatever a damaged file, or a bucket, makes the reader raise
+        return f"{_MARK} or a file cannot be read: {damage(error, checkpoint)}"
     return ""
 
 

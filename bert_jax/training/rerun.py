@@ -83,10 +83,10 @@ def replay_batch(
     Raises:
         UserError: No run there, a step outside it, or another corpus.
     """
-    workdir = open_workdir(workdir).local
-    config = read_config(workdir)
+    place = open_workdir(workdir)
+    config = read_config(place.local)
     stores = open_corpus(corpus or config.data.corpus)
-    check_workdir(workdir, config, stores.train)
+    check_workdir(place, config, stores.train)
     return _describe(config, stores, step, max_rows)
 
 

@@ -92,7 +92,7 @@ class _Run:
         self.place = place = open_workdir(workdir)
         self.shown = place.local if place.mirror is None else place.name
         self.workdir, self.corpus, self.clock = place.local, corpus, clock
-        check_workdir(place.local, config, store)
+        check_workdir(place, config, store)
         self.mesh = make_mesh(config.mesh)
         for number, phase in enumerate(config.phases):
             check_batch_size(

@@ -17,6 +17,7 @@ from bert_jax.data.store import TokenStore
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.training.config import PretrainConfig, binding_diff, build, to_dict
+from bert_jax.training.remote import WorkDir
 
 
 def read_config(workdir: Path) -> PretrainConfig:
@@ -30,19 +31,20 @@ def read_config(workdir: Path) -> PretrainConfig:
     )
 
 
-def check_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) -> None:
+def check_workdir(place: WorkDir, config: PretrainConfig, store: TokenStore) -> None:
     """Refuses a work directory that belongs to another run; changes nothing.
 
     Raises:
         UserError: Lists the fields that differ, with the run's value and the one given.
     """
+    workdir = place.local
     if not (workdir / "config.json").exists():
         if workdir.exists() and not workdir.is_dir():
             raise UserError(f"{workdir} is a file; the work directory must be a directory")
         _check_tokenizer(workdir, store)
-        if (workdir / "checkpoints").exists():
+        if place.checkpoints.exists():
             raise UserError(
-                f"{workdir} has checkpoints and no config.json, so that it cannot be said what "
+                f"{place.name} has checkpoints and no config.json, so that it cannot be said what "
                 "they are of. Choose another work directory, or put config.json back"
             )
         return
@@ -58,8 +60,9 @@ def check_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) -> N
         )
     if rows:
         raise UserError(
-            f"{workdir} belongs to a run of another configuration ({'; '.join(rows)}). To continue "
-            "that run, give its configuration; to start another, choose another work directory"
+            f"{place.name} belongs to a run of another configuration ({'; '.join(rows)}). To "
+            "continue that run, give its configuration; to start another, choose another work "
+            "directory"
         )
 
 

@@ -2,26 +2,18 @@ import gc
 import json
 import logging
 import time
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from checkpoint_states import CONFIG, abstract, assert_same, make_state, unmark, write
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.checkpoint import Checkpoints, DamagedCheckpointError, Retention, saved_steps
 from bert_jax.errors import UserError
-from bert_jax.training.config import PretrainConfig, to_dict
+from bert_jax.training.config import PretrainConfig
 from bert_jax.training.pretrained import load_params
-
-
-class State(NamedTuple):
-    step: Any
-    params: Any
-    opt_state: Any
-
 
 # When a file cannot be read, Orbax's threads still call back into its closed event loop, a moment
 # later; such an exception has no test of its own to fail.
@@ -36,43 +28,6 @@ def _late_callbacks():
     gc.collect()
 
 
-CONFIG = to_dict(PretrainConfig())
-
-
-def make_state(step: int) -> State:
-    keys = jax.random.split(jax.random.key(step), 2)
-    params = {
-        "encoder": {"w": jax.random.normal(keys[0], (8, 4096)), "b": jnp.zeros(3, jnp.bfloat16)},
-        "nsp": {"w": jax.random.normal(keys[1], (16, 2))},
-    }
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-    return State(jnp.int32(step), params, optimizer.init(params))
-
-
-def abstract(state: State, sharding=None) -> Any:
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or x.sharding), state
-    )
-
-
-def assert_same(a, b) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
-        assert x.dtype == y.dtype
-
-
-def write(workdir, steps, keep=3) -> dict[int, State]:
-    checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=keep))
-    states = {step: make_state(step) for step in steps}
-    for step, state in states.items():
-        checkpoints.save_last(
-            step, state, read_back=True, config=CONFIG, extra={"mean": 0.1 + step}
-        )
-    checkpoints.close()
-    return states
-
-
 def flip_a_bit(checkpoint, group: str) -> None:
     """In the middle of the largest data file of a group of arrays."""
     files = [p for p in (checkpoint / group).rglob("d/*") if p.is_file()]
@@ -80,12 +35,6 @@ def flip_a_bit(checkpoint, group: str) -> None:
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
-
-
-def unmark(workdir) -> None:
-    """As if the run had been killed before its checkpoints were read back."""
-    for mark in (workdir / "checkpoints").glob("*/verified.json"):
-        mark.unlink()
 
 
 def test_save_restore_keep(tmp_path):
