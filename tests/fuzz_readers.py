@@ -16,6 +16,7 @@ import signal
 import sys
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -318,6 +319,46 @@ def _use_events(path: Path) -> None:
         assert isinstance(event["kind"], str)
 
 
+def _records(_: Path) -> list[bytes]:
+    from bert_jax.checkpoint.record import Record
+
+    record = Record(5, {"seed": 0}, {"a": [1.5]}, {}, {"params/w": [[2, 3], "float32", "00c0ffee"]})
+    return [json.dumps(record.to_json()).encode()]
+
+
+def _use_record(path: Path) -> None:
+    from bert_jax.checkpoint.record import RecordFaultError, read_record
+
+    with contextlib.suppress(RecordFaultError):
+        read_record(path.parents[1])
+
+
+def _marks(root: Path) -> list[bytes]:
+    files = {"a": [1, zlib.crc32(b"a")]}
+    (root / "5").mkdir(exist_ok=True)
+    (root / "5" / "a").write_bytes(b"a")
+    crc = zlib.crc32(json.dumps(files).encode())
+    return [json.dumps({"files": files, "crc32": crc}).encode()]
+
+
+def _use_mark(path: Path) -> None:
+    from bert_jax.checkpoint.verify import file_fault
+
+    assert isinstance(file_fault(path.parent), str)
+
+
+def _starts(_: Path) -> list[bytes]:
+    from bert_jax.training.goodput import Start
+
+    return [json.dumps({"starts": [vars(Start(1.0, 2.0, 0, 3, 3, {"productive": 1.0}))]}).encode()]
+
+
+def _use_starts(path: Path) -> None:
+    from bert_jax.training.goodput import read_starts, time_shares
+
+    time_shares(read_starts(path))
+
+
 READERS = {
     "vocab": Reader("vocab.txt", _tokenizer_file("vocab.txt"), _use_tokenizer),
     "tokenizer": Reader("tokenizer.json", _tokenizer_file("tokenizer.json"), _use_tokenizer, True),
@@ -354,6 +395,9 @@ READERS = {
         _rows({"time": "2026-01-01T00:00:00Z", "kind": "start", "message": "a", "process": 0}),
         _use_events,
     ),
+    "record": Reader("5/record/data.json", _records, _use_record, True),
+    "verified": Reader("5/verified.json", _marks, _use_mark, True),
+    "goodput": Reader("goodput.json", _starts, _use_starts, True),
 }
 
 
@@ -363,6 +407,7 @@ def fuzz(name: str, root: Path, examples: int) -> None:
     seeds = reader.seeds(root)
     path = root / reader.file
     for seed in seeds:  # sound files are read; also, what reading imports is imported
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(seed)
         reader.read(path)
     with open("/proc/self/statm") as statm:

@@ -71,6 +71,7 @@ class Checkpoints:
         self._save: _Save | None = None
         self._reader = _Reader(self)
         self._metrics: dict[int, dict[str, float]] = {}
+        self._made = self._directory.exists()
         if jax.process_index() == 0:
             storage.remove_unfinished(self._directory)
         barrier("leftovers of interrupted saves are removed")
@@ -229,12 +230,15 @@ class Checkpoints:
     def _make_directory(self) -> None:
         """All processes learn of a failure here; inside Orbax they would wait for each other.
 
-        The work directory itself is not made anew: where it is gone, a disk is not mounted.
+        Made once at most, and the work directory never: where one is gone, a disk is not mounted.
         """
         error: Exception | None = None
         if jax.process_index() == 0:
             try:
-                self._directory.mkdir(exist_ok=True)
+                if not self._made:
+                    self._directory.mkdir(exist_ok=True)
+                self._made = True
+                storage.try_to_write(self._directory)
             except Exception as failure:  # a bucket's errors are of many types
                 error = failure
         if worst(1 if error else 0):
@@ -380,5 +384,6 @@ _MEANINGS = {
     "Read-only file system": "the file system is read-only",
     "Permission denied": "permission is denied",
     "File too large": "the file is too large for the file system or a limit of this process",
+    "No such file or directory": "the directory is gone",
     "Input/output error": "the disk reports an input/output error",
 }

@@ -66,13 +66,16 @@ def read_record(checkpoint: AnyPath) -> Record:
         raise RecordFaultError(f"its record cannot be read: {reason}") from error
     if crc != _crc(content):
         raise RecordFaultError("its record does not match its CRC")
-    version = content.pop("format")
+    version = content.pop("format", None)
     if version != FORMAT:
         raise UserError(
             f"{checkpoint} has checkpoint format {version}; this version reads {FORMAT}. "
             "Continue the run with the version of bert_jax that began it"
         )
-    return Record(**content)
+    try:
+        return Record(**content)
+    except TypeError as error:
+        raise RecordFaultError(f"its record has other fields: {error}") from error
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:

@@ -15,10 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import jax
 import numpy as np
 import tensorstore
 from etils import epath
 from orbax.checkpoint import v1 as ocp
+
+from bert_jax.untrusted.json_file import parse_json
 
 PARAMS, REST, RECORD = "params", "rest", "record"
 _COMMITTED = "commit_success.txt"
@@ -77,6 +80,18 @@ def remove_unfinished(directory: AnyPath) -> None:
                 path.rmtree()
 
 
+def try_to_write(directory: AnyPath) -> None:
+    """Makes something in a directory and removes it; in a bucket, does nothing.
+
+    Raises:
+        OSError: The directory is gone, or does not take it.
+    """
+    if not is_remote(directory):
+        probe = as_path(directory) / "probe.deleted"
+        probe.mkdir(exist_ok=True)
+        probe.rmdir()
+
+
 def delete(checkpoint: AnyPath) -> None:
     """Deletes a checkpoint; one whose deletion is interrupted is no checkpoint any more."""
     checkpoint = as_path(checkpoint)
@@ -133,7 +148,8 @@ def read_record(checkpoint: AnyPath) -> dict[str, Any]:
         OSError: It cannot be read.
         ValueError: It is no JSON object.
     """
-    record = json.loads((as_path(checkpoint) / RECORD / "data.json").read_bytes())
+    path = as_path(checkpoint) / RECORD / "data.json"
+    record = parse_json(path.read_bytes(), where=str(path), allow_nan=True)
     if not isinstance(record, dict):
         raise ValueError("no JSON object")
     return record
@@ -168,6 +184,27 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
             gc.collect()
             asyncio_log.level = level
     return loaded, fault
+
+
+def listed_arrays(checkpoint: AnyPath) -> dict[tuple[str, str], tuple[list[int], str]]:
+    """Shape and dtype of the arrays that Orbax would restore; not collective.
+
+    Args:
+        checkpoint: What to read.
+
+    Returns:
+        By (group, name) as `host_blocks` takes them.
+    """
+    with _context():
+        groups = ocp.checkpointables_metadata(as_path(checkpoint)).metadata
+    return {
+        (group, jax.tree_util.keystr(path, simple=True, separator="/")): (
+            list(leaf.shape),
+            str(leaf.dtype),
+        )
+        for group in (PARAMS, REST)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(groups.get(group))
+    }
 
 
 def host_blocks(

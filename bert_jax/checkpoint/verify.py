@@ -12,15 +12,17 @@ from typing import Any
 from etils import epath
 
 from bert_jax.checkpoint.digest import block_digest, text
-from bert_jax.checkpoint.record import RecordFaultError, place_of, read_record
+from bert_jax.checkpoint.record import Record, RecordFaultError, place_of, read_record
 from bert_jax.checkpoint.storage import (
     AnyPath,
     as_path,
     damage,
     host_blocks,
     is_remote,
+    listed_arrays,
     saved_steps,
 )
+from bert_jax.untrusted.json_file import parse_json
 
 _MARK = "verified.json"
 _BLOCK = 8 << 20
@@ -85,6 +87,9 @@ def verify_checkpoint(
         record = read_record(checkpoint)
     except RecordFaultError as error:
         return Verdict(step, str(error))
+    fault = _listing_fault(checkpoint, record)
+    if fault:
+        return Verdict(step, fault)
     num_bytes = 0
     for name, (_, _, digest) in record.arrays.items():
         total = 0
@@ -120,7 +125,8 @@ def file_fault(
     if not is_verified(checkpoint):
         return ""
     try:
-        content: dict[str, Any] = json.loads((checkpoint / _MARK).read_bytes())
+        path = checkpoint / _MARK
+        content: dict[str, Any] = parse_json(path.read_bytes(), where=str(path))
         files: dict[str, list[Any]] = content["files"]
         if content["crc32"] != _crc(files):
             return f"{_MARK} does not match its CRC"
@@ -138,6 +144,21 @@ def file_fault(
     except Exception as error:  # whatever a damaged file, or a bucket, makes the reader raise
         return f"{_MARK} or a file cannot be read: {damage(error, checkpoint)}"
     return ""
+
+
+def _listing_fault(checkpoint: epath.Path, record: Record) -> str:
+    """What is wrong with the files by which arrays are restored; "" when it is nothing.
+
+    The arrays themselves are read without them.
+    """
+    try:
+        listed = listed_arrays(checkpoint)
+    except Exception as error:  # whatever a damaged file makes Orbax raise
+        return f"the list of its arrays cannot be read: {damage(error, checkpoint)}"
+    recorded = {place_of(name): (x[0], x[1]) for name, x in record.arrays.items()}
+    wrong = sorted("/".join(place) for place in {*listed, *recorded}
+                   if listed.get(place) != recorded.get(place))  # fmt: skip
+    return f"the list of its arrays differs from its record: {', '.join(wrong[:3])}" if wrong else ""
 
 
 def _write_mark(checkpoint: epath.Path) -> None:

@@ -19,11 +19,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bert_jax.untrusted.json_file import read_json
+
 REASONS = ("startup", "compile", "restore", "save", "evaluation", "input", "lost")
 """Of badput, in the order in which they are shown."""
 _PRODUCTIVE = "productive"
 _MAX_STARTS = 200  # in goodput.json; older ones are added up
 _EVERY_SECONDS = 10.0
+_MAX_BYTES = 16 << 20
 _log = logging.getLogger("bert_jax")
 
 
@@ -219,11 +222,11 @@ def read_starts(path: Path) -> list[Start]:
     A file that is missing or not such a file has none: it is of no use to the training itself.
     """
     try:
-        rows = json.loads(path.read_bytes())["starts"]
+        if not path.is_file():
+            return []
+        rows = read_json(path, max_bytes=_MAX_BYTES)["starts"]
         return [_start(row) for row in rows]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         _log.warning("%s is not readable, and begins anew: %r", path, error)
         return []
 

@@ -5,7 +5,6 @@ Reads files only: no device is opened, since those of a running job belong to it
 
 import contextlib
 import datetime
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from bert_jax.training.events import read_events
 from bert_jax.training.goodput import Start, down_seconds, read_starts, total_seconds
 from bert_jax.training.loss_curve import draw_loss_curve
 from bert_jax.training.telemetry import read_metrics
-from bert_jax.training.workdir import read_config
+from bert_jax.training.workdir import read_config, read_record
 
 State = Literal["new", "running", "silent", "killed", "failed", "stopped", "finished"]
 """`silent`: longer without a sign of life than between two steps; it may be saving or evaluating.
@@ -210,7 +209,7 @@ def _checkpoints(checkpoints: AnyPath, damaged: AnyPath) -> tuple[list[int], lis
 
 
 def _version(workdir: Path) -> str:
-    return str(json.loads((workdir / "config.json").read_bytes()).get("bert_jax", ""))
+    return str(read_record(workdir).get("bert_jax", ""))
 
 
 def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | None, float | None]:

@@ -131,11 +131,11 @@ class _Run:
         # things that wait for it are the metrics of the step before (so one step is always queued)
         # and what is due. A saved `step` is the number of updates made and of the next batch.
         config, index = self.config, jax.process_index()
-        prepare_workdir(self.workdir, config, self.corpus.train)
-        self.place.sync(required=True)
         self.events = Events(self.workdir / "events.jsonl", index)
         stacks = self.workdir / f"stacks.{index}.txt"
         with Watchdog(config.training.stall_seconds, stacks, events=self.events) as self.watchdog:
+            prepare_workdir(self.workdir, config, self.corpus.train)
+            self.place.sync(required=True)
             checkpoints = Checkpoints(
                 self.place.checkpoints,
                 config.checkpoint,
@@ -168,6 +168,7 @@ class _Run:
                 self.events.write("start", "; ".join([lines[0], *lines[-2:]]), step=step)
             step = self._steps(state, step, checkpoints, stop)
             self._draw()
+            self.goodput.record(step)
             self._sync()
             result = TrainResult(
                 workdir=self.shown,
@@ -285,7 +286,7 @@ class _Run:
         """Says that a batch was skipped, or computes it again and raises why the run stops."""
         error = None
         if bad.halted:
-            batch = next(train_batches(self.stream, bad.batch, *self.shard))
+            batch = self.stream.local_batch(bad.batch, *self.shard)
             verdict = rerun(self.train_step, state, place_batch(batch, self.mesh), bad.metrics)
             error = BadStepError(bad, verdict, self.shown, self.last_saved)
         kind = "bad_step" if error else "skipped_step"
@@ -341,6 +342,7 @@ class _Run:
             self._sync()
             checkpoints.save_last(step, state, read_back=read_back, **self._saved_beside(step))
         self.last_saved = step
+        self.watchdog.alive(f"the save of step {step:,}")
 
     def _sync(self) -> None:
         """What was written so far is where the checkpoint will be."""

@@ -18,6 +18,9 @@ from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.training.config import PretrainConfig, binding_diff, build, to_dict
 from bert_jax.training.remote import WorkDir
+from bert_jax.untrusted.json_file import read_json_object
+
+_MAX_CONFIG_BYTES = 1 << 20
 
 
 def read_config(workdir: Path) -> PretrainConfig:
@@ -26,9 +29,7 @@ def read_config(workdir: Path) -> PretrainConfig:
     Raises:
         UserError: No run there, or its configuration cannot be read.
     """
-    return build(
-        PretrainConfig, _read_record(workdir)["config"], where=str(workdir / "config.json")
-    )
+    return build(PretrainConfig, read_record(workdir)["config"], where=str(workdir / "config.json"))
 
 
 def check_workdir(place: WorkDir, config: PretrainConfig, store: TokenStore) -> None:
@@ -52,7 +53,7 @@ def check_workdir(place: WorkDir, config: PretrainConfig, store: TokenStore) -> 
         f"{name}: {_show(old)} there, {_show(new)} given"
         for name, old, new in binding_diff(read_config(workdir), config)
     ]
-    there = _read_record(workdir).get("corpus")
+    there = read_record(workdir).get("corpus")
     if there != store.fingerprint:
         rows.append(
             f"the training corpus: fingerprint {str(there)[:12]} there, "
@@ -91,6 +92,8 @@ def prepare_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) ->
     if jax.process_index() == 0:
         try:
             workdir.mkdir(parents=True, exist_ok=True)
+            for leftover in workdir.glob(".loss.png.tmp-*"):  # of a run killed while drawing
+                leftover.unlink(missing_ok=True)
             _copy_tokenizer(store, workdir / "tokenizer")
             record = {
                 "bert_jax": bert_jax.__version__,
@@ -119,23 +122,25 @@ def _copy_tokenizer(store: TokenStore, target: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _read_record(workdir: Path) -> dict[str, Any]:
+def read_record(workdir: Path) -> dict[str, Any]:
+    """`config.json` as JSON values: bert_jax (the version), config, corpus, tokenizer.
+
+    Raises:
+        UserError: There is none, or it is not such a file.
+    """
     path = workdir / "config.json"
-    try:
-        record = json.loads(path.read_bytes())
-        if not isinstance(record["config"], dict):
-            raise TypeError("no field config")
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.is_file():
         raise UserError(
             f"{workdir} holds no run: it has no config.json. Give the work directory of a "
             "`bert-jax pretrain` run"
-        ) from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{path} is not the configuration of a run: {type(error).__name__}: {error}"
-        ) from error
-    result: dict[str, Any] = record
-    return result
+        )
+    try:
+        record = read_json_object(path, max_bytes=_MAX_CONFIG_BYTES)
+        if not isinstance(record.get("config"), dict):
+            raise UserError("it has no field config")
+    except UserError as error:
+        raise UserError(f"{path} is not the configuration of a run: {error}") from error
+    return record
 
 
 def _show(value: Any) -> str:
