@@ -1,0 +1,1 @@
+"""From labelled files to examples, and from predictions to scores; without jax."""
