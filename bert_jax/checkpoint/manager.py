@@ -8,6 +8,7 @@
 A save that fails does not end the run: it is reported, and the next one is tried.
 """
 
+import contextlib
 import logging
 import re
 import threading
@@ -199,6 +200,8 @@ class Checkpoints:
         Raises:
             SaveFailedError: It failed too often.
         """
+        with contextlib.suppress(SaveFailedError):  # it is tried whatever became of those before
+            self.wait()
         done = False
         while not done:
             self.save(step, state, **content)
@@ -356,6 +359,8 @@ class _Reader:
         path = owner._directory / str(step)
         if not is_verified(path):
             verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
+            if not verdict.intact:  # the disk may have been gone for a moment
+                verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
             if not verdict.intact:
                 storage.set_aside(path, owner._directory.parent / "damaged")
                 with self._lock:

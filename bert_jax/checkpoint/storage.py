@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import jax
 import numpy as np
 import tensorstore
 from etils import epath
@@ -148,11 +147,7 @@ def read_record(checkpoint: AnyPath) -> dict[str, Any]:
         OSError: It cannot be read.
         ValueError: It is no JSON object.
     """
-    path = as_path(checkpoint) / RECORD / "data.json"
-    record = parse_json(path.read_bytes(), where=str(path), allow_nan=True)
-    if not isinstance(record, dict):
-        raise ValueError("no JSON object")
-    return record
+    return _read_object(as_path(checkpoint) / RECORD / "data.json")
 
 
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -186,25 +181,25 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
     return loaded, fault
 
 
-def listed_arrays(checkpoint: AnyPath) -> dict[tuple[str, str], tuple[list[int], str]]:
-    """Shape and dtype of the arrays that Orbax would restore; not collective.
+def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
+    """The arrays that Orbax would restore, by its own lists; not collective.
+
+    The lists are read here: Orbax's function for it goes through caches that keep what lay at the
+    same path before.
 
     Args:
         checkpoint: What to read.
 
     Returns:
-        By (group, name) as `host_blocks` takes them.
+        (group, name) as `host_blocks` takes them.
     """
-    with _context():
-        groups = ocp.checkpointables_metadata(as_path(checkpoint)).metadata
-    return {
-        (group, jax.tree_util.keystr(path, simple=True, separator="/")): (
-            list(leaf.shape),
-            str(leaf.dtype),
-        )
-        for group in (PARAMS, REST)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(groups.get(group))
-    }
+    checkpoint = as_path(checkpoint)
+    listed = set()
+    for group in _read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:
+        if group != RECORD:
+            for leaf in _read_object(checkpoint / group / "_METADATA")["tree_metadata"].values():
+                listed.add((group, "/".join(key["key"] for key in leaf["key_metadata"])))
+    return listed
 
 
 def host_blocks(
@@ -262,6 +257,13 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}"
 
 
+def _read_object(path: epath.Path) -> dict[str, Any]:
+    content = parse_json(path.read_bytes(), where=str(path), allow_nan=True)
+    if not isinstance(content, dict):
+        raise ValueError("no JSON object")
+    return content
+
+
 def _chunk(array: Any) -> tuple[int, ...]:
     chunk: tuple[int, ...] = tuple(array.chunk_layout.read_chunk.shape or array.shape)
     return chunk
@@ -282,6 +284,8 @@ def _context() -> ocp.Context:
     context.checkpointables.registry = registry
     # Weights and moments shrink by 12%, for more than half of a save's processor time.
     context.array.saving.use_compression = False
+    # Needed for random keys only, and a damaged one would spoil a restore unseen by verification.
+    context.array.saving.array_metadata_store = None
     # Where a directory cannot be made, Orbax's threads would wait for it for 20 minutes.
     context.asynchronous.create_directories_asynchronously = False
     return context

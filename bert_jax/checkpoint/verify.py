@@ -87,9 +87,6 @@ def verify_checkpoint(
         record = read_record(checkpoint)
     except RecordFaultError as error:
         return Verdict(step, str(error))
-    fault = _listing_fault(checkpoint, record)
-    if fault:
-        return Verdict(step, fault)
     num_bytes = 0
     for name, (_, _, digest) in record.arrays.items():
         total = 0
@@ -106,6 +103,9 @@ def verify_checkpoint(
             return Verdict(step, f"array {name} cannot be read: {damage(error, checkpoint)}")
         if text(total) != digest:
             return Verdict(step, f"array {name} differs from its digest")
+    fault = _listing_fault(checkpoint, record)
+    if fault:
+        return Verdict(step, fault)
     if mark and not is_verified(checkpoint):
         _write_mark(checkpoint)
     return Verdict(step, "", num_bytes, len(record.arrays))
@@ -153,12 +153,13 @@ def _listing_fault(checkpoint: epath.Path, record: Record) -> str:
     """
     try:
         listed = listed_arrays(checkpoint)
-    except Exception as error:  # whatever a damaged file makes Orbax raise
+    except Exception as error:  # whatever is in them
         return f"the list of its arrays cannot be read: {damage(error, checkpoint)}"
-    recorded = {place_of(name): (x[0], x[1]) for name, x in record.arrays.items()}
-    wrong = sorted("/".join(place) for place in {*listed, *recorded}
-                   if listed.get(place) != recorded.get(place))  # fmt: skip
-    return f"the list of its arrays differs from its record: {', '.join(wrong[:3])}" if wrong else ""
+    recorded = {place_of(name) for name in record.arrays}
+    if listed == recorded:
+        return ""
+    wrong = ", ".join("/".join(place) for place in sorted(listed ^ recorded)[:3])
+    return f"the list of its arrays differs from its record: {wrong}"
 
 
 def _write_mark(checkpoint: epath.Path) -> None:

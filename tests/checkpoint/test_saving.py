@@ -97,6 +97,17 @@ def test_the_last_save_is_tried_until_it_works(tmp_path, monkeypatch):
     assert verified_steps(run.directory) == [9]
 
 
+def test_the_last_save_is_tried_after_any_number_of_failures(tmp_path, monkeypatch):
+    run = Run(tmp_path, max_failed_saves=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(manager.storage, "write_async", failing("No space left on device"))
+        run.checkpoints.save(1, make_state(1), config=CONFIG, extra={})
+    run.checkpoints.save_last(2, make_state(2), read_back=False, config=CONFIG, extra={})
+    run.checkpoints.close()
+    assert [report[:2] for report in run.reports] == [("save_failed", 1)]
+    assert saved_steps(run.directory) == [2]
+
+
 def test_a_directory_that_is_gone_and_comes_back(tmp_path):
     run = Run(tmp_path)
     assert run.save(1)
@@ -110,6 +121,41 @@ def test_a_directory_that_is_gone_and_comes_back(tmp_path):
     run.checkpoints.close()
     assert saved_steps(run.directory) == [1, 3]
     assert [p.name for p in run.directory.glob("*tmp*")] == []
+
+
+def test_a_directory_that_is_gone_for_a_moment_is_no_damage(tmp_path, monkeypatch):
+    run = Run(tmp_path)
+    verify, seen = manager.verify_checkpoint, []
+
+    def gone_and_back(path, **options):
+        if not seen:
+            run.directory.rename(tmp_path / "away")
+        verdict = verify(path, **options)
+        seen.append(verdict.intact)
+        if len(seen) == 1:
+            (tmp_path / "away").rename(run.directory)
+        return verdict
+
+    monkeypatch.setattr(manager, "verify_checkpoint", gone_and_back)
+    run.checkpoints.save_last(1, make_state(1), read_back=True, config=CONFIG, extra={})
+    run.checkpoints.close()
+    assert seen == [False, True]
+    assert verified_steps(run.directory) == [1]
+    assert run.reports == []
+
+
+def test_a_directory_that_is_gone_is_not_made_again(tmp_path):
+    run = Run(tmp_path)
+    assert run.save(1)
+    away = tmp_path / "away"
+    run.directory.rename(away)
+    assert not run.save(2)
+    assert not run.directory.exists()
+    assert "the directory is gone. None is." in run.reports[0][2]
+    away.rename(run.directory)
+    assert run.save(3)
+    run.checkpoints.close()
+    assert saved_steps(run.directory) == [1, 3]
 
 
 def test_an_error_before_orbax_is_a_failed_save_too(tmp_path, monkeypatch):
@@ -144,7 +190,7 @@ def test_what_does_not_read_back_is_set_aside_and_replaces_nothing(tmp_path, mon
     monkeypatch.setattr(manager, "verify_checkpoint", bad_disk)
     run.checkpoints.save_last(2, make_state(2), read_back=True, config=CONFIG, extra={})
     run.checkpoints.close()
-    assert seen == ["2", "2"]  # written again
+    assert seen == ["2", "2", "2"]  # read twice, and written again
     ((kind, step, message),) = run.reports
     assert (kind, step) == ("damaged", 2)
     assert re.fullmatch(r"read back, array params/.*; set aside", message)

@@ -126,3 +126,28 @@ def test_audit(saved, tmp_path):
         audit(copy / "checkpoints", only=7)
     with pytest.raises(UserError, match="holds no checkpoint"):
         audit(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, lambda path: path.unlink()])
+def test_what_could_not_be_restored_is_not_marked(tmp_path, damage):
+    """Arrays are read back without Orbax's list of them, but never restored without."""
+    states = write(tmp_path, [5, 10])
+    unmark(tmp_path)
+    checkpoint = tmp_path / "checkpoints" / "10"
+    listing = checkpoint / "params" / "_METADATA"
+    if damage is flip:  # a name: still JSON
+        listing.write_text(listing.read_text().replace("encoder", "encodes"))
+    else:
+        damage(listing)
+    verdict = verify_checkpoint(checkpoint, mark=True)
+    assert "the list of its arrays" in verdict.fault
+    assert not is_verified(checkpoint)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", Retention(keep=3))
+    assert checkpoints.restore(abstract(states[5])).step == 5
+    checkpoints.close()
+
+
+def test_nothing_is_stored_that_verification_does_not_read(saved):
+    """Such a file spoils a restore when it is damaged, for the sake of random keys."""
+    workdir, _ = saved
+    assert [n for n in files_of(workdir / "checkpoints" / "10") if "array_metadatas" in n] == []
