@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKDIR ?= work/demo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-parity lint format clean
+.PHONY: help demo test test-chaos test-parity lint format clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -33,6 +33,9 @@ demo: $(VENV)/.installed  ## train a small BERT on the documentation of the inst
 
 test: $(VENV)/.installed-dev  ## all tests (BERT_JAX_DATA=DIR adds those on real data)
 	$(BIN)/python -m pytest
+
+test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full disks, corruption and damaged files: 15 minutes or more
+	BERT_JAX_CHAOS=1 $(BIN)/python -m pytest -rs tests/chaos tests/training/test_stalled.py tests/test_fuzz.py
 
 test-parity: $(VENV)/.installed-parity  ## live comparison with transformers and torch (libtpu too: `make test` then compiles for TPUs)
 	$(BIN)/python -m pytest -m parity

@@ -1,0 +1,19 @@
+"""Long forms run with BERT_JAX_CHAOS=1 (`make test-chaos`), short forms without."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))  # small_run.py
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Iterator[Path]:
+    """Directory of compiled steps; the same as in tests/training/test_resume.py."""
+    from small_run import share_compilations
+
+    directory = tmp_path_factory.getbasetemp() / "compiled"
+    with share_compilations(directory):
+        yield directory
