@@ -1,0 +1,171 @@
+"""Scores of classification and regression, over all examples at once.
+
+Where a score is not defined it is what scikit-learn and scipy give: 0 for F1 without a positive and
+for the Matthews coefficient of a constant, NaN for the correlation with a constant. A model that
+predicts one value for everything has not learned, and NaN keeps it from passing for a weak one:
+compare with `numpy.nanargmax`, not with `max`.
+"""
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Share of examples whose prediction is their label.
+
+    Args:
+        labels: (N,) numbers of classes.
+        predictions: (N,) likewise.
+
+    Raises:
+        ValueError: no examples, different lengths, or values that are not whole numbers; so in
+            every function here.
+    """
+    truth, guess = _classes(labels, predictions)
+    return float(np.mean(truth == guess))
+
+
+def f1(labels: ArrayLike, predictions: ArrayLike, *, positive: int = 1) -> float:
+    """Harmonic mean of precision and recall of one class; 0 where it is nowhere.
+
+    Args:
+        labels: (N,) numbers of classes.
+        predictions: (N,) likewise.
+        positive: the class.
+    """
+    truth, guess = _classes(labels, predictions)
+    return _f1(truth == positive, guess == positive)
+
+
+def macro_f1(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Mean of the F1 of each class that is among the labels or the predictions."""
+    truth, guess = _classes(labels, predictions)
+    return float(np.mean([_f1(truth == each, guess == each) for each in np.union1d(truth, guess)]))
+
+
+def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Matthews correlation coefficient, for any number of classes; 0 where either is constant."""
+    truth, guess = _classes(labels, predictions)
+    classes = np.union1d(truth, guess)
+    # Whole numbers of Python: products of counts over a large data set pass 2 ** 63.
+    counts = [(int(np.sum(truth == each)), int(np.sum(guess == each))) for each in classes]
+    total, hits = len(truth), int(np.sum(truth == guess))
+    shared = hits * total - sum(t * p for t, p in counts)
+    spread = (total**2 - sum(t * t for t, _ in counts)) * (total**2 - sum(p * p for _, p in counts))
+    return shared / spread**0.5 if spread else 0.0
+
+
+def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Linear correlation; NaN where either is constant or holds a NaN.
+
+    Args:
+        labels: (N,) scores.
+        predictions: (N,) scores.
+    """
+    return _pearson(*_scores(labels, predictions))
+
+
+def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Correlation of ranks, equal values sharing the mean of theirs; NaN as for `pearson`."""
+    truth, guess = _scores(labels, predictions)
+    if np.isnan(truth).any() or np.isnan(guess).any():  # sorting would give it a rank
+        return float("nan")
+    return _pearson(_ranks(truth), _ranks(guess))
+
+
+class MultiLabelF1(NamedTuple):
+    """F1 where an example has any number of labels.
+
+    Attributes:
+        micro: over all decisions together.
+        macro: mean over labels.
+        per_label: (K,) of each label; 0 where it is nowhere.
+    """
+
+    micro: float
+    macro: float
+    per_label: np.ndarray
+
+
+def multi_label_f1(labels: ArrayLike, predictions: ArrayLike) -> MultiLabelF1:
+    """F1 of yes-or-no decisions.
+
+    Args:
+        labels: (N, K) bool or 0 and 1, a column for each label.
+        predictions: (N, K) likewise.
+
+    Raises:
+        ValueError: not two tables of one shape, empty, or other values than 0 and 1.
+    """
+    truth, guess = np.asarray(labels), np.asarray(predictions)
+    if truth.ndim != 2 or truth.shape != guess.shape or not truth.size:
+        raise ValueError(f"labels {truth.shape} and predictions {guess.shape}: (N, K) each, N, K>0")
+    for name, table in (("labels", truth), ("predictions", guess)):
+        if not np.isin(table, (0, 1)).all():
+            raise ValueError(f"{name} hold other values than 0 and 1")
+    truth, guess = truth.astype(bool), guess.astype(bool)
+    each = np.array([_f1(t, p) for t, p in zip(truth.T, guess.T, strict=True)])
+    return MultiLabelF1(_f1(truth, guess), float(each.mean()), each)
+
+
+METRICS: MappingProxyType[str, Callable[[ArrayLike, ArrayLike], float]] = MappingProxyType(
+    {
+        "accuracy": accuracy,
+        "f1": f1,
+        "macro_f1": macro_f1,
+        "matthews": matthews,
+        "pearson": pearson,
+        "spearman": spearman,
+        "multi_label_micro_f1": lambda labels, guess: multi_label_f1(labels, guess).micro,
+        "multi_label_macro_f1": lambda labels, guess: multi_label_f1(labels, guess).macro,
+    }
+)
+"""By name, each of (labels, predictions); more is better for all of them."""
+
+
+def _f1(truth: np.ndarray, guess: np.ndarray) -> float:
+    found = int(np.sum(truth)) + int(np.sum(guess))
+    return 2 * int(np.sum(truth & guess)) / found if found else 0.0
+
+
+def _pearson(x: np.ndarray, y: np.ndarray) -> float:
+    if (x == x[0]).all() or (y == y[0]).all():
+        return float("nan")
+    x, y = x - x.mean(), y - y.mean()
+    # Each brought to length 1 first: the product of two lengths could overflow or vanish.
+    product = float(np.dot(x / np.linalg.norm(x), y / np.linalg.norm(y)))
+    return max(-1.0, min(1.0, product)) if product == product else product
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """From 1; equal values get the mean of the places they take."""
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(sizes) - (sizes - 1) / 2)[group]
+
+
+def _classes(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    truth, guess = _pair(labels, predictions)
+    for name, values in (("labels", truth), ("predictions", guess)):
+        # A score compared with a class would be wrong everywhere without a word.
+        if values.dtype.kind not in "iub":
+            raise ValueError(f"{name} are {values.dtype}; numbers of classes are whole numbers")
+    return truth, guess
+
+
+def _scores(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    truth, guess = _pair(labels, predictions)
+    return truth.astype(np.float64), guess.astype(np.float64)
+
+
+def _pair(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    truth, guess = np.asarray(labels), np.asarray(predictions)
+    if truth.ndim != 1 or truth.shape != guess.shape or not truth.size:
+        raise ValueError(
+            f"labels {truth.shape} and predictions {guess.shape}: one number each for the same "
+            "examples, at least one"
+        )
+    return truth, guess

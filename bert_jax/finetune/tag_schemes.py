@@ -1,0 +1,274 @@
+"""Entities in tags: the schemes IOB1, IOB2 and IOBES, told apart, checked and converted.
+
+A tag is `O` or a prefix and a type, `B-PER`. IOB2 begins each entity with B; IOB1 begins it with
+I, and with B only where one of the same type ends just before; IOBES is IOB2 with the last word E
+and a single word S. The letters of BILOU and BMES are read as those of IOBES: L as E, U as S, M as
+I.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.examples import LabelSet, TaggedExample
+
+Scheme = Literal["iob1", "iob2", "iobes"]
+SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "iobes")
+_PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I"}
+_SHOWN = 3
+_OUTSIDE = ("O", "")
+
+
+class Entity(NamedTuple):
+    """A run of words.
+
+    Attributes:
+        type: what it is, `_` where tags are prefixes alone.
+        start: its first word.
+        end: the word after its last.
+    """
+
+    type: str
+    start: int
+    end: int
+
+
+def split_tag(tag: str) -> tuple[str, str] | None:
+    """Prefix (O, B, I, E or S) and type; None for what is no tag of any scheme."""
+    if tag == "O":
+        return _OUTSIDE
+    prefix, dash, kind = tag.partition("-")
+    if prefix not in _PREFIXES or (dash and not kind):
+        return None
+    return _PREFIXES[prefix], kind or "_"
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """Entities by the rules of the CoNLL script, in whatever scheme; nothing is refused.
+
+    A new one begins at B or S, after E or S, after O, and where the type changes: an I that
+    continues nothing begins an entity of its own.
+
+    Raises:
+        ValueError: a tag of no scheme.
+    """
+    found: list[Entity] = []
+    start = 0
+    before = _OUTSIDE
+    for place, now in enumerate([*_split(tags), _OUTSIDE]):
+        continues = before[0] in "BI" and now[0] in "IE" and before[1] == now[1]
+        if not continues:
+            if before != _OUTSIDE:
+                found.append(Entity(before[1], start, place))
+            start = place
+        before = now
+    return found
+
+
+def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
+    """Entities that are tagged as `scheme` wants it; others are none.
+
+    IOB2: an I that continues nothing is left out. IOBES: so is what has no end. IOB1: so is a B
+    that does not follow an entity of its own type, and a single word of B before a B of another.
+
+    Raises:
+        ValueError: a tag of no scheme, or a prefix that this one does not have.
+    """
+    parts = _split(tags)
+    allowed = "OBIES" if scheme == "iobes" else "OBI"
+    for tag, (prefix, _) in zip(tags, parts, strict=True):
+        if prefix not in allowed:
+            raise ValueError(f"the tag {tag!r} is none of {scheme}, which has {', '.join(allowed)}")
+    parts.append(_OUTSIDE)
+    found: list[Entity] = []
+    place, before = 0, _OUTSIDE
+    while place < len(tags):
+        start, (prefix, kind) = place, parts[place]
+        place += 1
+        begins = prefix in "BS"
+        if scheme == "iob1":
+            same = before[0] in "BI" and before[1] == kind
+            begins = same if prefix == "B" else prefix == "I"
+        if begins and prefix != "S":
+            while parts[place][0] in "IE" and parts[place][1] == kind:
+                place += 1
+                if parts[place - 1][0] == "E":
+                    break
+        before, after = parts[place - 1], parts[place]
+        if scheme == "iobes":
+            begins = begins and before[0] in "ES"
+        elif scheme == "iob1" and before[0] == "B":  # as seqeval has it
+            begins = begins and not (after[0] == "B" and after[1] != kind)
+        if begins:
+            found.append(Entity(kind, start, place))
+    return found
+
+
+def to_tags(found: Iterable[Entity], length: int, scheme: Scheme) -> tuple[str, ...]:
+    """Tags of a sentence of `length` words with these entities, which do not overlap."""
+    tags = ["O"] * length
+    ends: dict[int, str] = {}
+    for kind, start, end in found:
+        suffix = "" if kind == "_" else f"-{kind}"
+        tags[start:end] = ["I" + suffix] * (end - start)
+        if scheme == "iobes":
+            tags[end - 1] = "E" + suffix
+        if scheme != "iob1" or ends.get(start) == kind:
+            tags[start] = ("S" if scheme == "iobes" and end == start + 1 else "B") + suffix
+        ends[end] = kind
+    return tuple(tags)
+
+
+def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"]:
+    """The one scheme that all tags keep to; `plain` where they are no tags of entities.
+
+    Without any entity it is `iob2`; sentences without tags are passed over.
+
+    Raises:
+        UserError: the tags break every scheme, or some are of entities and some are not; names the
+            scheme that is broken least and its first breaches.
+    """
+    broken = {scheme: _Breaches() for scheme in SCHEMES}
+    other = _Breaches()
+    prefixes: set[str] = set()
+    for example in examples:
+        parts = [split_tag(tag) for tag in example.tags or ()]
+        for place, part in enumerate(parts):
+            if part is None:
+                other.add(example, place, "")
+            else:
+                prefixes.add(part[0])
+        sound = [part or _OUTSIDE for part in parts]
+        for place, (scheme, why) in _breaches(sound):
+            broken[scheme].add(example, place, why)
+    if other.count and prefixes <= {"O"}:
+        return "plain"
+    if other.count:
+        raise UserError(
+            f"{other.first[0]}: neither O nor a prefix (B, I, E, S) with a type, as other tags of "
+            f"these sentences are{other.more()}. Mend it, or name the column of the tags"
+        )
+    for scheme in SCHEMES:
+        if not broken[scheme].count:
+            return scheme
+    candidates = SCHEMES[2:] if prefixes & {"E", "S"} else SCHEMES[:2]
+    nearest = min(candidates, key=lambda scheme: broken[scheme].count)
+    raise UserError(
+        f"{'; '.join(broken[nearest].first)}{broken[nearest].more()}. The tags are not sound "
+        f"{nearest.upper()}, and no other scheme. Mend them, or say lenient to have them read as "
+        "the CoNLL script does"
+    )
+
+
+def convert(
+    examples: Sequence[TaggedExample], scheme: Scheme = "iob2", *, lenient: bool = False
+) -> list[TaggedExample]:
+    """The same entities in another scheme.
+
+    Args:
+        examples: sentences with tags, or without, which stay as they are.
+        scheme: to convert to.
+        lenient: read tags that keep to no scheme as the CoNLL script does (`entities`).
+
+    Raises:
+        UserError: tags that are not of entities, or, unless lenient, not sound; see
+            `detect_scheme`.
+    """
+    if lenient:
+        for example in examples:
+            for place, tag in enumerate(example.tags or ()):
+                if split_tag(tag) is None:
+                    raise UserError(f"{_word(example, place)}: neither O nor a prefix with a type")
+    elif detect_scheme(examples) == "plain":
+        first = next(each for each in examples if each.tags)
+        raise UserError(f"{_word(first, 0)}: not a tag of entities, so there is no scheme")
+    return [
+        example
+        if example.tags is None
+        else replace(example, tags=to_tags(entities(example.tags), len(example.tags), scheme))
+        for example in examples
+    ]
+
+
+def tag_labels(
+    examples: Iterable[TaggedExample], scheme: Scheme | Literal["plain"] | None = None
+) -> LabelSet:
+    """The tags to learn: O first, then for each type its prefixes, for entities.
+
+    A type that is met gets all prefixes of the scheme: of a rare type the training data may have no
+    entity of two words where the data to predict have one. Tags that are not of entities are those
+    met, sorted.
+
+    Args:
+        examples: sentences with tags, written as `convert` writes them.
+        scheme: of the tags; None finds out.
+
+    Raises:
+        UserError: there are no tags; or see `detect_scheme`.
+    """
+    examples = list(examples)
+    if scheme is None:
+        scheme = detect_scheme(examples)
+    met = {tag for example in examples for tag in example.tags or ()}
+    if scheme == "plain" or not met:
+        return LabelSet.of(met)
+    kinds = sorted({kind for prefix, kind in _split(sorted(met)) if prefix != "O"})
+    prefixes = "BIES" if scheme == "iobes" else "BI"
+    return LabelSet(
+        ("O", *(p if kind == "_" else f"{p}-{kind}" for kind in kinds for p in prefixes))
+    )
+
+
+def _split(tags: Sequence[str]) -> list[tuple[str, str]]:
+    parts = []
+    for tag in tags:
+        part = split_tag(tag)
+        if part is None:
+            raise ValueError(f"{tag!r} is no tag: O, or B, I, E or S with a type")
+        parts.append(part)
+    return parts
+
+
+def _breaches(parts: list[tuple[str, str]]) -> Iterator[tuple[int, tuple[Scheme, str]]]:
+    """Where a sentence breaks which scheme, and what would be right."""
+    before = _OUTSIDE
+    for place, (prefix, kind) in enumerate([*parts, _OUTSIDE]):
+        inside = before[0] in "BI"
+        same = inside and before[1] == kind
+        if prefix in "ES":
+            yield place, ("iob1", f"{prefix} is no prefix of IOB1")
+            yield place, ("iob2", f"{prefix} is no prefix of IOB2")
+        elif prefix == "I" and not same:
+            yield place, ("iob2", "I continues nothing here; B would begin an entity")
+        elif prefix == "B" and not same:
+            yield place, ("iob1", "no entity of this type ends before it; I would begin one")
+        if prefix in "IE" and not same:
+            yield place, ("iobes", f"{prefix} continues nothing here")
+        elif prefix not in "IE" and inside:
+            yield place - 1, ("iobes", f"the entity ends here; {_END[before[0]]} would be right")
+        before = prefix, kind
+
+
+_END = {"B": "S", "I": "E"}
+
+
+def _word(example: TaggedExample, place: int) -> str:
+    assert example.tags is not None
+    word, tag = example.tokens[place][:40], example.tags[place][:40]
+    return f"{example.origin}, word {place + 1} ({word!r}, {tag!r})"
+
+
+@dataclass
+class _Breaches:
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, example: TaggedExample, place: int, why: str) -> None:
+        self.count += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(_word(example, place) + (f": {why}" if why else ""))
+
+    def more(self) -> str:
+        shown = min(self.count, len(self.first))
+        return f"; {self.count - shown:,} more" if self.count > shown else ""
