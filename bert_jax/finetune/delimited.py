@@ -1,0 +1,209 @@
+"""CSV and TSV: the fields of every row, as they were written.
+
+Nothing is guessed and nothing is repaired: a row whose fields cannot be told apart is an error.
+"""
+
+import csv
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.examples import Origin
+from bert_jax.finetune.problems import Problems
+from bert_jax.untrusted.whole_file import read_text
+
+MAX_BYTES = 1 << 30
+MAX_FIELD = 16 << 20
+"""Characters in one field; a quote that is never closed would take the rest of the file."""
+Kind = Literal["csv", "tsv", "jsonl", "parquet", "tfds"]
+Column = str | int
+"""The name of a column, or its number from 1."""
+_DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    r"""How a table is written.
+
+    Attributes:
+        kind: "auto" goes by the suffix: .csv, .tsv (.tab), .jsonl (.ndjson, .json), .parquet; a
+            name that begins with `tfds:` is a prepared data set, `tfds:NAME:SPLIT`.
+        header: the first line of a CSV or TSV file has the names of the columns. None: it has when
+            columns are named, and must be stated when they are numbered.
+        quoting: a field may stand in double quotes, which are no part of it. None: in CSV yes, in
+            TSV no (there quotes are text, as in the files of GLUE).
+        delimiter: between the fields; "" is a comma in CSV and a tab in TSV.
+        ragged: what to do with rows that have more or fewer fields than the first.
+    """
+
+    kind: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
+    header: bool | None = None
+    quoting: bool | None = None
+    delimiter: str = ""
+    ragged: Literal["fail", "skip"] = "fail"
+
+
+class Row(NamedTuple):
+    """The fields of a row that were asked for; `missing` where it has too few or too many."""
+
+    origin: Origin
+    values: tuple[Any, ...]
+    missing: bool = False
+
+
+def read_delimited(
+    name: str, columns: Sequence[Column], table: TableFormat, kind: str, problems: Problems
+) -> Iterator[Row]:
+    """Columns of a CSV or TSV file; see `table_files.read_rows`."""
+    delimiter = table.delimiter or ("," if kind == "csv" else "\t")
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise UserError(f"{name}: the delimiter is {delimiter!r}; one character is needed")
+    quoting = kind == "csv" if table.quoting is None else table.quoting
+    text = read_text(Path(name), max_bytes=MAX_BYTES)
+    if "\n" not in text and "\r" in text:
+        raise UserError(f"{name}: lines end in a carriage return alone; save it with line feeds")
+    lines = text.split("\n")
+    del text
+    while lines and lines[-1] in ("", "\r"):
+        lines.pop()
+    records = (_quoted if quoting else _plain)(name, lines, delimiter)
+    first = next(records, None)
+    if first is None:
+        raise UserError(f"{name} has no rows")
+    header = _has_header(name, columns, table, first[1])
+    places = [_place(name, column, first[1], header, delimiter, quoting) for column in columns]
+    width = len(first[1])
+
+    def row(line: int, fields: list[str]) -> Row | None:
+        origin = Origin(name, line)
+        if len(fields) == width:
+            return Row(origin, tuple([fields[place] for place in places]))
+        if table.ragged == "skip":
+            return Row(origin, (), missing=True)
+        what = "the header" if header else "line 1"
+        problems.add(
+            f"{origin}: {_fields(len(fields))} where {what} has {width}"
+            f"{_quote_hint(fields, delimiter, quoting)}"
+        )
+        return None
+
+    if not header:
+        yield Row(Origin(name, first[0]), tuple([first[1][place] for place in places]))
+    for line, fields in records:
+        found = row(line, fields)
+        if found is not None:
+            yield found
+
+
+def _fields(count: int) -> str:
+    return f"{count} field{'s' if count != 1 else ''}"
+
+
+def _quote_hint(fields: list[str], delimiter: str, quoting: bool) -> str:
+    mark = _DELIMITERS.get(delimiter, repr(delimiter))
+    if not quoting and any(field.startswith('"') for field in fields):
+        return "; if quotes hold fields together in this file, say quoting=True"
+    if quoting:
+        return f"; a text with a {mark} needs double quotes around it"
+    return f"; a text cannot hold a {mark} or a line end here"
+
+
+def _plain(name: str, lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    del name
+    for number, line in enumerate(lines, 1):
+        yield number, line.removesuffix("\r").split(delimiter)
+
+
+def _quoted(name: str, lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    # The limit is the module's, for all readers in the process; it is put back.
+    before = csv.field_size_limit(MAX_FIELD)
+    reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
+    begin = 1
+    try:
+        for fields in reader:
+            if delimiter != "," and reader.line_num > begin:
+                _refuse_swallowed(Origin(name, begin), fields, delimiter, reader.line_num)
+            yield begin, fields or [""]
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        what = f"{error}"
+        if begin < reader.line_num:
+            what += f"; the row that begins here runs to line {reader.line_num}"
+        raise UserError(
+            f"{Origin(name, begin)}: a stray quote or line end ({what}). A quote inside a quoted "
+            'field is written twice (""); where quotes are part of the text, say quoting=False'
+        ) from error
+    finally:
+        csv.field_size_limit(before)
+
+
+def _refuse_swallowed(origin: Origin, fields: list[str], delimiter: str, last: int) -> None:
+    """Texts have line ends and commas, but hardly tabs: a stray quote has eaten whole rows."""
+    if any(delimiter in field and "\n" in field for field in fields):
+        mark = _DELIMITERS.get(delimiter, repr(delimiter))
+        raise UserError(
+            f"{origin}: a quoted field runs to line {last} and holds a {mark}: a stray quote has "
+            "joined rows. Where quotes are part of the text, say quoting=False"
+        )
+
+
+def _has_header(name: str, columns: Sequence[Column], table: TableFormat, first: list[str]) -> bool:
+    numbered = all(_number(column) is not None for column in columns)
+    if table.header is None and numbered:
+        raise UserError(
+            f"{name}: columns are given by number, so say whether line 1 has their names "
+            f"(header=True) or is an example (header=False). It is: {shown(first)}"
+        )
+    return table.header is not False
+
+
+def _number(column: Column) -> int | None:
+    if isinstance(column, int):
+        return column
+    return int(column) if column.isascii() and column.isdigit() and len(column) < 6 else None
+
+
+def _place(
+    name: str, column: Column, first: list[str], header: bool, delimiter: str, quoting: bool
+) -> int:
+    number = _number(column)
+    if header and isinstance(column, str) and column in first:
+        if first.count(column) > 1:
+            raise UserError(
+                f"{name}: the header has {column!r} {first.count(column)} times; give the column's "
+                f"number. The header: {shown(first)}"
+            )
+        return first.index(column)
+    if number is not None:
+        if not 1 <= number <= len(first):
+            raise UserError(
+                f"{name}: there is no column {number}; columns are numbered from 1 to "
+                f"{len(first)}. Line 1: {shown(first)}"
+            )
+        return number - 1
+    if not header:
+        raise UserError(
+            f"{name}: without a header columns have numbers (from 1), not names such as "
+            f"{column!r}. Line 1: {shown(first)}"
+        )
+    near = difflib.get_close_matches(str(column), first, 1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    if len(first) == 1:
+        other = next((mark for mark in "\t;,|" if mark in first[0]), None)
+        if other is not None and other != delimiter:
+            hint = f" Is the delimiter a {_DELIMITERS[other]} (delimiter={other!r})?"
+    elif not quoting and any(field.startswith('"') for field in first):
+        hint = " If quotes hold fields together in this file, say quoting=True."
+    raise UserError(
+        f"{name}: no column {column!r}. Line 1 was read as the header: {shown(first)}.{hint} If "
+        "line 1 is an example, say header=False and give columns by number"
+    )
+
+
+def shown(fields: Sequence[str]) -> str:
+    """Names of columns for a message, not more than 20."""
+    more = f", ... ({len(fields)} in all)" if len(fields) > 20 else ""
+    return ", ".join(repr(field[:60]) for field in fields[:20]) + more

@@ -1,0 +1,49 @@
+"""Everything wrong with a file in one message: the first lines named, the rest counted."""
+
+from collections.abc import Sequence
+
+from bert_jax.errors import UserError
+
+SHOWN = 5
+"""Lines that a message names before it counts."""
+
+
+class Problems:
+    """What is wrong with a file, gathered while it is read.
+
+    Args:
+        path: the file.
+        what: what is counted, in the plural.
+    """
+
+    def __init__(self, path: str, what: str = "rows") -> None:
+        self._path = path
+        self._what = what
+        self._shown: list[str] = []
+        self.count = 0
+
+    def add(self, message: str | UserError) -> None:
+        """One problem; the message begins with the file and line."""
+        self.count += 1
+        if self.count <= SHOWN:
+            self._shown.append(str(message))
+
+    def check(self) -> None:
+        """Says what was gathered.
+
+        Raises:
+            UserError: there was a problem.
+        """
+        if self.count == 1:
+            raise UserError(self._shown[0])
+        if self.count:
+            more = self.count - len(self._shown)
+            rest = [f"and {more:,} more"] if more else []
+            lines = "\n  ".join([*self._shown, *rest])
+            raise UserError(f"{self._path}: {self.count:,} {self._what} are wrong:\n  {lines}")
+
+
+def counted(path: str, what: str, lines: Sequence[int]) -> str:
+    """A warning: how many, and the first lines."""
+    named = ", ".join(f"{line}" for line in lines[:SHOWN]) + (", ..." if lines[SHOWN:] else "")
+    return f"{path}: {len(lines):,} {what} (line{'s' if len(lines) > 1 else ''} {named})"
