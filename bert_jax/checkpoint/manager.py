@@ -152,7 +152,7 @@ class Checkpoints:
         """Called by the thread that waited for a save."""
         if save.error is None:
             self._reader.start(save.step)
-        elif jax.process_index() == 0:  # at once, not when the next save is due
+        else:  # at once, not when the next save is due
             _log.error("%s", self._explained(save.step, _reason(save.error)))
 
     def has(self, step: int) -> bool:
@@ -172,12 +172,13 @@ class Checkpoints:
             self._failures = 0 if save else self._failures
             return True
         self._failures += 1
-        if damaged:
-            self._report("damaged", damaged.step, f"read back, {damaged.fault}; set aside")
-        if save and (error or not damaged):
-            self._clean_up()
-            reason = _reason(error) if error else "another process could not write its part"
-            self._report("save_failed", save.step, self._explained(save.step, reason))
+        if jax.process_index() == 0:
+            if damaged:
+                self._report("damaged", damaged.step, f"read back, {damaged.fault}; set aside")
+            if save and (error or not damaged):
+                self._clean_up()
+                reason = _reason(error) if error else "another process could not write its part"
+                self._report("save_failed", save.step, self._explained(save.step, reason))
         if self._failures >= self._max_failures:
             step = save.step if save else damaged.step if damaged else -1
             reason = _reason(error) if error else damaged.fault if damaged else "not written"
@@ -248,8 +249,6 @@ class Checkpoints:
             raise error or OSError("process 0 cannot make the directory")
 
     def _clean_up(self) -> None:
-        if jax.process_index() != 0:
-            return
         try:
             storage.remove_unfinished(self._directory)
         except Exception as error:

@@ -4,6 +4,7 @@ Functions here are collective: with several processes all call them, in the same
 main thread.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ from bert_jax.checkpoint.record import (
 from bert_jax.checkpoint.storage import AnyPath, as_path, read_arrays, saved_steps
 from bert_jax.checkpoint.verify import file_fault
 from bert_jax.errors import UserError
+
+
+_log = logging.getLogger("bert_jax")
 
 
 class DamagedCheckpointError(RuntimeError):
@@ -116,8 +120,10 @@ def _read(
             record = read_record(path)
         except RecordFaultError as error:
             fault = str(error)
+    if fault and jax.process_index() != 0:  # process 0 speaks for all, but knows no name
+        _log.error("%s: %s", path, fault)
     if not all_agree(not fault) or record is None:
-        return None, {}, fault or "another process found a file of it damaged"
+        return None, {}, fault or "another process found a file of it damaged, and says which"
     if wanted is None:
         device = SingleDeviceSharding(jax.local_devices()[0])
         wanted = {
