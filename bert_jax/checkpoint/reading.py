@@ -30,7 +30,6 @@ from bert_jax.checkpoint.storage import AnyPath, as_path, read_arrays, saved_ste
 from bert_jax.checkpoint.verify import file_fault
 from bert_jax.errors import UserError
 
-
 _log = logging.getLogger("bert_jax")
 
 
