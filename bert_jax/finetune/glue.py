@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
+
 from bert_jax.errors import UserError
 from bert_jax.finetune.delimited import Column, TableFormat
 from bert_jax.finetune.examples import LabelSet
@@ -251,7 +253,7 @@ def write_submission(
     name: str,
     split: str,
     ids: Sequence[str],
-    predictions: Sequence[int] | Sequence[float],
+    predictions: Sequence[int] | Sequence[float] | np.ndarray,
 ) -> Path:
     """Writes a file for the leaderboard: a header, then index and prediction.
 
@@ -279,8 +281,9 @@ def write_submission(
             f"{file}: {len(predictions):,} predictions for {len(ids):,} examples; the leaderboard "
             f"wants {rows:,}, one for each row of {task.files[split]}"
         )
-    found = {index: _written(file, task, prediction)
-             for index, prediction in zip(ids, predictions, strict=True)}  # fmt: skip
+    numbers = np.asarray(predictions).tolist()
+    found = {index: _written(file, task, number)
+             for index, number in zip(ids, numbers, strict=True)}  # fmt: skip
     lacks = [f"{index}" for index in range(rows) if f"{index}" not in found]
     if lacks:
         raise UserError(
@@ -296,7 +299,7 @@ def write_submission(
     return path
 
 
-def _written(file: str, task: GlueTask, prediction: float) -> str:
+def _written(file: str, task: GlueTask, prediction: int | float) -> str:
     if task.score_range is not None:
         low, high = task.score_range
         if not math.isfinite(prediction):

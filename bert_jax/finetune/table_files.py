@@ -176,15 +176,16 @@ def _open_tfds(name: str, dataset: str, split: str) -> tuple[Any, Any]:
         raise UserError(f"{name}: {type(error).__name__}: {message}") from error
     if not prepared:
         raise UserError(
-            f"{name} is not prepared: {builder.data_path} is not there. Prepare it once: tfds "
-            f"build {dataset} --file_format=array_record (TFDS_DATA_DIR names another place)."
+            f"{name} is not prepared: {builder.data_path} is not there (TFDS_DATA_DIR names "
+            "another place). Prepare it once, in Python: "
+            f"from bert_jax.finetune.tfds_prepare import prepare_tfds; prepare_tfds({dataset!r})"
         )
     return builder.info.features, examples
 
 
 def _tfds_value(value: Any, names: Sequence[str] | None) -> Any:
-    if isinstance(value, np.ndarray):
-        return [_tfds_value(item, names) for item in value.tolist()]
+    if isinstance(value, np.ndarray | list):  # a sequence of numbers comes as either
+        return [_tfds_value(item, names) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if names is not None and isinstance(value, int):

@@ -211,10 +211,10 @@ def _labels(
     parse = _names if columns.kind == "classes" else _name
     named = _each(origins, values, lambda o, v: parse(o, v, columns), problems)
     if labels is None:
+        problems.check()  # labels of rows that are wrong would be missing
         met = [part for value in named if value is not None
                for part in (value if isinstance(value, tuple) else (value,))]  # fmt: skip
         if not met:
-            problems.check()
             return [None] * len(values), None
         labels = LabelSet.of(met)
         _check_labels(name, columns, labels, len(named))
