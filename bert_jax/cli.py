@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("workdir")
     sub.add_argument("--json", action="store_true", help="print one JSON object instead")
     sub.add_argument(
-        "--png", type=Path, metavar="FILE", help="the loss curve; default: loss.png of the run"
+        "--png", type=Path, metavar="FILE", help="the loss curve; default: loss.png of a local run"
     )
 
     sub = verb(

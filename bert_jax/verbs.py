@@ -152,16 +152,18 @@ def status(arguments: argparse.Namespace) -> int:
     place = open_workdir(arguments.workdir)
     found = run_status(place.local, checkpoints=place.checkpoints, damaged=place.damaged)
     found = dataclasses.replace(found, workdir=place.name)
-    here = place.local if place.mirror is None else Path()
-    picture = arguments.png or here / "loss.png"
-    trouble = redraw(place.local, found, picture)
+    picture, trouble = arguments.png, ""
+    if picture is None and place.mirror is None:
+        picture = place.local / "loss.png"
+    if picture is not None:
+        trouble = redraw(place.local, found, picture)
     if arguments.json:
         print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
         plain = not sys.stdout.isatty()
         width = min(shutil.get_terminal_size().columns, 110)
         print("\n".join(report(found, width=width, plain=plain)))
-        if not trouble:
+        if picture and not trouble:
             print(f"\nloss curve  {picture}")
     if trouble:
         print(f"bert-jax status: no picture: {trouble}", file=sys.stderr)
