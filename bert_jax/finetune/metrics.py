@@ -60,7 +60,7 @@ def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Linear correlation; NaN where either is constant or holds a NaN.
+    """Linear correlation; NaN where either is constant or not finite.
 
     Args:
         labels: (N,) scores.
@@ -70,7 +70,10 @@ def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Correlation of ranks, equal values sharing the mean of theirs; NaN as for `pearson`."""
+    """Correlation of ranks, equal values sharing the mean of theirs; NaN as for `pearson`.
+
+    Infinite scores have ranks and are taken.
+    """
     truth, guess = _scores(labels, predictions)
     if np.isnan(truth).any() or np.isnan(guess).any():  # sorting would give it a rank
         return float("nan")
@@ -133,12 +136,16 @@ def _f1(truth: np.ndarray, guess: np.ndarray) -> float:
 
 
 def _pearson(x: np.ndarray, y: np.ndarray) -> float:
-    if (x == x[0]).all() or (y == y[0]).all():
+    if (
+        not (np.isfinite(x).all() and np.isfinite(y).all())
+        or (x == x[0]).all()
+        or (y == y[0]).all()
+    ):
         return float("nan")
     x, y = x - x.mean(), y - y.mean()
-    # Each brought to length 1 first: the product of two lengths could overflow or vanish.
-    product = float(np.dot(x / np.linalg.norm(x), y / np.linalg.norm(y)))
-    return max(-1.0, min(1.0, product)) if product == product else product
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()  # squares of large or small scores overflow
+    product = float(np.dot(x, y) / (np.linalg.norm(x) * np.linalg.norm(y)))
+    return max(-1.0, min(1.0, product))
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

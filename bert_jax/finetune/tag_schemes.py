@@ -8,6 +8,7 @@ I.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from bert_jax.errors import UserError
@@ -34,6 +35,7 @@ class Entity(NamedTuple):
     end: int
 
 
+@lru_cache(maxsize=4096)
 def split_tag(tag: str) -> tuple[str, str] | None:
     """Prefix (O, B, I, E or S) and type; None for what is no tag of any scheme."""
     if tag == "O":

@@ -1,0 +1,250 @@
+"""Sentences with tags from files: layouts, document marks, and bad input."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.tag_schemes import convert, detect_scheme, entities
+from bert_jax.finetune.tagging import read_columns, read_token_lists, read_wikiann
+
+
+@pytest.fixture
+def put(tmp_path):
+    def write(text, name="a.txt"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def content(examples):
+    return [(each.tokens, each.tags, each.document, each.origin.line) for each in examples]
+
+
+CONLL = """-DOCSTART- -X- O O
+
+EU NNP I-NP I-ORG
+rejects VBZ I-VP O
+
+Peter NNP I-NP I-PER
+
+-DOCSTART- -X- O O
+
+-DOCSTART-
+Rare NNP I-NP O
+"""
+
+
+def test_columns(put):
+    found = read_columns(put(CONLL))
+    assert content(found) == [
+        (("EU", "rejects"), ("I-ORG", "O"), 0, 3),
+        (("Peter",), ("I-PER",), 0, 6),
+        (("Rare",), ("O",), 1, 11),
+    ]
+    assert [each.id for each in found] == ["0", "1", "2"]
+    assert found[0].origin.path.endswith("a.txt")
+    assert [each.tags for each in read_columns(put(CONLL), tag_column=2)] == [
+        ("NNP", "VBZ"), ("NNP",), ("NNP",),
+    ]  # fmt: skip
+    assert read_columns(put(CONLL), tag_column=-2)[0].tags == ("I-NP", "I-VP")
+    assert read_columns(put(CONLL), tag_column=None)[0].tags is None
+
+
+def test_a_mark_between_sentences_ends_one(put):
+    assert content(read_columns(put("a O\n-DOCSTART- O\nb O"))) == [
+        (("a",), ("O",), 0, 1), (("b",), ("O",), 1, 3),
+    ]  # fmt: skip
+
+
+def test_without_marks_nothing_belongs_together(put):
+    assert [each.document for each in read_columns(put("a O\n\nb O\n\n\n\nc O\n"))] == [0, 1, 2]
+
+
+def test_tabs_hold_spaces_and_columns_in_any_order(put):
+    found = read_columns(put("B-LOC\t3\tNew York\nO\t4\tis\n"), token_column=-1, tag_column=1)
+    assert content(found) == [(("New York", "is"), ("B-LOC", "O"), 0, 1)]
+
+
+def test_text_is_not_changed(put):
+    """Quotes, a no-break space, a line separator, a wide space; a mark and ends of lines."""
+    words = ['"', "'", "10\xa0000", "a\u2028b", "c\u3000d", "\x85", "#", "|", "\u200b"]
+    lines = "\r\n".join(f"{word}  O " for word in words)
+    (found,) = read_columns(put(b"\xef\xbb\xbf" + f"{lines}\r\n \r\n".encode()))
+    assert list(found.tokens) == words
+    assert set(found.tags) == {"O"}
+
+
+def test_comments(put):
+    text = "# id 1\na O\n# id 2\n\n# id 3\n# O\n"
+    assert content(read_columns(put(text), comment="# id")) == [
+        (("a",), ("O",), 0, 2), (("#",), ("O",), 1, 6),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("a O\nb X O\nc O\n", {}, r"a\.txt, line 2: 3 columns \('b X O'\), where most .* have 2"),
+        ("a O\n", {"tag_column": 4}, r"txt: there is no column 4 for the tags; lines have 2"),
+        ("a O\n", {"token_column": -3}, "txt: there is no column -3 for the words"),
+        ("a O\n", {"tag_column": 0}, "txt: there is no column 0 for the tags"),
+        ("a\nb\n", {}, r"txt: words and tags are the same column, 1 of 1"),
+        ("a O\n", {"token_column": -1, "tag_column": 2}, "words and tags are the same column, 2"),
+        ("a\tO\n\tO\n", {}, r"line 2: the word \(column 1\) is empty"),
+        ("a\tO\t1\nb\t\t1\n", {"tag_column": 2}, r"line 2: the tag \(column 2\) is empty"),
+        ("\n \n-DOCSTART- O\n", {}, "no words"),
+        ("en:a O\nb O\n", {"token_prefix": "en:"}, "line 2: the word 'b' is not 'en:' and a"),
+        ("en: O\n", {"token_prefix": "en:"}, "line 1: the word 'en:' is not 'en:' and a word"),
+        (b"a O\n\xff O\n", {}, r"line 2, byte 1: 0xff is not UTF-8"),
+        (b"", {}, "is empty"),
+    ],
+)
+def test_bad_columns(put, text, options, expected):
+    with pytest.raises(UserError, match=expected):
+        read_columns(put(text), **options)
+
+
+def test_bad_lines_are_counted(put):
+    text = "".join("a b O\n" if line % 3 == 0 else "a O\n" for line in range(1, 28))
+    with pytest.raises(UserError, match=r"9 lines are wrong:\n.*line 3: (.*\n)*.*and 4 more"):
+        read_columns(put(text))
+    with pytest.raises(UserError, match=r"none\.txt"):
+        read_columns(put(text).with_name("none.txt"))
+
+
+def test_wikiann(put):
+    text = "en:R.H.\tB-ORG\nen::\tO\n\nen:en:\tO\n"
+    assert content(read_wikiann(put(text))) == [
+        (("R.H.", ":"), ("B-ORG", "O"), 0, 1), (("en:",), ("O",), 1, 4),
+    ]  # fmt: skip
+    (found,) = read_wikiann(put("zh-yue:香\tB-LOC\n"))
+    assert found.tokens == ("香",)
+    with pytest.raises(UserError, match=r"line 2: the word 'R\.H\.' has no language before it"):
+        read_wikiann(put("\nR.H.\tB-ORG\n"))
+    with pytest.raises(UserError, match="line 2: the word 'de:R' is not 'en:'"):
+        read_wikiann(put("en:a\tO\nde:R\tO\n"))
+    with pytest.raises(UserError, match="no words"):
+        read_wikiann(put("\n\n"))
+
+
+def rows(*each):
+    return "".join(json.dumps(row) + "\n" for row in each)
+
+
+def test_json_lines(put):
+    some = rows({"tokens": ["a", " b"], "tags": ["B-X", "O"]}, {"tags": ["O"], "tokens": ["é"]})
+    assert content(read_token_lists(put(some, "a.jsonl"))) == [
+        (("a", " b"), ("B-X", "O"), 0, 1), (("é",), ("O",), 1, 2),
+    ]  # fmt: skip
+    assert read_token_lists(put(some, "a.jsonl"), tags=None)[1].tags is None
+    numbers = put(rows({"words": ["a", "b"], "ner_tags": [1, 0]}), "b.jsonl")
+    (found,) = read_token_lists(numbers, tokens="words", tags="ner_tags", tag_names=["O", "B-X"])
+    assert found.tags == ("B-X", "O")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"tokens": ["a", "b"], "tags": ["O"]}, r"2 words \('tokens'\) and 1 tags \('tags'\)"),
+        ({"tokens": [], "tags": []}, "'tokens' is empty; a sentence has words"),
+        ({"tokens": "a b", "tags": ["O"]}, r"'tokens' is 'a b'; a list"),
+        ({"tokens": ["a", 1], "tags": ["O", "O"]}, "word 2 of 'tokens' is 1; a word is text"),
+        ({"tokens": ["a", ""], "tags": ["O", "O"]}, "word 2 of 'tokens' is ''; a word is text"),
+        ({"tokens": ["a"], "tags": [0]}, r"tag 1 of 'tags' is 0; .*give the names .*tag_names"),
+        ({"tokens": ["a"], "tags": [None]}, "tag 1 of 'tags' is None; a tag is text"),
+        ({"tokens": ["a"], "tags": None}, "'tags' is None; a list"),
+        ({"tokens": ["a"]}, "no column 'tags'"),
+    ],
+)
+def test_bad_rows(put, row, expected):
+    good = {"tokens": ["a"], "tags": ["O"]}
+    with pytest.raises(UserError, match=rf"^[^\n]*a\.jsonl, line 2: {expected}"):
+        read_token_lists(put(rows(good, row, good), "a.jsonl"))
+
+
+def test_tag_without_name(put):
+    path = put(rows({"tokens": ["a"], "tags": [2]}, {"tokens": ["a"], "tags": [-1]}), "a.jsonl")
+    with pytest.raises(UserError, match=r"2 rows are wrong:\n.*tag 1 of 'tags' is 2; .* 0 to 1"):
+        read_token_lists(path, tag_names=["O", "B-X"])
+    with pytest.raises(UserError, match=r"tag 1 of 'tags' is True; a tag is text"):
+        read_token_lists(
+            put(rows({"tokens": ["a"], "tags": [True]}), "b.jsonl"), tag_names=["O", "B-X"]
+        )
+
+
+def test_parquet(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    table = pa.table({"tokens": [["a", "b"], ["c"]], "ner": [[0, 1], [0]]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    found = read_token_lists(tmp_path / "a.parquet", tags="ner", tag_names=["O", "B-X"])
+    assert content(found) == [(("a", "b"), ("O", "B-X"), 0, 1), (("c",), ("O",), 1, 2)]
+
+
+@pytest.mark.filterwarnings("ignore")  # of tensorflow-datasets
+def test_tfds(tmp_path, monkeypatch):
+    pytest.importorskip("array_record")
+    tfds = pytest.importorskip("tensorflow_datasets")
+    some = [{"tokens": ["Zoë", "is"], "ner": ["B-PER", "O"]}, {"tokens": ["Paris"], "ner": ["O"]}]
+
+    class BertJaxTagged(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            names = tfds.features.ClassLabel(names=["O", "B-PER"])
+            features = {
+                "tokens": tfds.features.Sequence(tfds.features.Text()),
+                "ner": tfds.features.Sequence(names),
+                "id": np.int32,
+            }
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, download):
+            return {"train": enumerate({**each, "id": 1} for each in some)}
+
+        def _generate_examples(self):
+            raise NotImplementedError
+
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
+    BertJaxTagged(file_format="array_record").download_and_prepare(file_format="array_record")
+    found = read_token_lists("tfds:bert_jax_tagged:train", tags="ner")
+    assert sorted((each.tokens, each.tags) for each in found) == [
+        (("Paris",), ("O",)), (("Zoë", "is"), ("B-PER", "O")),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="no column 'tags'"):
+        read_token_lists("tfds:bert_jax_tagged:train")
+
+
+# Sentences, words, documents, scheme and entities: the published figures of CoNLL-2003 and of
+# NCBI disease, WikiANN's own counts.
+REAL = {
+    "conll2003/eng.testa": (
+        3250, 51362, 216, "iob1", {"PER": 1842, "LOC": 1837, "ORG": 1341, "MISC": 922},
+    ),
+    "ncbi-disease/devel.tsv": (923, 23969, 923, "iob2", {"Disease": 787}),
+    "wikiann-en/dev": (10000, 80536, 10000, "iob2", {"LOC": 4834, "ORG": 4677, "PER": 4635}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_files(real_data, name):
+    read = read_wikiann if "wikiann" in name else read_columns
+    found = read(real_data / "ner" / name)
+    sentences, words, documents, scheme, counts = REAL[name]
+    assert len(found) == sentences
+    assert sum(len(each.tokens) for each in found) == words
+    assert found[-1].document == documents - 1
+    assert detect_scheme(found) == scheme
+    kinds = [entity.type for each in found for entity in entities(each.tags)]
+    assert Counter(kinds) == counts
+    there = convert(convert(found, "iobes"), scheme)
+    assert there == found
