@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from bert_jax.data.staging import disk_full, write_synced
+from bert_jax.errors import UserError
 from bert_jax.finetune.examples import Question
 from bert_jax.finetune.squad import question_name
 from bert_jax.finetune.squad_metrics import best_scores
@@ -74,8 +75,8 @@ class Prediction:
 def find_answers(
     questions: Sequence[Question],
     windows: Sequence[Window],
-    start_logits: Sequence[np.ndarray],
-    end_logits: Sequence[np.ndarray],
+    start_logits: Sequence[np.ndarray] | np.ndarray,
+    end_logits: Sequence[np.ndarray] | np.ndarray,
     *,
     num_best: int = 20,
     max_answer_tokens: int = 30,
@@ -99,9 +100,13 @@ def find_answers(
         One prediction for each question, in order.
 
     Raises:
+        UserError: `num_best` or `max_answer_tokens` is below 1.
         ValueError: rows and windows do not fit, a logit is not a finite number, or a question has
             no window.
     """
+    for name, number in (("num_best", num_best), ("max_answer_tokens", max_answer_tokens)):
+        if number < 1:
+            raise UserError(f"{name} is {number}; 1 is the least")
     if not len(windows) == len(start_logits) == len(end_logits):
         raise ValueError(
             f"{len(windows)} windows, {len(start_logits)} rows of start logits and "
@@ -256,7 +261,7 @@ def write_answers(
     if threshold is not None:
         files["null_odds.json"] = {each.id: each.null_odds for each in predictions}
     for name, content in files.items():
-        text = json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+        text = "{\n" + ",\n".join(map(_entry, content.items())) + "\n}\n"
         temporary = directory / f"{name}.tmp-{os.getpid()}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -265,6 +270,12 @@ def write_answers(
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise disk_full(directory / name, error) from error
+
+
+def _entry(item: tuple[str, Any]) -> str:
+    """A line for each question: `indent` would take 20 times as long."""
+    id, value = (json.dumps(each, ensure_ascii=False, allow_nan=False) for each in item)
+    return f"{id}: {value}"
 
 
 def _listed(prediction: Prediction, with_null: bool) -> list[dict[str, Any]]:

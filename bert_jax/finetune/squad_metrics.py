@@ -12,7 +12,7 @@ The rules were made for English, and XQuAD scores its other languages with them 
 
 - Chinese and Japanese have no spaces, so an answer is one word and its F1 is its exact match,
   unless it holds a space or a Latin word apart from the rest.
-- Punctuation outside ASCII stays: "。", "「」", "।", "؟", "،", and in English dashes and curly quotes.
+- Punctuation outside ASCII stays: "。", "「」", "।", "؟", "،", and in English curly quotes, dashes.
 - Articles of other languages stay, Arabic "ال" among them. A Latin "a" before a combining accent
   is a word of its own to the script and goes: "a" + U+0301 leaves the accent, "á" stays.
 - Nothing is brought to one Unicode form: "é" in one character and in two differ, as do full-width
@@ -90,18 +90,24 @@ class SquadScores:
 
 def normalize_answer(text: str) -> str:
     """Lower case, without ASCII punctuation, English articles and surplus whitespace."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+    return " ".join(_words(text))
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
 def exact_match(prediction: str, reference: str) -> float:
     """1.0 where the normalised texts are equal, else 0.0; the same under both rules."""
-    return float(normalize_answer(prediction) == normalize_answer(reference))
+    return float(_words(prediction) == _words(reference))
 
 
 def f1_score(prediction: str, reference: str, *, rules: SquadRules = "v2.0") -> float:
     """Harmonic mean of precision and recall over words, each as often as it occurs."""
-    predicted = normalize_answer(prediction).split()
-    right = normalize_answer(reference).split()
+    return _f1(_words(prediction), _words(reference), rules)
+
+
+def _f1(predicted: list[str], right: list[str], rules: SquadRules) -> float:
     if rules == "v2.0" and not (predicted and right):
         return float(predicted == right)
     same = sum((Counter(predicted) & Counter(right)).values())
@@ -125,17 +131,18 @@ def best_scores(
             f"{question_name(question)} has no reference answers, so it cannot be scored; give a "
             "file with answers"
         )
-    references = [answer.text for answer in question.answers]
+    references = [_words(answer.text) for answer in question.answers]
     if rules == "v2.0":
-        references = [text for text in references if normalize_answer(text)] or [""]
+        references = [words for words in references if words] or [[]]
     elif not references:
         raise UserError(
             f"{question_name(question)} has no answer, which the rules of version 1.1 do not know; "
             "score it with v2.0"
         )
+    predicted = _words(prediction)
     return (
-        max(exact_match(prediction, reference) for reference in references),
-        max(f1_score(prediction, reference, rules=rules) for reference in references),
+        float(predicted in references),
+        max(_f1(predicted, reference, rules) for reference in references),
     )
 
 

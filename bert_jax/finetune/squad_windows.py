@@ -174,7 +174,8 @@ def _tell(questions: Sequence[Question], found: list[int], what: str) -> None:
     if found:
         names = "; ".join(question_name(questions[i]) for i in found[:_SHOWN])
         more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        _log.warning("%d questions are %s: %s%s", len(found), what, names, more)
+        nouns = "question is" if len(found) == 1 else "questions are"
+        _log.warning("%d %s %s: %s%s", len(found), nouns, what, names, more)
 
 
 def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
