@@ -69,7 +69,7 @@ def read_delimited(
     del text
     while lines and lines[-1] in ("", "\r"):
         lines.pop()
-    records = (_quoted if quoting else _plain)(name, lines, delimiter)
+    records = _quoted(name, lines, delimiter) if quoting else _plain(lines, delimiter)
     first = next(records, None)
     if first is None:
         raise UserError(f"{name} has no rows")
@@ -111,22 +111,22 @@ def _quote_hint(fields: list[str], delimiter: str, quoting: bool) -> str:
     return f"; a text cannot hold a {mark} or a line end here"
 
 
-def _plain(name: str, lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    del name
+def _plain(lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(lines, 1):
         yield number, line.removesuffix("\r").split(delimiter)
 
 
 def _quoted(name: str, lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    # The limit is the module's, for all readers in the process; it is put back.
-    before = csv.field_size_limit(MAX_FIELD)
+    records = []
     reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
+    # The limit is the module's, for all readers in the process, so all is read before it goes back.
+    before = csv.field_size_limit(MAX_FIELD)
     begin = 1
     try:
         for fields in reader:
             if delimiter != "," and reader.line_num > begin:
                 _refuse_swallowed(Origin(name, begin), fields, delimiter, reader.line_num)
-            yield begin, fields or [""]
+            records.append((begin, fields or [""]))
             begin = reader.line_num + 1
     except csv.Error as error:
         what = f"{error}"
@@ -138,6 +138,7 @@ def _quoted(name: str, lines: list[str], delimiter: str) -> Iterator[tuple[int, 
         ) from error
     finally:
         csv.field_size_limit(before)
+    return iter(records)
 
 
 def _refuse_swallowed(origin: Origin, fields: list[str], delimiter: str, last: int) -> None:

@@ -20,8 +20,14 @@ class Origin(NamedTuple):
     path: str
     line: int
 
+    @property
+    def unit(self) -> str:
+        """What `line` counts: "line", or "row" where a table has no lines."""
+        has_rows = self.path.startswith("tfds:") or self.path.endswith(".parquet")
+        return "row" if has_rows else "line"
+
     def __str__(self) -> str:
-        return f"{self.path}, line {self.line}"
+        return f"{self.path}, {self.unit} {self.line}"
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,9 @@ class LabelSet:
         """
         number = self._numbers.get(name)
         if number is None:
-            near = difflib.get_close_matches(name, self.names, 1, cutoff=0.5)
+            # A number is not a misspelling of another.
+            known = () if name.isdigit() else self.names
+            near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
             folded = {known.casefold(): known for known in self.names}
             nearest = folded.get(name.strip().casefold(), near[0] if near else None)
             hint = f" Did you mean {nearest!r}?" if nearest is not None else ""

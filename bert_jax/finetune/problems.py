@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from bert_jax.errors import UserError
+from bert_jax.finetune.examples import Origin
 
 SHOWN = 5
 """Lines that a message names before it counts."""
@@ -45,5 +46,6 @@ class Problems:
 
 def counted(path: str, what: str, lines: Sequence[int]) -> str:
     """A warning: how many, and the first lines."""
+    unit = Origin(path, 0).unit
     named = ", ".join(f"{line}" for line in lines[:SHOWN]) + (", ..." if lines[SHOWN:] else "")
-    return f"{path}: {len(lines):,} {what} (line{'s' if len(lines) > 1 else ''} {named})"
+    return f"{path}: {len(lines):,} {what} ({unit}{'s' if len(lines) > 1 else ''} {named})"

@@ -98,7 +98,7 @@ def read_texts(
     present = [column for column in wanted if column is not None]
     if columns.label_columns:
         labels = _columns_as_labels(columns, labels)
-    rows: list[tuple[Row, str, str | None, str]] = []
+    rows: list[tuple[Row, str, str | None, str | None]] = []
     raw_labels: list[Any] = []
     notes = _Notes(name)
     seen: dict[str, int] = {}
@@ -108,7 +108,9 @@ def read_texts(
             continue
         values = iter(row.values)
         problem, text, pair = _texts(row.origin, columns, values)
-        key = "" if columns.id is None else str(next(values))
+        key = f"{next(values)}" if columns.id is not None else None
+        if key in ("", "None"):
+            problem = problem or f"{row.origin}: column {columns.id!r} is empty; an id is needed"
         if problem is not None:
             problems.add(problem)
             continue
@@ -121,8 +123,9 @@ def read_texts(
             notes.empty.append(row.origin.line)
             if columns.empty == "skip":
                 continue
-        if columns.id is not None and seen.setdefault(key, row.origin.line) != row.origin.line:
-            problems.add(f"{row.origin}: the id {key[:80]!r} is that of line {seen[key]}, too")
+        if key is not None and seen.setdefault(key, row.origin.line) != row.origin.line:
+            first = f"{row.origin.unit} {seen[key]}"
+            problems.add(f"{row.origin}: the id {key[:80]!r} is that of {first}, too")
             continue
         rows.append((row, text, pair, key))
         raw_labels.append(tuple(values) if columns.label_columns else next(values, None))
@@ -132,7 +135,7 @@ def read_texts(
     if not rows:
         raise UserError(f"{name} has no examples")
     examples = tuple(
-        TextExample(key if columns.id is not None else f"{number}", text, pair, label, row.origin)
+        TextExample(f"{number}" if key is None else key, text, pair, label, row.origin)
         for number, ((row, text, pair, key), label) in enumerate(zip(rows, numbers, strict=True))
     )
     return TextData(examples, labels, notes.warnings(columns.empty))

@@ -32,12 +32,14 @@ def told(data) -> list:
 
 def test_csv(tmp_path):
     quoted = HARD.replace('"', '""')
-    path = put(tmp_path / "a.csv", f'\ufefftext,label\r\n"{quoted}",no\r\n"two\nlines",yes\r\n\r\n')
+    path = put(
+        tmp_path / "a.csv", f'\ufefftext,label\r\n"{quoted}",no\r\n"two\nlines",yes\r\nc,no\n\r\n'
+    )
     data = read_texts(path, COLUMNS)
-    assert told(data) == [(HARD, 0, 2), ("two\nlines", 1, 3)]
+    assert told(data) == [(HARD, 0, 2), ("two\nlines", 1, 3), ("c", 0, 5)]
     assert data.labels == LabelSet(("no", "yes"))
     assert data.examples[1].origin == Origin(str(path), 3)
-    assert [e.id for e in data.examples] == ["0", "1"]
+    assert [e.id for e in data.examples] == ["0", "1", "2"]
     assert data.warnings == ()
 
 
@@ -85,13 +87,13 @@ def test_parquet(tmp_path):
     )
     many = read_texts(tmp_path / "a.parquet", TextColumns("text", label="many", kind="classes"))
     assert many.examples[4].label == (1, 3)
-    with pytest.raises(UserError, match=r"2 rows without a label .* \(lines 8, 3000\)"):
+    with pytest.raises(UserError, match=r"2 rows without a label .* \(rows 8, 3000\)"):
         read_texts(tmp_path / "a.parquet", TextColumns("text", label="hole", kind="score"))
     with pytest.raises(
         UserError, match=r"no column 'txt'; there are 'text', .*Did you mean 'text'"
     ):
         read_texts(tmp_path / "a.parquet", TextColumns("txt"))
-    with pytest.raises(UserError, match=r"line 1: column 'gaps' holds 0\.0, not text"):
+    with pytest.raises(UserError, match=r"row 1: column 'gaps' holds 0\.0, not text"):
         read_texts(tmp_path / "a.parquet", TextColumns("gaps"))
     put(tmp_path / "b.parquet", (tmp_path / "a.parquet").read_bytes()[:-9])
     with pytest.raises(UserError, match="not a sound parquet file"):
@@ -318,6 +320,9 @@ def test_ids(tmp_path):
     path = put(tmp_path / "b.csv", "n,text\nx7,a\nx7,b\n")
     with pytest.raises(UserError, match=r"b\.csv, line 3: the id 'x7' is that of line 2"):
         read_texts(path, TextColumns("text", id="n"))
+    path = put(tmp_path / "c.jsonl", '{"n": 7, "text": "a"}\n{"n": null, "text": "b"}\n')
+    with pytest.raises(UserError, match=r"c\.jsonl, line 2: column 'n' is empty"):
+        read_texts(path, TextColumns("text", id="n"))
 
 
 # Labels
@@ -346,6 +351,8 @@ def test_label_sets():
         LabelSet(("a", ""))
     with pytest.raises(UserError, match="no labels"):
         LabelSet(())
+    with pytest.raises(UserError, match=r"a\.parquet, row 4: .*'2', '3'\.$"):
+        LabelSet(("2", "3")).id("23", Origin("a.parquet", 4))
     with pytest.raises(UserError, match=r"f\.csv, line 4: .* and 10 more\."):
         LabelSet(tuple(f"{i}" for i in range(30))).id("x", Origin("f.csv", 4))
 
