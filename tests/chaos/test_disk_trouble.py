@@ -27,5 +27,5 @@ def test_the_disk_of_a_run(tmp_path, cache):
     done = subprocess.run(
         [*inside, *command], env=child_environ(cache), capture_output=True, text=True, timeout=900
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     print(done.stdout[-2000:])
