@@ -1,0 +1,138 @@
+"""Fine-tuning heads: shapes, dropout, and logits equal to Hugging Face's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.convert.huggingface_names import TABLE, from_huggingface
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import init_params
+from bert_jax.model.task_heads import (
+    TaskHeadConfig,
+    apply_task,
+    init_task_params,
+    task_logical_axes,
+)
+
+MODEL = ModelConfig(
+    vocab_size=99, num_positions=24, hidden_dim=32, num_layers=2, num_heads=4, mlp_dim=64,
+    dtype="float32", hidden_dropout_rate=0.0, attention_dropout_rate=0.0,
+)  # fmt: skip
+HEADS = {
+    "classification": TaskHeadConfig("classification", 3),
+    "tagging": TaskHeadConfig("tagging", 5),
+    "span": TaskHeadConfig("span", dropout_rate=0.0),
+}
+
+
+def make_inputs(rows=4, length=12):
+    random = np.random.default_rng(0)
+    lengths = random.integers(4, length + 1, rows)
+    return {
+        "tokens": random.integers(5, 99, (rows, length)).astype(np.int32),
+        "type_ids": (np.arange(length) > 5).astype(np.int32)[None].repeat(rows, 0),
+        "segment_ids": (np.arange(length) < lengths[:, None]).astype(np.int32),
+    }
+
+
+def logits_of(kind, params, inputs, **options):
+    arrays = [jnp.asarray(inputs[name]) for name in ("tokens", "type_ids", "segment_ids")]
+    return apply_task(MODEL, HEADS[kind], params, *arrays, **options)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_shapes_axes_and_an_encoder_that_is_kept(kind):
+    head, key = HEADS[kind], jax.random.key(1)
+    params = init_task_params(MODEL, head, key)
+    axes = task_logical_axes(MODEL, head)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        names = axes
+        for entry in path:
+            names = names[entry.key]
+        assert len(names) == leaf.ndim, path
+    pretrained = init_params(MODEL, jax.random.key(2))
+    kept = init_task_params(MODEL, head, key, encoder=pretrained["encoder"])
+    assert kept["encoder"] is pretrained["encoder"]
+    np.testing.assert_array_equal(kept["head"]["kernel"], params["head"]["kernel"])
+    logits = logits_of(kind, params, make_inputs())
+    assert logits.shape == ((4, 3) if kind == "classification" else (4, 12, head.num_labels))
+    assert logits.dtype == jnp.float32
+
+
+def test_dropout_is_the_heads_own_and_named_by_rows():
+    params, inputs = init_task_params(MODEL, HEADS["classification"], jax.random.key(1)), {}
+    inputs = make_inputs()
+    rows = jnp.arange(4, dtype=jnp.uint32)
+
+    def run(seed, rows):
+        seed = jnp.uint32(seed)
+        return logits_of("classification", params, inputs, dropout_seed=seed, row_index=rows)
+
+    assert (run(1, rows) != logits_of("classification", params, inputs)).any()
+    assert (run(1, rows) != run(2, rows)).any()
+    np.testing.assert_array_equal(run(1, rows), run(1, rows))
+    assert (run(1, rows)[0] != run(1, rows + 1)[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "tagging", "num_labels": 0}, "has 0 labels"),
+        ({"kind": "span", "num_labels": 3}, "2 outputs, start and end, not 3"),
+        ({"kind": "tagging", "dropout_rate": 1.0}, "dropout_rate is 1.0"),
+    ],
+)
+def test_heads_that_cannot_be(fields, message):
+    with pytest.raises(UserError, match=message):
+        TaskHeadConfig(**fields)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", HEADS)
+def test_logits_equal_transformers(kind):
+    import torch
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=24, num_labels=HEADS[kind].num_labels,
+        layer_norm_eps=1e-12, attn_implementation="eager",
+    )  # fmt: skip
+    names = {
+        "classification": "BertForSequenceClassification",
+        "tagging": "BertForTokenClassification",
+        "span": "BertForQuestionAnswering",
+    }
+    torch.manual_seed(0)
+    theirs = getattr(transformers, names[kind])(config).eval()
+    state = {name: value.detach().numpy() for name, value in theirs.state_dict().items()}
+    outer = "qa_outputs" if kind == "span" else "classifier"
+    head = {
+        "kernel": jnp.asarray(state.pop(f"{outer}.weight").T),
+        "bias": jnp.asarray(state.pop(f"{outer}.bias")),
+    }
+    # What these models lack, a pretraining model has: the encoder does not depend on it.
+    blank = transformers.BertForPreTraining(config).state_dict()
+    wanted = {entry.name for entry in TABLE} | set(state)
+    for name, value in blank.items():
+        if name not in state and (name in wanted or name.startswith(("bert.", "cls."))):
+            state[name] = value.detach().numpy()
+    encoder = jax.tree.map(jnp.asarray, from_huggingface(state, MODEL)["encoder"])
+    params = {"encoder": encoder, "head": head}
+    inputs = make_inputs()
+    with torch.no_grad():
+        out = theirs(
+            input_ids=torch.tensor(inputs["tokens"]).long(),
+            token_type_ids=torch.tensor(inputs["type_ids"]).long(),
+            attention_mask=torch.tensor(inputs["segment_ids"]).long(),
+        )
+    expected = (
+        torch.stack([out.start_logits, out.end_logits], -1) if kind == "span" else out.logits
+    ).numpy()
+    ours = np.asarray(logits_of(kind, params, inputs))
+    if kind != "classification":  # at padding the two differ
+        real = inputs["segment_ids"] > 0
+        ours, expected = ours[real], expected[real]
+    np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=1e-5)
