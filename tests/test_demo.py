@@ -50,7 +50,7 @@ def test_next_commands_are_ones_that_the_command_line_takes(monkeypatch, tmp_pat
         words = shlex.split(command)
         verbs.append(words[1])
         arguments, fields = _parser().parse_known_args(words[1:])
-        assert arguments.workdir in (WORKDIR / "run", WORKDIR / "longer")
+        assert Path(arguments.workdir) in (WORKDIR / "run", WORKDIR / "longer")
         assert all(field.startswith("--config.") for field in fields)
     assert verbs == ["fill-mask", "replay", "pretrain"]
 
