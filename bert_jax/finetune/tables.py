@@ -174,18 +174,10 @@ def _texts(
             what = "nothing" if value is None else f"{value!r:.60}"
             problem = problem or f"{origin}: column {column!r} holds {what}, not text"
             value = ""
-        elif "\0" in value or not _is_unicode(value):
-            problem = problem or f"{origin}: column {column!r} holds a NUL or half a character"
+        elif "\0" in value:
+            problem = problem or f"{origin}: column {column!r} holds a NUL; this is no text"
         texts.append(value)
     return problem, texts[0], texts[1] if len(texts) > 1 else None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # Labels

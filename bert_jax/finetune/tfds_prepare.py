@@ -23,8 +23,8 @@ def prepare_tfds(dataset: str) -> Path:
         Its directory.
 
     Raises:
-        UserError: tensorflow-datasets is missing, there is no such data set, or an archive is not
-            sound.
+        UserError: tensorflow-datasets is missing, there is no such data set, its server does not
+            answer, or an archive is not sound.
     """
     try:
         import tensorflow_datasets as tfds
@@ -35,7 +35,7 @@ def prepare_tfds(dataset: str) -> Path:
         ) from error
     try:
         builder = tfds.builder(dataset, file_format="array_record")
-    except tfds.core.DatasetNotFoundError as error:
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:  # ValueError: of configurations
         raise UserError(f"{dataset}: {str(error).strip().splitlines()[0]}") from error
     downloads = Path(builder.data_dir_root) / "downloads"
     extracted = downloads / "extracted"
@@ -48,14 +48,17 @@ def prepare_tfds(dataset: str) -> Path:
                 file_format="array_record",
             )
             return Path(builder.data_path)
-        except Exception:
+        except Exception as error:  # its own errors have no common class
             archives = [
                 (path, extracted / f"ZIP.{path.name}")
                 for path in sorted((downloads / builder.name).glob("*.zip"))
             ]
             waiting = [(path, target) for path, target in archives if not target.exists()]
             if not waiting:
-                raise
+                message = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+                raise UserError(
+                    f"{dataset} could not be prepared: {type(error).__name__}: {message}"
+                ) from error
         for path, target in waiting:
             logging.getLogger(__name__).info("unpacking %s", path)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -312,7 +312,7 @@ def test_tfds_from_a_zip_without_tensorflow(tfds, tmp_path):
     from bert_jax.finetune.tfds_prepare import prepare_tfds
 
     (tmp_path / "www").mkdir()
-    with zipfile.ZipFile(tmp_path / "www/RTE.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(tmp_path / "RTE.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for split, label in (("train", "entailment"), ("dev", "not_entailment")):
             rows = f'index\tsentence1\tsentence2\tlabel\n0\ta "{split}\tb\t{label}\n'
             archive.writestr(f"RTE/{split}.tsv", rows)
@@ -342,6 +342,9 @@ def test_tfds_from_a_zip_without_tensorflow(tfds, tmp_path):
     try:
         with pytest.raises(UserError, match=r"not prepared.*prepare_tfds\('bert_jax_glue/rte'\)"):
             read_glue_tfds("rte", "train", dataset)
+        with pytest.raises(UserError, match=r"glue/rte could not be prepared: .*HTTP code: 404"):
+            prepare_tfds(dataset)
+        (tmp_path / "RTE.zip").rename(tmp_path / "www/RTE.zip")
         where = prepare_tfds(dataset)
     finally:
         server.shutdown()
@@ -364,6 +367,8 @@ def test_tfds_with_a_name_that_is_not_there(tfds):
 
     with pytest.raises(UserError, match="nonesuch"):
         prepare_tfds("nonesuch")
+    with pytest.raises(UserError, match="glue/colla: "):
+        prepare_tfds("glue/colla")
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):

@@ -376,6 +376,9 @@ def test_scores(tmp_path):
     for wrong in ("'3,5'", "x", "1_0", ""):
         with pytest.raises(UserError, match=r"line 2: .* not a number such as 3\.5"):
             read_texts(put(tmp_path / "b.csv", f'text,label\na,"{wrong}"\n'), columns)
+    path = put(tmp_path / "b.csv", "text,label\na,-7\nb,inf\n")
+    with pytest.raises(UserError, match=r"line 3: .*'inf', not a number that is finite"):
+        read_texts(path, TextColumns("text", label="label", kind="score"))
     with pytest.raises(UserError, match="a score has no classes"):
         read_texts(path, columns, labels=LabelSet(("a",)))
 
@@ -389,6 +392,9 @@ def test_several_labels(tmp_path):
         path = put(tmp_path / "b.csv", f"text,label\na,{wrong}\n")
         with pytest.raises(UserError, match=f"line 2: .*{message}"):
             read_texts(path, columns, labels=data.labels)
+    many = LabelSet(tuple("abcdefghi"))
+    data = read_texts(put(tmp_path / "a.csv", "text,label\na,i;b\n"), columns, labels=many)
+    assert data.examples[0].label == (1, 8)
     rows = '{"text": "a", "label": ["y", "x"]}\n{"text": "b", "label": []}\n'
     data = read_texts(put(tmp_path / "a.jsonl", rows), columns, labels=LabelSet(("x", "y")))
     assert [e.label for e in data.examples] == [(0, 1), ()]
