@@ -31,11 +31,14 @@ $(VENV)/.installed-parity: $(VENV)/.installed-dev
 demo: $(VENV)/.installed  ## train a small BERT on the documentation of the installed packages
 	$(BIN)/bert-jax demo --workdir=$(WORKDIR)
 
+# Files are spread over the cores; a test in a file comes after those above it.
+PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=loadfile
+
 test: $(VENV)/.installed-dev  ## all tests (BERT_JAX_DATA=DIR adds those on real data)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full disks, corruption and damaged files: 15 minutes or more
-	BERT_JAX_CHAOS=1 $(BIN)/python -m pytest -rs tests/chaos tests/training/test_stalled.py \
+	BERT_JAX_CHAOS=1 $(BIN)/python -m pytest $(PARALLEL) -rs tests/chaos tests/training/test_stalled.py \
 		tests/training/test_remote_run.py tests/test_fuzz.py
 
 test-parity: $(VENV)/.installed-parity  ## live comparison with transformers and torch (libtpu too: `make test` then compiles for TPUs)

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))  # small_run.py
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory) -> Iterator[Path]:
     """Directory of compiled steps; the same as in tests/training/test_resume.py."""
-    from small_run import share_compilations
+    from small_run import compiled_directory, share_compilations
 
-    directory = tmp_path_factory.getbasetemp() / "compiled"
+    directory = compiled_directory(tmp_path_factory)
     with share_compilations(directory):
         yield directory

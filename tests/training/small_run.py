@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,12 @@ def small_config(**changes: Any) -> PretrainConfig:
         else:
             sections[section] = value
     return build(PretrainConfig, sections)
+
+
+def compiled_directory(tmp_path_factory: Any) -> Path:
+    """Where the tests of one run share what they compile, its parallel workers included."""
+    base: Path = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
 
 
 @contextlib.contextmanager

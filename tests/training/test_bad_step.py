@@ -11,7 +11,13 @@ import jax
 import numpy as np
 import pytest
 from bad_batches import poison
-from small_run import fingerprint, share_compilations, small_config, write_corpus
+from small_run import (
+    compiled_directory,
+    fingerprint,
+    share_compilations,
+    small_config,
+    write_corpus,
+)
 
 from bert_jax.checkpoint import saved_steps
 from bert_jax.errors import explained
@@ -193,7 +199,7 @@ BATCH = 16
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_once(tmp_path_factory) -> Iterator[None]:
-    with share_compilations(tmp_path_factory.getbasetemp() / "compiled"):
+    with share_compilations(compiled_directory(tmp_path_factory)):
         yield
 
 

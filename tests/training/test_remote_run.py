@@ -12,7 +12,13 @@ from pathlib import Path
 import fsspec
 import pytest
 from gcs_emulator import make_bucket, running_emulator
-from small_run import fingerprint, share_compilations, small_config, write_corpus
+from small_run import (
+    compiled_directory,
+    fingerprint,
+    share_compilations,
+    small_config,
+    write_corpus,
+)
 
 from bert_jax.cli import main
 from bert_jax.training.config import PretrainConfig, to_dict
@@ -46,7 +52,7 @@ def config(corpus: Corpus) -> PretrainConfig:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    directory = tmp_path_factory.getbasetemp() / "compiled"
+    directory = compiled_directory(tmp_path_factory)
     with share_compilations(directory):
         yield directory
 

@@ -3,7 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
-from small_run import share_compilations, small_config, write_corpus, write_store
+from small_run import (
+    compiled_directory,
+    share_compilations,
+    small_config,
+    write_corpus,
+    write_store,
+)
 
 from bert_jax.errors import UserError
 from bert_jax.training.report import TrainResult
@@ -13,7 +19,7 @@ from bert_jax.training.train import train
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_once(tmp_path_factory) -> Iterator[None]:
-    with share_compilations(tmp_path_factory.getbasetemp() / "compiled"):
+    with share_compilations(compiled_directory(tmp_path_factory)):
         yield
 
 

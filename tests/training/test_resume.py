@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_run import fingerprint, share_compilations, small_config, write_corpus
+from small_run import (
+    compiled_directory,
+    fingerprint,
+    share_compilations,
+    small_config,
+    write_corpus,
+)
 
 from bert_jax.checkpoint import saved_steps
 from bert_jax.training.corpus import Corpus
@@ -22,7 +28,7 @@ CONFIG = small_config()
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory) -> Iterator[Path]:
-    directory = tmp_path_factory.getbasetemp() / "compiled"
+    directory = compiled_directory(tmp_path_factory)
     with share_compilations(directory):
         yield directory
 

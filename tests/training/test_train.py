@@ -4,7 +4,14 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from small_run import share_compilations, small_config, snapshot, write_corpus, write_store
+from small_run import (
+    compiled_directory,
+    share_compilations,
+    small_config,
+    snapshot,
+    write_corpus,
+    write_store,
+)
 
 from bert_jax.checkpoint import saved_steps
 from bert_jax.errors import UserError
@@ -25,7 +32,7 @@ SHORT = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_once(tmp_path_factory) -> Iterator[None]:
-    with share_compilations(tmp_path_factory.getbasetemp() / "compiled"):
+    with share_compilations(compiled_directory(tmp_path_factory)):
         yield
 
 
