@@ -80,6 +80,12 @@ def test_refuses_what_cannot_be_compared(name):
         score([1, 0], [1, 0, 1])
     with pytest.raises(ValueError, match="labels"):
         score([[1, 0], [1, 1]], [[1], [0]])
+    # Tables where numbers are wanted, and the other way round.
+    one_dimensional = not name.startswith("multi_label")
+    with pytest.raises(ValueError, match="labels"):
+        score(*[[[1, 0], [0, 1]] if one_dimensional else [1, 0]] * 2)
+    with pytest.raises(ValueError, match="labels"):
+        score(*[np.zeros(0 if one_dimensional else (0, 3), int)] * 2)
 
 
 @pytest.mark.parametrize("score", [accuracy, f1, macro_f1, matthews])

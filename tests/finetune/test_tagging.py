@@ -77,6 +77,8 @@ def test_text_is_not_changed(put):
     (found,) = read_columns(put(b"\xef\xbb\xbf" + f"{lines}\r\n \r\n".encode()))
     assert list(found.tokens) == words
     assert set(found.tags) == {"O"}
+    (found,) = read_columns(put("10\xa0\n\u3000\n"), tag_column=None)
+    assert found.tokens == ("10\xa0", "\u3000")
 
 
 def test_comments(put):
@@ -165,6 +167,11 @@ def test_bad_rows(put, row, expected):
     good = {"tokens": ["a"], "tags": ["O"]}
     with pytest.raises(UserError, match=rf"^[^\n]*a\.jsonl, line 2: {expected}"):
         read_token_lists(put(rows(good, row, good), "a.jsonl"))
+
+
+def test_no_rows(put):
+    with pytest.raises(UserError, match="no rows"):
+        read_token_lists(put("\n\n", "a.jsonl"))
 
 
 def test_tag_without_name(put):
