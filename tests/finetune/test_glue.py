@@ -361,6 +361,20 @@ def test_tfds_from_a_zip_without_tensorflow(tfds, tmp_path):
     assert "tensorflow" not in sys.modules
 
 
+def test_tfds_scores_of_the_test_set_are_no_scores(monkeypatch):
+    from bert_jax.finetune import table_files
+
+    example = {"sentence1": b"a", "sentence2": b"b", "label": np.float32(-1), "idx": np.int32(7)}
+    monkeypatch.setattr(table_files, "_open_tfds", lambda *_: (dict.fromkeys(example), [example]))
+    (read,) = read_glue_tfds("stsb", "test").examples
+    assert (read.id, read.text, read.text_pair, read.label) == ("7", "a", "b", None)
+    assert read.origin.path == "tfds:glue/stsb:test"
+    example["label"] = np.float32(2.5)
+    (read,) = read_glue_tfds("stsb", "dev").examples
+    assert (read.id, read.label) == ("0", 2.5)
+    assert read.origin.path == "tfds:glue/stsb:validation"
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_tfds_with_a_name_that_is_not_there(tfds):
     from bert_jax.finetune.tfds_prepare import prepare_tfds

@@ -71,13 +71,13 @@ def test_parquet(tmp_path):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
-    number = 3000  # several batches
+    number = 1300  # several batches
     table = pa.table({
         "text": [f"t{i}" for i in range(number)],
         "label": pa.array([["a", "b"][i % 2] for i in range(number)]).dictionary_encode(),
         "gaps": pa.array([float(i % 3) for i in range(number)]),
         "many": [[i % 3, 3] for i in range(number)],
-        "hole": [None if i in (7, 2999) else i / 2 for i in range(number)],
+        "hole": [None if i in (7, 1299) else i / 2 for i in range(number)],
     })  # fmt: skip
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=700)
     data = read_texts(tmp_path / "a.parquet", COLUMNS)
@@ -87,7 +87,7 @@ def test_parquet(tmp_path):
     )
     many = read_texts(tmp_path / "a.parquet", TextColumns("text", label="many", kind="classes"))
     assert many.examples[4].label == (1, 3)
-    with pytest.raises(UserError, match=r"2 rows without a label .* \(rows 8, 3000\)"):
+    with pytest.raises(UserError, match=r"2 rows without a label .* \(rows 8, 1300\)"):
         read_texts(tmp_path / "a.parquet", TextColumns("text", label="hole", kind="score"))
     with pytest.raises(
         UserError, match=r"no column 'txt'; there are 'text', .*Did you mean 'text'"
@@ -119,7 +119,7 @@ def home(tmp_path_factory):
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows=st.lists(st.tuples(texts, texts), min_size=1, max_size=6))
 def test_texts_come_back_unchanged(home, rows):
     import csv
@@ -139,7 +139,7 @@ def test_texts_come_back_unchanged(home, rows):
     assert [(e.text, e.text_pair) for e in found.examples] == plain
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     data=st.one_of(
         st.binary(max_size=60),
@@ -330,12 +330,12 @@ def test_ids(tmp_path):
 
 def test_labels_of_training_hold_for_dev(tmp_path):
     train = read_texts(put(tmp_path / "train.csv", "text,label\na,neg\nb,pos\n"), COLUMNS)
-    dev = put(tmp_path / "dev.csv", "text,label\na,pos\nb,Neg\nc,positive\n")
+    dev = put(tmp_path / "dev.csv", "text,label\na,pos\nb,NEG\nc,positive\n")
     with pytest.raises(UserError) as caught:
         read_texts(dev, COLUMNS, labels=train.labels)
     text = str(caught.value)
     assert (
-        "line 3: the label 'Neg' is not known; known are 'neg', 'pos'. Did you mean 'neg'" in text
+        "line 3: the label 'NEG' is not known; known are 'neg', 'pos'. Did you mean 'neg'" in text
     )
     assert "line 4: the label 'positive' is not known" in text
     one = put(tmp_path / "one.csv", "text,label\na,pos\n")
