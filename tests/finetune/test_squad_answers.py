@@ -70,6 +70,15 @@ def test_long_answers_and_equal_texts():
     assert longer.candidates[0].text == "ab x ab"
 
 
+def test_a_text_that_fills_the_first_places():
+    asked = question("a " * 50 + "b", text="x y")
+    windows = build_windows([asked], UNCASED).windows
+    starts = np.ones((1, 57), np.float32)
+    starts[0, windows[0].context_at + 50] = 0
+    [found] = find_answers([asked], windows, starts, 0 * starts, num_best=2, max_answer_tokens=1)
+    assert [each.text for each in found.candidates] == ["a", "b"]
+
+
 @given(st.integers(0, 2**32 - 1), st.text("ab ", min_size=1, max_size=40), st.integers(1, 6))
 @settings(max_examples=60)
 def test_equal_to_all_spans_one_by_one(seed, letters, max_tokens):
@@ -235,7 +244,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
 def test_real_answers_are_recovered(real_data, language):
     """Logits that point at the targets give the references back, letter for letter."""
     tokenizer = load_tokenizer(real_data / "vocab" / "bert-base-multilingual-cased")
-    asked = real_file(real_data / "squad" / f"xquad.{language}.json").questions[::3]
+    asked = real_file(real_data / "squad" / f"xquad.{language}.json").questions[::5]
     windows = build_windows(asked, tokenizer).windows
     starts, ends = [], []
     for window in windows:
@@ -245,8 +254,7 @@ def test_real_answers_are_recovered(real_data, language):
             logits.append(row)
     found = find_answers(asked, windows, starts, ends, max_answer_tokens=384)
     texts = {each.id: each.text(0.0) for each in found}
-    # Where no window that holds the answer has the most context around its first token, another
-    # window's zeros decide; windows of this size leave none.
+    # The few that the vocabulary cannot part from the rest of their word; see test_real_answers.
     wrong = [each for each in asked if texts[each.id] != each.answers[0].text]
     assert all(each.answers[0].text in texts[each.id] for each in wrong)
     assert len(wrong) <= 2

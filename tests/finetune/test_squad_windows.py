@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from squad_examples import UNCASED, question, real_file
 
@@ -50,6 +50,8 @@ def test_overlapping_windows():
             for letters in ("abcdefg", "defghij", "ghijkl")]  # fmt: skip
     assert [tokens(window.ids) for window in windows] == rows
     assert [window.target for window in windows] == [(0, 0), (7, 8), (4, 5)]
+    across = build_windows([question(LETTERS, "f g", text="x y")], UNCASED, SMALL).windows
+    assert [window.target for window in across] == [(9, 10), (6, 7), (0, 0)]
     # 'e' has 2 on its shorter side in the first and 1 in the second; 'f' 1 and 2; 'h' 2 and 1.
     chosen = ["".join(np.array(row[4:-1])[window.has_most_context])
               for row, window in zip(rows, windows, strict=True)]  # fmt: skip
@@ -126,9 +128,10 @@ def test_a_context_without_tokens_is_refused():
         build_windows([question("\u200b")], UNCASED)
 
 
-@given(st.integers(1, 60), st.integers(1, 20), st.data())
-def test_every_token_is_judged_once_where_it_has_most_context(n, room, data):
-    stride = data.draw(st.integers(1, room))
+@given(n=st.integers(1, 60), room=st.integers(1, 20), stride=st.integers(1, 20))
+@example(n=328, room=318, stride=128)  # the second window is so short that lengths decide
+def test_every_token_is_judged_once_where_it_has_most_context(n, room, stride):
+    stride = min(stride, room)
     begins = window_begins(n, room, stride)
     spans = [(begin, min(room, n - begin)) for begin in begins]
     # As BERT's run_squad.py makes them, and chooses among them.
@@ -167,7 +170,7 @@ def test_an_answer_is_within_its_tokens(context, data):
 LANGUAGES = [
     # vocabulary, file, answers, answers wider in tokens than in characters
     ("bert-base-uncased", "dev-v2.0-16articles", 10052, 15),
-    ("bert-base-cased", "dev-v2.0-16articles", 10052, 15),
+    ("bert-base-cased", "xquad.en", 1190, 1),
     ("bert-base-multilingual-cased", "xquad.en", 1190, 1),
     ("bert-base-multilingual-cased", "xquad.zh", 1190, 0),
     ("bert-base-multilingual-cased", "xquad.ar", 1190, 3),
