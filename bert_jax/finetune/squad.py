@@ -54,7 +54,7 @@ class SquadFile:
 
 def question_name(question: Question) -> str:
     """Names a question in messages: its file, its number there, its id."""
-    return f"{question.origin.path}, question {question.origin.line} (id {question.id!r})"
+    return f"{question.origin.path}, question {question.origin.line} (id {question.id[:80]!r})"
 
 
 def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
@@ -141,7 +141,7 @@ class _Reader:
                 continue
             if (earlier := first.setdefault(question.id, number)) != number:
                 self.problems.append(
-                    f"question {number}: the id {question.id!r} is that of question {earlier} too; "
+                    f"question {number}: the id {question.id[:80]!r} is that of question {earlier} too; "
                     "an id names one question"
                 )
             if (kept := self._kept(question)) is not None:
