@@ -141,8 +141,8 @@ class _Reader:
                 continue
             if (earlier := first.setdefault(question.id, number)) != number:
                 self.problems.append(
-                    f"question {number}: the id {question.id[:80]!r} is that of question {earlier} too; "
-                    "an id names one question"
+                    f"question {number}: the id {question.id[:80]!r} is that of question "
+                    f"{earlier} too; an id names one question"
                 )
             if (kept := self._kept(question)) is not None:
                 found.append(kept)
