@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import Answer, Origin, Question
+from bert_jax.tasks.examples import Answer, Origin, Question
 from bert_jax.untrusted.json_file import read_json_object
 
 MAX_BYTES = 512 << 20

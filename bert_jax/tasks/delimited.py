@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import Origin
-from bert_jax.finetune.problems import Problems
+from bert_jax.tasks.examples import Origin
+from bert_jax.tasks.problems import Problems
 from bert_jax.untrusted.whole_file import read_text
 
 MAX_BYTES = 1 << 30

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bert_jax.finetune.tag_schemes import Scheme, entities, strict_entities
+from bert_jax.tasks.tag_schemes import Scheme, entities, strict_entities
 
 
 class EntityScore(NamedTuple):

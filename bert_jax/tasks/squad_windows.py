@@ -16,8 +16,8 @@ from jaxtyping import Bool, Int8, Int32
 
 from bert_jax.data.tokenizer import Encoding, Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import Answer, Question
-from bert_jax.finetune.squad import is_placed, question_name
+from bert_jax.tasks.examples import Answer, Question
+from bert_jax.tasks.squad import is_placed, question_name
 
 _SHOWN = 5
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.delimited import (
+from bert_jax.tasks.delimited import (
     MAX_BYTES,
     Column,
     Kind,
@@ -17,8 +17,8 @@ from bert_jax.finetune.delimited import (
     read_delimited,
     shown,
 )
-from bert_jax.finetune.examples import Origin
-from bert_jax.finetune.problems import Problems
+from bert_jax.tasks.examples import Origin
+from bert_jax.tasks.problems import Problems
 from bert_jax.untrusted.json_file import parse_json
 from bert_jax.untrusted.whole_file import read_bytes
 
@@ -178,7 +178,7 @@ def _open_tfds(name: str, dataset: str, split: str) -> tuple[Any, Any]:
         raise UserError(
             f"{name} is not prepared: {builder.data_path} is not there (TFDS_DATA_DIR names "
             "another place). Prepare it once, in Python: "
-            f"from bert_jax.finetune.tfds_prepare import prepare_tfds; prepare_tfds({dataset!r})"
+            f"from bert_jax.tasks.tfds_prepare import prepare_tfds; prepare_tfds({dataset!r})"
         )
     return builder.info.features, examples
 

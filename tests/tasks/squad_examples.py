@@ -7,8 +7,8 @@ from typing import Any
 
 from bert_jax.data.tokenizer import SPECIAL_TOKENS
 from bert_jax.data.wordpiece import WordPieceOptions, WordPieceTokenizer
-from bert_jax.finetune.examples import Answer, Origin, Question
-from bert_jax.finetune.squad import SquadFile, read_squad
+from bert_jax.tasks.examples import Answer, Origin, Question
+from bert_jax.tasks.squad import SquadFile, read_squad
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 UNCASED = WordPieceTokenizer(

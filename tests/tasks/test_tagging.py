@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.tag_schemes import convert, detect_scheme, entities
-from bert_jax.finetune.tagging import read_columns, read_token_lists, read_wikiann
+from bert_jax.tasks.tag_schemes import convert, detect_scheme, entities
+from bert_jax.tasks.tagging import read_columns, read_token_lists, read_wikiann
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import LabelSet, TaggedExample
+from bert_jax.tasks.examples import LabelSet, TaggedExample
 
 Scheme = Literal["iob1", "iob2", "iobes"]
 SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "iobes")

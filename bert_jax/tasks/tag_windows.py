@@ -13,8 +13,8 @@ from jaxtyping import Int32, Integer
 
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import LabelSet, TaggedExample
-from bert_jax.finetune.problems import counted
+from bert_jax.tasks.examples import LabelSet, TaggedExample
+from bert_jax.tasks.problems import counted
 
 IGNORED = -1
 """Label of the positions that have none."""

@@ -11,8 +11,8 @@ from squad_examples import UNCASED, question, real_file
 
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import Answer
-from bert_jax.finetune.squad_windows import (
+from bert_jax.tasks.examples import Answer
+from bert_jax.tasks.squad_windows import (
     WindowOptions,
     build_windows,
     encode_context,

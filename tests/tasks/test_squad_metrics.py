@@ -7,8 +7,8 @@ import pytest
 from squad_examples import question, real_file
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import Answer
-from bert_jax.finetune.squad_metrics import (
+from bert_jax.tasks.examples import Answer
+from bert_jax.tasks.squad_metrics import (
     Score,
     best_scores,
     exact_match,

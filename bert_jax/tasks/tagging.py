@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.delimited import TableFormat
-from bert_jax.finetune.examples import Origin, TaggedExample
-from bert_jax.finetune.problems import Problems
-from bert_jax.finetune.table_files import read_rows
+from bert_jax.tasks.delimited import TableFormat
+from bert_jax.tasks.examples import Origin, TaggedExample
+from bert_jax.tasks.problems import Problems
+from bert_jax.tasks.table_files import read_rows
 from bert_jax.untrusted.whole_file import read_text
 
 MAX_BYTES = 512 << 20

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.finetune.entity_metrics import EntityScore, entity_scores
-from bert_jax.finetune.tag_schemes import Entity, convert, entities, strict_entities
-from bert_jax.finetune.tagging import read_columns
+from bert_jax.tasks.entity_metrics import EntityScore, entity_scores
+from bert_jax.tasks.tag_schemes import Entity, convert, entities, strict_entities
+from bert_jax.tasks.tagging import read_columns
 
 
 def tags_of(prefixes: str, length: int = 12):

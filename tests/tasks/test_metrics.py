@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.finetune.metrics import (
+from bert_jax.tasks.metrics import (
     METRICS,
     accuracy,
     f1,

@@ -7,8 +7,8 @@ import pytest
 from squad_examples import entry, real_file, squad_file
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import Answer, Origin
-from bert_jax.finetune.squad import read_squad
+from bert_jax.tasks.examples import Answer, Origin
+from bert_jax.tasks.squad import read_squad
 
 WRONG = {"text": "sat", "answer_start": 4}
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.delimited import TableFormat
-from bert_jax.finetune.examples import LabelSet, Origin
-from bert_jax.finetune.tables import TextColumns, read_texts
+from bert_jax.tasks.delimited import TableFormat
+from bert_jax.tasks.examples import LabelSet, Origin
+from bert_jax.tasks.tables import TextColumns, read_texts
 
 COLUMNS = TextColumns("text", label="label")
 HARD = 'He said "no", \u2028 then left.\x85'  # str.splitlines would make three lines of it

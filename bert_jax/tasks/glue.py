@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.delimited import Column, TableFormat
-from bert_jax.finetune.examples import LabelSet
-from bert_jax.finetune.problems import Problems
-from bert_jax.finetune.table_files import read_rows
-from bert_jax.finetune.tables import TextColumns, TextData, read_texts
+from bert_jax.tasks.delimited import Column, TableFormat
+from bert_jax.tasks.examples import LabelSet
+from bert_jax.tasks.problems import Problems
+from bert_jax.tasks.table_files import read_rows
+from bert_jax.tasks.tables import TextColumns, TextData, read_texts
 
 _SPLITS = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
 _MNLI_SPLITS = {

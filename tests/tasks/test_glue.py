@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import LabelSet
-from bert_jax.finetune.glue import (
+from bert_jax.tasks.examples import LabelSet
+from bert_jax.tasks.glue import (
     TASKS,
     glue_task,
     read_glue,
@@ -164,7 +164,7 @@ COUNTS = {
 
 COUNT = """
 import collections, json, sys
-from bert_jax.finetune.glue import read_glue
+from bert_jax.tasks.glue import read_glue
 
 for name, split in json.loads(sys.argv[2]):
     data = read_glue(sys.argv[1], name, split)
@@ -309,7 +309,7 @@ def test_tfds_has_the_same_labels_and_columns(tfds, name):
 @pytest.mark.filterwarnings("ignore")
 def test_tfds_from_a_zip_without_tensorflow(tfds, tmp_path):
     """As the library downloads it: a server, an archive, no TensorFlow to unpack it."""
-    from bert_jax.finetune.tfds_prepare import prepare_tfds
+    from bert_jax.tasks.tfds_prepare import prepare_tfds
 
     (tmp_path / "www").mkdir()
     with zipfile.ZipFile(tmp_path / "RTE.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -362,7 +362,7 @@ def test_tfds_from_a_zip_without_tensorflow(tfds, tmp_path):
 
 
 def test_tfds_scores_of_the_test_set_are_no_scores(monkeypatch):
-    from bert_jax.finetune import table_files
+    from bert_jax.tasks import table_files
 
     example = {"sentence1": b"a", "sentence2": b"b", "label": np.float32(-1), "idx": np.int32(7)}
     monkeypatch.setattr(table_files, "_open_tfds", lambda *_: (dict.fromkeys(example), [example]))
@@ -377,7 +377,7 @@ def test_tfds_scores_of_the_test_set_are_no_scores(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 def test_tfds_with_a_name_that_is_not_there(tfds):
-    from bert_jax.finetune.tfds_prepare import prepare_tfds
+    from bert_jax.tasks.tfds_prepare import prepare_tfds
 
     with pytest.raises(UserError, match="nonesuch"):
         prepare_tfds("nonesuch")

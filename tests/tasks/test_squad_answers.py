@@ -12,16 +12,16 @@ from squad_examples import UNCASED, question, real_file
 from bert_jax.data import staging
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
-from bert_jax.finetune import squad_answers
-from bert_jax.finetune.squad_answers import (
+from bert_jax.tasks import squad_answers
+from bert_jax.tasks.squad_answers import (
     Candidate,
     Prediction,
     best_threshold,
     find_answers,
     write_answers,
 )
-from bert_jax.finetune.squad_metrics import read_predictions, score
-from bert_jax.finetune.squad_windows import WindowOptions, build_windows
+from bert_jax.tasks.squad_metrics import read_predictions, score
+from bert_jax.tasks.squad_windows import WindowOptions, build_windows
 
 SMALL = WindowOptions(max_length=12, stride=3, max_question=4)
 CONTEXT = "a b c d e f g h i j k l"  # windows abcdefg, defghij, ghijkl behind [CLS] x [SEP]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import Origin
+from bert_jax.tasks.examples import Origin
 
 SHOWN = 5
 """Lines that a message names before it counts."""

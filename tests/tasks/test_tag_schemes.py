@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import Origin, TaggedExample
-from bert_jax.finetune.tag_schemes import (
+from bert_jax.tasks.examples import Origin, TaggedExample
+from bert_jax.tasks.tag_schemes import (
     SCHEMES,
     Entity,
     convert,

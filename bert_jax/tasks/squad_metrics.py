@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Literal
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import Question
-from bert_jax.finetune.squad import question_name
+from bert_jax.tasks.examples import Question
+from bert_jax.tasks.squad import question_name
 from bert_jax.untrusted.json_file import read_json_object
 
 SquadRules = Literal["v1.1", "v2.0"]

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from bert_jax.data.tokenizer import SPECIAL_TOKENS, load_tokenizer
 from bert_jax.data.wordpiece import WordPieceTokenizer
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import LabelSet, Origin, TaggedExample
-from bert_jax.finetune.tag_schemes import convert, tag_labels
-from bert_jax.finetune.tag_windows import IGNORED, tag_windows
-from bert_jax.finetune.tagging import read_columns, read_wikiann
+from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample
+from bert_jax.tasks.tag_schemes import convert, tag_labels
+from bert_jax.tasks.tag_windows import IGNORED, tag_windows
+from bert_jax.tasks.tagging import read_columns, read_wikiann
 
 PIECES = ["un", "##aff", "##able", "a", "b", "##c", "."]
 TOKENIZER = WordPieceTokenizer([*SPECIAL_TOKENS, *PIECES])

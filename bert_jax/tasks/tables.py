@@ -7,10 +7,10 @@ from os import PathLike, fspath
 from typing import Any, Literal
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.delimited import Column, Row, TableFormat
-from bert_jax.finetune.examples import LabelSet, Origin, TextExample
-from bert_jax.finetune.problems import Problems, counted
-from bert_jax.finetune.table_files import read_rows
+from bert_jax.tasks.delimited import Column, Row, TableFormat
+from bert_jax.tasks.examples import LabelSet, Origin, TextExample
+from bert_jax.tasks.problems import Problems, counted
+from bert_jax.tasks.table_files import read_rows
 
 LabelKind = Literal["class", "classes", "score"]
 Label = int | float | tuple[int, ...] | None

@@ -16,10 +16,10 @@ import numpy as np
 
 from bert_jax.data.staging import disk_full, write_synced
 from bert_jax.errors import UserError
-from bert_jax.finetune.examples import Question
-from bert_jax.finetune.squad import question_name
-from bert_jax.finetune.squad_metrics import best_scores
-from bert_jax.finetune.squad_windows import Window
+from bert_jax.tasks.examples import Question
+from bert_jax.tasks.squad import question_name
+from bert_jax.tasks.squad_metrics import best_scores
+from bert_jax.tasks.squad_windows import Window
 
 
 class Candidate(NamedTuple):
