@@ -71,5 +71,6 @@ def test_killed_runs_equal_the_whole_one(tmp_path, cache, objective, processes, 
     print(f"{hits} of {len(kills)} kills hit a running process: {kills}")
     assert hits > 0
     assert "after exit code 137" in killed.output()
-    assert "continues from step" in killed.output()
+    if LONG:  # a single kill may come before the first checkpoint
+        assert "continues from step" in killed.output()
     assert fingerprint(tmp_path / "killed", config, corpus) == expected
