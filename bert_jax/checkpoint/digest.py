@@ -14,6 +14,7 @@ several elements cancel with probability 2^-32.
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -100,11 +101,8 @@ def _host_sum(words: np.ndarray, offset: int, strides: Sequence[int]) -> int:
     return int(hashed.sum(dtype=np.uint32))
 
 
+@partial(jax.jit, static_argnames=("mesh", "specs"))
 def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...]) -> jax.Array:
-    return _jitted(leaves, mesh=mesh, specs=specs)
-
-
-def _all_digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...]) -> jax.Array:
     if mesh is None:
         return jnp.stack([_local_sum(leaf, np.uint32(0), leaf.shape) for leaf in leaves])
 
@@ -132,9 +130,6 @@ def _all_digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, .
     return jax.shard_map(
         local, mesh=mesh, in_specs=(list(specs),), out_specs=PartitionSpec(), check_vma=False
     )(leaves)
-
-
-_jitted = jax.jit(_all_digests, static_argnames=("mesh", "specs"))
 
 
 def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:

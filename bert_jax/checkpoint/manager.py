@@ -66,6 +66,7 @@ class Checkpoints:
             report: Told in process 0, from the main thread.
         """
         self._directory = as_path(directory)
+        self._aside = self._directory.parent / "damaged"
         self._retention = retention or Retention()
         self._max_failures, self._report = max_failed_saves, report
         self._failures = 0
@@ -255,9 +256,7 @@ class Checkpoints:
             _log.warning("Leftovers in %s stay for now: %s", self._directory, error)
 
     def _set_aside(self, bad: Damaged) -> None:
-        place = storage.set_aside(
-            self._directory / str(bad.step), self._directory.parent / "damaged"
-        )
+        place = storage.set_aside(self._directory / str(bad.step), self._aside)
         self._report("damaged", bad.step, f"{bad.fault}; moved to {place}")
 
     def _prune(self) -> None:
@@ -361,7 +360,7 @@ class _Reader:
             if not verdict.intact:  # the disk may have been gone for a moment
                 verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
             if not verdict.intact:
-                storage.set_aside(path, owner._directory.parent / "damaged")
+                storage.set_aside(path, owner._aside)
                 with self._lock:
                     self._damaged = Damaged(step, verdict.fault)
                 return

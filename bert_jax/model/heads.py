@@ -127,6 +127,15 @@ def logical_axes(config: ModelConfig) -> Params:
     Names: batch length embed heads head_dim mlp vocab layers; None for an axis never sharded.
     """
     _, state = _abstract(config)
+    return axes_of(state)
+
+
+def axes_of(state: Any) -> Params:
+    """Logical axis names of the parameters of a model that has an `encoder`, as a nested dict.
+
+    Args:
+      state: of the model, abstract or not.
+    """
     axes = {}
     for path, variable in nnx.to_flat_state(state):
         stacked = ("layers",) if path[:2] == ("encoder", "layers") else ()

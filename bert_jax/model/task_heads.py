@@ -21,7 +21,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.heads import Params, encode
+from bert_jax.model.heads import Params, axes_of, encode
 from bert_jax.model.layers import Affine
 
 _SITE = 1 << 16
@@ -79,12 +79,7 @@ def _fresh(config: ModelConfig, head: TaskHeadConfig, key: Array) -> Params:
 
 def task_logical_axes(config: ModelConfig, head: TaskHeadConfig) -> Params:
     """As `heads.logical_axes`, of `init_task_params`: names of each array's axes."""
-    state = nnx.eval_shape(lambda: nnx.state(TaskModel(config, head, nnx.Rngs(params=0))))
-    axes = {}
-    for path, variable in nnx.to_flat_state(state):
-        stacked = ("layers",) if path[:2] == ("encoder", "layers") else ()
-        axes[path] = (*stacked, *variable.get_metadata("axes"))
-    return nnx.traversals.unflatten_mapping(axes)
+    return axes_of(nnx.eval_shape(lambda: nnx.state(TaskModel(config, head, nnx.Rngs(params=0)))))
 
 
 def apply_task(

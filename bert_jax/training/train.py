@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,10 +239,11 @@ class _Run:
                         self._evaluate(state.params, step)
                 if step % checkpoint.save_every_steps == 0:
                     self._read_metrics(state)
-                    self._save(checkpoints, step, state)
+                    self._save(step, state, checkpoints.save)
             self._read_metrics(state)
             # After a signal there may be no time to read the checkpoint back.
-            self._save_last(checkpoints, step, state, read_back=step == training.num_steps)
+            finished = step == training.num_steps
+            self._save(step, state, partial(checkpoints.save_last, read_back=finished))
             return step
         finally:
             batches.close()
@@ -328,19 +330,10 @@ class _Run:
         if self.clock.elapsed - self.drawn > _REDRAW_SECONDS:
             self._draw()
 
-    def _save(self, checkpoints: Checkpoints, step: int, state: Any) -> None:
+    def _save(self, step: int, state: Any, save: Callable[..., None]) -> None:
         with self.clock.spend("save"):
             self._sync()
-            checkpoints.save(step, state, **self._saved_beside(step))
-        self.last_saved = step
-        self.watchdog.alive(f"the save of step {step:,}")
-
-    def _save_last(
-        self, checkpoints: Checkpoints, step: int, state: Any, *, read_back: bool
-    ) -> None:
-        with self.clock.spend("save"):
-            self._sync()
-            checkpoints.save_last(step, state, read_back=read_back, **self._saved_beside(step))
+            save(step, state, **self._saved_beside(step))
         self.last_saved = step
         self.watchdog.alive(f"the save of step {step:,}")
 

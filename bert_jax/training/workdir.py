@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 
 import bert_jax
+from bert_jax.checkpoint.reading import barrier
 from bert_jax.data.store import TokenStore
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
@@ -106,8 +106,7 @@ def prepare_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) ->
             temporary.replace(workdir / "config.json")
         except OSError as error:
             raise UserError(f"cannot write to the work directory {workdir}: {error}") from error
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("work directory is ready")
+    barrier("work directory is ready")
 
 
 def _copy_tokenizer(store: TokenStore, target: Path) -> None:
