@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,7 @@ class Troubles:
             return
         if step % SAVE_EVERY == 0:  # before the trouble; no thread has anything left to do
             wait_for(lambda: (self.checkpoints / str(step - SAVE_EVERY) / "verified.json").exists())
+            wait_for(lambda: all(thread.name != "verify" for thread in threading.enumerate()))
             self.before = saved_steps(self.checkpoints)
             self.planned.pop(step)()
         else:
