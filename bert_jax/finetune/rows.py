@@ -1,0 +1,59 @@
+"""What a task's examples are to the training step: rows of token ids with labels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+NO_LABEL = -1
+"""Label of the positions that have none, of tags."""
+
+Batch = dict[str, np.ndarray]
+"""Rows of one length, as arrays; a leading axis of members (M) where several are trained.
+
+tokens, type_ids, segment_ids: (..., B, L) int32; segment_ids are 1, and 0 for padding.
+labels: as in `Rows` with a leading axis B, tags (..., B, L) padded with `NO_LABEL`; absent where
+    the rows have none.
+weights: (..., B) float32, 1, and 0 for rows that only fill the batch: copies of a real row.
+row_index: (..., B) uint32, 0 to B - 1: names the rows for dropout.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """N rows, unpadded, each of a length n of its own.
+
+    Attributes:
+        tokens: N arrays (n,): [CLS] ... [SEP].
+        second_at: where in a row type 1 begins; n where it has no second part.
+        labels: what is to be predicted, None where that is not known. By objective:
+            class: (N,) int32; classes: (N, K) float32 of 0 and 1; score: (N,) float32,
+            standardised; span: (N, 2) int32, positions of the first and the last token;
+            tags: N arrays (n,) int32 with `NO_LABEL` where a position has none.
+    """
+
+    tokens: Sequence[Int32[np.ndarray, " _"]]
+    second_at: Int32[np.ndarray, " N"]
+    labels: np.ndarray | Sequence[Int32[np.ndarray, " _"]] | None
+
+    def __post_init__(self) -> None:
+        """Refuse lists that are not one entry a row."""
+        if len(self.second_at) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} rows, {len(self.second_at)} places in second_at")
+        if self.labels is not None and len(self.labels) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} rows, {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def lengths(self) -> Int64[np.ndarray, " N"]:
+        """Tokens of each row."""
+        return np.fromiter((len(ids) for ids in self.tokens), np.int64, len(self.tokens))
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether the labels are one array a row."""
+        return self.labels is not None and not isinstance(self.labels, np.ndarray)
