@@ -1,0 +1,237 @@
+"""Rows to padded batches of few lengths, the buckets; which rows meet is a function of integers.
+
+A row is padded to the shortest bucket that holds it, and XLA compiles the step once a bucket. In
+training the rows that do not fill a batch of their bucket move up to the next one, so every epoch
+has ceil(N / B) batches and at most one of them is not full.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from bert_jax.data.shuffle import hash_key, permute
+from bert_jax.errors import UserError
+from bert_jax.finetune.rows import NO_LABEL, Batch, Rows
+
+_ROWS, _ORDER = 0x726F7773, 0x6F726465  # purposes of random numbers: words of `hash_key`
+
+
+def choose_buckets(
+    lengths: Integer[np.ndarray, " N"],
+    max_buckets: int,
+    multiple: int = 8,
+    *,
+    limit: int | None = None,
+) -> tuple[int, ...]:
+    """Lengths to pad to that leave the fewest tokens of padding: exact, by dynamic programming.
+
+    Args:
+        lengths: tokens of each row.
+        max_buckets: how many lengths at most; each is compiled for.
+        multiple: of which the lengths are multiples.
+        limit: how many positions the model has; no bucket is longer, the last may then be no
+            multiple.
+
+    Returns:
+        At most `max_buckets` lengths, ascending; the last holds the longest row.
+    """
+    if len(lengths) == 0:
+        raise UserError("there are no rows to choose lengths for")
+    if max_buckets < 1 or multiple < 1:
+        raise ValueError(f"max_buckets {max_buckets}, multiple {multiple}: at least 1")
+    if limit is not None and lengths.max() > limit:
+        raise ValueError(f"a row of {lengths.max()} tokens, and {limit} positions")
+    rounded = -(-lengths // multiple) * multiple
+    # A bucket between two of these holds the same rows as the lower one, and pads them more.
+    ends, counts = np.unique(
+        rounded if limit is None else rounded.clip(max=limit), return_counts=True
+    )
+    below = np.concatenate([[0], np.cumsum(counts)])
+    num_ends = len(ends)
+    # cost[j]: tokens of the rows in ends[:j], padded, with the buckets so far, the last ends[j-1].
+    cost = np.full(num_ends + 1, np.inf)
+    cost[0] = 0
+    froms: list[np.ndarray] = []
+    for _ in range(min(max_buckets, num_ends)):
+        through = cost[:, None] + ends[None] * (below[None, 1:] - below[:, None])
+        through[np.tri(num_ends + 1, num_ends, -1, dtype=bool)] = np.inf  # from j to j' > j only
+        froms.append(through.argmin(axis=0))
+        cost = np.concatenate([[np.inf], through.min(axis=0)])
+    buckets = []
+    at = num_ends
+    for came_from in reversed(froms):
+        buckets.append(int(ends[at - 1]))
+        at = int(came_from[at - 1])
+    return tuple(reversed(buckets))
+
+
+class TrainBatches:
+    """The batches of the epochs of training, for several members at once.
+
+    The lengths of an epoch's batches are the same for all members, so that they run as one array
+    program; which rows are in them is a function of (rows, batch size, member's seed, epoch) alone.
+
+    Attributes:
+        num_batches: of an epoch, ceil(N / batch_size).
+        batches_of: how many of them have each length, ascending; the lengths that are compiled.
+    """
+
+    num_batches: int
+    batches_of: dict[int, int]
+
+    def __init__(self, rows: Rows, buckets: Sequence[int], batch_size: int, pad_id: int):
+        """Takes the rows.
+
+        Args:
+            rows: at least one.
+            buckets: ascending; the last holds the longest row.
+            batch_size: B.
+            pad_id: token of padding.
+        """
+        if len(rows) == 0:
+            raise UserError("there are no rows to train on")
+        self._padded = _Padded(rows, pad_id)
+        self._buckets = _Buckets(rows.lengths, buckets, batch_size)
+        self.num_batches = len(self._buckets.batch_lengths)
+        lengths, counts = np.unique(self._buckets.batch_lengths, return_counts=True)
+        self.batches_of = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
+
+    def epoch(self, epoch: int, seeds: Sequence[int], start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch, arrays (M, B, ...).
+
+        Args:
+            epoch: from 0; any integer.
+            seeds: one a member (M).
+            start: how many batches to leave out; costs nothing but the plan of the epoch.
+        """
+        if not 0 <= start <= self.num_batches:
+            raise ValueError(f"start is {start}; an epoch has {self.num_batches} batches")
+        if not seeds:
+            raise ValueError("no seeds: at least one member")
+        plans = np.stack([self._member(epoch, seed) for seed in seeds])
+        count = self.num_batches
+        order = permute(np.arange(count), count, hash_key(_ORDER, epoch))
+        for batch in order[start:].tolist():
+            length = int(self._buckets.batch_lengths[batch])
+            num_real = self._buckets.num_real(batch)
+            yield self._padded.batch(plans[:, batch], length, num_real)
+
+    def _member(self, epoch: int, seed: int) -> Int64[np.ndarray, "T B"]:
+        def shuffle(pool: np.ndarray, bucket: int) -> np.ndarray:
+            if len(pool) == 0:
+                return pool
+            key = hash_key(_ROWS, seed, epoch, bucket)
+            shuffled: np.ndarray = pool[permute(np.arange(len(pool)), len(pool), key)]
+            return shuffled
+
+        return self._buckets.fill(shuffle)
+
+
+def eval_batches(
+    rows: Rows, buckets: Sequence[int], batch_size: int, pad_id: int
+) -> Iterator[tuple[Int64[np.ndarray, " b"], Batch]]:
+    """Every row once, in order of buckets; what does not fill a batch moves up as in training.
+
+    Args:
+        rows: any number.
+        buckets: ascending; the last holds the longest row.
+        batch_size: B, of the last batch too.
+        pad_id: token of padding.
+
+    Yields:
+        The numbers of the rows in the batch, and the batch (B, ...): those rows, in this order,
+        and in the last batch behind them rows of weight 0.
+    """
+    if len(rows) == 0:
+        return
+    padded = _Padded(rows, pad_id)
+    plan = _Buckets(rows.lengths, buckets, batch_size)
+    for batch, index in enumerate(plan.fill(lambda pool, _: pool)):
+        num_real = plan.num_real(batch)
+        yield index[:num_real], padded.batch(index, int(plan.batch_lengths[batch]), num_real)
+
+
+class _Buckets:
+    """How many batches of each length there are, and which rows could be in them.
+
+    `batch_lengths` (T,) ascends; only the last batch may hold fewer than B rows.
+    """
+
+    def __init__(self, lengths: np.ndarray, buckets: Sequence[int], batch_size: int):
+        ascending = np.array(buckets)
+        if batch_size < 1 or len(ascending) == 0 or (np.diff(ascending) <= 0).any():
+            raise ValueError(f"batch_size {batch_size}, buckets {buckets}: at least 1, ascending")
+        if lengths.max() > ascending[-1]:
+            raise ValueError(f"a row of {lengths.max()} tokens, and buckets {buckets}")
+        self.batch_size = batch_size
+        self.num_rows = len(lengths)
+        bucket_of = np.searchsorted(ascending, lengths)
+        # Beyond the longest row there is nothing: the last rows move up to its bucket at most.
+        self._own = [np.flatnonzero(bucket_of == b) for b in range(bucket_of.max() + 1)]
+        held = np.cumsum([len(own) for own in self._own])
+        full = held // batch_size
+        full[-1] = -(-self.num_rows // batch_size)
+        self.batch_lengths = np.repeat(ascending[: len(full)], np.diff(full, prepend=0))
+
+    def num_real(self, batch: int) -> int:
+        """Rows of batch number `batch` that are not there to fill it."""
+        return min(self.batch_size, self.num_rows - batch * self.batch_size)
+
+    def fill(self, shuffle: Callable[[np.ndarray, int], np.ndarray]) -> Int64[np.ndarray, "T B"]:
+        """Rows of each batch; the last is filled up with copies of its first row.
+
+        Args:
+            shuffle: (rows that could be in a bucket, its number) to the same rows in the order in
+                which they fill its batches; the rest goes to the next bucket.
+        """
+        batches: list[np.ndarray] = []
+        rest = np.zeros(0, np.int64)
+        for bucket, own in enumerate(self._own):
+            pool = shuffle(np.concatenate([rest, own]), bucket)
+            num_full = len(pool) // self.batch_size * self.batch_size
+            batches.append(pool[:num_full])
+            rest = pool[num_full:]
+        if len(rest):
+            batches += [rest, np.repeat(rest[:1], self.batch_size - len(rest))]
+        return np.concatenate(batches).reshape(-1, self.batch_size)
+
+
+class _Padded:
+    """Rows as flat arrays, to be taken as padded blocks."""
+
+    def __init__(self, rows: Rows, pad_id: int):
+        self._pad_id = pad_id
+        self._lengths = rows.lengths
+        self._begins = np.cumsum(self._lengths) - self._lengths
+        self._tokens = np.concatenate([np.zeros(0, np.int32), *rows.tokens])
+        self._second_at = rows.second_at
+        self._has_tags = rows.has_tags
+        labels = rows.labels
+        if labels is not None and not isinstance(labels, np.ndarray):
+            if [len(tags) for tags in labels] != self._lengths.tolist():
+                raise ValueError("tags and tokens of a row differ in number")
+            labels = np.concatenate([np.zeros(0, np.int32), *labels])
+        self._labels = labels
+
+    def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
+        """The rows `index`, padded to `length`; of each member's the first `num_real` count."""
+        at = np.arange(length)
+        inside = at < self._lengths[index][..., None]
+        source = np.where(inside, self._begins[index][..., None] + at, 0)
+        in_second = at >= self._second_at[index][..., None]
+        rows = np.arange(index.shape[-1])
+        batch = {
+            "tokens": np.where(inside, self._tokens[source], np.int32(self._pad_id)),
+            "type_ids": (in_second & inside).astype(np.int32),
+            "segment_ids": inside.astype(np.int32),
+            "weights": np.broadcast_to((rows < num_real).astype(np.float32), index.shape),
+            "row_index": np.broadcast_to(rows.astype(np.uint32), index.shape),
+        }
+        if self._labels is not None:
+            batch["labels"] = (
+                np.where(inside, self._labels[source], np.int32(NO_LABEL))
+                if self._has_tags
+                else self._labels[index]
+            )
+        return batch
