@@ -118,11 +118,10 @@ class TrainBatches:
             yield self._padded.batch(plans[:, batch], length, num_real)
 
     def _member(self, epoch: int, seed: int) -> Int64[np.ndarray, "T B"]:
-        def shuffle(pool: np.ndarray, bucket: int) -> np.ndarray:
-            if len(pool) == 0:
-                return pool
-            key = hash_key(_ROWS, seed, epoch, bucket)
-            shuffled: np.ndarray = pool[permute(np.arange(len(pool)), len(pool), key)]
+        key = hash_key(_ROWS, seed, epoch)
+
+        def shuffle(pool: np.ndarray) -> np.ndarray:
+            shuffled: np.ndarray = pool[permute(np.arange(len(pool)), max(len(pool), 1), key)]
             return shuffled
 
         return self._buckets.fill(shuffle)
@@ -147,7 +146,7 @@ def eval_batches(
         return
     padded = _Padded(rows, pad_id)
     plan = _Buckets(rows.lengths, buckets, batch_size)
-    for batch, index in enumerate(plan.fill(lambda pool, _: pool)):
+    for batch, index in enumerate(plan.fill(lambda pool: pool)):
         num_real = plan.num_real(batch)
         yield index[:num_real], padded.batch(index, int(plan.batch_lengths[batch]), num_real)
 
@@ -178,17 +177,17 @@ class _Buckets:
         """Rows of batch number `batch` that are not there to fill it."""
         return min(self.batch_size, self.num_rows - batch * self.batch_size)
 
-    def fill(self, shuffle: Callable[[np.ndarray, int], np.ndarray]) -> Int64[np.ndarray, "T B"]:
+    def fill(self, shuffle: Callable[[np.ndarray], np.ndarray]) -> Int64[np.ndarray, "T B"]:
         """Rows of each batch; the last is filled up with copies of its first row.
 
         Args:
-            shuffle: (rows that could be in a bucket, its number) to the same rows in the order in
-                which they fill its batches; the rest goes to the next bucket.
+            shuffle: the rows that could be in a bucket, to the order in which they fill its
+                batches; the rest goes to the next bucket.
         """
         batches: list[np.ndarray] = []
         rest = np.zeros(0, np.int64)
-        for bucket, own in enumerate(self._own):
-            pool = shuffle(np.concatenate([rest, own]), bucket)
+        for own in self._own:
+            pool = shuffle(np.concatenate([rest, own]))
             num_full = len(pool) // self.batch_size * self.batch_size
             batches.append(pool[:num_full])
             rest = pool[num_full:]
