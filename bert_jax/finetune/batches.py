@@ -107,8 +107,6 @@ class TrainBatches:
         """
         if not 0 <= start <= self.num_batches:
             raise ValueError(f"start is {start}; an epoch has {self.num_batches} batches")
-        if not seeds:
-            raise ValueError("no seeds: at least one member")
         plans = np.stack([self._member(epoch, seed) for seed in seeds])
         count = self.num_batches
         order = permute(np.arange(count), count, hash_key(_ORDER, epoch))

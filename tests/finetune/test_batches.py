@@ -105,6 +105,12 @@ def test_rows_move_up_only_for_want_of_a_batch():
     assert moved == {(i, length) for i in range(10) for length in (8, 16, 24)}
 
 
+def test_a_length_that_no_row_has():
+    batches = TrainBatches(make_rows([8] * 4 + [24]), (8, 16, 24), 4, PAD)
+    assert batches.batches_of == {8: 1, 24: 1}
+    assert sorted(i for batch in batches.epoch(0, [0]) for i in real(batch)[0]) == list(range(5))
+
+
 def test_a_batch_is_its_rows():
     for kind in ("class", "classes", "score", "span", "tags", None):
         lengths = [5, 9, 16, 7, 30, 30, 12]
