@@ -1,4 +1,4 @@
-"""A directory that appears complete or not at all."""
+"""Directories and files that appear complete or not at all."""
 
 import contextlib
 import errno
@@ -45,6 +45,23 @@ def write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes a file that is there whole or not at all; its directory is made where it is missing.
+
+    Raises:
+        UserError: the disk is full, or the directory cannot be written.
+    """
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_synced(temporary, data)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise disk_full(path, error) from error
 
 
 def sync_directory(directory: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import Origin
-from bert_jax.tasks.problems import Problems
+from bert_jax.tasks.problems import MissingColumn, Problems
 from bert_jax.untrusted.whole_file import read_text
 
 MAX_BYTES = 1 << 30
@@ -180,9 +180,10 @@ def _place(
         return first.index(column)
     if number is not None:
         if not 1 <= number <= len(first):
-            raise UserError(
+            raise MissingColumn(
+                column,
                 f"{name}: there is no column {number}; columns are numbered from 1 to "
-                f"{len(first)}. Line 1: {shown(first)}"
+                f"{len(first)}. Line 1: {shown(first)}",
             )
         return number - 1
     if not header:
@@ -198,9 +199,10 @@ def _place(
             hint = f" Is the delimiter a {_DELIMITERS[other]} (delimiter={other!r})?"
     elif not quoting and any(field.startswith('"') for field in first):
         hint = " If quotes hold fields together in this file, say quoting=True."
-    raise UserError(
+    raise MissingColumn(
+        column,
         f"{name}: no column {column!r}. Line 1 was read as the header: {shown(first)}.{hint} If "
-        "line 1 is an example, say header=False and give columns by number"
+        "line 1 is an example, say header=False and give columns by number",
     )
 
 

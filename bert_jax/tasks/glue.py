@@ -7,7 +7,6 @@ test sets have no labels; predictions for them are scored by the leaderboard, fr
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_jax.data.staging import replace_file
 from bert_jax.errors import UserError
 from bert_jax.tasks.delimited import Column, TableFormat
 from bert_jax.tasks.examples import LabelSet
@@ -292,10 +292,7 @@ def write_submission(
         )
     lines = ["index\tprediction", *(f"{index}\t{found[f'{index}']}" for index in range(rows))]
     path = Path(directory) / file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{file}.partial")
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    replace_file(path, ("\n".join(lines) + "\n").encode())
     return path
 
 

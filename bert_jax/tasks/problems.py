@@ -9,6 +9,19 @@ SHOWN = 5
 """Lines that a message names before it counts."""
 
 
+class MissingColumn(UserError):
+    """A table lacks a column.
+
+    Args:
+        column: the one that was asked for.
+        message: what to tell.
+    """
+
+    def __init__(self, column: str | int, message: str) -> None:
+        super().__init__(message)
+        self.column = column
+
+
 class Problems:
     """What is wrong with a file, gathered while it is read.
 

@@ -10,7 +10,6 @@ Versions 1.1 and 2.0, and data sets in the same layout, XQuAD among them:
 `plausible_answers` among them.
 """
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from bert_jax.untrusted.json_file import read_json_object
 MAX_BYTES = 512 << 20
 """Largest file that is read; the training part of SQuAD 2.0 has 42 MB."""
 _SHOWN = 5
-_log = logging.getLogger(__name__)
 
 Misplaced = Literal["fail", "skip", "keep"]
 """What becomes of an answer that is not at its offset; see `read_squad`."""
@@ -42,6 +40,7 @@ class SquadFile:
         misplaced: answers that are not at their offset.
         left_out: questions that were left out because of them.
         blank: questions without text; they are among `questions`.
+        warnings: what was misplaced or blank, counted, with the first few ids.
     """
 
     path: str
@@ -50,6 +49,7 @@ class SquadFile:
     misplaced: int
     left_out: int
     blank: int
+    warnings: tuple[str, ...]
 
 
 def question_name(question: Question) -> str:
@@ -71,7 +71,7 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
             answer at its place its windows have no target.
 
     Returns:
-        The questions; what was misplaced or blank is counted, and logged with the first few ids.
+        The questions, and what was misplaced or blank.
 
     Raises:
         UserError: names what is wrong, where, and how often.
@@ -88,12 +88,13 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
     if not found:
         why = " that can be used" if reader.misplaced else ""
         raise UserError(f"{path} has no question{why}; give a file with at least one")
+    warnings = []
     if reader.misplaced:
-        _log.warning(
-            "%s", _listed(f"{path}", reader.misplaced, "answer", "not at the offset given")
-        )
+        became = "left out" if misplaced == "skip" else "kept for scores alone"
+        what = f"not at the offset given, {became}"
+        warnings.append(_listed(f"{path}", reader.misplaced, "answer", what))
     if reader.blank:
-        _log.warning("%s", _listed(f"{path}", reader.blank, "question", "without text"))
+        warnings.append(_listed(f"{path}", reader.blank, "question", "without text"))
     return SquadFile(
         path=f"{path}",
         version=reader.version,
@@ -101,6 +102,7 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
         misplaced=len(reader.misplaced),
         left_out=reader.left_out,
         blank=len(reader.blank),
+        warnings=tuple(warnings),
     )
 
 

@@ -6,7 +6,6 @@ the last token's last, never tokens put together.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.staging import disk_full, write_synced
+from bert_jax.data.staging import replace_file
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import Question
 from bert_jax.tasks.squad import question_name
@@ -262,14 +261,7 @@ def write_answers(
         files["null_odds.json"] = {each.id: each.null_odds for each in predictions}
     for name, content in files.items():
         text = "{\n" + ",\n".join(map(_entry, content.items())) + "\n}\n"
-        temporary = directory / f"{name}.tmp-{os.getpid()}"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            write_synced(temporary, text.encode())
-            os.replace(temporary, directory / name)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise disk_full(directory / name, error) from error
+        replace_file(directory / name, text.encode())
 
 
 def _entry(item: tuple[str, Any]) -> str:

@@ -6,7 +6,6 @@ is lost. A token that lies in several windows is judged in one of them, that whe
 context on its shorter side.
 """
 
-import logging
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from bert_jax.tasks.examples import Answer, Question
 from bert_jax.tasks.squad import is_placed, question_name
 
 _SHOWN = 5
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class WindowOptions:
         max_length: of a whole row, special tokens included.
         stride: from the beginning of a window to that of the next. (`transformers` calls the
             overlap by this name.)
-        max_question: a longer question is cut behind so many tokens; that is counted and logged.
+        max_question: a longer question is cut behind so many tokens; that is counted.
 
     Raises:
         UserError: a length below 1, or lengths with which windows leave tokens out.
@@ -93,11 +91,13 @@ class SquadWindows:
         cut_questions: positions of the questions that were longer than the limit.
         unplaced: positions of the questions with answers of which none is at its offset, or whose
             answer has no token; their windows have no target.
+        warnings: what was cut or has no target, counted, with the first few ids.
     """
 
     windows: tuple[Window, ...]
     cut_questions: tuple[int, ...]
     unplaced: tuple[int, ...]
+    warnings: tuple[str, ...]
 
 
 def build_windows(
@@ -114,7 +114,7 @@ def build_windows(
         options: lengths.
 
     Returns:
-        The windows; what was cut or has no target is logged with the first few ids.
+        The windows, and what was cut or has no target.
 
     Raises:
         UserError: a context has no token in which an answer could stand.
@@ -165,17 +165,22 @@ def build_windows(
                     else (0, 0),
                 )
             )
-    _tell(questions, cut, f"longer than {options.max_question} tokens, cut there")
-    _tell(questions, unplaced, "without a target: no answer is at its offset and has a token")
-    return SquadWindows(tuple(windows), tuple(cut), tuple(unplaced))
+    warnings = [
+        *_counted(questions, cut, f"longer than {options.max_question} tokens, cut there"),
+        *_counted(
+            questions, unplaced, "without a target: no answer is at its offset and has a token"
+        ),
+    ]
+    return SquadWindows(tuple(windows), tuple(cut), tuple(unplaced), tuple(warnings))
 
 
-def _tell(questions: Sequence[Question], found: list[int], what: str) -> None:
-    if found:
-        names = "; ".join(question_name(questions[i]) for i in found[:_SHOWN])
-        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        nouns = "question is" if len(found) == 1 else "questions are"
-        _log.warning("%d %s %s: %s%s", len(found), nouns, what, names, more)
+def _counted(questions: Sequence[Question], found: list[int], what: str) -> list[str]:
+    if not found:
+        return []
+    names = "; ".join(question_name(questions[i]) for i in found[:_SHOWN])
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    nouns = "question is" if len(found) == 1 else "questions are"
+    return [f"{len(found):,} {nouns} {what}: {names}{more}"]
 
 
 def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:

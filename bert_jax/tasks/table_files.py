@@ -18,7 +18,7 @@ from bert_jax.tasks.delimited import (
     shown,
 )
 from bert_jax.tasks.examples import Origin
-from bert_jax.tasks.problems import Problems
+from bert_jax.tasks.problems import MissingColumn, Problems
 from bert_jax.untrusted.json_file import parse_json
 from bert_jax.untrusted.whole_file import read_bytes
 
@@ -88,6 +88,7 @@ def _json_lines(name: str, columns: Sequence[str], problems: Problems) -> Iterat
     raw = read_bytes(Path(name), max_bytes=MAX_BYTES)
     if raw.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
         raise UserError(f"{name} is a JSON array; write one object on each line (JSON lines)")
+    rows = 0
     for number, line in enumerate(raw.split(b"\n"), 1):
         if not line.strip():
             continue
@@ -101,8 +102,12 @@ def _json_lines(name: str, columns: Sequence[str], problems: Problems) -> Iterat
             problems.add(f"{origin}: a JSON {type(value).__name__}; an object is needed")
             continue
         lacks = [column for column in columns if column not in value]
+        rows += 1
         if lacks:
-            problems.add(f"{origin}: {_missing(lacks[0], list(value))}")
+            message = f"{origin}: {_missing(lacks[0], list(value))}"
+            if rows == 1:  # the first row stands for the file
+                raise MissingColumn(lacks[0], message)
+            problems.add(message)
             continue
         yield Row(origin, tuple([value[column] for column in columns]))
 
@@ -122,7 +127,7 @@ def _parquet(name: str, columns: Sequence[str], problems: Problems) -> Iterator[
             present = file.schema_arrow.names
             for column in columns:
                 if column not in present:
-                    raise UserError(f"{name}: {_missing(column, present)}")
+                    raise MissingColumn(column, f"{name}: {_missing(column, present)}")
             number = 0
             for batch in file.iter_batches(1024, columns=list(dict.fromkeys(columns))):
                 values = [batch.column(column).to_pylist() for column in columns]
@@ -143,7 +148,7 @@ def _tfds(name: str, columns: Sequence[str], problems: Problems) -> Iterator[Row
     features, examples = _open_tfds(name, dataset, split[0])
     for column in columns:
         if column not in features:
-            raise UserError(f"{name}: {_missing(column, list(features))}")
+            raise MissingColumn(column, f"{name}: {_missing(column, list(features))}")
     classes = [getattr(features[column], "names", None) for column in columns]
     for number, example in enumerate(examples, 1):
         origin = Origin(name, number)

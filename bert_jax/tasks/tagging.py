@@ -14,7 +14,7 @@ from pathlib import Path
 from bert_jax.errors import UserError
 from bert_jax.tasks.delimited import TableFormat
 from bert_jax.tasks.examples import Origin, TaggedExample
-from bert_jax.tasks.problems import Problems
+from bert_jax.tasks.problems import MissingColumn, Problems
 from bert_jax.tasks.table_files import read_rows
 from bert_jax.untrusted.whole_file import read_text
 
@@ -63,10 +63,11 @@ def read_columns(
     ((usual, _),) = widths.most_common(1)
     token_place = _place(path, token_column, usual, "words")
     tag_place = None if tag_column is None else _place(path, tag_column, usual, "tags")
-    if token_place == tag_place:
-        raise UserError(
+    if tag_place is not None and token_place == tag_place:
+        raise MissingColumn(
+            f"{tag_column}",
             f"{path}: words and tags are the same column, {token_place + 1} of {usual}; words come "
-            f"from column {token_column}, tags from {tag_column} (-1 is the last)"
+            f"from column {token_column}, tags from {tag_column} (-1 is the last)",
         )
     found: list[TaggedExample] = []
     marks = document = opened = 0
@@ -200,9 +201,10 @@ def _sentences(path: Path, comment: str | None) -> Iterator[list[Line] | None]:
 def _place(path: Path, number: int, width: int, what: str) -> int:
     """Position of a column that is counted from 1 or from -1."""
     if not (1 <= number <= width or -width <= number <= -1):
-        raise UserError(
+        raise MissingColumn(
+            f"{number}",
             f"{path}: there is no column {number} for the {what}; lines have {width}, which count "
-            "from 1, or from -1 backwards"
+            "from 1, or from -1 backwards",
         )
     return number - 1 if number > 0 else width + number
 

@@ -1,7 +1,6 @@
 """SQuAD's JSON: what is read, and what is said of files that are not sound."""
 
 import json
-import logging
 
 import pytest
 from squad_examples import entry, real_file, squad_file
@@ -74,21 +73,20 @@ def test_misplaced_answers_fail(tmp_path):
     assert "misplaced=skip or keep" in message
 
 
-def test_misplaced_answers_are_skipped_and_counted(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        file = misplaced(tmp_path, "skip")
+def test_misplaced_answers_are_skipped_and_counted(tmp_path):
+    file = misplaced(tmp_path, "skip")
     assert [each.id for each in file.questions] == ["right", "half"]
     assert file.questions[1].answers == (Answer("cat", 4),)
     assert (file.misplaced, file.left_out) == (4, 3)
-    assert "4 answers not at the offset given" in caplog.text
+    assert "4 answers not at the offset given, left out: question 2" in file.warnings[0]
 
 
-def test_misplaced_answers_are_kept_and_counted(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        file = misplaced(tmp_path, "keep")
+def test_misplaced_answers_are_kept_and_counted(tmp_path):
+    file = misplaced(tmp_path, "keep")
     assert [len(each.answers) for each in file.questions] == [1, 2, 1, 1, 1]
     assert (file.misplaced, file.left_out) == (4, 0)
-    assert "(id 'nowhere')" in caplog.text
+    assert "given, kept for scores alone" in file.warnings[0]
+    assert "(id 'nowhere')" in file.warnings[0]
 
 
 def test_nothing_left(tmp_path):
@@ -99,11 +97,10 @@ def test_nothing_left(tmp_path):
         read_squad(squad_file(tmp_path))
 
 
-def test_blank_questions_are_counted(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        file = read_squad(squad_file(tmp_path, entry("1"), entry("2", question=" ")))
+def test_blank_questions_are_counted(tmp_path):
+    file = read_squad(squad_file(tmp_path, entry("1"), entry("2", question=" ")))
     assert (len(file.questions), file.blank) == (2, 1)
-    assert "1 question without text: question 2 (id '2')" in caplog.text
+    assert "1 question without text: question 2 (id '2')" in file.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Windows: nothing of a context is lost, and answers are where their tokens are."""
 
-import logging
-
 import numpy as np
 import pytest
 import tokenizers
@@ -74,24 +72,23 @@ def test_targets():
     assert target(Answer("cab", 0), "sat") == ((at + 6, at + 8), ())
 
 
-def test_an_answer_without_a_token_has_no_target(caplog):
+def test_an_answer_without_a_token_has_no_target():
     asked = question("ab \u200b\u200b cd", "\u200b")
-    with caplog.at_level(logging.WARNING):
-        found = build_windows([asked], UNCASED)
+    found = build_windows([asked], UNCASED)
     assert found.windows[0].target is None
     assert found.unplaced == (0,)
-    assert "1 question is without a target" in caplog.text
-    assert "file.json, question 1 (id 'q')" in caplog.text
+    assert "1 question is without a target" in found.warnings[0]
+    assert "file.json, question 1 (id 'q')" in found.warnings[0]
 
 
-def test_long_questions_are_cut_and_counted(caplog):
+def test_long_questions_are_cut_and_counted():
     asked = [question("a b", text="a b c d"), question("a b", text="a b c d e", id="long")]
-    with caplog.at_level(logging.WARNING):
-        found = build_windows(asked, UNCASED, SMALL)
+    found = build_windows(asked, UNCASED, SMALL)
     assert found.cut_questions == (1,)
     assert all(tokens(window.ids)[:6] == ["[CLS]", *"abcd", "[SEP]"] for window in found.windows)
-    assert "1 question is longer than 4 tokens, cut there: file.json, question 1 (id 'long')" in (
-        caplog.text
+    assert (
+        "1 question is longer than 4 tokens, cut there: file.json, question 1 (id 'long')"
+        in (found.warnings[0])
     )
 
 
