@@ -1,21 +1,29 @@
-"""Where each parameter of Hugging Face's `BertForPreTraining` lies in our tree, and in which form.
+"""Where each parameter of Hugging Face's BERT classes lies in our tree, and in which form.
 
 Theirs are per layer, with kernels stored (out, in); ours are stacked over layers on axis 0, with
 kernels (inputs..., outputs...) whose heads are axes of their own, and a vocabulary padded to a
 multiple of 128. The decoder is the embedding table in both, so that their duplicates of it,
 `cls.predictions.decoder.*`, appear neither in the table nor in what `to_huggingface` returns.
+
+One table serves `BertForPreTraining` and the three classes with a fine-tuning head. Their classes
+for tagging and span QA have no pooler, our encoder always has one, which those heads do not read.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.encoder import Pooler
 from bert_jax.model.heads import Params, init_params
+from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ def _norm(name: str, *path: str) -> list[Entry]:
 _EMBEDDINGS, _LAYERS = ("encoder", "embeddings"), ("encoder", "layers")
 _LAYER_NAME = "bert.encoder.layer.{n}"
 
-TABLE: tuple[Entry, ...] = (
+_ENCODER: tuple[Entry, ...] = (
     Entry("bert.embeddings.word_embeddings.weight", (*_EMBEDDINGS, "token"), "vocab"),
     Entry("bert.embeddings.position_embeddings.weight", (*_EMBEDDINGS, "position")),
     Entry("bert.embeddings.token_type_embeddings.weight", (*_EMBEDDINGS, "type")),
@@ -61,60 +69,90 @@ TABLE: tuple[Entry, ...] = (
     *_affine(f"{_LAYER_NAME}.intermediate.dense", *_LAYERS, "mlp", "up"),
     *_affine(f"{_LAYER_NAME}.output.dense", *_LAYERS, "mlp", "down"),
     *_norm(f"{_LAYER_NAME}.output.LayerNorm", *_LAYERS, "mlp_norm"),
-    *_affine("bert.pooler.dense", "encoder", "pooler", "dense"),
+)
+_POOLER = tuple(_affine("bert.pooler.dense", "encoder", "pooler", "dense"))
+
+TABLE: tuple[Entry, ...] = (
+    *_ENCODER,
+    *_POOLER,
     *_affine("cls.predictions.transform.dense", "mlm", "dense"),
     *_norm("cls.predictions.transform.LayerNorm", "mlm", "norm"),
     Entry("cls.predictions.bias", ("mlm", "bias"), "vocab"),
     *_affine("cls.seq_relationship", "nsp"),
 )
 
-DUPLICATES = frozenset(
-    {
-        "cls.predictions.decoder.weight",
-        "cls.predictions.decoder.bias",
-        "bert.embeddings.position_ids",
-    }
-)
+_CLASSIFIER = _affine("classifier", "head")
+TASK_TABLES: Mapping[str, tuple[Entry, ...]] = {
+    "classification": (*_ENCODER, *_POOLER, *_CLASSIFIER),
+    "tagging": (*_ENCODER, *_CLASSIFIER),
+    "span": (*_ENCODER, *_affine("qa_outputs", "head")),
+}
+"""By `TaskHeadConfig.kind`: `BertForSequenceClassification`, `BertForTokenClassification` and
+`BertForQuestionAnswering`."""
+
+_DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
+DUPLICATES = frozenset({_DECODER, _DECODER_BIAS, "bert.embeddings.position_ids"})
 """Names in their files that hold nothing of their own."""
 
+_HEADS = ("cls.", "classifier.", "qa_outputs.")
+_MAX_SHOWN = 40
+_LAYER_NUMBER = re.compile(r"(?<=\.layer\.)\d+(?=\.)")
 
-def from_huggingface(state_dict: Mapping[str, Any], config: ModelConfig) -> Params:
+
+def from_huggingface(
+    state_dict: Mapping[str, Any], config: ModelConfig, head: TaskHeadConfig | None = None
+) -> Params:
     """Our parameters (numpy, float32) from their state dict (anything numpy can read).
 
+    Args:
+      state_dict: of their class that has such a head; see `canonical_names` for what else its names
+        may be. A pooler that a model for tagging or span QA lacks is fresh.
+      config: the architecture.
+      head: None for `BertForPreTraining`.
+
     Raises:
-      UserError: names missing or unexpected, or shapes that do not fit; all of them at once.
+      UserError: names missing or unexpected, shapes that do not fit, values that are not finite
+        numbers, a decoder that is not the embedding table; all of them at once.
     """
-    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-    params: Params = {}
-    wrong, used = [], set(DUPLICATES)
-    for entry in TABLE:
-        per_layer = "{n}" in entry.name
-        ours = _lookup(shapes, entry.path).shape[1 if per_layer else 0 :]
-        arrays = []
-        for n in range(config.num_layers if per_layer else 1):
-            name = entry.name.format(n=n)
-            used.add(name)
-            if name not in state_dict:
-                wrong.append(f"{name} is missing")
-                continue
-            theirs = np.asarray(state_dict[name]).astype(np.float32)
-            expected = _their_shape(entry, ours, config)
-            if theirs.shape != expected:
-                wrong.append(f"{name} is {theirs.shape}, the configuration wants {expected}")
-                continue
-            arrays.append(_import(entry, theirs, ours))
-        if arrays:
-            _insert(params, entry.path, np.stack(arrays) if per_layer else arrays[0])
-    wrong += [f"{name} is unexpected" for name in sorted(set(state_dict) - used)]
-    if wrong:
-        raise UserError("these weights are not of this configuration: " + "; ".join(wrong))
+    found = canonical_names(state_dict)
+    key = jax.random.key(0)
+    if head is None:
+        return _read(TABLE, jax.eval_shape(lambda: init_params(config, key)), found, config)
+    shapes = jax.eval_shape(lambda: init_task_params(config, head, key))
+    table = TASK_TABLES[head.kind]
+    if _has_pooler(found):  # their older classes gave every model one
+        table += tuple(entry for entry in _POOLER if entry not in table)
+    params = _read(table, shapes, found, config)
+    params["encoder"].setdefault("pooler", _fresh_pooler(config))
     return params
 
 
-def to_huggingface(params: Params, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Their state dict, without the tied duplicates, from our parameters (or our gradients)."""
+def encoder_from_huggingface(
+    state_dict: Mapping[str, Any], config: ModelConfig
+) -> tuple[Params, bool]:
+    """The encoder of any of their BERT classes, whatever its head; and whether it has a pooler.
+
+    As `from_huggingface`, of the entry `encoder` alone; without `pooler` where they have none.
+    """
+    found = {n: a for n, a in canonical_names(state_dict).items() if not n.startswith(_HEADS)}
+    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    has_pooler = _has_pooler(found)
+    table = (*_ENCODER, *(_POOLER if has_pooler else ()))
+    return _read(table, shapes, found, config)["encoder"], has_pooler
+
+
+def to_huggingface(
+    params: Params, config: ModelConfig, head: TaskHeadConfig | None = None
+) -> dict[str, np.ndarray]:
+    """Their state dict, without the tied duplicates, from our parameters (or our gradients).
+
+    Args:
+      params: of a pretraining model, or of one with such a head.
+      config: the architecture.
+      head: None for `BertForPreTraining`.
+    """
     state_dict = {}
-    for entry in TABLE:
+    for entry in TABLE if head is None else TASK_TABLES[head.kind]:
         array = np.asarray(_lookup(params, entry.path))
         if "{n}" in entry.name:
             for n in range(config.num_layers):
@@ -122,6 +160,105 @@ def to_huggingface(params: Params, config: ModelConfig) -> dict[str, np.ndarray]
         else:
             state_dict[entry.name] = _export(entry, array, config)
     return state_dict
+
+
+def _fresh_pooler(config: ModelConfig) -> Params:
+    state = nnx.state(Pooler(config, nnx.Rngs(params=0)), nnx.Param)
+    return jax.tree.map(np.asarray, nnx.to_pure_dict(state))
+
+
+def canonical_names(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The same arrays under the names of the tables.
+
+    A bare `BertModel` has no prefix `bert.`, files from before 2019 call a norm's parameters gamma
+    and beta, and some have the decoder's bias under its second name only.
+
+    Raises:
+      UserError: two names of one parameter.
+    """
+    found: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for name, array in state_dict.items():
+        new = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+        new = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", new)
+        if new.startswith(("embeddings.", "encoder.", "pooler.")):
+            new = f"bert.{new}"
+        if new in found:
+            raise UserError(f"these weights have one parameter twice, as {origins[new]} and {name}")
+        found[new], origins[new] = array, name
+    if _DECODER_BIAS in found:
+        found.setdefault("cls.predictions.bias", found[_DECODER_BIAS])
+    return found
+
+
+def _has_pooler(found: Mapping[str, Any]) -> bool:
+    return any(entry.name in found for entry in _POOLER)
+
+
+def _read(
+    table: tuple[Entry, ...], shapes: Params, found: Mapping[str, Any], config: ModelConfig
+) -> Params:
+    """The entries of `table` as a tree; `found` has these names, and maybe duplicates."""
+    params: Params = {}
+    wrong: dict[str, list[str]] = {}
+    used = set(DUPLICATES)
+    for entry in table:
+        per_layer = "{n}" in entry.name
+        ours = _lookup(shapes, entry.path).shape[1 if per_layer else 0 :]
+        arrays = []
+        for n in range(config.num_layers if per_layer else 1):
+            name = entry.name.format(n=n)
+            used.add(name)
+            if name not in found:
+                wrong.setdefault("is missing", []).append(name)
+                continue
+            array, problem = _as_float32(found[name], _their_shape(entry, ours, config))
+            if problem:
+                wrong.setdefault(problem, []).append(name)
+                continue
+            arrays.append(_import(entry, array, ours))
+        if arrays:
+            _insert(params, entry.path, np.stack(arrays) if per_layer else arrays[0])
+    for name in sorted(set(found) - used):
+        wrong.setdefault("is unexpected", []).append(name)
+    for name, original in (
+        (_DECODER, "bert.embeddings.word_embeddings.weight"),
+        (_DECODER_BIAS, "cls.predictions.bias"),
+    ):
+        if {name, original} <= found.keys() and not np.array_equal(found[name], found[original]):
+            wrong.setdefault(f"is not equal to {original}, ours is the same", []).append(name)
+    if wrong:
+        said = [f"{name} {problem}" for problem, names in wrong.items() for name in _folded(names)]
+        more = f"; and {len(said) - _MAX_SHOWN} more" if len(said) > _MAX_SHOWN else ""
+        raise UserError(
+            "these weights are not of this configuration: " + "; ".join(said[:_MAX_SHOWN]) + more
+        )
+    return params
+
+
+def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]:
+    """An array of the expected shape, and what is wrong with it or ""."""
+    theirs = np.asarray(found)
+    if theirs.shape != expected:
+        return theirs, f"is {theirs.shape}, the configuration wants {expected}"
+    if not jnp.issubdtype(theirs.dtype, np.floating):
+        return theirs, f"has numbers of type {theirs.dtype}, floating point is needed"
+    with np.errstate(over="ignore"):
+        theirs = theirs.astype(np.float32)
+    if not np.isfinite(theirs).all():
+        return theirs, "has values that are not finite float32 numbers"
+    return theirs, ""
+
+
+def _folded(names: Iterable[str]) -> list[str]:
+    """Names that differ in the number of the layer alone become one."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        number = _LAYER_NUMBER.search(name)
+        layers.setdefault(_LAYER_NUMBER.sub("{}", name, count=1), []).append(
+            number[0] if number else ""
+        )
+    return [pattern.replace("{}", ",".join(numbers)) for pattern, numbers in layers.items()]
 
 
 def _their_shape(entry: Entry, ours: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:

@@ -66,10 +66,10 @@ def init_task_params(
         config: The architecture.
         head: The head.
         key: Of the random numbers; the head's do not depend on whether an encoder is given.
-        encoder: The entry `encoder` of pretrained parameters.
+        encoder: The entry `encoder` of pretrained parameters. What it lacks (a pooler) is fresh.
     """
     params = _fresh(config, head, key)
-    return params if encoder is None else {**params, "encoder": encoder}
+    return {**params, "encoder": {**params["encoder"], **(encoder or {})}}
 
 
 @partial(jax.jit, static_argnums=(0, 1))

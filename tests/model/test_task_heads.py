@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.convert.huggingface_names import TABLE, from_huggingface
+from bert_jax.convert.huggingface_names import from_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
@@ -54,7 +54,12 @@ def test_shapes_axes_and_an_encoder_that_is_kept(kind):
         assert len(names) == leaf.ndim, path
     pretrained = init_params(MODEL, jax.random.key(2))
     kept = init_task_params(MODEL, head, key, encoder=pretrained["encoder"])
-    assert kept["encoder"] is pretrained["encoder"]
+    assert kept["encoder"]["layers"] is pretrained["encoder"]["layers"]
+    del pretrained["encoder"]["pooler"]
+    completed = init_task_params(MODEL, head, key, encoder=pretrained["encoder"])["encoder"]
+    np.testing.assert_array_equal(
+        completed["pooler"]["dense"]["kernel"], params["encoder"]["pooler"]["dense"]["kernel"]
+    )
     np.testing.assert_array_equal(kept["head"]["kernel"], params["head"]["kernel"])
     logits = logits_of(kind, params, make_inputs())
     assert logits.shape == ((4, 3) if kind == "classification" else (4, 12, head.num_labels))
@@ -108,19 +113,7 @@ def test_logits_equal_transformers(kind):
     torch.manual_seed(0)
     theirs = getattr(transformers, names[kind])(config).eval()
     state = {name: value.detach().numpy() for name, value in theirs.state_dict().items()}
-    outer = "qa_outputs" if kind == "span" else "classifier"
-    head = {
-        "kernel": jnp.asarray(state.pop(f"{outer}.weight").T),
-        "bias": jnp.asarray(state.pop(f"{outer}.bias")),
-    }
-    # What these models lack, a pretraining model has: the encoder does not depend on it.
-    blank = transformers.BertForPreTraining(config).state_dict()
-    wanted = {entry.name for entry in TABLE} | set(state)
-    for name, value in blank.items():
-        if name not in state and (name in wanted or name.startswith(("bert.", "cls."))):
-            state[name] = value.detach().numpy()
-    encoder = jax.tree.map(jnp.asarray, from_huggingface(state, MODEL)["encoder"])
-    params = {"encoder": encoder, "head": head}
+    params = jax.tree.map(jnp.asarray, from_huggingface(state, MODEL, HEADS[kind]))
     inputs = make_inputs()
     with torch.no_grad():
         out = theirs(
