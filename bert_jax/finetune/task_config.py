@@ -85,6 +85,8 @@ class TableConfig:
             )
         if self.labels and self.kind == "score":
             raise UserError("task.table.labels is set, but kind 'score' has none; leave it out")
+        if self.kind == "class" and len(self.labels) == 1:
+            raise UserError(f"task.table.labels is {self.labels}; at least 2 are needed to choose")
         if self.label_columns and self.labels:
             raise UserError(
                 "task.table.labels is set, but label_columns names the labels; leave one out"
