@@ -1,0 +1,342 @@
+"""What a set of runs says: medians and quartiles, failed runs, paired differences with intervals.
+
+One run of a small task says little: the score moves with the seed (Dodge et al. 2020), and some
+runs end no better than a constant prediction (Mosbach et al. 2021). So runs are counted together,
+and two initialisations are compared over equal seeds and learning rates.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, combinations_with_replacement
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+from bert_jax.data.shuffle import below, hash_key, hash_u64
+
+LEVEL = 0.95
+"""Of the intervals."""
+_EXACT_UP_TO = 8  # seeds: 6,435 samples; beyond, so many are drawn:
+_DRAWS = 10_000
+_BOOTSTRAP = 0x626F6F74  # purpose of the random numbers
+
+
+@dataclass(frozen=True)
+class Member:
+    """What tells a run of a sweep from the others."""
+
+    init: str
+    learning_rate: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        member: which run.
+        scores: of each evaluation, by name, with `step` and `epoch`.
+        best: of the metric that chooses; None where no evaluation gave a finite one.
+        best_step: when.
+        failed: why it counts as failed; empty where it does not.
+        seconds: its share of the time.
+    """
+
+    member: Member
+    scores: Sequence[Mapping[str, Any]]
+    best: float | None
+    best_step: int
+    failed: str
+    seconds: float
+
+    @property
+    def best_scores(self) -> dict[str, float]:
+        """All finite scores of the best evaluation."""
+        for row in self.scores:
+            if row.get("step") == self.best_step:
+                return {
+                    name: float(value)
+                    for name, value in row.items()
+                    if name not in ("step", "epoch") and _is_finite(value)
+                }
+        return {}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one initialisation, with one learning rate or with all.
+
+    Attributes:
+        init: name.
+        learning_rate: None: all of them.
+        runs: number.
+        failed: how many of them failed; they are in the statistics all the same,
+        lost: but for those that have no finite score.
+        median: and the others, of the best score of each run; None without runs. Quartiles are
+            interpolated (linear); `std` divides by n - 1 and needs two runs.
+        medians: of every score at the runs' best evaluations, by name.
+        seconds: all runs together.
+    """
+
+    init: str
+    learning_rate: float | None
+    runs: int
+    failed: int
+    lost: int
+    median: float | None
+    low_quartile: float | None
+    high_quartile: float | None
+    best: float | None
+    mean: float | None
+    std: float | None
+    medians: dict[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences of the best scores, first less second, of runs that differ in `init` only.
+
+    Runs with one seed share the order of examples and the first weights of the head, so the seeds
+    are what was sampled: the differences of a seed are meant first, and the intervals are of the
+    mean over seeds.
+
+    Attributes:
+        first: an initialisation.
+        second: another.
+        learning_rates: of the first and the second, where only one each was compared; None: all.
+        chosen: the learning rates were chosen by their medians, on the same scores.
+        pairs: how many.
+        seeds: in how many seeds.
+        mean: None without pairs.
+        student: interval by Student's t; None for fewer than two seeds.
+        bootstrap: percentile interval, over all samples of the seeds where they are few, else
+            over 10,000; None for fewer than two seeds.
+        wins: pairs in which the first is better.
+        ties: pairs that are equal.
+        unpaired: runs left out, for want of a partner with a finite score or of one of their own.
+    """
+
+    first: str
+    second: str
+    learning_rates: tuple[float, float] | None
+    chosen: bool
+    pairs: int
+    seeds: int
+    mean: float | None
+    student: tuple[float, float] | None
+    bootstrap: tuple[float, float] | None
+    wins: int
+    ties: int
+    unpaired: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of all runs of a sweep.
+
+    Attributes:
+        metric: name of the score that chooses.
+        constant_score: what the best constant prediction gets, if it is known.
+        outcomes: all runs.
+        groups: for each initialisation one a learning rate, then, where there are several, all.
+        best_learning_rates: of each initialisation, by the median; the lowest of equal ones.
+            Without those that have no finite score.
+        comparisons: of each two initialisations: at each learning rate; where there are several,
+            over all, and each at its best.
+    """
+
+    metric: str
+    constant_score: float | None
+    outcomes: tuple[Outcome, ...]
+    groups: tuple[Group, ...]
+    best_learning_rates: dict[str, float]
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def inits(self) -> tuple[str, ...]:
+        """Names, in the order in which they appear."""
+        return tuple(dict.fromkeys(outcome.member.init for outcome in self.outcomes))
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Ascending."""
+        return tuple(sorted({outcome.member.learning_rate for outcome in self.outcomes}))
+
+
+def judge(best: float | None, constant_score: float, finite: bool) -> str:
+    """Why a run failed; empty where it did not.
+
+    Args:
+        best: score of its best evaluation, None where none was finite.
+        constant_score: of the best constant prediction, by the same metric.
+        finite: whether all of its losses and scores were.
+    """
+    if best is None:
+        return "no evaluation gave a finite score"
+    reasons = [] if finite else ["a loss or a score was not finite"]
+    if not best > constant_score:
+        reasons.append(
+            f"its best score {best:.4f} is not above {constant_score:.4f}, which a constant "
+            "prediction gets"
+        )
+    return "; ".join(reasons)
+
+
+def summarise(
+    outcomes: Sequence[Outcome], metric: str, constant_score: float | None = None
+) -> Summary:
+    """Statistics and comparisons of the runs of a sweep.
+
+    Args:
+        outcomes: one a run.
+        metric: name of the score that `best` is.
+        constant_score: of the best constant prediction.
+    """
+    members = [outcome.member for outcome in outcomes]
+    if len(set(members)) < len(members):
+        raise ValueError("two outcomes of one member")
+    groups: list[Group] = []
+    best_rates: dict[str, float] = {}
+    for init in dict.fromkeys(member.init for member in members):
+        own = [outcome for outcome in outcomes if outcome.member.init == init]
+        rates = sorted({outcome.member.learning_rate for outcome in own})
+        each = [
+            _group(init, rate, [o for o in own if o.member.learning_rate == rate]) for rate in rates
+        ]
+        scored = [group for group in each if group.median is not None]
+        if scored:
+            best = max(scored, key=lambda group: (group.median, -(group.learning_rate or 0)))
+            best_rates[init] = best.learning_rate or 0.0
+        groups += each if len(rates) == 1 else [*each, _group(init, None, own)]
+    comparisons = []
+    for first, second in combinations(dict.fromkeys(member.init for member in members), 2):
+        comparisons += _comparisons(outcomes, first, second, best_rates)
+    return Summary(
+        metric, constant_score, tuple(outcomes), tuple(groups), best_rates, tuple(comparisons)
+    )
+
+
+def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) -> Group:
+    values = np.array([o.best for o in outcomes if _is_finite(o.best)], np.float64)
+    low, median, high = (
+        np.quantile(values, [0.25, 0.5, 0.75]).tolist() if len(values) else [None] * 3
+    )
+    every: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        for name, value in outcome.best_scores.items():
+            every.setdefault(name, []).append(value)
+    return Group(
+        init=init,
+        learning_rate=learning_rate,
+        runs=len(outcomes),
+        failed=sum(bool(o.failed) for o in outcomes),
+        lost=len(outcomes) - len(values),
+        median=median,
+        low_quartile=low,
+        high_quartile=high,
+        best=float(values.max()) if len(values) else None,
+        mean=float(values.mean()) if len(values) else None,
+        std=float(values.std(ddof=1)) if len(values) > 1 else None,
+        medians={name: float(np.median(found)) for name, found in every.items()},
+        seconds=sum(o.seconds for o in outcomes),
+    )
+
+
+def _comparisons(
+    outcomes: Sequence[Outcome], first: str, second: str, best_rates: Mapping[str, float]
+) -> list[Comparison]:
+    scores: dict[str, dict[tuple[float, int], float | None]] = {first: {}, second: {}}
+    for outcome in outcomes:
+        member = outcome.member
+        if member.init in scores:
+            best = outcome.best if _is_finite(outcome.best) else None
+            scores[member.init][member.learning_rate, member.seed] = best
+
+    def compare(rates: tuple[float, float] | None, *, chosen: bool = False) -> Comparison:
+        ours, theirs = (
+            {key if rates is None else (0.0, key[1]): score
+             for key, score in scores[init].items() if rates is None or key[0] == rate}
+            for init, rate in zip((first, second), rates or (0.0, 0.0), strict=True)
+        )  # fmt: skip
+        return _compare(first, second, ours, theirs, rates, chosen)
+
+    shared = sorted({rate for rate, _ in scores[first]} & {rate for rate, _ in scores[second]})
+    found = [compare((rate, rate)) for rate in shared]
+    if len({rate for init in scores.values() for rate, _ in init}) > 1:
+        if shared:
+            found.append(compare(None))
+        if first in best_rates and second in best_rates:
+            found.append(compare((best_rates[first], best_rates[second]), chosen=True))
+    return found
+
+
+def _compare(
+    first: str,
+    second: str,
+    ours: Mapping[tuple[float, int], float | None],
+    theirs: Mapping[tuple[float, int], float | None],
+    rates: tuple[float, float] | None,
+    chosen: bool,
+) -> Comparison:
+    by_seed: dict[int, list[float]] = {}
+    for (rate, seed), score in ours.items():
+        other = theirs.get((rate, seed))
+        if score is not None and other is not None:
+            by_seed.setdefault(seed, []).append(score - other)
+    differences = np.array([value for values in by_seed.values() for value in values], np.float64)
+    means = np.array([np.mean(by_seed[seed]) for seed in sorted(by_seed)], np.float64)
+    enough = len(means) > 1
+    return Comparison(
+        first=first,
+        second=second,
+        learning_rates=rates,
+        chosen=chosen,
+        pairs=len(differences),
+        seeds=len(means),
+        mean=float(means.mean()) if len(means) else None,
+        student=student_interval(means) if enough else None,
+        bootstrap=bootstrap_interval(means) if enough else None,
+        wins=int((differences > 0).sum()),
+        ties=int((differences == 0).sum()),
+        unpaired=len(ours) + len(theirs) - 2 * len(differences),
+    )
+
+
+def student_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """Interval of the mean at `LEVEL` by Student's t, n - 1 degrees of freedom; n at least 2."""
+    n = len(values)
+    half = stdtrit(n - 1, 0.5 + LEVEL / 2) * values.std(ddof=1) / math.sqrt(n)
+    return float(values.mean() - half), float(values.mean() + half)
+
+
+def bootstrap_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """Percentile interval of the mean at `LEVEL` over samples with replacement; n at least 2.
+
+    Up to 8 values over all n^n samples, those of equal content counted at once; beyond over 10,000
+    that are the same each time. Of few values it is too narrow: there Student's is to be believed.
+    """
+    n = len(values)
+    if n <= _EXACT_UP_TO:
+        samples = np.array(list(combinations_with_replacement(range(n), n)))
+        counts = (samples[:, :, None] == np.arange(n)).sum(axis=1)
+        factorial = np.array([math.factorial(i) for i in range(n + 1)])
+        weights = factorial[n] / factorial[counts].prod(axis=1) / n**n
+    else:
+        counters = np.arange(_DRAWS * n).reshape(_DRAWS, n)
+        samples = below(hash_u64(hash_key(_BOOTSTRAP, n), counters), n)
+        weights = np.full(_DRAWS, 1 / _DRAWS)
+    means = values[samples].mean(axis=1)
+    order = np.argsort(means, kind="stable")
+    cumulated = np.cumsum(weights[order])
+    at = np.searchsorted(cumulated, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
+    low, high = means[order][at.clip(max=len(means) - 1)].tolist()
+    return low, high
+
+
+def _is_finite(value: Any) -> bool:
+    return value is not None and math.isfinite(value)
