@@ -107,13 +107,14 @@ def tag_windows(
             "would fall between two windows"
         )
     special = tokenizer.special_ids
-    pieces = iter(tokenizer.encode_batch([word for each in examples for word in each.tokens]))
+    words = list(dict.fromkeys(word for each in examples for word in each.tokens))
+    pieces = dict(zip(words, tokenizer.encode_batch(words), strict=True))
     unknown = np.array([special.unk], np.int32)
     windows: list[TagWindow] = []
     long: list[TaggedExample] = []
     unreadable: list[TaggedExample] = []
     for number, example in enumerate(examples):
-        parts = [next(pieces) for _ in example.tokens]
+        parts = [pieces[word] for word in example.tokens]
         if not all(map(len, parts)):
             unreadable += [example] * sum(not len(part) for part in parts)
             parts = [part if len(part) else unknown for part in parts]
@@ -130,12 +131,12 @@ def tag_windows(
         for window, (start, end) in enumerate(zip(starts, ends, strict=True)):
             mine = np.flatnonzero(owner == window)
             places = first[mine] - start + 1
-            words = np.full(end - start + 2, -1, np.int32)
-            words[places] = mine
+            owned = np.full(end - start + 2, -1, np.int32)
+            owned[places] = mine
             marks = np.full(end - start + 2, IGNORED, np.int32)
             marks[places] = label[mine]
             row = np.concatenate([[special.cls], ids[start:end], [special.sep]]).astype(np.int32)
-            windows.append(TagWindow(number, row, words, marks))
+            windows.append(TagWindow(number, row, owned, marks))
     warnings = _warnings(long, f"sentences of more than {room} sub-words, read in windows")
     warnings += _warnings(unreadable, "words of which the tokenizer leaves nothing, read as [UNK]")
     return TagWindows(tuple(windows), tuple(len(each.tokens) for each in examples), warnings)

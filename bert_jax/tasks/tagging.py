@@ -118,10 +118,11 @@ def read_wikiann(path: str | Path) -> list[TaggedExample]:
     line, columns = sentence[0]
     language = re.match(r"[a-z][a-z-]*:", columns[0])
     if language is None:
-        raise UserError(
+        message = (
             f"{path}, line {line}: the word {columns[0][:40]!r} has no language before it, as in "
             "'en:Paris'; read a file without them as columns"
         )
+        raise MissingColumn("-1", message) if len(columns) == 1 else UserError(message)
     return read_columns(path, token_prefix=language.group())
 
 

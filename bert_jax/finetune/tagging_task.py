@@ -1,0 +1,230 @@
+"""Tags for words: named entities in any scheme, and tags that are not of entities."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.data.staging import replace_file
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
+from bert_jax.finetune.rows import Rows
+from bert_jax.finetune.task import Learned, Objective, Outputs, describe
+from bert_jax.finetune.task_config import TaggingConfig, TaskConfig
+from bert_jax.tasks.entity_metrics import entity_scores
+from bert_jax.tasks.examples import LabelSet, TaggedExample
+from bert_jax.tasks.problems import MissingColumn
+from bert_jax.tasks.tag_schemes import convert, detect_scheme, entities, tag_labels, to_tags
+from bert_jax.tasks.tag_windows import tag_windows
+from bert_jax.tasks.tagging import read_columns, read_token_lists, read_wikiann
+
+
+class TaggingTask:
+    """A task about words; see `task.Task`.
+
+    Tags of entities are learned, scored and written as IOB2, in whatever scheme the files are.
+
+    Args:
+        config: of kind tagging.
+        learned: the tags, and whether they are of entities.
+        tokenizer: of the model.
+        train: training data; None for a task that was restored.
+        dev: dev data.
+    """
+
+    objective: Objective = "tags"
+
+    def __init__(
+        self,
+        config: TaskConfig,
+        learned: Learned,
+        tokenizer: Tokenizer,
+        train: Sequence[TaggedExample] | None = None,
+        dev: Sequence[TaggedExample] | None = None,
+    ) -> None:
+        self.config = config
+        self.learned = learned
+        self.tokenizer = tokenizer
+        self.labels = LabelSet(learned.labels)
+        self.num_outputs = len(self.labels)
+        self.metric = "accuracy" if learned.scheme == "plain" else "f1"
+        self._train = None if train is None else TaggingSplit(self, "train", train)
+        self._dev = None if dev is None else TaggingSplit(self, "dev", dev)
+
+    @classmethod
+    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> "TaggingTask":
+        """Reads training and dev data; see `task.open_task`."""
+        read = [_read(config.source(name), config.tagging) for name in ("train", "dev")]
+        is_plain = config.tagging.scheme == "plain" or (
+            not config.tagging.lenient and detect_scheme(read[0]) == "plain"
+        )
+        learned = Learned(scheme="plain" if is_plain else "iob2")
+        train, dev = (_in_scheme(examples, config.tagging, learned) for examples in read)
+        labels = tag_labels(train, learned.scheme)
+        learned = Learned(labels.names, scheme=learned.scheme)
+        return cls(config, learned, tokenizer, train, dev)
+
+    def train_split(self) -> "TaggingSplit":
+        """See `task.Task`."""
+        if self._train is None:
+            raise UserError("a task read from a checkpoint has no training data")
+        return self._train
+
+    def dev_splits(self) -> "list[TaggingSplit]":
+        """See `task.Task`."""
+        if self._dev is None:
+            raise UserError("a task read from a checkpoint has no dev data; name a file")
+        return [self._dev]
+
+    def open_split(self, source: str) -> "TaggingSplit":
+        """See `task.Task`."""
+        notes: tuple[str, ...] = ()
+        try:
+            examples = _read(source, self.config.tagging)
+        except MissingColumn as error:
+            wanted = (self.config.tagging.tags, f"{self.config.tagging.tag_column}")
+            if error.column != wanted[self.config.tagging.format != "rows"]:
+                raise
+            examples = _read(source, self.config.tagging, with_tags=False)
+            notes = (f"{source}: there is no column {error.column!r}, so its words have no tags",)
+        name = source if source.startswith("tfds:") else Path(source).name
+        converted = _in_scheme(examples, self.config.tagging, self.learned)
+        return TaggingSplit(self, name, converted, notes)
+
+    def describe(self) -> dict[str, Any]:
+        """See `task.Task`."""
+        return describe(self.config, self.learned)
+
+
+class TaggingSplit:
+    """Sentences of one file; see `task.Split`."""
+
+    def __init__(
+        self,
+        task: TaggingTask,
+        name: str,
+        examples: Sequence[TaggedExample],
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self._task = task
+        self._examples = examples
+        self._windows = tag_windows(
+            examples,
+            task.tokenizer,
+            task.labels,
+            max_length=task.config.length,
+            stride=task.config.tagging.stride,
+        )
+        self.name = name
+        self.warnings = (*notes, *self._windows.warnings)
+        self._has_tags = all(example.tags is not None for example in examples)
+        windows = self._windows.windows
+        self.rows = Rows(
+            [window.ids for window in windows],
+            np.array([len(window.ids) for window in windows], np.int32),
+            [window.labels for window in windows] if self._has_tags else None,
+        )
+
+    @cached_property
+    def constant_score(self) -> float:
+        """See `task.Split`; without any entity F1 is 0."""
+        gold = self._gold()
+        if self._task.metric == "f1":
+            return 0.0
+        counts = Counter(tag for tags in gold for tag in tags)
+        return max(counts.values()) / counts.total()
+
+    def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
+        """See `task.Split`; accuracy is over words."""
+        del saved
+        gold = self._gold()
+        names = ["accuracy"] if self._task.metric == "accuracy" else list(_ENTITY_METRICS)
+        if not self._is_finite(outputs):
+            return dict.fromkeys(names, float("nan"))
+        predicted = self._predicted(outputs)
+        if self._task.metric == "accuracy":
+            pairs = zip(gold, predicted, strict=True)
+            hits = sum(a == b for g, p in pairs for a, b in zip(g, p, strict=True))
+            return {"accuracy": hits / sum(map(len, gold))}
+        found = entity_scores(gold, predicted)
+        overall = found.overall
+        values = (overall.f1, overall.precision, overall.recall, found.token_accuracy)
+        return dict(zip(names, values, strict=True))
+
+    def write_predictions(
+        self, outputs: Outputs, out: Path, scores: Mapping[str, float]
+    ) -> list[Path]:
+        """Writes predictions.jsonl and predictions.txt.
+
+        The latter has a word a line with the tag of the file, where it has one, and the predicted
+        one, as the CoNLL script takes it; apart by spaces, or tabs where a word holds a space.
+        """
+        del scores
+        if not self._is_finite(outputs):
+            raise UserError(f"{self.name}: outputs are not finite; the model has diverged")
+        mark = "\t" if any(" " in word for each in self._examples for word in each.tokens) else " "
+        entries: list[str] = []
+        blocks: list[str] = []
+        for example, tags in zip(self._examples, self._predicted(outputs), strict=True):
+            entry = {"id": example.id, "tokens": example.tokens, "tags": tags}
+            entries.append(json.dumps(entry, ensure_ascii=False))
+            columns = [example.tokens, tags]
+            if example.tags is not None:
+                columns.insert(1, example.tags)
+            blocks.append("\n".join(map(mark.join, zip(*columns, strict=True))))
+        paths = [Path(out) / "predictions.jsonl", Path(out) / "predictions.txt"]
+        for path, lines, between in zip(paths, (entries, blocks), ("\n", "\n\n"), strict=True):
+            replace_file(path, (between.join(lines) + "\n").encode())
+        return paths
+
+    def _predicted(self, outputs: Outputs) -> list[tuple[str, ...]]:
+        """The tags of each sentence; those of entities as sound IOB2."""
+        best = [np.asarray(logits).argmax(axis=-1) for logits in outputs]
+        names = self._task.learned.labels
+        found = [tuple(names[n] for n in tags) for tags in self._windows.gather(best)]
+        if self._task.learned.scheme == "plain":
+            return found
+        return [to_tags(entities(tags), len(tags), "iob2") for tags in found]
+
+    def _is_finite(self, outputs: Outputs) -> bool:
+        rows = zip(self.rows.tokens, outputs, strict=True)
+        return all(np.isfinite(logits[: len(ids)]).all() for ids, logits in rows)
+
+    def _gold(self) -> list[tuple[str, ...]]:
+        tags = [example.tags for example in self._examples if example.tags is not None]
+        if not self._has_tags:
+            raise UserError(f"{self.name} has no tags, so it cannot be scored; predict it")
+        return tags
+
+
+_ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
+
+
+def _read(source: str, config: TaggingConfig, *, with_tags: bool = True) -> list[TaggedExample]:
+    if config.format == "rows":
+        return read_token_lists(
+            source,
+            tokens=config.tokens,
+            tags=config.tags if with_tags else None,
+            tag_names=config.tag_names or None,
+        )
+    if config.format == "wikiann" and with_tags:
+        return read_wikiann(source)
+    return read_columns(
+        source,
+        token_column=config.token_column,
+        tag_column=config.tag_column if with_tags else None,
+        comment=config.comment or None,
+    )
+
+
+def _in_scheme(
+    examples: Sequence[TaggedExample], config: TaggingConfig, learned: Learned
+) -> Sequence[TaggedExample]:
+    if learned.scheme == "plain":
+        return examples
+    return convert(examples, lenient=config.lenient)
