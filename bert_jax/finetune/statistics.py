@@ -307,6 +307,13 @@ def _compare(
     )
 
 
+def rate_name(learning_rate: float | None) -> str:
+    """Short, as 2e-5; None is all of them."""
+    if learning_rate is None:
+        return "all"
+    return np.format_float_scientific(learning_rate, trim="-", exp_digits=1)
+
+
 def student_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
     """Interval of the mean at `LEVEL` by Student's t, n - 1 degrees of freedom; n at least 2."""
     n = len(values)
