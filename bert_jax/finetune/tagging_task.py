@@ -65,6 +65,11 @@ class TaggingTask:
         learned = Learned(scheme="plain" if is_plain else "iob2")
         train, dev = (_in_scheme(examples, config.tagging, learned) for examples in read)
         labels = tag_labels(train, learned.scheme)
+        if len(labels) < 2:
+            raise UserError(
+                f"{config.tagging.train}: the only tag is {labels.names[0]!r}, from which nothing "
+                "can be learned; is it the column of the tags?"
+            )
         learned = Learned(labels.names, scheme=learned.scheme)
         return cls(config, learned, tokenizer, train, dev)
 

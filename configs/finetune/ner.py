@@ -1,0 +1,22 @@
+"""Named entities, or other tags of words.
+
+    bert-jax finetune --config=configs/finetune/ner.py --config.init=work/base \
+        --config.task.tagging.train=eng.train --config.task.tagging.dev=eng.testa \
+        --workdir=work/conll
+
+Files have a word a line, the word in the first column and the tag in the last; `ner.py:wikiann`
+reads WikiANN's, `ner.py:rows` JSON lines or parquet with lists of tokens and tags.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(data_format: str = "columns") -> ConfigDict:
+    """The recipe; any field of `bert_jax.finetune.config.FinetuneConfig` may be set."""
+    return ConfigDict(
+        {
+            "task": {"kind": "tagging", "tagging": {"format": data_format}},
+            "training": {"num_epochs": 5.0, "batch_size": 32},
+            "optimizer": {"learning_rate": 5e-5},
+        }
+    )

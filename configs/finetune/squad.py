@@ -1,0 +1,21 @@
+"""Answers to questions as spans of a text, from files in the JSON of SQuAD 1.1 or 2.0.
+
+    bert-jax finetune --config=configs/finetune/squad.py --config.init=work/base \
+        --config.task.squad.train=train-v2.0.json --config.task.squad.dev=dev-v2.0.json \
+        --workdir=work/squad
+
+The model needs positions for 384 tokens; with fewer, lower `task.max_length`.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """The recipe; any field of `bert_jax.finetune.config.FinetuneConfig` may be set."""
+    return ConfigDict(
+        {
+            "task": {"kind": "squad"},
+            "training": {"num_epochs": 3.0, "batch_size": 32},
+            "optimizer": {"learning_rate": 5e-5},
+        }
+    )

@@ -1,0 +1,22 @@
+"""A table of your own: CSV, TSV, JSON lines or parquet with the columns `text` and `label`.
+
+    bert-jax finetune --config=configs/finetune/table.py --config.init=work/base \
+        --config.task.table.train=reviews.csv --workdir=work/reviews
+
+A tenth of the texts is held out to choose the best checkpoint by, unless `task.table.dev` names a
+file. Other columns: `--config.task.table.text=body --config.task.table.label=stars`; pairs:
+`text_pair`; several labels a row: `kind=classes`; numbers: `kind=score`.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """The recipe; any field of `bert_jax.finetune.config.FinetuneConfig` may be set."""
+    return ConfigDict(
+        {
+            "task": {"kind": "table"},
+            "training": {"num_epochs": 5.0, "batch_size": 32},
+            "optimizer": {"learning_rate": 3e-5},
+        }
+    )
