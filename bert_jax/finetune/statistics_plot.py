@@ -1,10 +1,10 @@
 """The scores of a set of runs as a picture: a point a run, a box a group."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from bert_jax.data.shuffle import hash_key, hash_u64
 from bert_jax.finetune.statistics import Outcome, Summary, rate_name
 
 _COLOURS = ["#2b6cb0", "#c2410c", "#2f855a", "#6b46c1", "#b7791f", "#4a5568"]
@@ -15,8 +15,8 @@ _LONGEST_NAME = 40
 def statistics_figure(summary: Summary, *, title: str = "", percent: bool = False) -> Any:
     """Strips of points with boxes of the quartiles, side by side for each learning rate.
 
-    Failed runs are crosses; those without a finite score stand on the lower edge. The whiskers
-    reach the lowest and the highest run.
+    Failed runs are crosses; those without a finite score stand on the axis. The whiskers reach the
+    lowest and the highest run.
 
     Args:
         summary: Of the runs.
@@ -44,6 +44,9 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
             va="center", color=_BASELINE, fontsize=9,
         )  # fmt: skip
     step = 0.8 / max(len(inits), 1)
+    # A seed stands at the same place in every box, and equal scores do not hide each other.
+    seeds = sorted({outcome.member.seed for outcome in summary.outcomes})
+    aside = {seed: (n + 0.5) / len(seeds) - 0.5 for n, seed in enumerate(seeds)}
     for i, init in enumerate(inits):
         colour = _COLOURS[i % len(_COLOURS)]
         axis.plot([], [], "o", color=colour, markersize=5, label=_short(init))
@@ -53,9 +56,13 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
                 for outcome in summary.outcomes
                 if (outcome.member.init, outcome.member.learning_rate) == (init, rate)
             ]
-            _strip(axis, r + (i - (len(inits) - 1) / 2) * step, 0.62 * step, runs, scale, colour)
+            _strip(
+                axis, r + (i - (len(inits) - 1) / 2) * step, 0.62 * step, runs, aside, scale, colour
+            )
     if any(outcome.failed for outcome in summary.outcomes):
-        axis.plot([], [], "x", color=_FAILED, markersize=6, label="failed")
+        lost = any(group.lost for group in summary.groups)
+        label = "failed; on the axis: no finite score" if lost else "failed"
+        axis.plot([], [], "x", color=_FAILED, markersize=6, label=label)
     _limits(axis, summary, scale)
     axis.set_xticks(range(len(rates)), [rate_name(rate) for rate in rates])
     axis.set_xlim(-0.5, max(len(rates), 1) - 0.5)
@@ -73,7 +80,13 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
 
 
 def _strip(
-    axis: Any, at: float, width: float, runs: list[Outcome], scale: float, colour: str
+    axis: Any,
+    at: float,
+    width: float,
+    runs: list[Outcome],
+    aside: Mapping[int, float],
+    scale: float,
+    colour: str,
 ) -> None:
     scored = [run for run in runs if run.best is not None and np.isfinite(run.best)]
     values = np.array([run.best for run in scored], float) * scale
@@ -85,12 +98,8 @@ def _strip(
             whiskerprops={"color": colour, "alpha": 0.6}, capprops={"color": colour, "alpha": 0.6},
             medianprops={"color": colour, "linewidth": 2},
         )  # fmt: skip
-    # A little to the side, by the seed, so that equal scores are seen.
-    seeds = np.array([run.member.seed for run in runs], np.int64).reshape(-1)
-    aside = hash_u64(hash_key(1), seeds) / 2**64 - 0.5
-    places = dict(zip(map(id, runs), at + 0.5 * width * aside, strict=True))
     for run in runs:
-        x = places[id(run)]
+        x = at + 0.8 * width * aside[run.member.seed]
         if run.best is None or not np.isfinite(run.best):
             axis.plot(
                 [x], [0.015], "x", color=_FAILED, markersize=6, zorder=4,
@@ -106,7 +115,7 @@ def _strip(
 
 
 def _limits(axis: Any, summary: Summary, scale: float) -> None:
-    """Room for all points and the line; at least two points of a hundred."""
+    """Room for all points and the line; at least four points of a hundred."""
     values = [run.best for run in summary.outcomes if run.best is not None]
     values = [value for value in values if np.isfinite(value)]
     if summary.constant_score is not None:
@@ -115,7 +124,7 @@ def _limits(axis: Any, summary: Summary, scale: float) -> None:
         axis.set_ylim(0, 100)
         return
     low, high = min(values) * scale, max(values) * scale
-    margin = 0.08 * max(high - low, 2.0)
+    margin = max(0.08 * (high - low), (4.0 - (high - low)) / 2)
     axis.set_ylim(low - margin, high + margin)
 
 
