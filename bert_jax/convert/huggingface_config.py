@@ -88,6 +88,8 @@ def model_config_from_huggingface(found: Mapping[str, Any], *, where: str) -> Mo
     act = found.get("hidden_act")
     known = isinstance(act, str) and act in ACTIVATIONS
     take("hidden_act", "activation", known, "one of " + ", ".join(ACTIVATIONS))
+    for ours in fields.keys() & set(_RATES.values()):  # 0 may be written without a point
+        fields[ours] = float(fields[ours])
     if "activation" in fields:
         fields["activation"] = ACTIVATIONS[fields["activation"]]
     for name, (only, why) in _ONLY.items():

@@ -1,0 +1,190 @@
+"""What fine-tuning starts from: each kind of directory, and what is wrong with one that is not."""
+
+import json
+import logging
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from huggingface_directory import (
+    MODEL,
+    TOKENIZER,
+    pretraining_params,
+    write_huggingface,
+    write_safetensors,
+)
+
+from bert_jax.checkpoint import Checkpoints, Retention
+from bert_jax.data.wordpiece import WordPieceTokenizer
+from bert_jax.errors import UserError
+from bert_jax.finetune.initial import load_initial
+from bert_jax.model.config import ModelConfig
+from bert_jax.training.config import PretrainConfig, PretrainModelConfig, to_dict
+from bert_jax.untrusted.json_file import read_json_object
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class State(NamedTuple):
+    params: Any
+
+
+def refused(directory):
+    with pytest.raises(UserError) as caught:
+        load_initial(directory)
+    return str(caught.value)
+
+
+def assert_encoder(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    write_huggingface(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+@pytest.fixture
+def weights(directory):
+    """Of `directory`, in whose place a test writes them as it needs them."""
+    weights = write_huggingface(directory)
+    (directory / SINGLE).unlink()
+    return weights
+
+
+def write_shards(directory, weights, **index_changes):
+    names = sorted(weights)
+    parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, part in parts.items():
+        write_safetensors(directory / file, {name: weights[name] for name in part})
+    where = {name: file for file, part in parts.items() for name in part}
+    (directory / INDEX).write_text(
+        json.dumps({"metadata": {"total_size": 1}, "weight_map": where | index_changes})
+    )
+
+
+def test_a_directory_of_hugging_face(directory, caplog):
+    found = load_initial(str(directory))
+    assert_encoder(found.encoder, pretraining_params()["encoder"])
+    assert found.config == ModelConfig(**{**vars(MODEL), "dtype": "auto"})
+    assert found.tokenizer.fingerprint == TOKENIZER.fingerprint
+    assert found.tokenizer_files == directory
+    assert found.name == f"{directory}, BertForPreTraining"
+    assert found.has_pooler
+    assert not caplog.records
+
+
+def test_without_a_pooler_it_says_so_once(directory, weights, caplog):
+    weights = {n: a for n, a in weights.items() if "pooler" not in n}
+    write_safetensors(directory / SINGLE, weights)
+    with caplog.at_level(logging.WARNING):
+        found = load_initial(directory)
+    assert not found.has_pooler
+    assert "pooler" not in found.encoder
+    (record,) = caplog.records
+    assert f"{directory} has no pooler" in record.getMessage()
+
+
+def test_shards(directory, weights):
+    write_shards(directory, weights)
+    assert_encoder(load_initial(directory).encoder, pretraining_params()["encoder"])
+
+
+def test_shards_that_are_not_those_of_the_index(directory, weights):
+    first, second = "bert.embeddings.LayerNorm.bias", "bert.embeddings.LayerNorm.weight"
+    write_shards(directory, weights, **{first: "model-2.safetensors"})
+    message = refused(directory)
+    assert f"{first} is not in model-2.safetensors" in message
+    assert f"{first} is in model-1.safetensors and not in the index as such" in message
+    for outside in ("../model-2.safetensors", "/x.safetensors", "model-2.bin", 3, "..safetensors"):
+        write_shards(directory, weights, **{second: outside})
+        assert f"the tensor '{second}' is in {outside!r}; a .safetensors" in refused(directory)
+    write_shards(directory, weights, **{second: "gone.safetensors"})
+    assert "gone.safetensors: no such file" in refused(directory)
+    (directory / INDEX).write_text('{"weight_map": []}')
+    assert "weight_map must be an object" in refused(directory)
+
+
+def test_two_sets_of_weights(directory):
+    (directory / INDEX).write_text("{}")
+    assert f"has both {SINGLE} and {INDEX}" in refused(directory)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_pickled_weights_are_not_read(directory, name):
+    (directory / SINGLE).rename(directory / name)
+    message = refused(directory)
+    assert f"weights in {name} alone, which is not read" in message
+    assert f"BertForPreTraining.from_pretrained({str(directory)!r}).save_pretrained" in message
+
+
+def test_no_weights_no_tokenizer_no_configuration_nothing(directory, tmp_path):
+    (directory / SINGLE).unlink()
+    assert "has no weights" in refused(directory)
+    for file in (*directory.glob("*token*"), *directory.glob("vocab*")):
+        file.unlink()
+    assert "holds no tokenizer" in refused(directory)
+    (directory / "config.json").unlink()
+    assert "has no config.json; give the work directory of" in refused(directory)
+    assert "does not exist; give the work directory of" in refused(tmp_path / "bert-base-uncased")
+    assert "hf download" in refused(tmp_path / "bert-base-uncased")
+    (tmp_path / "file").write_text("")
+    assert "is a file; give the work directory of" in refused(tmp_path / "file")
+
+
+def test_weights_and_configuration_of_two_models(directory):
+    config = read_json_object(directory / "config.json", max_bytes=10**6)
+    (directory / "config.json").write_text(
+        json.dumps(config | {"intermediate_size": 48, "num_hidden_layers": 1})
+    )
+    message = refused(directory)
+    assert f"{directory}: these weights are not of this configuration" in message
+    assert "layer.0.intermediate.dense.weight is (32, 16), the configuration wants (48, 16)" in (
+        message
+    )
+    assert "bert.encoder.layer.1.output.dense.bias is unexpected" in message
+    (directory / "config.json").write_text(json.dumps(config | {"model_type": "roberta"}))
+    assert "config.json: model_type is 'roberta'; only 'bert' is supported" in refused(directory)
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings(directory):
+    WordPieceTokenizer([*TOKENIZER.vocab, *"bcdef"]).save(directory)
+    message = refused(directory)
+    assert "the tokenizer has 22 tokens and the model has embeddings for 20" in message
+
+
+def write_run(workdir, **model_changes):
+    """A work directory of `bert-jax pretrain` with one checkpoint; returns its parameters."""
+    fields = {name: value for name, value in vars(MODEL).items() if name != "dtype"}
+    config = PretrainConfig(model=PretrainModelConfig(**{**fields, **model_changes}))
+    params = jax.tree.map(jax.numpy.asarray, pretraining_params(seed=3))
+    TOKENIZER.save(workdir / "tokenizer")
+    checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=1))
+    checkpoints.save_last(7, State(params), read_back=False, config=to_dict(config), extra={})
+    checkpoints.close()
+    (workdir / "config.json").write_text(json.dumps({"bert_jax": "0", "config": to_dict(config)}))
+    return params
+
+
+def test_a_pretraining_run(tmp_path):
+    params = write_run(tmp_path / "run", attention_impl="splash", norm_eps=1e-6)
+    for _ in range(2):
+        found = load_initial(tmp_path / "run")
+        assert_encoder(found.encoder, params["encoder"])
+        assert type(found.config) is ModelConfig
+        assert found.config.norm_eps == 1e-6
+        assert found.config.attention_impl == "auto"  # it was chosen for another machine
+        assert found.tokenizer.fingerprint == TOKENIZER.fingerprint
+        assert found.tokenizer_files == tmp_path / "run" / "tokenizer"
+        assert found.name == f"{tmp_path / 'run'}, step 7"
+        assert found.has_pooler
+        (tmp_path / "run" / "config.json").unlink(missing_ok=True)  # the checkpoint has it too
+
+
+def test_a_run_that_has_saved_nothing(tmp_path):
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "7").rename(tmp_path / "elsewhere")
+    assert "holds no checkpoint" in refused(tmp_path / "run")
