@@ -123,18 +123,23 @@ def test_several_learning_rates():
     assert every.bootstrap == pytest.approx(bootstrap_interval(of_seeds))
 
 
+def test_of_equal_learning_rates_the_lowest():
+    outcomes = [run("a", rate, 0, 0.8) for rate in (5e-5, 1e-5, 3e-5)]
+    assert summarise(outcomes, "accuracy").best_learning_rates == {"a": 1e-5}
+
+
 def test_failed_runs_count_and_lost_ones_do_not():
     outcomes = [
         run("a", 1e-5, 0, 0.9), run("a", 1e-5, 1, 0.5, "bad"), run("a", 1e-5, 2, None, "lost"),
         run("b", 1e-5, 0, 0.75), run("b", 1e-5, 1, 0.75), run("b", 1e-5, 2, 0.75),
-        run("b", 1e-5, 7, math.nan, "lost"),
+        run("b", 1e-5, 3, math.nan, "lost"), run("a", 1e-5, 3, 0.7),
     ]  # fmt: skip
     summary = summarise(outcomes, "accuracy")
     a, b = summary.groups
-    assert (a.runs, a.failed, a.lost, a.median, a.best) == (3, 2, 1, 0.7, 0.9)
+    assert (a.runs, a.failed, a.lost, a.median, a.best) == (4, 2, 1, 0.7, 0.9)
     assert (b.runs, b.failed, b.lost, b.median, b.std) == (4, 1, 1, 0.75, 0.0)
     (comparison,) = summary.comparisons
-    assert (comparison.pairs, comparison.unpaired, comparison.wins) == (2, 3, 1)
+    assert (comparison.pairs, comparison.unpaired, comparison.wins) == (2, 4, 1)
     assert comparison.mean == pytest.approx(-0.05)
 
 
