@@ -60,8 +60,8 @@ class SpanTask:
         unknown = [question for question in dev.questions if question.answers is None]
         if unknown:
             raise UserError(
-                f"{question_name(unknown[0])} has no reference answers, nor do {len(unknown) - 1} "
-                "others have; checkpoints are chosen by a file with answers"
+                f"{question_name(unknown[0])} has no reference answers, nor {len(unknown) - 1} "
+                "others; checkpoints are chosen by a file with answers"
             )
         empty = [q for file in (train, dev) for q in file.questions if q.answers == ()]
         rules: Literal["v1.1", "v2.0"]

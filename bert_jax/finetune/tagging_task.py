@@ -122,7 +122,7 @@ class TaggingSplit:
             task.tokenizer,
             task.labels,
             max_length=task.config.length,
-            stride=task.config.tagging.stride,
+            stride=task.config.tag_stride,
         )
         self.name = name
         self.warnings = (*notes, *self._windows.warnings)

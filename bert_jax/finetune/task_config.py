@@ -129,8 +129,9 @@ class TaggingConfig:
     not of entities; accuracy is the metric."""
     lenient: bool = False
     """Read tags that keep to no scheme as the CoNLL script does."""
-    stride: int = 64
-    """Sub-words from one window to the next where a sentence is longer than max_length."""
+    stride: int = 0
+    """Sub-words from one window to the next where a sentence is longer than max_length; 0: half of
+    max_length."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -149,8 +150,8 @@ class SquadConfig:
     misplaced: Literal["fail", "skip", "keep"] = "fail"
     """Answers that are not at their offset: fail, leave them out, or keep them for the scores
     alone. What is left out or kept is counted in a warning."""
-    stride: int = 128
-    """Tokens from one window of a long text to the next."""
+    stride: int = 0
+    """Tokens from one window of a long text to the next; 0: a third of max_length."""
     max_question: int = 64
     """A longer question is cut behind so many tokens; that is counted in a warning."""
     num_best: int = 20
@@ -199,7 +200,7 @@ class TaskConfig:
             _check_glue(self.glue.name)
         if self.kind == "squad":
             _ = self.windows  # refuses its own errors
-        if self.kind == "tagging" and not 1 <= self.tagging.stride <= self.length - 2:
+        if self.kind == "tagging" and not 1 <= self.tag_stride <= self.length - 2:
             raise UserError(
                 f"task.tagging.stride is {self.tagging.stride}; it must be from 1 to "
                 f"{self.length - 2}, which is task.max_length less 2"
@@ -211,10 +212,16 @@ class TaskConfig:
         return self.max_length or (SQUAD_MAX_LENGTH if self.kind == "squad" else MAX_LENGTH)
 
     @property
+    def tag_stride(self) -> int:
+        """Sub-words from one window of a tagged sentence to the next."""
+        return self.tagging.stride or self.length // 2
+
+    @property
     def windows(self) -> WindowOptions:
         """Lengths of the windows of questions and contexts."""
         try:
-            return WindowOptions(self.length, self.squad.stride, self.squad.max_question)
+            stride = self.squad.stride or self.length // 3
+            return WindowOptions(self.length, stride, self.squad.max_question)
         except UserError as error:
             raise UserError(f"task.squad: {error}") from None
 
