@@ -1,5 +1,6 @@
 """What fine-tuning starts from: each kind of directory, and what is wrong with one that is not."""
 
+import dataclasses
 import json
 import logging
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from huggingface_directory import (
     MODEL,
     TOKENIZER,
     pretraining_params,
+    random_tree,
     write_huggingface,
     write_safetensors,
 )
@@ -18,8 +20,14 @@ from huggingface_directory import (
 from bert_jax.checkpoint import Checkpoints, Retention
 from bert_jax.data.wordpiece import WordPieceTokenizer
 from bert_jax.errors import UserError
+from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.initial import load_initial
+from bert_jax.finetune.statistics import Member
+from bert_jax.finetune.task import Learned, describe, restore_task
+from bert_jax.finetune.task_config import TaskConfig
+from bert_jax.finetune.workdir import FinetunedState, prepare_finetune_workdir, saved_content
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.training.config import PretrainConfig, PretrainModelConfig, to_dict
 from bert_jax.untrusted.json_file import read_json_object
 
@@ -188,3 +196,26 @@ def test_a_run_that_has_saved_nothing(tmp_path):
     write_run(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "7").rename(tmp_path / "elsewhere")
     assert "holds no checkpoint" in refused(tmp_path / "run")
+
+
+def test_a_finetuning_run(tmp_path):
+    workdir, head = tmp_path / "run", TaskHeadConfig("classification", 2)
+    task = restore_task(describe(TaskConfig(), Learned(labels=("no", "yes"))), TOKENIZER)
+    config = FinetuneConfig(init="elsewhere")
+    write_huggingface(tmp_path / "bert")
+    prepare_finetune_workdir(workdir, config, {}, tmp_path / "bert")
+    model = dataclasses.replace(MODEL, attention_impl="cudnn")
+    shapes = random_tree(lambda: init_task_params(MODEL, head, jax.random.key(0)), seed=5)
+    params = jax.tree.map(jax.numpy.asarray, shapes)
+    content = saved_content(config, model, head, task, {"accuracy": 0.5}, Member("x", 1e-4, 0))
+    checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=1))
+    checkpoints.save_last(9, FinetunedState(params), read_back=False, **content)
+    checkpoints.close()
+
+    found = load_initial(workdir)
+    assert_encoder(found.encoder, params["encoder"])
+    assert found.config == MODEL
+    assert found.tokenizer.fingerprint == TOKENIZER.fingerprint
+    assert found.tokenizer_files == workdir / "tokenizer"
+    assert found.name == f"{workdir}, fine-tuned, step 9"
+    assert found.has_pooler
