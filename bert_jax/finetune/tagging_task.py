@@ -90,10 +90,7 @@ class TaggingTask:
         notes: tuple[str, ...] = ()
         try:
             examples = _read(source, self.config.tagging)
-        except MissingColumn as error:
-            wanted = (self.config.tagging.tags, f"{self.config.tagging.tag_column}")
-            if error.column != wanted[self.config.tagging.format != "rows"]:
-                raise
+        except MissingColumn as error:  # of another column than the tags' it will be raised again
             examples = _read(source, self.config.tagging, with_tags=False)
             notes = (f"{source}: there is no column {error.column!r}, so its words have no tags",)
         name = source if source.startswith("tfds:") else Path(source).name

@@ -59,9 +59,7 @@ def read_table(config: TableConfig, source: str, labels: LabelSet | None) -> Tex
     columns = _columns(config)
     try:
         data = read_texts(source, columns, _format(config), labels)
-    except MissingColumn as error:
-        if error.column not in (config.label, *config.label_columns):
-            raise
+    except MissingColumn as error:  # of another column than the label's it will be raised again
         data = without_labels(source, columns, _format(config), error)
     return TextSource(_file_name(source), data)
 

@@ -64,6 +64,9 @@ def test_answers_of_version_1(tmp_path):
     assert dev.constant_score == 0
     other = dev.rows.labels[::-1]
     assert dev.score(outputs(dev, other)) == {"exact": 0, "f1": 0}
+    # An answer of articles alone is the same as none to the rules of 2.0.
+    articles = put_squad(tmp_path / "articles.json", entry("1", "the"))
+    assert opened(squad(train=path, dev=articles)).dev_splits()[0].constant_score == 0
     paths = dev.write_predictions(outputs(dev), tmp_path / "out", {})
     assert [each.name for each in paths] == ["predictions.json", "nbest.json"]
     assert read_predictions(paths[0]) == {"1": "cat", "2": "a mat"}

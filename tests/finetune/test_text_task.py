@@ -10,10 +10,11 @@ from task_examples import TOKENIZER, opened, pointing_at, put, put_json, read_js
 
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
+from bert_jax.finetune import text_sources
 from bert_jax.finetune.task import open_task, restore_task
 from bert_jax.finetune.task_config import GlueConfig, TableConfig, TaskConfig
 from bert_jax.finetune.text_rows import pair_lengths
-from bert_jax.tasks.glue import TASKS
+from bert_jax.tasks.glue import TASKS, read_glue
 
 
 def table(**fields):
@@ -324,6 +325,21 @@ def test_mnli(tmp_path, own):
     with pytest.raises(UserError, match=r"the leaderboard wants 9,796"):
         part.write_predictions(pointing_at([0] * 3, 3), tmp_path / "part", {})
     assert len(read_json_lines(tmp_path / "part" / "predictions.jsonl")) == 3
+
+
+def test_glue_from_tfds(tmp_path, monkeypatch):
+    small_glue(tmp_path)
+    read = []
+
+    def read_tfds(name, split):
+        read.append((name, split))
+        return read_glue(tmp_path, name, split)
+
+    monkeypatch.setattr(text_sources, "read_glue_tfds", read_tfds)
+    task = opened(TaskConfig("glue", glue=GlueConfig("mnli", "tfds")))
+    assert len(task.open_split("ax").rows) == 1104
+    splits = ("train", "dev_matched", "dev_mismatched")
+    assert read == [*(("mnli", split) for split in splits), ("ax", "test")]
 
 
 def test_other_files_for_a_task_of_glue(tmp_path):
