@@ -130,6 +130,8 @@ class SpanSplit:
     @cached_property
     def constant_score(self) -> float:
         """See `task.Split`: what it scores to answer no question."""
+        if any(question.answers is None for question in self._questions):
+            return float("nan")
         if self._task.learned.rules == "v1.1":
             return 0.0
         return (

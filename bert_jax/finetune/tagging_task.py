@@ -134,10 +134,11 @@ class TaggingSplit:
     @cached_property
     def constant_score(self) -> float:
         """See `task.Split`; without any entity F1 is 0."""
-        gold = self._gold()
+        if not self._has_tags:
+            return float("nan")
         if self._task.metric == "f1":
             return 0.0
-        counts = Counter(tag for tags in gold for tag in tags)
+        counts = Counter(tag for tags in self._gold() for tag in tags)
         return max(counts.values()) / counts.total()
 
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,7 @@ Outputs = Sequence[np.ndarray] | np.ndarray
 follows the row's tokens is padding and not read."""
 
 
+@runtime_checkable
 class Split(Protocol):
     """The examples of one file and their rows."""
 
@@ -32,7 +33,7 @@ class Split(Protocol):
 
     @property
     def constant_score(self) -> float:
-        """What the best constant prediction gets in the task's metric.
+        """What the best constant prediction gets in the task's metric; NaN without labels.
 
         A run that is not above it has failed (Mosbach et al. 2021).
         """
@@ -70,6 +71,7 @@ class Split(Protocol):
         ...
 
 
+@runtime_checkable
 class Task(Protocol):
     """A task, with its labels known."""
 

@@ -166,7 +166,7 @@ class TextSplit:
     @cached_property
     def constant_score(self) -> float:
         """See `task.Split`."""
-        return self._task.best_constant(self._known_labels())
+        return float("nan") if self._labels is None else self._task.best_constant(self._labels)
 
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
         """See `task.Split`; all metrics are NaN where a logit is not finite."""

@@ -9,7 +9,7 @@ from task_examples import TOKENIZER, opened
 
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
-from bert_jax.finetune.task import open_task, restore_task
+from bert_jax.finetune.task import Split, open_task, restore_task
 from bert_jax.finetune.task_config import SquadConfig, TaskConfig
 from bert_jax.tasks.squad import read_squad
 from bert_jax.tasks.squad_metrics import read_predictions, score
@@ -131,6 +131,8 @@ def test_windows_without_a_known_target_are_not_learned_from(tmp_path):
     both = [train.rows.labels[0]] * 2
     assert dev.score(outputs(dev, both)) == {"exact": 50, "f1": 50}
     split = task.open_split(put_squad(tmp_path / "b.json", entry("3")))
+    assert math.isnan(split.constant_score)
+    assert isinstance(split, Split)  # which looks at every property
     [answers, *_] = split.write_predictions(outputs(split, both[:1]), tmp_path, {})
     assert read_predictions(answers) == {"3": "cat"}
     with pytest.raises(UserError, match="has no reference answers"):
