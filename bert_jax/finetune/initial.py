@@ -115,8 +115,7 @@ def _from_finetuned(place: WorkDir) -> InitialModel:
 def _from_huggingface(directory: Path, found: dict[str, Any]) -> InitialModel:
     config = model_config_from_huggingface(found, where=f"{directory / 'config.json'}")
     tokenizer = _tokenizer(directory, config.vocab_size)
-    classes = found.get("architectures")
-    model_class = f"{classes[0]!s:.80}" if isinstance(classes, list) and classes else "AutoModel"
+    model_class = _model_class(found)
     arrays = _read_weights(directory, model_class)
     try:
         encoder, has_pooler = encoder_from_huggingface(arrays, config)
@@ -135,6 +134,13 @@ def _from_huggingface(directory: Path, found: dict[str, Any]) -> InitialModel:
         name=f"{directory}, {model_class}",
         has_pooler=has_pooler,
     )
+
+
+def _model_class(found: dict[str, Any]) -> str:
+    """Their class that wrote it. It becomes part of a command: only a plain name is taken."""
+    classes = found.get("architectures")
+    name = classes[0] if isinstance(classes, list) and classes else None
+    return name if isinstance(name, str) and re.fullmatch(r"Bert\w{1,60}", name) else "AutoModel"
 
 
 def _tokenizer(files: Path, vocab_size: int) -> Tokenizer:
@@ -186,8 +192,8 @@ def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:
         by_file.setdefault(file, set()).add(name)
     for file, names in sorted(by_file.items()):
         tensors = open_safetensors(directory / file)
-        wrong += [f"{name[:80]} is not in {file}" for name in sorted(names - tensors.keys())]
-        wrong += [f"{name[:80]} is in {file} and not in the index as such"
+        wrong += [f"{name[:80]!r} is not in {file}" for name in sorted(names - tensors.keys())]
+        wrong += [f"{name[:80]!r} is in {file} and not in the index as such"
                   for name in sorted(tensors.keys() - names)]  # fmt: skip
         found |= {name: tensors[name].array for name in names & tensors.keys()}
     if wrong:

@@ -105,8 +105,8 @@ def test_shards_that_are_not_those_of_the_index(directory, weights):
     first, second = "bert.embeddings.LayerNorm.bias", "bert.embeddings.LayerNorm.weight"
     write_shards(directory, weights, **{first: "model-2.safetensors"})
     message = refused(directory)
-    assert f"{first} is not in model-2.safetensors" in message
-    assert f"{first} is in model-1.safetensors and not in the index as such" in message
+    assert f"{first!r} is not in model-2.safetensors" in message
+    assert f"{first!r} is in model-1.safetensors and not in the index as such" in message
     for outside in ("../model-2.safetensors", "/x.safetensors", "model-2.bin", 3, "..safetensors"):
         write_shards(directory, weights, **{second: outside})
         assert f"the tensor '{second}' is in {outside!r}; a .safetensors" in refused(directory)
@@ -127,6 +127,23 @@ def test_pickled_weights_are_not_read(directory, name):
     message = refused(directory)
     assert f"weights in {name} alone, which is not read" in message
     assert f"BertForPreTraining.from_pretrained({str(directory)!r}).save_pretrained" in message
+
+
+@pytest.mark.parametrize("made_by", [None, [], "BertModel", ["x"], ["Bert\n(evil)"], [{}]])
+def test_a_class_that_is_no_name_becomes_part_of_no_command(directory, made_by):
+    config = read_json_object(directory / "config.json", max_bytes=10**6)
+    (directory / "config.json").write_text(json.dumps(config | {"architectures": made_by}))
+    assert load_initial(directory).name == f"{directory}, AutoModel"
+    (directory / SINGLE).rename(directory / "pytorch_model.bin")
+    assert "AutoModel.from_pretrained(" in refused(directory)
+
+
+def test_sizes_of_no_model_are_refused_before_any_memory(directory):
+    config = read_json_object(directory / "config.json", max_bytes=10**6)
+    huge = {"vocab_size": 1 << 24, "hidden_size": 1 << 24, "intermediate_size": 1 << 24,
+            "num_hidden_layers": 1024}  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config | huge))
+    assert "is (20, 16), the configuration wants (16777216, 16777216)" in refused(directory)
 
 
 def test_no_weights_no_tokenizer_no_configuration_nothing(directory, tmp_path):
