@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.convert.huggingface_names import from_huggingface
+from bert_jax.convert.huggingface_names import from_huggingface, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
@@ -129,3 +129,8 @@ def test_logits_equal_transformers(kind):
         real = inputs["segment_ids"] > 0
         ours, expected = ours[real], expected[real]
     np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=1e-5)
+    back = to_huggingface(params, MODEL, HEADS[kind])
+    other = getattr(transformers, names[kind])(config)
+    other.load_state_dict({name: torch.tensor(array) for name, array in back.items()})
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(tensor, theirs.state_dict()[name]), name
