@@ -43,16 +43,16 @@ def open_data(name: str, data: Path) -> tuple[Any, Any]:
     from bert_jax.finetune.task_config import GlueConfig, TaggingConfig, TaskConfig
 
     if name == "mrpc":
-        section: dict[str, Any] = {"glue": GlueConfig(name="mrpc", data=str(data / "glue"))}
-        kind, vocabulary = "glue", "bert-base-uncased"
+        glue = GlueConfig(name="mrpc", data=str(data / "glue"))
+        config = TaskConfig(kind="glue", max_length=MAX_LENGTH, glue=glue)
     else:
         train, dev = (
             str(data / "ner" / "conll2003" / f"eng.{part}") for part in ("train", "testa")
         )
-        section = {"tagging": TaggingConfig(train=train, dev=dev)}
-        kind, vocabulary = "tagging", "bert-base-cased"
+        tagging = TaggingConfig(train=train, dev=dev)
+        config = TaskConfig(kind="tagging", max_length=MAX_LENGTH, tagging=tagging)
+    vocabulary = "bert-base-uncased" if name == "mrpc" else "bert-base-cased"
     tokenizer = load_tokenizer(data / "vocab" / vocabulary)
-    config = TaskConfig(kind=kind, max_length=MAX_LENGTH, **section)
     return open_task(config, tokenizer, MAX_LENGTH), tokenizer
 
 
