@@ -62,7 +62,7 @@ def _terminate(number: int, frame: object) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bert-jax",
-        description="Pretrain BERT-style encoders in JAX: raw text to checkpoint.",
+        description="Pretrain and fine-tune BERT-style encoders in JAX.",
         epilog="Start with `bert-jax demo`. `bert-jax VERB --help` explains a verb.",
     )
     parser.add_argument("--version", action="version", version=f"bert_jax {bert_jax.__version__}")
@@ -152,6 +152,109 @@ def _parser() -> argparse.ArgumentParser:
         "bert-jax pretrain --config=configs/pretrain/bert_tiny.py --workdir=work/tiny \\\n"
         "      --config.data.corpus=work/corpus --config.training.num_steps=20000",
     )
+    _add_run(sub)
+
+    sub = verb(
+        "finetune",
+        verbs.finetune,
+        "fine-tune on texts with labels, tagged words or questions; one run or a sweep of them",
+        "bert-jax finetune --config=configs/finetune/glue.py:mrpc --config.init=work/tiny \\\n"
+        "      --config.task.glue.data=glue_data --workdir=work/mrpc\n"
+        "  bert-jax finetune --config=configs/finetune/table.py --config.init=work/tiny \\\n"
+        "      --config.task.table.train=reviews.csv --config.sweep.seeds=5 --workdir=work/reviews",
+    )
+    _add_run(sub)
+
+    sub = verb(
+        "plan",
+        verbs.plan,
+        "compile the train step for a TPU slice, on a machine without one",
+        EXAMPLE,
+    )
+    sub.set_defaults(takes_fields=True)
+    add_arguments(sub, needed="--fields" not in sys.argv)
+
+    sub = verb(
+        "status",
+        verbs.status,
+        "say how far a run is, what it has saved, where its time went and what went wrong",
+        "bert-jax status work/tiny",
+    )
+    sub.add_argument("workdir")
+    sub.add_argument("--json", action="store_true", help="print one JSON object instead")
+    sub.add_argument(
+        "--png", type=Path, metavar="FILE", help="the loss curve; default: loss.png of a local run"
+    )
+
+    sub = verb(
+        "verify",
+        verbs.verify,
+        "read all checkpoints of a run back and say which are intact",
+        "bert-jax verify work/tiny",
+    )
+    sub.add_argument("workdir")
+    sub.add_argument("--step", type=int, default=None, help="only the checkpoint of this step")
+    sub.add_argument("--json", action="store_true", help="print a JSON list instead")
+
+    sub = verb(
+        "evaluate",
+        verbs.evaluate,
+        "evaluate the newest checkpoint on held-out text, or a fine-tuned model on labelled data",
+        "bert-jax evaluate work/tiny\n  bert-jax evaluate work/mrpc --data dev",
+    )
+    sub.add_argument("workdir", help="of a pretraining or a fine-tuning run")
+    sub.add_argument("--corpus", default=None, help="pretraining; default: that of the run")
+    sub.add_argument(
+        "--rows", type=int, default=None, help="pretraining: at most so many rows; default: all"
+    )
+    sub.add_argument(
+        "--data",
+        default=None,
+        metavar="FILE",
+        help="fine-tuning: a file like those of the run, of GLUE also a split; default: the dev "
+        "data of the run",
+    )
+
+    sub = verb(
+        "predict",
+        verbs.predict,
+        "predict with a fine-tuned model",
+        "bert-jax predict work/reviews --data new.csv --out predictions",
+    )
+    sub.add_argument("workdir", help="of a fine-tuning run")
+    sub.add_argument(
+        "--data",
+        required=True,
+        metavar="FILE",
+        help="a file with the columns that the model was trained on, labels may be missing; of "
+        "GLUE also a split, for example test",
+    )
+    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="directory to write")
+
+    sub = verb(
+        "replay",
+        verbs.replay,
+        "print a batch of a run, decoded, with its masks",
+        "bert-jax replay work/tiny --step 100",
+    )
+    sub.add_argument("workdir")
+    sub.add_argument("--step", required=True, type=int, help="number of the batch, from 0")
+    sub.add_argument("--rows", type=int, default=None, help="print at most so many rows")
+    sub.add_argument("--corpus", default=None, help="default: that of the run")
+
+    sub = verb(
+        "fill-mask",
+        verbs.fill_mask,
+        "fill the [MASK]s of texts with a pretrained model",
+        'bert-jax fill-mask work/tiny "The capital of France is [MASK]."',
+    )
+    sub.add_argument("workdir")
+    sub.add_argument("texts", nargs="+", metavar="TEXT", help="a text with one [MASK] or more")
+    sub.add_argument("--top", type=int, default=5, help="candidates a mask (default: %(default)s)")
+    return parser
+
+
+def _add_run(sub: argparse.ArgumentParser) -> None:
     sub.set_defaults(takes_fields=True)
     sub.add_argument(
         "--config",
@@ -194,69 +297,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="list all fields with their defaults and stop",
     )
-
-    sub = verb(
-        "plan",
-        verbs.plan,
-        "compile the train step for a TPU slice, on a machine without one",
-        EXAMPLE,
-    )
-    sub.set_defaults(takes_fields=True)
-    add_arguments(sub, needed="--fields" not in sys.argv)
-
-    sub = verb(
-        "status",
-        verbs.status,
-        "say how far a run is, what it has saved, where its time went and what went wrong",
-        "bert-jax status work/tiny",
-    )
-    sub.add_argument("workdir")
-    sub.add_argument("--json", action="store_true", help="print one JSON object instead")
-    sub.add_argument(
-        "--png", type=Path, metavar="FILE", help="the loss curve; default: loss.png of a local run"
-    )
-
-    sub = verb(
-        "verify",
-        verbs.verify,
-        "read all checkpoints of a run back and say which are intact",
-        "bert-jax verify work/tiny",
-    )
-    sub.add_argument("workdir")
-    sub.add_argument("--step", type=int, default=None, help="only the checkpoint of this step")
-    sub.add_argument("--json", action="store_true", help="print a JSON list instead")
-
-    sub = verb(
-        "evaluate",
-        verbs.evaluate,
-        "evaluate the newest checkpoint on held-out text",
-        "bert-jax evaluate work/tiny",
-    )
-    sub.add_argument("workdir")
-    sub.add_argument("--corpus", default=None, help="default: that of the run")
-    sub.add_argument("--rows", type=int, default=None, help="at most so many rows; default: all")
-
-    sub = verb(
-        "replay",
-        verbs.replay,
-        "print a batch of a run, decoded, with its masks",
-        "bert-jax replay work/tiny --step 100",
-    )
-    sub.add_argument("workdir")
-    sub.add_argument("--step", required=True, type=int, help="number of the batch, from 0")
-    sub.add_argument("--rows", type=int, default=None, help="print at most so many rows")
-    sub.add_argument("--corpus", default=None, help="default: that of the run")
-
-    sub = verb(
-        "fill-mask",
-        verbs.fill_mask,
-        "fill the [MASK]s of texts with a pretrained model",
-        'bert-jax fill-mask work/tiny "The capital of France is [MASK]."',
-    )
-    sub.add_argument("workdir")
-    sub.add_argument("texts", nargs="+", metavar="TEXT", help="a text with one [MASK] or more")
-    sub.add_argument("--top", type=int, default=5, help="candidates a mask (default: %(default)s)")
-    return parser
 
 
 def _add_input(sub: argparse.ArgumentParser) -> None:

@@ -93,10 +93,10 @@ def _find(named: str) -> Path:
     for path in [Path(c + suffix) for c in candidates for suffix in ("", ".py")]:
         if named and path.is_file():
             return path
-    known = sorted(p.stem for root in shipped for p in root.glob("pretrain/*.py"))
+    known = sorted(f"{p.parent.name}/{p.stem}" for root in shipped for p in root.glob("*/*.py"))
     raise UserError(
         f"--config: there is no file {named!r}. Give the path of a configuration file, or one of "
-        f"{', '.join('pretrain/' + name for name in known)}"
+        f"{', '.join(known)}"
     )
 
 

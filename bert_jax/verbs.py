@@ -11,7 +11,9 @@ import math
 import shutil
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bert_jax.errors import UserError, explained
 
@@ -86,27 +88,49 @@ def corpus(arguments: argparse.Namespace) -> int:
 
 def pretrain(arguments: argparse.Namespace) -> int:
     """Trains or continues."""
-    from bert_jax.flags import load_config
-    from bert_jax.training import processes
     from bert_jax.training.config import PretrainConfig
     from bert_jax.training.goodput import Clock, process_age
     from bert_jax.training.train import train
 
+    return _run(
+        arguments,
+        PretrainConfig,
+        lambda config: train(config, arguments.workdir, clock=Clock(age=process_age())).finished,
+    )
+
+
+def finetune(arguments: argparse.Namespace) -> int:
+    """Trains a sweep or continues it."""
+    from bert_jax.finetune.config import FinetuneConfig
+    from bert_jax.finetune.train import finetune
+
+    return _run(
+        arguments, FinetuneConfig, lambda config: finetune(config, arguments.workdir).finished
+    )
+
+
+def _run(
+    arguments: argparse.Namespace, config_class: type[Any], train: Callable[[Any], bool]
+) -> int:
+    """Joins the other processes and trains; `train` says whether the run came to its end."""
+    from bert_jax.flags import load_config
+    from bert_jax.training import processes
+
     if not Path(arguments.workdir).name:
         raise UserError(f"--workdir is {arguments.workdir!r}; name a directory for this run")
-    config = load_config(PretrainConfig, arguments.config, arguments.fields)
+    config = load_config(config_class, arguments.config, arguments.fields)
     # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         processes.join(arguments.distributed, arguments.join_timeout)
-        result = train(config, arguments.workdir, clock=Clock(age=process_age()))
+        finished = train(config)
     except BaseException as error:
         if label := processes.label():  # one of several, whose errors must not wait for the others
             if (code := explained(error, f"{arguments.verb}, {label}")) is None:
                 traceback.print_exc()
             processes.leave(1 if code is None else code)
         raise
-    return 0 if result.finished else arguments.stopped_code
+    return 0 if finished else arguments.stopped_code
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -132,9 +156,15 @@ def plan(arguments: argparse.Namespace) -> int:
 def print_fields(arguments: argparse.Namespace) -> int:
     """Lists the fields of a configuration."""
     from bert_jax.flags import fields_help
-    from bert_jax.training.config import PretrainConfig
 
-    print(fields_help(PretrainConfig))
+    if arguments.verb == "finetune":
+        from bert_jax.finetune.config import FinetuneConfig
+
+        print(fields_help(FinetuneConfig))
+    else:
+        from bert_jax.training.config import PretrainConfig
+
+        print(fields_help(PretrainConfig))
     return 0
 
 
@@ -187,14 +217,38 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """Evaluates the newest checkpoint."""
+    """Evaluates the newest checkpoint, or a fine-tuned model."""
+    from bert_jax.finetune.predict import evaluate_finetuned
+    from bert_jax.finetune.workdir import is_finetuning
+    from bert_jax.training.remote import open_workdir
     from bert_jax.training.rerun import evaluate_run
 
-    _check_rows(arguments.rows)
-    for name, value in evaluate_run(
-        arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows
-    ).items():
+    if is_finetuning(open_workdir(arguments.workdir).local):
+        if arguments.corpus is not None or arguments.rows is not None:
+            raise UserError(
+                f"{arguments.workdir} holds a fine-tuning run; --corpus and --rows are for "
+                "pretraining. Name labelled data with --data"
+            )
+        values = evaluate_finetuned(arguments.workdir, arguments.data)
+    else:
+        if arguments.data is not None:
+            raise UserError(
+                f"{arguments.workdir} holds no fine-tuning run; --data is for one. A pretrained "
+                "model is evaluated on a --corpus"
+            )
+        _check_rows(arguments.rows)
+        values = evaluate_run(arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows)
+    for name, value in values.items():
         print(f"{name:28} {value:.6g}")
+    return 0
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """Predicts with a fine-tuned model."""
+    from bert_jax.finetune.predict import predict_finetuned
+
+    for path in predict_finetuned(arguments.workdir, arguments.data, arguments.out):
+        print(path)
     return 0
 
 

@@ -23,6 +23,8 @@ from etils import epath
 from bert_jax.errors import UserError
 
 _CHECKPOINTS, _DAMAGED = "checkpoints", "damaged"
+_ARRAYS = (_CHECKPOINTS, _DAMAGED, "resume")
+"""Directories of checkpoints, which are read where they are."""
 _LARGEST = 1 << 30
 _log = logging.getLogger("bert_jax")
 
@@ -131,7 +133,7 @@ class _Mirror:
         atexit.register(self._remove)
 
     def download(self, bucket: str) -> None:
-        """Fetches every file, except what lies below checkpoints/ and damaged/."""
+        """Fetches every file, except what lies below directories of checkpoints."""
         import fsspec
 
         self._files = fsspec.filesystem("gs")
@@ -145,7 +147,7 @@ class _Mirror:
         for entry in entries:
             if entry["type"] != "directory":
                 objects[entry["name"]] = entry
-            elif PurePosixPath(entry["name"]).name not in (_CHECKPOINTS, _DAMAGED):
+            elif PurePosixPath(entry["name"]).name not in _ARRAYS:
                 objects |= self._files.find(entry["name"], detail=True)
         for key, entry in objects.items():
             name = key.removeprefix(f"{root}/")

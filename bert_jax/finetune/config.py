@@ -1,0 +1,113 @@
+"""The configuration of a fine-tuning run: one frozen value, built strictly from a nested dict."""
+
+import math
+from dataclasses import dataclass, field
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.task_config import TaskConfig
+from bert_jax.training.optim import OptimizerConfig
+
+FREE_FIELDS = ("init", "training.stall_seconds", "training.eval_batch_size")
+"""Fields that a restart may change; of `init` what it holds is compared instead."""
+
+
+@dataclass(frozen=True)
+class FinetuneTrainingConfig:
+    """How long, in which shapes, and how often to look."""
+
+    num_epochs: float = 3.0
+    """Passes over the training examples; may be a part of one."""
+    batch_size: int = 32
+    """Rows per step of each run, over all devices."""
+    eval_batch_size: int = 64
+    """Rows per step of an evaluation."""
+    evals_per_epoch: int = 1
+    """Evaluations per pass; the best of them, by the task's metric, is the run's result."""
+    max_buckets: int = 4
+    """Lengths to which rows are padded; each is compiled once. 1: all to the longest."""
+    dropout_rate: float | None = 0.1
+    """In the encoder, its attention and before the head; None: the encoder as it was pretrained,
+    0.1 before the head."""
+    stall_seconds: float = 1800.0
+    """Nothing completed for so long: the process writes the stacks of its threads and ends with
+    exit code 6. 0: never."""
+
+    def __post_init__(self) -> None:
+        """Refuse a run that trains nothing."""
+        if not (math.isfinite(self.num_epochs) and self.num_epochs > 0):
+            raise UserError(f"training.num_epochs is {self.num_epochs:g}; it must be above 0")
+        for name in ("batch_size", "eval_batch_size", "evals_per_epoch", "max_buckets"):
+            if getattr(self, name) < 1:
+                raise UserError(f"training.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
+            raise UserError(
+                f"training.dropout_rate is {self.dropout_rate}; it must be in [0, 1), or None"
+            )
+        if self.stall_seconds < 0:
+            raise UserError(
+                f"training.stall_seconds is {self.stall_seconds:g}; it must be at least 0"
+            )
+
+
+@dataclass(frozen=True)
+class FinetuneOptimizerConfig(OptimizerConfig):
+    """AdamW with bias correction, without which small data fails (Mosbach et al. 2021)."""
+
+    learning_rate: float = 3e-5
+    warmup_rate: float = 0.1
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Several runs at once: every learning rate with every seed, of every initialisation."""
+
+    seeds: int = 1
+    """Runs for each learning rate; their seeds are `seed`, `seed` + 1, ..."""
+    learning_rates: tuple[float, ...] = ()
+    """Empty: `optimizer.learning_rate`."""
+    baseline: str = ""
+    """A second initialisation to compare with, over the same seeds: `random`, or a directory like
+    `init`, of the same architecture and vocabulary."""
+    at_once: int = 0
+    """Runs in one program; 0: all. Others wait their turn; nothing is compiled again for them."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty sweep."""
+        if self.seeds < 1:
+            raise UserError(f"sweep.seeds is {self.seeds}; it must be at least 1")
+        if self.at_once < 0:
+            raise UserError(f"sweep.at_once is {self.at_once}; it must be at least 0")
+        for rate in self.learning_rates:
+            if not rate > 0:
+                raise UserError(f"sweep.learning_rates has {rate:g}; rates must be above 0")
+        if len(set(self.learning_rates)) < len(self.learning_rates):
+            raise UserError(
+                f"sweep.learning_rates is {self.learning_rates}; each may be there once"
+            )
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """Everything that determines a fine-tuning run."""
+
+    task: TaskConfig = field(default_factory=TaskConfig)
+    init: str = ""
+    """What to start from: the work directory of a pretraining or fine-tuning run, or a directory
+    in Hugging Face's format (BERT, safetensors)."""
+    reinitialise: bool = False
+    """Take the architecture and the tokenizer of `init` and random weights."""
+    training: FinetuneTrainingConfig = field(default_factory=FinetuneTrainingConfig)
+    optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    seed: int = 0
+    """Of the head's first weights, the order of examples and dropout."""
+
+    def __post_init__(self) -> None:
+        """Refuse seeds that are no 32-bit numbers."""
+        if not 0 <= self.seed < 2**32 - self.sweep.seeds:
+            raise UserError(f"seed is {self.seed}; it must be in [0, 2**32 - sweep.seeds)")
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Those of the sweep."""
+        return self.sweep.learning_rates or (self.optimizer.learning_rate,)

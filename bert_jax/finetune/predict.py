@@ -1,0 +1,98 @@
+"""What a fine-tuned model says about other data."""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.batches import choose_buckets
+from bert_jax.finetune.evaluate import member_outputs
+from bert_jax.finetune.step import FinetuneStepConfig, make_eval_step, place_members, sweep_mesh
+from bert_jax.finetune.task import Outputs, Split, open_task
+from bert_jax.finetune.workdir import Finetuned, load_finetuned
+from bert_jax.training.optim import OptimizerConfig
+from bert_jax.training.remote import scheme
+
+
+def evaluate_finetuned(workdir: Path | str, data: str | None = None) -> dict[str, float]:
+    """Scores of the best model of a run.
+
+    Args:
+        workdir: Of `bert-jax finetune`.
+        data: A file with labels, of GLUE also a split; None: the dev data of the run.
+
+    Returns:
+        Scores by name, of a second dev split (MNLI) with its name before them.
+
+    Raises:
+        UserError: No such run, or the data cannot be read or have no labels.
+    """
+    model = load_finetuned(workdir)
+    if data is not None:
+        split = _open(model, data)
+        return split.score(split_outputs(model, split), model.scores)
+    # Rows may have been held out of the training data, so all of it is read as the run did.
+    task = open_task(model.config.task, model.tokenizer, model.model.num_positions)
+    if task.describe() != model.task.describe():
+        raise UserError(
+            f"the data of {workdir} have changed since it was trained: other labels. Name data "
+            "with --data"
+        )
+    values: dict[str, float] = {}
+    for number, split in enumerate(task.dev_splits()):
+        prefix = f"{split.name}/" if number else ""
+        found = split.score(split_outputs(model, split))
+        values.update({f"{prefix}{name}": value for name, value in found.items()})
+    return values
+
+
+def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
+    """Writes the predictions of the best model of a run.
+
+    Args:
+        workdir: Of `bert-jax finetune`.
+        data: A file with the columns that the model was trained on, with or without labels; of
+            GLUE also a split.
+        out: Directory for them.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: No such run, the data cannot be read, or the directory cannot be written.
+    """
+    if scheme(out) is not None:
+        raise UserError(f"--out is {out}; predictions are written to a local directory")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; name a directory")
+    model = load_finetuned(workdir)
+    split = _open(model, data)
+    return split.write_predictions(split_outputs(model, split), out, model.scores)
+
+
+def split_outputs(model: Finetuned, split: Split, *, batch_size: int = 64) -> Outputs:
+    """Logits of the rows of a split, as `Split.score` takes them; on all devices."""
+    config = FinetuneStepConfig(
+        model.model, model.head, model.task.objective, OptimizerConfig(), num_steps=1
+    )
+    mesh = sweep_mesh(1)
+    params = place_members(jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.params), mesh)
+    lengths = split.rows.lengths
+    buckets = choose_buckets(lengths, 8, limit=model.model.num_positions)
+    with tqdm(total=len(lengths), unit="row", disable=not sys.stderr.isatty()) as bar:
+        (outputs,) = member_outputs(
+            config, mesh, make_eval_step(config, mesh), params, split.rows,
+            buckets=buckets, batch_size=batch_size, pad_id=model.tokenizer.special_ids.pad,
+            done=lambda count: None if bar.update(count) else None,
+        )  # fmt: skip
+    return outputs
+
+
+def _open(model: Finetuned, data: str) -> Split:
+    split = model.task.open_split(data)
+    for warning in split.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
+    return split

@@ -1,0 +1,160 @@
+"""What a fine-tuning run is made of, with everything refused that does not fit."""
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.batches import TrainBatches, choose_buckets
+from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.initial import InitialModel, load_initial
+from bert_jax.finetune.statistics import Member
+from bert_jax.finetune.step import FinetuneStepConfig
+from bert_jax.finetune.task import Split, Task, open_task
+from bert_jax.finetune.workdir import fingerprint
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.task_heads import TaskHeadConfig
+
+RANDOM = "random"
+_HEADS: dict[str, Any] = {"tags": "tagging", "span": "span"}
+_HEAD_DROPOUT = 0.1
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run before its first step."""
+
+    step: FinetuneStepConfig
+    task: Task
+    initial: InitialModel
+    encoders: tuple[Any, ...]
+    """Of each initialisation, {} for random weights."""
+    inits: tuple[str, ...]
+    """Their names."""
+    fingerprints: dict[str, str]
+    members: tuple[Member, ...]
+    train: Split
+    dev: tuple[Split, ...]
+    batches: TrainBatches
+    eval_steps: tuple[int, ...]
+    """Updates after which the dev splits are scored; the last is the last of the run."""
+    waves: tuple[tuple[Member, ...], ...]
+    """Members that train together; all waves have the same number, the last filled up with
+    repetitions of its last member."""
+
+
+def set_up(config: FinetuneConfig) -> Setup:
+    """Reads the initialisations and the data.
+
+    Raises:
+        UserError: Says what does not fit, with the field of the configuration.
+    """
+    if not config.init:
+        raise UserError(
+            "init is empty; give --config.init=DIR, the work directory of a pretraining run or a "
+            "directory in Hugging Face's format"
+        )
+    initial = load_initial(config.init)
+    encoders: list[Any] = [{} if config.reinitialise else initial.encoder]
+    inits = [RANDOM if config.reinitialise else config.init]
+    if config.sweep.baseline:
+        encoders.append(_baseline(config.sweep.baseline, initial))
+        inits.append(config.sweep.baseline)
+    if len(set(inits)) < len(inits):
+        raise UserError(f"sweep.baseline is {config.sweep.baseline!r}, the same as init")
+    model = _with_dropout(initial.config, config.training.dropout_rate)
+    task = open_task(config.task, initial.tokenizer, model.num_positions)
+    train, dev = task.train_split(), tuple(task.dev_splits())
+    rate = config.training.dropout_rate
+    head = TaskHeadConfig(
+        _HEADS.get(task.objective, "classification"),
+        num_labels=task.num_outputs,
+        dropout_rate=_HEAD_DROPOUT if rate is None else rate,
+    )
+    buckets = choose_buckets(
+        train.rows.lengths, config.training.max_buckets, limit=model.num_positions
+    )
+    pad_id = initial.tokenizer.special_ids.pad
+    batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id)
+    num_steps = max(1, round(config.training.num_epochs * batches.num_batches))
+    members = tuple(
+        Member(init, rate, config.seed + number)
+        for init, rate, number in itertools.product(
+            inits, config.learning_rates, range(config.sweep.seeds)
+        )
+    )
+    return Setup(
+        step=FinetuneStepConfig(
+            model=model,
+            head=head,
+            objective=task.objective,
+            optimizer=_unit_rate(config),
+            num_steps=num_steps,
+        ),
+        task=task,
+        initial=initial,
+        encoders=tuple(encoders),
+        inits=tuple(inits),
+        fingerprints={
+            role: fingerprint(encoder, initial.tokenizer)
+            for role, encoder in zip(("init", "baseline"), encoders, strict=False)
+        },
+        members=members,
+        train=train,
+        dev=dev,
+        batches=batches,
+        eval_steps=_eval_steps(config, num_steps, batches.num_batches),
+        waves=_waves(members, config.sweep.at_once or len(members)),
+    )
+
+
+def _baseline(name: str, initial: InitialModel) -> Any:
+    if name == RANDOM:
+        return {}
+    other = load_initial(name)
+    values = [
+        (field, getattr(initial.config, field), getattr(other.config, field))
+        for field in _ARCHITECTURE
+    ]
+    rows = [f"{field} {ours} and {theirs}" for field, ours, theirs in values if ours != theirs]
+    if initial.tokenizer.fingerprint != other.tokenizer.fingerprint:
+        rows.append("other tokenizers")
+    if rows:
+        raise UserError(
+            f"sweep.baseline {name} is not the same model as init ({'; '.join(rows)}); members of "
+            "a sweep share one. Fine-tune it in a run of its own"
+        )
+    return other.encoder
+
+
+_ARCHITECTURE = (
+    "num_layers", "hidden_dim", "num_heads", "mlp_dim", "vocab_size", "num_positions", "num_types",
+    "activation", "norm_eps",
+)  # fmt: skip
+
+
+def _with_dropout(model: ModelConfig, rate: float | None) -> ModelConfig:
+    if rate is None:
+        return model
+    return dataclasses.replace(model, hidden_dropout_rate=rate, attention_dropout_rate=rate)
+
+
+def _unit_rate(config: FinetuneConfig) -> Any:
+    return dataclasses.replace(config.optimizer, learning_rate=1.0)
+
+
+def _eval_steps(config: FinetuneConfig, num_steps: int, per_epoch: int) -> tuple[int, ...]:
+    every = per_epoch / config.training.evals_per_epoch
+    count = int(num_steps / every + 1e-9)
+    steps = {max(1, round(every * number)) for number in range(1, count + 1)}
+    return tuple(sorted({min(step, num_steps) for step in steps} | {num_steps}))
+
+
+def _waves(members: tuple[Member, ...], at_once: int) -> tuple[tuple[Member, ...], ...]:
+    size = min(at_once, len(members))
+    waves = []
+    for start in range(0, len(members), size):
+        wave = members[start : start + size]
+        waves.append(wave + wave[-1:] * (size - len(wave)))
+    return tuple(waves)

@@ -1,0 +1,234 @@
+"""The work directory of a fine-tuning run: what is in it, and the fine-tuned model in it.
+
+config.json  tokenizer/  checkpoints/ (the best model)  resume/ (all runs, while they last)
+metrics.jsonl  events.jsonl  statistics.json  statistics.txt  statistics.png
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import bert_jax
+from bert_jax.checkpoint import load_newest
+from bert_jax.checkpoint.reading import barrier
+from bert_jax.data.staging import replace_file
+from bert_jax.data.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.errors import UserError
+from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
+from bert_jax.finetune.task import Task, restore_task
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.training.config import build, diff, to_dict
+from bert_jax.training.remote import WorkDir, open_workdir
+from bert_jax.untrusted.json_file import read_json_object
+
+KIND = "finetune"
+"""What `config.json` says a run is; a pretraining run says nothing."""
+
+_MAX_CONFIG_BYTES = 1 << 20
+_log = logging.getLogger("bert_jax")
+
+
+class FinetunedState(NamedTuple):
+    """What a checkpoint holds."""
+
+    params: Any
+    """As from `init_task_params`."""
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """A fine-tuned model, with all that it needs."""
+
+    model: ModelConfig
+    head: TaskHeadConfig
+    params: Any
+    """As from `init_task_params`, on one device."""
+    task: Task
+    tokenizer: Tokenizer
+    tokenizer_files: Path
+    scores: dict[str, float]
+    """On the dev data, of exactly these parameters."""
+    config: FinetuneConfig
+    step: int
+    """Updates made."""
+
+
+def is_finetuning(workdir: Path) -> bool:
+    """Whether the run in a (local) work directory is one of fine-tuning."""
+    path = workdir / "config.json"
+    if not path.is_file():
+        return False
+    return read_json_object(path, max_bytes=_MAX_CONFIG_BYTES).get("kind") == KIND
+
+
+def read_finetune_record(workdir: Path) -> dict[str, Any]:
+    """`config.json` as JSON values: kind, bert_jax (the version), config, inits.
+
+    Raises:
+        UserError: There is none, or it is of another kind of run.
+    """
+    path = workdir / "config.json"
+    if not path.is_file():
+        raise UserError(
+            f"{workdir} holds no run: it has no config.json. Give the work directory of a "
+            "`bert-jax finetune` run"
+        )
+    record = read_json_object(path, max_bytes=_MAX_CONFIG_BYTES)
+    if record.get("kind") != KIND:
+        raise UserError(
+            f"{workdir} holds a run that is not one of fine-tuning; give the work directory of a "
+            "`bert-jax finetune` run"
+        )
+    return record
+
+
+def fingerprint(encoder: Any, tokenizer: Tokenizer) -> str:
+    """SHA-256 of the weights that a run starts from ({}: none are given) and of its tokenizer."""
+    digest = hashlib.sha256(tokenizer.fingerprint.encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(encoder):
+        digest.update(jax.tree_util.keystr(path).encode())
+        digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
+    return digest.hexdigest()
+
+
+def check_finetune_workdir(place: WorkDir, config: FinetuneConfig, inits: dict[str, str]) -> None:
+    """Refuses a work directory that belongs to another run; changes nothing.
+
+    Args:
+        place: The work directory.
+        config: Of this run.
+        inits: Fingerprint of each initialisation by its role, init and baseline.
+
+    Raises:
+        UserError: Lists the fields that differ, with the run's value and the one given.
+    """
+    workdir = place.local
+    if not (workdir / "config.json").exists():
+        if workdir.exists() and not workdir.is_dir():
+            raise UserError(f"{workdir} is a file; the work directory must be a directory")
+        if place.checkpoints.exists():
+            raise UserError(
+                f"{place.name} has checkpoints and no config.json, so that it cannot be said what "
+                "they are of. Choose another work directory, or put config.json back"
+            )
+        return
+    record = read_finetune_record(workdir)
+    there = build(FinetuneConfig, record["config"], where=str(workdir / "config.json"))
+    rows = [
+        f"{name}: {json.dumps(old)} there, {json.dumps(new)} given"
+        for name, old, new in diff(there, config)
+        if name not in FREE_FIELDS
+    ]
+    rows += [
+        f"what {role} holds: fingerprint {str(record['inits'].get(role))[:12]} there, "
+        f"{given[:12]} given"
+        for role, given in inits.items()
+        if record["inits"].get(role) != given
+    ]
+    if rows:
+        raise UserError(
+            f"{place.name} belongs to a run of another configuration ({'; '.join(rows)}). To "
+            "continue that run, give its configuration; to start another, choose another work "
+            "directory"
+        )
+
+
+def prepare_finetune_workdir(
+    workdir: Path, config: FinetuneConfig, inits: dict[str, str], tokenizer_files: Path
+) -> None:
+    """Writes config.json and copies the tokenizer; each appears complete or not at all."""
+    if jax.process_index() == 0:
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+            _copy_tokenizer(tokenizer_files, workdir / "tokenizer")
+            record = {
+                "kind": KIND,
+                "bert_jax": bert_jax.__version__,
+                "config": to_dict(config),
+                "inits": inits,
+            }
+            content = json.dumps(record, indent=2, allow_nan=False) + "\n"
+            replace_file(workdir / "config.json", content.encode())
+        except OSError as error:
+            raise UserError(f"cannot write to the work directory {workdir}: {error}") from error
+    barrier("work directory is ready")
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    """The files of the tokenizer alone: an exported directory holds the weights beside them."""
+    if target.exists():
+        return
+    load_tokenizer(source).save(target)
+
+
+def saved_content(
+    config: FinetuneConfig,
+    model: ModelConfig,
+    head: TaskHeadConfig,
+    task: Task,
+    scores: dict[str, float],
+    member: Any,
+) -> dict[str, Any]:
+    """What a checkpoint says beside its arrays, for `Checkpoints.save`."""
+    return {
+        "config": to_dict(config),
+        "extra": {
+            "model": to_dict(model),
+            "head": to_dict(head),
+            "task": task.describe(),
+            "scores": scores,
+            "member": dataclasses.asdict(member),
+        },
+        "metrics": {f"eval/{name}": value for name, value in scores.items()},
+    }
+
+
+def load_finetuned(workdir: Path | str) -> Finetuned:
+    """The best model of a fine-tuning run. Changes nothing on disk.
+
+    Raises:
+        UserError: No such run there, or it has saved nothing yet.
+        DamagedCheckpointError: It holds checkpoints and none is intact.
+    """
+    place = open_workdir(workdir)
+    read_finetune_record(place.local)
+    restored = load_newest(place.checkpoints)
+    if restored is None:
+        raise UserError(
+            f"{workdir} holds no checkpoint yet: the run has not come to its first save. Give the "
+            "`bert-jax finetune` command again to continue it"
+        )
+    if restored.damaged:
+        _log.warning("%s", restored.warning())
+    extra, where = restored.record.extra, f"{workdir}: checkpoint {restored.step}"
+    files = place.local / "tokenizer"
+    tokenizer = load_tokenizer(files)
+    return Finetuned(
+        model=build(ModelConfig, extra["model"], where),
+        head=build(TaskHeadConfig, extra["head"], where),
+        params=restored.state,
+        task=restore_task(extra["task"], tokenizer),
+        tokenizer=tokenizer,
+        tokenizer_files=files,
+        scores=extra["scores"],
+        config=build(FinetuneConfig, restored.record.config, where),
+        step=restored.step,
+    )
+
+
+def remove_resume(directory: Any) -> None:
+    """Deletes what a finished run no longer needs."""
+    if jax.process_index() == 0 and directory.exists():
+        if isinstance(directory, Path):
+            shutil.rmtree(directory)
+        else:
+            directory.rmtree()

@@ -1,0 +1,157 @@
+"""A sweep's step: members are runs of their own, on any devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bert_jax.finetune.batches import TrainBatches, choose_buckets, eval_batches
+from bert_jax.finetune.rows import Rows
+from bert_jax.finetune.step import (
+    FinetuneStepConfig,
+    abstract_sweep,
+    init_sweep,
+    make_eval_step,
+    make_keep_best,
+    make_sweep_step,
+    place_eval_rows,
+    place_members,
+    place_rows,
+    place_settings,
+    sweep_mesh,
+)
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.task_heads import TaskHeadConfig, apply_task, init_task_params
+from bert_jax.training.optim import OptimizerConfig
+
+MODEL = ModelConfig(
+    num_layers=1, hidden_dim=16, num_heads=2, mlp_dim=32, vocab_size=50, num_positions=16
+)
+CONFIG = FinetuneStepConfig(
+    MODEL,
+    TaskHeadConfig("classification", 3),
+    "class",
+    OptimizerConfig(learning_rate=1.0, warmup_steps=2),
+    num_steps=6,
+)
+SEEDS, RATES = [3, 4, 3, 5], [1e-2, 1e-2, 3e-3, 1e-3]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    random = np.random.default_rng(0)
+    tokens = [random.integers(5, 50, random.integers(4, 16)).astype(np.int32) for _ in range(22)]
+    labels = np.array([ids[1] % 3 for ids in tokens], np.int32)
+    return Rows(tokens, np.array([len(ids) // 2 for ids in tokens], np.int32), labels)
+
+
+def train(rows, members, devices, num_steps=6):
+    """(T, M) losses and the state after."""
+    seeds, rates = [SEEDS[m] for m in members], [RATES[m] for m in members]
+    mesh = sweep_mesh(len(members), jax.devices()[:devices])
+    batches = TrainBatches(rows, choose_buckets(rows.lengths, 1), 8, 0)  # 8, 8 and 6 rows
+    state = init_sweep(CONFIG, mesh, np.array(seeds), [{}], np.zeros(len(members)))
+    step = make_sweep_step(CONFIG, mesh)
+    settings = place_settings(rates, seeds, mesh)
+    losses = []
+    for number in range(num_steps):
+        epoch, at = divmod(number, batches.num_batches)
+        batch = next(batches.epoch(epoch, seeds, at))
+        state, metrics = step(state, settings, place_rows(batch, mesh))
+        losses.append(np.asarray(metrics["loss"]))
+    return np.stack(losses), state, mesh
+
+
+@pytest.fixture(scope="module")
+def together(rows):
+    return train(rows, range(4), 1)
+
+
+def test_each_member_equals_the_run_alone(rows, together):
+    losses, state, _ = together
+    assert len(set(losses[-1].tolist())) == 4  # seeds and rates make four different runs
+    for member in (1, 2):
+        alone, its_state, _ = train(rows, [member], 1)
+        np.testing.assert_allclose(alone[:, 0], losses[:, member], atol=2e-6)
+        for ours, theirs in zip(
+            jax.tree.leaves(its_state.params), jax.tree.leaves(state.params), strict=True
+        ):
+            np.testing.assert_allclose(ours[0], theirs[member], atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("members", "devices", "shape"), [((0, 1, 2, 3), 4, (4, 1)), ((0, 1), 8, (2, 4))]
+)
+def test_the_same_on_any_devices(rows, together, members, devices, shape):
+    """Dropout and the ragged batch included: 6 rows over 4 devices."""
+    losses, _, mesh = train(rows, members, devices)
+    assert tuple(mesh.shape.values()) == shape
+    np.testing.assert_allclose(losses, together[0][:, list(members)], atol=2e-6)
+
+
+def test_state_is_what_a_restore_is_told(together):
+    _, state, mesh = together
+    abstract = abstract_sweep(CONFIG, mesh, 4)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), abstract) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), state
+    )
+
+
+def test_logits_of_members(rows, together):
+    _, state, mesh = together
+    index, batch = next(eval_batches(rows, (16,), 8, 0))
+    logits = make_eval_step(CONFIG, mesh)(state.params, place_eval_rows(batch, mesh))
+    for member in range(4):
+        params = jax.tree.map(lambda leaf, m=member: leaf[m], state.params)
+        expected = apply_task(
+            MODEL,
+            CONFIG.head,
+            params,
+            *(jnp.asarray(batch[name]) for name in ("tokens", "type_ids", "segment_ids")),
+        )
+        np.testing.assert_allclose(logits[member], expected, atol=1e-5)
+    assert len(index) == 8
+
+
+def test_best_is_kept_of_whom_it_is_said(rows):
+    _, state, mesh = train(rows, range(4), 1, num_steps=1)
+    first, best = jax.device_get(state.params), jax.device_get(state.best)
+    better = place_members(np.array([True, False, False, True]), mesh)
+    after = jax.device_get(make_keep_best(mesh)(state, better))
+    for new, old, kept in zip(*map(jax.tree.leaves, (first, best, after.best)), strict=True):
+        np.testing.assert_array_equal(kept[[0, 3]], new[[0, 3]])
+        np.testing.assert_array_equal(kept[[1, 2]], old[[1, 2]])
+
+
+def test_initialisations_are_chosen_by_member():
+    given = init_task_params(MODEL, CONFIG.head, jax.random.key(99))["encoder"]
+    without_pooler = {name: value for name, value in given.items() if name != "pooler"}
+    mesh = sweep_mesh(3, jax.devices()[:1])
+    state = init_sweep(CONFIG, mesh, np.array([7, 7, 8]), [without_pooler, {}], np.array([0, 1, 0]))
+    fresh = init_task_params(MODEL, CONFIG.head, jax.random.key(7))
+    expected = {**fresh, "encoder": {**fresh["encoder"], **without_pooler}}
+    for number, tree in ((0, expected), (1, fresh)):
+        found = jax.tree.map(lambda leaf, n=number: leaf[n], state.params)
+        assert optax.tree.norm(optax.tree.sub(found, tree)) == 0
+    assert np.any(state.params["head"]["kernel"][0] != state.params["head"]["kernel"][2])
+
+
+def test_rows_that_fill_do_not_count(rows):
+    """The gradient of a batch of 6 is that of the same 6 rows among 8."""
+    mesh = sweep_mesh(1, jax.devices()[:1])
+    step = make_sweep_step(CONFIG, mesh)
+    settings = place_settings([1.0], [0], mesh)
+    _, batch = next(eval_batches(rows, (16,), 6, 0))
+    losses = []
+    for fill in (0, 2):
+        padded = {
+            name: np.concatenate([array, array[:fill] if name != "weights" else np.zeros(fill)])[
+                None
+            ].astype(array.dtype)
+            for name, array in batch.items()
+        }
+        state = init_sweep(CONFIG, mesh, np.zeros(1), [{}], np.zeros(1))
+        _, metrics = step(state, settings, place_rows(padded, mesh))
+        losses.append([float(metrics["loss"][0]), float(metrics["grad_norm"][0])])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
