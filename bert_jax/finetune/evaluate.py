@@ -23,7 +23,7 @@ def member_outputs(
     buckets: tuple[int, ...],
     batch_size: int,
     pad_id: int,
-    done: Callable[[int], None] = lambda rows: None,
+    done: Callable[[int], object] = lambda rows: None,
 ) -> list[Outputs]:
     """Logits of every row, for each member.
 

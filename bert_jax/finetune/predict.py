@@ -86,7 +86,7 @@ def split_outputs(model: Finetuned, split: Split, *, batch_size: int = 64) -> Ou
         (outputs,) = member_outputs(
             config, mesh, make_eval_step(config, mesh), params, split.rows,
             buckets=buckets, batch_size=batch_size, pad_id=model.tokenizer.special_ids.pad,
-            done=lambda count: None if bar.update(count) else None,
+            done=bar.update,
         )  # fmt: skip
     return outputs
 

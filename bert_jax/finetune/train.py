@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from bert_jax.training.telemetry import MetricsLog, duration
 from bert_jax.training.watchdog import Watchdog
 from bert_jax.untrusted.json_file import read_json_object
 
+_RESUME = "resume"
 _SAVE_SECONDS = 60.0
 """A run is saved after an evaluation when so much would be lost."""
 _MAX_STATISTICS_BYTES = 1 << 28
@@ -90,6 +92,7 @@ def finetune(
     place = open_workdir(workdir)
     check_finetune_workdir(place, config, setup.fingerprints)
     if (place.local / _DONE).exists():
+        remove_resume(place.checkpoints.parent / _RESUME)
         (echo or print)(f"{place.name} is finished")
         (echo or print)((place.local / "statistics.txt").read_text().rstrip())
         return FinetuneResult(True, _ended(place.local / _DONE), 0.0)
@@ -164,7 +167,7 @@ class _Run:
                 place.local, config, setup.fingerprints, setup.initial.tokenizer_files
             )
             place.sync(required=True)
-            self.resume = place.checkpoints.parent / "resume"
+            self.resume = place.checkpoints.parent / _RESUME
 
             def report(kind: str, step: int, message: str) -> None:
                 events.write(kind, message, step=step)
@@ -395,7 +398,7 @@ class _Run:
             f"{duration(seconds)}, {len(self.outcomes)} runs; the best of {self.setup.inits[0]} is "
             f"in {self.place.checkpoints}"
         )
-        self.saves.wait()
+        self.saves.close()  # nothing reads there any more
         remove_resume(self.resume)
 
     # What people see.
