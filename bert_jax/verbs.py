@@ -175,11 +175,25 @@ def _check_rows(rows: int | None) -> None:
 
 def status(arguments: argparse.Namespace) -> int:
     """Says how a run is doing; only its picture is written."""
+    from bert_jax.finetune.status import finetune_status, status_lines
+    from bert_jax.finetune.workdir import is_finetuning
     from bert_jax.training.remote import open_workdir
     from bert_jax.training.status import redraw, run_status
     from bert_jax.training.status_report import report
 
     place = open_workdir(arguments.workdir)
+    if is_finetuning(place.local):
+        if arguments.png is not None:
+            raise UserError(
+                f"{arguments.workdir} holds a fine-tuning run; --png is for pretraining. Its "
+                "picture is statistics.png, made at the end"
+            )
+        finetuning = finetune_status(place)
+        if arguments.json:
+            print(json.dumps(finetuning, indent=2))
+        else:
+            print("\n".join(status_lines(finetuning)))
+        return 0
     found = run_status(place.local, checkpoints=place.checkpoints, damaged=place.damaged)
     found = dataclasses.replace(found, workdir=place.name)
     picture, trouble = arguments.png, ""

@@ -12,7 +12,7 @@ from bert_jax.finetune.initial import InitialModel, load_initial
 from bert_jax.finetune.statistics import Member
 from bert_jax.finetune.step import FinetuneStepConfig
 from bert_jax.finetune.task import Split, Task, open_task
-from bert_jax.finetune.workdir import fingerprint
+from bert_jax.finetune.workdir import fingerprint, rows_fingerprint
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 
@@ -33,6 +33,7 @@ class Setup:
     inits: tuple[str, ...]
     """Their names."""
     fingerprints: dict[str, str]
+    """By the field of the configuration that names files, of what they hold."""
     members: tuple[Member, ...]
     train: Split
     dev: tuple[Split, ...]
@@ -97,8 +98,11 @@ def set_up(config: FinetuneConfig) -> Setup:
         encoders=tuple(encoders),
         inits=tuple(inits),
         fingerprints={
-            role: fingerprint(encoder, initial.tokenizer)
-            for role, encoder in zip(("init", "baseline"), encoders, strict=False)
+            **{
+                name: fingerprint(encoder, initial.tokenizer)
+                for name, encoder in zip(("init", "sweep.baseline"), encoders, strict=False)
+            },
+            "task": rows_fingerprint(split.rows for split in (train, *dev)),
         },
         members=members,
         train=train,

@@ -53,6 +53,11 @@ class Outcome:
     failed: str
     seconds: float
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Outcome":
+        """What `dataclasses.asdict` gave."""
+        return cls(**{**record, "member": Member(**record["member"])})
+
     @property
     def best_scores(self) -> dict[str, float]:
         """All finite scores of the best evaluation."""

@@ -45,7 +45,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
 def write_summary(
     summary: Summary, directory: Path, *, title: str = "", percent: bool = False
 ) -> list[Path]:
-    """Writes statistics.txt, statistics.json and statistics.png, each replaced in one rename.
+    """Writes statistics.txt, statistics.png and statistics.json, in this order, each replaced in one rename.
 
     Args:
         summary: of the runs.
@@ -61,8 +61,8 @@ def write_summary(
     figure = statistics_figure(summary, title=title, percent=percent)
     writers: dict[str, Callable[[Path], object]] = {
         "statistics.txt": lambda path: path.write_text(text, encoding="utf-8"),
-        "statistics.json": lambda path: path.write_text(values, encoding="utf-8"),
         "statistics.png": lambda path: figure.savefig(path, format="png"),
+        "statistics.json": lambda path: path.write_text(values, encoding="utf-8"),  # run is over
     }
     for name, write in writers.items():
         temporary = directory / f".{name}.tmp-{os.getpid()}"

@@ -149,7 +149,9 @@ def init_sweep(
         return SweepState(params, jax.vmap(_optimizer(config).init)(params), params)
 
     make = jax.jit(state, out_shardings=NamedSharding(mesh, _STATE))
-    return make(np.asarray(seeds, np.uint32), np.asarray(which, np.int32), list(encoders))
+    # Arrays of one device cannot go into a program of several.
+    given = jax.tree.map(np.asarray, list(encoders))
+    return make(np.asarray(seeds, np.uint32), np.asarray(which, np.int32), given)
 
 
 def abstract_sweep(config: FinetuneStepConfig, mesh: Mesh, num_members: int) -> SweepState:
@@ -220,7 +222,9 @@ def make_sweep_step(
         params, opt_state, metrics = _each(member)(state.params, state.opt_state, members, batch)
         return SweepState(params, opt_state, state.best), metrics
 
-    return jax.jit(local, donate_argnums=0)
+    # Metrics on every device: each process reads those of all members.
+    shardings = (NamedSharding(mesh, _STATE), NamedSharding(mesh, PartitionSpec()))
+    return jax.jit(local, donate_argnums=0, out_shardings=shardings)
 
 
 def make_eval_step(

@@ -1,32 +1,26 @@
 """The fine-tuning loop: waves of members, evaluations, the best model, results."""
 
-import contextlib
-import dataclasses
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
-from tqdm import tqdm
 
-from bert_jax.checkpoint import Checkpoints, Retention
+from bert_jax.checkpoint import SaveFailedError
 from bert_jax.checkpoint.reading import all_agree
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.evaluate import finite, member_outputs
+from bert_jax.finetune.progress import Losses, Output, Progress
+from bert_jax.finetune.saves import Saves, Wave
 from bert_jax.finetune.setup import Setup, set_up
-from bert_jax.finetune.statistics import Member, Outcome, judge, summarise
+from bert_jax.finetune.statistics import Member, Outcome, summarise
 from bert_jax.finetune.statistics_report import summary_lines, write_summary
 from bert_jax.finetune.step import (
-    SweepState,
-    abstract_sweep,
     init_sweep,
     make_eval_step,
     make_keep_best,
@@ -37,25 +31,29 @@ from bert_jax.finetune.step import (
     sweep_mesh,
 )
 from bert_jax.finetune.workdir import (
-    FinetunedState,
+    NO_MODEL,
+    RESUME,
+    STATISTICS,
     check_finetune_workdir,
     prepare_finetune_workdir,
     remove_resume,
-    saved_content,
 )
 from bert_jax.training.events import Events
 from bert_jax.training.interrupt import StopRequest
 from bert_jax.training.remote import WorkDir, open_workdir
-from bert_jax.training.telemetry import MetricsLog, duration
+from bert_jax.training.telemetry import duration
 from bert_jax.training.watchdog import Watchdog
 from bert_jax.untrusted.json_file import read_json_object
 
-_RESUME = "resume"
 _SAVE_SECONDS = 60.0
 """A run is saved after an evaluation when so much would be lost."""
 _MAX_STATISTICS_BYTES = 1 << 28
-_DONE = "statistics.json"
-"""Written when all members have ended."""
+
+
+class NoModelError(RuntimeError):
+    """All runs of the initialisation have ended, none with a finite score."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True)
@@ -87,44 +85,39 @@ def finetune(
     Raises:
         UserError: The configuration, the data, the initialisation and the work directory do not fit
             together. Nothing has been written.
+        NoModelError: No run of the first initialisation had a finite score; the statistics say so.
+        SaveFailedError: Several saves in a row have failed.
+        DamagedCheckpointError: None of the run's checkpoints is intact.
     """
     setup = set_up(config)
     place = open_workdir(workdir)
     check_finetune_workdir(place, config, setup.fingerprints)
-    if (place.local / _DONE).exists():
-        remove_resume(place.checkpoints.parent / _RESUME)
-        (echo or print)(f"{place.name} is finished")
-        (echo or print)((place.local / "statistics.txt").read_text().rstrip())
-        return FinetuneResult(True, _ended(place.local / _DONE), 0.0)
+    if (place.local / STATISTICS).exists():
+        return _finished_before(setup, place, echo)
     run = _Run(config, setup, place, echo)
     with StopRequest() as stop:
         return run.run(stop)
 
 
-@dataclass
-class _Progress:
-    """One member's way so far."""
-
-    member: Member
-    scores: list[dict[str, float | None]] = field(default_factory=list)
-    """Of each evaluation; None is not a number."""
-    best: float | None = None
-    best_step: int = -1
-    finite: bool = True
-
-    def take(self, step: int, epoch: float, scores: dict[str, float], metric: str) -> bool:
-        """Notes an evaluation; whether it is the best one so far."""
-        known = {name: _null(value) for name, value in scores.items()}
-        self.scores.append({"step": step, "epoch": epoch, **known})
-        score = scores.get(metric, math.nan)
-        better = math.isfinite(score) and (self.best is None or score > self.best)
-        if better:
-            self.best, self.best_step = score, step
-        return better
+def _finished_before(
+    setup: Setup, place: WorkDir, echo: Callable[[str], None] | None
+) -> FinetuneResult:
+    record = read_json_object(place.local / STATISTICS, max_bytes=_MAX_STATISTICS_BYTES)
+    outcomes = tuple(Outcome.from_json(each) for each in record["outcomes"])
+    remove_resume(place.checkpoints.parent / RESUME)
+    if jax.process_index() == 0:
+        say = echo or print
+        say(f"{place.name} is finished")
+        say((place.local / "statistics.txt").read_text(encoding="utf-8").rstrip())
+    _check_model(setup, outcomes)
+    return FinetuneResult(True, outcomes, 0.0)
 
 
 class _Run:
     """What a run holds while it lasts."""
+
+    watchdog: Watchdog
+    out: Output
 
     def __init__(
         self,
@@ -133,30 +126,19 @@ class _Run:
         place: WorkDir,
         echo: Callable[[str], None] | None,
     ):
-        self.config, self.setup, self.place = config, setup, place
+        self.config, self.setup, self.place, self.echo = config, setup, place, echo
         self.mesh = sweep_mesh(len(setup.waves[0]))
         self.train_step = make_sweep_step(setup.step, self.mesh)
         self.eval_step = make_eval_step(setup.step, self.mesh)
         self.keep_best = make_keep_best(self.mesh)
-        self.member_params = jax.jit(
-            lambda tree, number: jax.tree.map(lambda leaf: leaf[number], tree),
-            out_shardings=NamedSharding(self.mesh, PartitionSpec()),
-        )
         limit = setup.step.model.num_positions
         self.dev_buckets = [
             choose_buckets(split.rows.lengths, config.training.max_buckets, limit=limit)
             for split in setup.dev
         ]
         self.constant = setup.dev[0].constant_score
-        self.main = jax.process_index() == 0
         self.outcomes: list[Outcome] = []
-        self.wave_number = 0
-        self.best_saved: tuple[float, int] | None = None
-        """Score and step (over all waves) of the checkpoint."""
-        self.saved_at = time.monotonic()
-        self.started = time.monotonic()
-        self._echo = echo
-        self._bar: Any = None
+        self.saved_at = self.started = time.monotonic()
 
     def run(self, stop: StopRequest) -> FinetuneResult:
         config, setup, place = self.config, self.setup, self.place
@@ -167,244 +149,173 @@ class _Run:
                 place.local, config, setup.fingerprints, setup.initial.tokenizer_files
             )
             place.sync(required=True)
-            self.resume = place.checkpoints.parent / _RESUME
 
             def report(kind: str, step: int, message: str) -> None:
                 events.write(kind, message, step=step)
 
-            keep_one = Retention(keep=1)
-            self.checkpoints = Checkpoints(place.checkpoints, keep_one, report=report)
-            self.saves = Checkpoints(self.resume, keep_one, report=report)
+            self.saves = Saves(config, setup, self.mesh, place, report)
             try:
                 return self._run(stop, events)
             except BaseException as error:
-                events.write("error", f"{type(error).__name__}: {error}")
+                events.write(
+                    "error", f"{type(error).__name__}: {error}",
+                    code=getattr(error, "exit_code", None),
+                )  # fmt: skip
                 raise
             finally:
-                self.checkpoints.close()
                 self.saves.close()
                 place.sync()
 
     def _run(self, stop: StopRequest, events: Events) -> FinetuneResult:
         setup = self.setup
-        restored = self._restore()
-        begun = self.wave_number * setup.step.num_steps + (restored[1] if restored else 0)
-        if self.main:
-            self.metrics = MetricsLog(self.place.local / "metrics.jsonl", begun)
-        for line in self._summary(begun):
-            self._say(line)
-        events.write("start", self._summary(begun)[0], step=begun)
-        finished = True
-        with self._progress_bar(begun) as self._bar:
-            while finished and self.wave_number < len(setup.waves):
-                finished = self._wave(setup.waves[self.wave_number], restored, stop)
-                restored = None
+        wave, begun = None, 0
+        if restored := self.saves.restore():
+            wave, self.outcomes = restored
+            begun = self.saves.total(wave)
+        total = len(setup.waves) * setup.step.num_steps
+        self.watchdog.alive("the restore")
+        with Output(
+            self.place.local / "metrics.jsonl",
+            begun=begun, total=total, single=len(setup.members) == 1, echo=self.echo,
+        ) as self.out:  # fmt: skip
+            lines = self._summary(begun, total)
+            for line in lines:
+                self.out.say(line)
+            if jax.process_index() == 0:
+                events.write("start", lines[0], step=begun)
+            finished = True
+            while finished and len(self.outcomes) < len(setup.members):
+                finished = self._train(wave or self._first_state(), stop)
+                wave = None
         seconds = time.monotonic() - self.started
-        if self.main:
-            self.metrics.close()
         if finished:
             self._finish(seconds)
         else:
-            self._say(f"stopped by {stop.name}; the same command continues")
-        events.write("finished" if finished else "stopped", duration(seconds))
+            self.out.say(f"stopped by {stop.name}, saved; the same command continues")
+        if jax.process_index() == 0:
+            events.write("finished" if finished else "stopped", duration(seconds))
         return FinetuneResult(finished, tuple(self.outcomes), seconds)
 
     # One wave.
 
-    def _wave(
-        self,
-        members: tuple[Member, ...],
-        restored: tuple[SweepState, int, list[_Progress]] | None,
-        stop: StopRequest,
-    ) -> bool:
+    def _first_state(self) -> Wave:
+        setup = self.setup
+        number = len(self.outcomes) // len(setup.waves[0])
+        members = setup.waves[number]
+        which = np.array([setup.inits.index(member.init) for member in members])
+        seeds = np.array([member.seed for member in members], np.uint32)
+        state = init_sweep(setup.step, self.mesh, seeds, setup.encoders, which)
+        # What repeats the last member only fills the program.
+        progress = [Progress(member) for member in dict.fromkeys(members)]
+        return Wave(number, state, 0, progress, Losses(progress))
+
+    def _train(self, wave: Wave, stop: StopRequest) -> bool:
         """Trains members to the end; False where a signal stopped them, with all saved."""
-        setup, began = self.setup, time.monotonic()
-        num_steps = setup.step.num_steps
-        if restored is None:
-            which = np.array([setup.inits.index(member.init) for member in members])
-            seeds = np.array([member.seed for member in members], np.uint32)
-            state = init_sweep(setup.step, self.mesh, seeds, setup.encoders, which)
-            step, progress = 0, [_Progress(member) for member in members]
-        else:
-            state, step, progress = restored
+        num_steps = self.setup.step.num_steps
+        members = self.setup.waves[wave.number]
         settings = place_settings(
             [member.learning_rate for member in members],
             [member.seed for member in members],
             self.mesh,
         )
-        losses = _Losses(progress)
+        batches = self._batches(members, wave.step)
         unread: Any = None
-        for batch in self._batches(members, step):
-            state, metrics = self.train_step(state, settings, place_rows(batch, self.mesh))
-            step += 1
-            losses.read(unread)  # of the step before, so that one is always queued
+        while wave.step < num_steps:
+            batch = place_rows(next(batches), self.mesh)
+            wave.state, metrics = self.train_step(wave.state, settings, batch)
+            wave.step += 1
+            wave.losses.read(unread)  # of the step before, so that one is always queued
             unread = metrics
-            self.watchdog.alive(f"step {step:,}")
-            self._tick(losses.last)
-            if step in setup.eval_steps:
-                losses.read(unread)
+            self.watchdog.alive(f"step {wave.step:,}")
+            self.out.tick(wave.losses.last)
+            # Asked at every step: several processes stop at one that they agree upon. After the
+            # last one the wave is finished first.
+            stopping = stop.due(self.saves.total(wave)) and wave.step < num_steps
+            evaluating = wave.step in self.setup.eval_steps
+            if evaluating or stopping:
+                wave.losses.read(unread)
                 unread = None
-                state = self._evaluate(state, step, progress, losses)
-                self._save_if_due(state, step, progress)
-            elif stop.due(self._total(step)):
-                losses.read(unread)
-                self._save(state, step, progress)
+            if evaluating:
+                self._evaluate(wave)
+            if stopping:
+                self._save(wave, last=True)
                 return False
-            if step == num_steps:
-                break
-        last = partial(self.checkpoints.save_last, read_back=True)
-        self._save_best(state, step, progress, last)
-        seconds = (time.monotonic() - began) / len(members)
-        kept = min(len(members), len(setup.members) - len(self.outcomes))
-        self.outcomes += [self._outcome(each, seconds) for each in progress[:kept]]
-        self.wave_number += 1
+            if evaluating and not all_agree(time.monotonic() - self.saved_at < _SAVE_SECONDS):
+                self._save(wave)
+        self.saves.save_best(wave, must=True)
+        seconds = wave.elapsed() / len(wave.progress)
+        self.outcomes += [each.outcome(self.constant, seconds) for each in wave.progress]
         return True
 
+    def _save(self, wave: Wave, *, last: bool = False) -> None:
+        self.out.sync()
+        self.place.sync()
+        self.saves.save(wave, self.outcomes, last=last)
+        self.saved_at = time.monotonic()
+        self.watchdog.alive("a save")
+
     def _batches(self, members: tuple[Member, ...], step: int) -> Iterator[dict[str, np.ndarray]]:
-        per_epoch = self.setup.batches.num_batches
         seeds = [member.seed for member in members]
-        epoch, start = divmod(step, per_epoch)
+        epoch, start = divmod(step, self.setup.batches.num_batches)
         while True:
             yield from self.setup.batches.epoch(epoch, seeds, start)
             epoch, start = epoch + 1, 0
 
-    def _evaluate(
-        self, state: SweepState, step: int, progress: list[_Progress], losses: "_Losses"
-    ) -> SweepState:
+    def _evaluate(self, wave: Wave) -> None:
         setup = self.setup
-        scores: list[dict[str, float]] = [{} for _ in progress]
+        scores: list[dict[str, float]] = [{} for _ in wave.progress]
         for number, (split, buckets) in enumerate(zip(setup.dev, self.dev_buckets, strict=True)):
             outputs = member_outputs(
-                setup.step, self.mesh, self.eval_step, state.params, split.rows,
+                setup.step, self.mesh, self.eval_step, wave.state.params, split.rows,
                 buckets=buckets,
                 batch_size=self.config.training.eval_batch_size,
                 pad_id=setup.initial.tokenizer.special_ids.pad,
                 done=lambda _: self.watchdog.alive("a batch of an evaluation"),
             )  # fmt: skip
-            for member, (mine, theirs) in enumerate(zip(scores, outputs, strict=True)):
-                repeated = progress[member].member in [p.member for p in progress[:member]]
-                found = {} if repeated or not finite(theirs) else split.score(theirs)
-                if not finite(theirs):
-                    progress[member].finite = False
-                prefix = f"{split.name}/" if number else ""
-                mine.update({f"{prefix}{name}": value for name, value in found.items()})
+            prefix = f"{split.name}/" if number else ""
+            for each, mine, theirs in zip(wave.progress, scores, outputs, strict=False):
+                if finite(theirs):
+                    found = split.score(theirs)
+                    mine.update({f"{prefix}{name}": value for name, value in found.items()})
+                else:
+                    each.finite = False
                 self.watchdog.alive("scoring")
-        epoch = step / setup.batches.num_batches
+        epoch = wave.step / setup.batches.num_batches
         metric = setup.task.metric
-        better = [
-            each.take(step, epoch, mine, metric)
-            for each, mine in zip(progress, scores, strict=True)
-        ]
-        self._write_metrics(step, epoch, scores, losses)
-        if any(better):
-            state = self.keep_best(state, place_members(np.array(better), self.mesh))
-        return state
-
-    def _outcome(self, progress: _Progress, seconds: float) -> Outcome:
-        return Outcome(
-            member=progress.member,
-            scores=progress.scores,
-            best=progress.best,
-            best_step=progress.best_step,
-            failed=judge(progress.best, self.constant, progress.finite),
-            seconds=seconds,
-        )
-
-    # What is kept.
-
-    def _total(self, step: int) -> int:
-        """Updates made in all waves: numbers of checkpoints and rows of metrics only grow."""
-        return self.wave_number * self.setup.step.num_steps + step
-
-    def _save_if_due(self, state: SweepState, step: int, progress: list[_Progress]) -> None:
-        if not all_agree(time.monotonic() - self.saved_at < _SAVE_SECONDS):
-            self._save(state, step, progress)
-
-    def _save(self, state: SweepState, step: int, progress: list[_Progress]) -> None:
-        """The best model so far, and everything that a restart needs."""
-        self._save_best(state, step, progress, self.checkpoints.save)
-        self.saves.save(
-            self._total(step),
-            state,
-            config={},
-            extra={
-                "wave": self.wave_number,
-                "step": step,
-                "progress": [dataclasses.asdict(each) for each in progress],
-                "outcomes": [dataclasses.asdict(each) for each in self.outcomes],
-                "best_saved": self.best_saved,
-            },
-        )
-        self.saved_at = time.monotonic()
-        self.place.sync()
-
-    def _save_best(
-        self,
-        state: SweepState,
-        step: int,
-        progress: list[_Progress],
-        save: Callable[..., None],
-    ) -> None:
-        """The best member of the first initialisation, if it is better than what is saved."""
-        mine = [
-            (each.best, -number)
-            for number, each in enumerate(progress)
-            if each.member.init == self.setup.inits[0] and each.best is not None
-        ]
-        if not mine:
-            return
-        best, negative = max(mine)
-        if self.best_saved is not None and best <= self.best_saved[0]:
-            return
-        each = progress[-negative]
-        total = self._total(step)
-        save(
-            total,
-            FinetunedState(self.member_params(state.best, -negative)),
-            **saved_content(
-                self.config, self.setup.step.model, self.setup.step.head, self.setup.task,
-                self._outcome(each, 0.0).best_scores, each.member,
-            ),
-        )  # fmt: skip
-        self.best_saved = (best, total)
-
-    def _restore(self) -> tuple[SweepState, int, list[_Progress]] | None:
-        abstract = abstract_sweep(self.setup.step, self.mesh, len(self.setup.waves[0]))
-        restored = self.saves.restore(abstract)
-        if restored is None:
-            return None
-        extra = restored.record.extra
-        self.wave_number = extra["wave"]
-        self.outcomes = [_outcome(each) for each in extra["outcomes"]]
-        saved = extra["best_saved"]
-        self.best_saved = None if saved is None else (saved[0], saved[1])
-        progress = [
-            _Progress(**{**each, "member": Member(**each["member"])}) for each in extra["progress"]
-        ]
-        return restored.state, extra["step"], progress
+        better = np.zeros(len(setup.waves[0]), bool)
+        for number, (each, mine) in enumerate(zip(wave.progress, scores, strict=True)):
+            better[number] = each.take(wave.step, epoch, mine, metric)
+        where = {"step": wave.step, "epoch": epoch, "wave": wave.number}
+        self.out.evaluated(self.saves.total(wave), where, wave.losses.take(), scores, metric)
+        if better.any():
+            wave.state = self.keep_best(wave.state, place_members(better, self.mesh))
 
     def _finish(self, seconds: float) -> None:
-        self.checkpoints.wait()
         summary = summarise(self.outcomes, self.setup.task.metric, self.constant)
         percent = self.setup.step.objective == "span"
-        if self.main:
-            write_summary(
-                summary, self.place.local, title=Path(self.place.name).name, percent=percent
-            )
-        self._say("")
+        if jax.process_index() == 0:
+            try:
+                write_summary(
+                    summary, self.place.local, title=Path(self.place.name).name, percent=percent
+                )
+            except OSError as error:
+                raise SaveFailedError(
+                    f"the statistics cannot be written to {self.place.local}: "
+                    f"{error.strerror or error}. Mend that and give the command again: the run "
+                    "continues from its last save"
+                ) from error
+        self.out.say("")
         for line in summary_lines(summary, percent=percent):
-            self._say(line)
-        self._say(
+            self.out.say(line)
+        self.saves.finish()
+        _check_model(self.setup, tuple(self.outcomes))
+        self.out.say(
             f"{duration(seconds)}, {len(self.outcomes)} runs; the best of {self.setup.inits[0]} is "
             f"in {self.place.checkpoints}"
         )
-        self.saves.close()  # nothing reads there any more
-        remove_resume(self.resume)
 
-    # What people see.
-
-    def _summary(self, begun: int) -> list[str]:
-        setup, total = self.setup, len(self.setup.waves) * self.setup.step.num_steps
+    def _summary(self, begun: int, total: int) -> list[str]:
+        setup = self.setup
         head = f"fine-tuning {', '.join(setup.inits)} in {self.place.name}"
         lines = [head if not begun else f"{head}, continued at step {begun:,} of {total:,}"]
         lines += [f"Warning: {text}" for split in (setup.train, *setup.dev)
@@ -418,93 +329,16 @@ class _Run:
             f"runs     {len(setup.members)} of {setup.step.num_steps:,} steps, "
             f"{len(setup.waves[0])} at once, devices as member {self.mesh.shape['member']} x data "
             f"{self.mesh.shape['data']}",
-            f"goal     {setup.task.metric} above {self.constant:.4g}, which the best "
-            "constant prediction has",
         ]
+        if math.isfinite(self.constant):
+            lines.append(
+                f"goal     {setup.task.metric} above {self.constant:.4g}, which the best "
+                "constant prediction has"
+            )
         return lines
 
-    def _write_metrics(
-        self, step: int, epoch: float, scores: list[dict[str, float]], losses: "_Losses"
-    ) -> None:
-        metric = self.setup.task.metric
-        loss = losses.take()
-        values = [mine.get(metric, math.nan) for mine in scores if mine]
-        if self.main:
-            one = len(self.setup.waves[0]) == 1
-            row: dict[str, Any] = {"epoch": epoch, "wave": self.wave_number}
-            row["train/loss"] = loss[0] if one else loss
-            for name in scores[0]:
-                each = [mine.get(name, math.nan) for mine in scores]
-                row[f"eval/{name}"] = each[0] if one else [_null(value) for value in each]
-            self.metrics.write(self._total(step), row)
-        known = [value for value in values if math.isfinite(value)]
-        shown = "not a number"
-        if len(values) == 1 and known:
-            shown = f"{known[0]:.4g}"
-        elif known:
-            shown = f"median {np.median(known):.4g}, from {min(known):.4g} to {max(known):.4g}"
-        numbers = [value for value in loss if value is not None]
-        train = f"{np.median(numbers):.4f}" if numbers else "not a number"
-        self._say(f"epoch {epoch:.2f}  step {step:,}  loss {train}  {metric} {shown}")
 
-    def _say(self, text: str) -> None:
-        if not self.main:
-            return
-        if self._echo is not None:
-            self._echo(text)
-        elif self._bar is not None:
-            tqdm.write(text, file=sys.stdout)
-        else:
-            print(text, flush=True)
-
-    @contextlib.contextmanager
-    def _progress_bar(self, begun: int) -> Iterator[Any]:
-        total = len(self.setup.waves) * self.setup.step.num_steps
-        if not self.main or self._echo is not None or not sys.stderr.isatty():
-            yield None
-            return
-        with tqdm(total=total, initial=begun, unit="step", dynamic_ncols=True, leave=False) as bar:
-            yield bar
-        self._bar = None
-
-    def _tick(self, loss: float) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
-            self._bar.update(1)
-
-
-class _Losses:
-    """Means of the training losses since they were last asked for; notes who is not finite."""
-
-    def __init__(self, progress: list[_Progress]):
-        self._progress = progress
-        self._sums, self._count = np.zeros(len(progress)), 0
-        self.last = math.nan
-
-    def read(self, metrics: Any) -> None:
-        if metrics is None:
-            return
-        loss = np.asarray(jax.device_get(metrics["loss"]), np.float64)
-        for each, value in zip(self._progress, loss, strict=True):
-            each.finite = each.finite and bool(np.isfinite(value))
-        self._sums += loss
-        self._count += 1
-        self.last = float(np.median(loss))
-
-    def take(self) -> list[float | None]:
-        means = self._sums / max(self._count, 1)
-        self._sums, self._count = np.zeros_like(self._sums), 0
-        return [_null(float(value)) for value in means]
-
-
-def _null(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _ended(path: Path) -> tuple[Outcome, ...]:
-    record = read_json_object(path, max_bytes=_MAX_STATISTICS_BYTES)
-    return tuple(_outcome(each) for each in record["outcomes"])
-
-
-def _outcome(record: dict[str, Any]) -> Outcome:
-    return Outcome(**{**record, "member": Member(**record["member"])})
+def _check_model(setup: Setup, outcomes: tuple[Outcome, ...]) -> None:
+    own = [outcome for outcome in outcomes if outcome.member.init == setup.inits[0]]
+    if all(outcome.best is None for outcome in own):
+        raise NoModelError(f"{setup.inits[0]}: {NO_MODEL}")

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from bert_jax.data.staging import replace_file
 from bert_jax.data.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
+from bert_jax.finetune.rows import Rows
 from bert_jax.finetune.task import Task, restore_task
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
@@ -32,6 +34,16 @@ from bert_jax.untrusted.json_file import read_json_object
 
 KIND = "finetune"
 """What `config.json` says a run is; a pretraining run says nothing."""
+
+RESUME = "resume"
+STATISTICS = "statistics.json"
+"""Written when all members have ended: then a run is finished."""
+
+NO_MODEL = (
+    "no run gave a finite score, so there is no model to save: all have diverged. Lower "
+    "optimizer.learning_rate or sweep.learning_rates, or look at the data, and choose another work "
+    "directory"
+)
 
 _MAX_CONFIG_BYTES = 1 << 20
 _log = logging.getLogger("bert_jax")
@@ -71,7 +83,7 @@ def is_finetuning(workdir: Path) -> bool:
 
 
 def read_finetune_record(workdir: Path) -> dict[str, Any]:
-    """`config.json` as JSON values: kind, bert_jax (the version), config, inits.
+    """`config.json` as JSON values: kind, bert_jax (the version), config, fingerprints.
 
     Raises:
         UserError: There is none, or it is of another kind of run.
@@ -100,13 +112,25 @@ def fingerprint(encoder: Any, tokenizer: Tokenizer) -> str:
     return digest.hexdigest()
 
 
-def check_finetune_workdir(place: WorkDir, config: FinetuneConfig, inits: dict[str, str]) -> None:
+def rows_fingerprint(splits: Iterable[Rows]) -> str:
+    """SHA-256 of the tokens and labels of all splits."""
+    digest = hashlib.sha256()
+    for rows in splits:
+        labels = () if rows.labels is None else rows.labels
+        for array in (rows.lengths, rows.second_at, *rows.tokens, *labels):
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def check_finetune_workdir(
+    place: WorkDir, config: FinetuneConfig, fingerprints: dict[str, str]
+) -> None:
     """Refuses a work directory that belongs to another run; changes nothing.
 
     Args:
         place: The work directory.
         config: Of this run.
-        inits: Fingerprint of each initialisation by its role, init and baseline.
+        fingerprints: By the field that names files, of what they hold.
 
     Raises:
         UserError: Lists the fields that differ, with the run's value and the one given.
@@ -128,11 +152,11 @@ def check_finetune_workdir(place: WorkDir, config: FinetuneConfig, inits: dict[s
         for name, old, new in diff(there, config)
         if name not in FREE_FIELDS
     ]
+    known = record.get("fingerprints", {})
     rows += [
-        f"what {role} holds: fingerprint {str(record['inits'].get(role))[:12]} there, "
-        f"{given[:12]} given"
-        for role, given in inits.items()
-        if record["inits"].get(role) != given
+        f"what {name} names: fingerprint {str(known.get(name))[:12]} there, {given[:12]} given"
+        for name, given in fingerprints.items()
+        if known.get(name) != given
     ]
     if rows:
         raise UserError(
@@ -143,7 +167,7 @@ def check_finetune_workdir(place: WorkDir, config: FinetuneConfig, inits: dict[s
 
 
 def prepare_finetune_workdir(
-    workdir: Path, config: FinetuneConfig, inits: dict[str, str], tokenizer_files: Path
+    workdir: Path, config: FinetuneConfig, fingerprints: dict[str, str], tokenizer_files: Path
 ) -> None:
     """Writes config.json and copies the tokenizer; each appears complete or not at all."""
     if jax.process_index() == 0:
@@ -154,7 +178,7 @@ def prepare_finetune_workdir(
                 "kind": KIND,
                 "bert_jax": bert_jax.__version__,
                 "config": to_dict(config),
-                "inits": inits,
+                "fingerprints": fingerprints,
             }
             content = json.dumps(record, indent=2, allow_nan=False) + "\n"
             replace_file(workdir / "config.json", content.encode())
@@ -202,6 +226,8 @@ def load_finetuned(workdir: Path | str) -> Finetuned:
     place = open_workdir(workdir)
     read_finetune_record(place.local)
     restored = load_newest(place.checkpoints)
+    if restored is None and (place.local / STATISTICS).exists():
+        raise UserError(f"{workdir} has no model: {NO_MODEL}")
     if restored is None:
         raise UserError(
             f"{workdir} holds no checkpoint yet: the run has not come to its first save. Give the "

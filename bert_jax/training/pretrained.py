@@ -38,6 +38,11 @@ def load_params(workdir: Path | str) -> LoadedParams:
             f"{workdir} holds no checkpoint; give the work directory of a `bert-jax pretrain` run "
             "that has saved at least once"
         )
+    if "task" in restored.record.config:
+        raise UserError(
+            f"{workdir} holds a run of fine-tuning, whose model has no head for masked words; give "
+            "the work directory of a `bert-jax pretrain` run"
+        )
     if restored.damaged:
         _log.warning("%s", restored.warning())
     return LoadedParams(

@@ -139,6 +139,11 @@ def read_record(workdir: Path) -> dict[str, Any]:
             raise UserError("it has no field config")
     except UserError as error:
         raise UserError(f"{path} is not the configuration of a run: {error}") from error
+    if record.get("kind"):
+        raise UserError(
+            f"{workdir} holds a run of fine-tuning; give the work directory of a `bert-jax "
+            "pretrain` run"
+        )
     return record
 
 

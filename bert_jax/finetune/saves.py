@@ -1,0 +1,177 @@
+"""What a fine-tuning run keeps: the best model, and all that a restart needs."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.checkpoint import Checkpoints, Retention, SaveFailedError
+from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.progress import Losses, Progress
+from bert_jax.finetune.setup import Setup
+from bert_jax.finetune.statistics import Member, Outcome
+from bert_jax.finetune.step import SweepState, abstract_sweep
+from bert_jax.finetune.workdir import RESUME, FinetunedState, remove_resume, saved_content
+from bert_jax.training.remote import WorkDir
+
+
+@dataclass
+class Wave:
+    """Members that train together, after `step` updates."""
+
+    number: int
+    state: SweepState
+    step: int
+    progress: list[Progress]
+    losses: Losses
+    seconds: float = 0.0
+    """Of the starts before this one."""
+    began: float = dataclasses.field(default_factory=time.monotonic)
+
+    def elapsed(self) -> float:
+        """Seconds so far, of all starts."""
+        return self.seconds + time.monotonic() - self.began
+
+
+class Saves:
+    """`checkpoints/` and `resume/` of a run. All methods are collective."""
+
+    def __init__(
+        self,
+        config: FinetuneConfig,
+        setup: Setup,
+        mesh: Mesh,
+        place: WorkDir,
+        report: Callable[[str, int, str], None],
+    ):
+        """Opens the directories.
+
+        Args:
+            config: Of the run.
+            setup: Of the run.
+            mesh: Of the sweep.
+            place: The work directory.
+            report: As of `Checkpoints`.
+        """
+        self._config, self._setup, self._mesh, self._place = config, setup, mesh, place
+        self._resume = place.checkpoints.parent / RESUME
+        self._models = Checkpoints(place.checkpoints, Retention(keep=1), report=report)
+        self._states = Checkpoints(self._resume, Retention(keep=1), report=report)
+        self._best: tuple[float, int] | None = None
+        """Score of the saved model, and its number."""
+        self._copied = NamedSharding(mesh, PartitionSpec())
+        self._member = jax.jit(
+            lambda tree, number: jax.tree.map(lambda leaf: leaf[number], tree),
+            out_shardings=self._copied,
+        )
+
+    def total(self, wave: Wave) -> int:
+        """Updates made in all waves: numbers of checkpoints and rows of metrics only grow."""
+        return wave.number * self._setup.step.num_steps + wave.step
+
+    def restore(self) -> tuple[Wave, list[Outcome]] | None:
+        """Where the run was, and the outcomes of the waves before; None: it begins."""
+        abstract = abstract_sweep(self._setup.step, self._mesh, len(self._setup.waves[0]))
+        one = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
+            abstract.params,
+        )
+        model = self._models.restore(FinetunedState(one))
+        if model is not None:
+            self._best = (model.record.extra["scores"][self._setup.task.metric], model.step)
+        restored = self._states.restore(abstract)
+        if restored is None:
+            return None
+        extra = restored.record.extra
+        progress = [
+            Progress(**{**each, "member": Member(**each["member"])}) for each in extra["progress"]
+        ]
+        wave = Wave(
+            extra["wave"], restored.state, extra["step"], progress, Losses(progress),
+            extra["seconds"],
+        )  # fmt: skip
+        wave.losses.restore(extra["losses"])
+        return wave, [Outcome.from_json(each) for each in extra["outcomes"]]
+
+    def save(self, wave: Wave, outcomes: Sequence[Outcome], *, last: bool) -> None:
+        """Everything that a restart needs, and the best model so far.
+
+        Args:
+            wave: To be saved.
+            outcomes: Of the waves before.
+            last: The process ends behind it: the save is waited for and must work.
+
+        Raises:
+            SaveFailedError: Several saves in a row have failed, or, with `last`, this one.
+        """
+        content: dict[str, Any] = {
+            "config": {},
+            "extra": {
+                "wave": wave.number,
+                "step": wave.step,
+                "progress": [dataclasses.asdict(each) for each in wave.progress],
+                "losses": wave.losses.state(),
+                "seconds": wave.elapsed(),
+                "outcomes": [dataclasses.asdict(each) for each in outcomes],
+            },
+        }
+        if last:
+            self._states.save_last(self.total(wave), wave.state, read_back=False, **content)
+        else:
+            self._states.save(self.total(wave), wave.state, **content)
+        self.save_best(wave, must=False)
+
+    def save_best(self, wave: Wave, *, must: bool) -> None:
+        """The best member of the first initialisation, if it is better than what is saved.
+
+        Of equal ones the first in time, then in number: what is saved does not depend on when.
+
+        Args:
+            wave: With the members.
+            must: Raise where it cannot be saved: what is best in this wave is forgotten behind it.
+
+        Raises:
+            SaveFailedError: `must`, and it has failed several times.
+        """
+        mine = [
+            (each.best, -each.best_step, -number)
+            for number, each in enumerate(wave.progress)
+            if each.member.init == self._setup.inits[0] and each.best is not None
+        ]
+        if not mine:
+            return
+        best, _, negative = max(mine)
+        total = self.total(wave)
+        if self._best is not None:
+            if best <= self._best[0]:
+                return
+            total = max(total, self._best[1] + 1)  # a start that was killed may have come further
+        each = wave.progress[-negative]
+        try:
+            self._models.save_last(
+                total, FinetunedState(self._member(wave.state.best, -negative)),
+                read_back=True,
+                **saved_content(
+                    self._config, self._setup.step.model, self._setup.step.head, self._setup.task,
+                    each.outcome().best_scores, each.member,
+                ),
+            )  # fmt: skip
+        except SaveFailedError:
+            if must:
+                raise
+            return
+        self._best = (best, total)
+
+    def finish(self) -> None:
+        """Deletes what a finished run no longer needs."""
+        self._states.close()
+        remove_resume(self._resume)
+
+    def close(self) -> None:
+        """As `Checkpoints.close`."""
+        self._models.close()
+        self._states.close()

@@ -1,0 +1,448 @@
+"""Fine-tuning runs as wholes: sweeps, stops, refusals, what diverges, and disks that fail."""
+
+import errno
+import functools
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))  # small_run.py
+
+from small_finetuning import fingerprint, small_config, write_config, write_files, write_table
+from small_run import compiled_directory, share_compilations, snapshot, write_corpus
+from small_run import small_config as pretrain_config
+
+from bert_jax.checkpoint import saved_steps, storage
+from bert_jax.cli import main
+from bert_jax.errors import UserError
+from bert_jax.finetune import predict, train
+from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.step import sweep_mesh
+from bert_jax.finetune.train import NoModelError, finetune
+from bert_jax.training.events import read_events
+from bert_jax.training.telemetry import read_metrics
+
+LONG = os.environ.get("BERT_JAX_CHAOS") == "1"
+RATES = (1e-2, 2e-2)
+SWEEP = {"seeds": 2, "learning_rates": RATES, "baseline": "random"}
+
+
+def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Runs take the first devices alone: nothing is compiled for eight."""
+    for module in (train, predict):
+        patch.setattr(module, "sweep_mesh", lambda n: sweep_mesh(n, jax.devices()[:count]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory) -> Iterator[None]:
+    """One device, and each step traced and compiled once."""
+    with (
+        share_compilations(compiled_directory(tmp_path_factory)),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        use_devices(patch, 1)
+        for module, name in (
+            (train, "make_sweep_step"), (train, "make_eval_step"), (train, "make_keep_best"),
+            (predict, "make_eval_step"),
+        ):  # fmt: skip
+            patch.setattr(module, name, functools.cache(getattr(module, name)))
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, str]:
+    return write_files(tmp_path_factory.mktemp("files"))
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def done(config: FinetuneConfig, workdir: Path) -> dict[str, Any]:
+    assert finetune(config, workdir, echo=quiet).finished
+    return fingerprint(workdir)
+
+
+def at_evaluation(number: int, act: Callable[[], None]) -> Callable[[str], None]:
+    """An echo that acts when the run reports its evaluation of that number, from 1."""
+    seen = 0
+
+    def echo(line: str) -> None:
+        nonlocal seen
+        seen += line.startswith("epoch ")
+        if line.startswith("epoch ") and seen == number:
+            act()
+
+    return echo
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class KilledError(BaseException):
+    """Ends a run as a kill does: nothing is saved on the way out."""
+
+
+def kill() -> None:
+    raise KilledError
+
+
+@pytest.fixture(scope="module")
+def sweep(files, tmp_path_factory) -> dict[str, Any]:
+    """All eight members at once."""
+    return done(small_config(files, sweep=SWEEP), tmp_path_factory.mktemp("sweep") / "work")
+
+
+@pytest.fixture(scope="module")
+def waves(files, tmp_path_factory) -> dict[str, Any]:
+    """Three at once, which leaves two for the last wave."""
+    config = small_config(files, sweep={**SWEEP, "at_once": 3})
+    return done(config, tmp_path_factory.mktemp("waves") / "work")
+
+
+@pytest.fixture(scope="module")
+def one_run(files, tmp_path_factory) -> Path:
+    """The work directory of a finished run; not to be changed."""
+    workdir = tmp_path_factory.mktemp("one") / "work"
+    assert finetune(small_config(files), workdir, echo=quiet).finished
+    return workdir
+
+
+# From a table to a classifier.
+
+
+def test_a_table_to_a_classifier(files, tmp_path, capsys):
+    """Only the work directory is needed afterwards."""
+    table = write_table(tmp_path / "mine.csv", 64, 3)
+    config = small_config(
+        {**files, "train": table, "dev": ""}, task__table={"train": table, "dev_rate": 0.3}
+    )
+    file, work = write_config(tmp_path / "recipe.py", config), tmp_path / "work"
+    assert main(["finetune", f"--config={file}", f"--workdir={work}"]) == 0
+    said = capsys.readouterr().out
+    assert "accuracy x 100: best evaluation of each run" in said
+    assert f"the best of {files['init']} is in {work / 'checkpoints'}" in said
+    best = json.loads((work / "statistics.json").read_text())["outcomes"][0]["best"]
+
+    def evaluated(*arguments: str) -> float:
+        assert main(["evaluate", str(work), *arguments]) == 0
+        rows = dict(line.split() for line in capsys.readouterr().out.splitlines())
+        return float(rows["accuracy"])
+
+    assert evaluated() == float(f"{best:.6g}")
+    assert evaluated("--data", files["dev"]) != evaluated()
+    unlabelled = write_table(tmp_path / "new.csv", 9, 4, labels=False)
+    for wrong, text in (
+        (["--corpus", "x"], "--corpus and --rows are for pretraining"),
+        (["--data", unlabelled], "has no labels"),
+    ):
+        assert main(["evaluate", str(work), *wrong]) == 2
+        assert text in capsys.readouterr().err
+    assert main(["predict", str(work), "--data", unlabelled, "--out", str(tmp_path / "a")]) == 0
+    first = (tmp_path / "a" / "predictions.jsonl").read_bytes()
+    assert len(first.splitlines()) == 9
+    assert {json.loads(line)["label"] for line in first.splitlines()} <= {"cat", "dog"}
+    moved = work.rename(tmp_path / "elsewhere")
+    Path(table).unlink()
+    assert main(["predict", str(moved), "--data", unlabelled, "--out", str(tmp_path / "b")]) == 0
+    assert (tmp_path / "b" / "predictions.jsonl").read_bytes() == first
+    assert main(["evaluate", str(moved)]) == 2  # its dev data were rows of the table
+    assert "mine.csv" in capsys.readouterr().err
+
+
+# Sweeps.
+
+
+def test_a_sweep_is_the_runs_alone(files, sweep, tmp_path):
+    outcomes = sweep["outcomes"]
+    members = [
+        (o["member"]["init"], o["member"]["learning_rate"], o["member"]["seed"]) for o in outcomes
+    ]
+    assert members == list(itertools.product((files["init"], "random"), RATES, (5, 6)))
+    assert len({json.dumps(outcome["scores"]) for outcome in outcomes}) > 2  # they differ
+    for number in range(8) if LONG else (1, 6):
+        init, rate, seed = members[number]
+        config = small_config(
+            files, optimizer__learning_rate=rate, seed=seed, reinitialise=init == "random"
+        )
+        alone = done(config, tmp_path / f"{number}")
+        assert alone["outcomes"] == [outcomes[number]]
+        losses = [row["train/loss"][number] for row in sweep["metrics"]]
+        assert [r["train/loss"] for r in alone["metrics"]] == pytest.approx(losses, abs=1e-5)
+
+
+def test_waves_are_the_same_runs(sweep, waves):
+    assert waves["outcomes"] == sweep["outcomes"]
+    assert (waves["member"], waves["scores"]) == (sweep["member"], sweep["scores"])
+    assert [len(row["train/loss"]) for row in waves["metrics"]] == [3] * 6 + [2] * 3
+    assert [row["step"] for row in waves["metrics"]] == [6 * n for n in range(1, 10)]
+
+
+# Stops.
+
+
+@pytest.mark.parametrize("evaluation", [1, 4])  # then it stops at step 7, or 7 of the second wave
+def test_stopped_and_continued_is_uninterrupted(files, waves, tmp_path, evaluation):
+    config, work = small_config(files, sweep={**SWEEP, "at_once": 3}), tmp_path / "work"
+    result = finetune(config, work, echo=at_evaluation(evaluation, terminate))
+    assert not result.finished
+    assert len(result.outcomes) == 3 * (evaluation > 1)
+    total = 6 * evaluation + 1
+    assert saved_steps(work / "resume") == [total]
+    said: list[str] = []
+    assert finetune(config, work, echo=said.append).finished
+    assert said[0].endswith(f"continued at step {total} of 54")
+    assert fingerprint(work) == waves
+    assert not (work / "resume").exists()
+    assert [e["kind"] for e in read_events(work / "events.jsonl")] == [
+        "start", "stopped", "start", "finished",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("save_seconds", "evaluation", "continued"),
+    [(60.0, 4, 0), (0.0, 5, 24), (0.0, 4, 18)],
+    ids=["never saved", "saved in the second wave", "saved after the last step of the first"],
+)
+def test_killed_and_continued_is_uninterrupted(
+    files, waves, tmp_path, monkeypatch, save_seconds, evaluation, continued
+):
+    monkeypatch.setattr(train, "_SAVE_SECONDS", save_seconds)
+    config, work = small_config(files, sweep={**SWEEP, "at_once": 3}), tmp_path / "work"
+    with pytest.raises(KilledError):
+        finetune(config, work, echo=at_evaluation(evaluation, kill))
+    said: list[str] = []
+    assert finetune(config, work, echo=said.append).finished
+    assert said[0].endswith(f"continued at step {continued} of 54" if continued else str(work))
+    assert fingerprint(work) == waves
+
+
+def test_killed_before_the_statistics(files, one_run, tmp_path, monkeypatch):
+    """What was saved after the last step is not trained further."""
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "_SAVE_SECONDS", 0.0)
+        patch.setattr(train, "summarise", lambda *_: kill())
+        with pytest.raises(KilledError):
+            finetune(small_config(files), tmp_path / "work", echo=quiet)
+    assert done(small_config(files), tmp_path / "work") == fingerprint(one_run)
+
+
+def test_a_finished_run_says_so_again(files, one_run, tmp_path, capsys):
+    file = write_config(tmp_path / "recipe.py", small_config(files))
+    before = snapshot(one_run)
+    assert main(["finetune", f"--config={file}", f"--workdir={one_run}"]) == 0
+    said = capsys.readouterr().out
+    assert said == f"{one_run} is finished\n{(one_run / 'statistics.txt').read_text()}"
+    assert snapshot(one_run) == before
+
+
+@pytest.mark.parametrize("devices", [8] if LONG else [2])
+def test_continued_on_other_devices(files, tmp_path, monkeypatch, devices):
+    config = small_config(files, sweep={"seeds": 2})
+    with monkeypatch.context() as patch:
+        use_devices(patch, devices)
+        work = tmp_path / "work"
+        assert not finetune(config, work, echo=at_evaluation(1, terminate)).finished
+    found, whole = done(config, work), done(config, tmp_path / "whole")
+    assert found["outcomes"] == whole["outcomes"]
+    for row, expected in zip(found["metrics"], whole["metrics"], strict=True):
+        np.testing.assert_allclose(row["train/loss"], expected["train/loss"], atol=1e-4)
+
+
+# Refusals.
+
+
+def test_other_work_directories_are_refused(files, one_run, tmp_path):
+    other = write_files(tmp_path / "other")
+    table = Path(files["train"]).read_text()
+    (tmp_path / "bert_jax.csv").write_text(table.replace("dog", "cat", 1))
+    changes = {
+        r"seed: 5 there, 6 given": small_config(files, seed=6),
+        r"what init names: fingerprint": small_config(files, reinitialise=True),
+        r"task.table.train: .*bert_jax.csv": small_config(
+            files, task__table={"train": str(tmp_path / "bert_jax.csv"), "dev": files["dev"]}
+        ),
+    }
+    del other
+    before = snapshot(one_run)
+    for text, config in changes.items():
+        with pytest.raises(UserError, match=text):
+            finetune(config, one_run, echo=quiet)
+    assert snapshot(one_run) == before
+    pretrained = tmp_path / "pretrained"
+    pretrained.mkdir()
+    (pretrained / "config.json").write_text(json.dumps({"bert_jax": "0", "config": {}}))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "unknown" / "checkpoints").mkdir(parents=True)
+    before = snapshot(tmp_path)
+    for name, text in (
+        ("pretrained", "not one of fine-tuning"),
+        ("file", "is a file"),
+        ("unknown", "has checkpoints and no config.json"),
+    ):
+        with pytest.raises(UserError, match=text):
+            finetune(small_config(files), tmp_path / name, echo=quiet)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_file_that_changed_is_refused(files, tmp_path):
+    """A run must not go on with other examples under the same name."""
+    table = tmp_path / "train.csv"
+    shutil.copy(files["train"], table)
+    config = small_config({**files, "train": str(table)})
+    with pytest.raises(KilledError):
+        finetune(config, tmp_path / "work", echo=at_evaluation(1, kill))
+    table.write_text(table.read_text().replace("dog", "cat", 1))
+    with pytest.raises(UserError, match="what task names: fingerprint"):
+        finetune(config, tmp_path / "work", echo=quiet)
+
+
+def test_other_verbs_on_a_fine_tuned_model(one_run, tmp_path, capsys):
+    corpus = write_corpus(tmp_path / "corpus").train.path.parent
+    recipe = write_config(tmp_path / "p.py", pretrain_config(data={"corpus": str(corpus)}))
+    before = snapshot(one_run)
+    work = str(one_run)
+    assert main(["verify", work]) == 0
+    assert "intact" in capsys.readouterr().out
+    assert main(["status", work]) == 0
+    said = capsys.readouterr().out
+    assert "finished" in said
+    assert (one_run / "statistics.txt").read_text().rstrip() in said
+    assert main(["status", work, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
+    for arguments in (
+        ["pretrain", f"--config={recipe}", f"--workdir={work}"],
+        ["replay", work, "--step=0"],
+        ["fill-mask", work, "the [MASK] sat"],
+        ["status", work, f"--png={tmp_path / 'x.png'}"],
+    ):
+        assert main(arguments) == 2, arguments
+        assert "fine-tuning" in capsys.readouterr().err
+    assert snapshot(one_run) == before
+
+
+def test_fine_tuned_verbs_on_other_directories(files, tmp_path, capsys):
+    config = {"bert_jax": "0", "config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["predict", f"{tmp_path}", "--data=x", f"--out={tmp_path / 'out'}"]) == 2
+    assert "not one of fine-tuning" in capsys.readouterr().err
+    assert main(["evaluate", f"{tmp_path}", "--data", files["dev"]]) == 2
+    assert "--data is for one" in capsys.readouterr().err
+
+
+def test_status_of_a_run_that_stopped(files, tmp_path, capsys):
+    work = tmp_path / "work"
+    with pytest.raises(KilledError):
+        finetune(small_config(files), work, echo=at_evaluation(1, kill))
+    assert main(["status", str(work)]) == 0
+    said = capsys.readouterr().out
+    assert "failed" in said
+    assert "step 6, epoch 1.00 of wave 0: train/loss" in said
+    assert "is not yet saved" in said
+    assert main(["predict", str(work), "--data=x", f"--out={tmp_path / 'out'}"]) == 2
+    assert "no checkpoint yet" in capsys.readouterr().err
+
+
+# What diverges.
+
+
+def test_a_member_that_diverges_is_alone(files, sweep, tmp_path):
+    config = small_config(files, sweep={"seeds": 1, "learning_rates": (1e30, RATES[0])})
+    found = done(config, tmp_path / "work")
+    wild, tame = found["outcomes"]
+    assert "score" in wild["failed"]
+    assert tame == sweep["outcomes"][0]
+    assert found["member"]["learning_rate"] == RATES[0]
+    for row in found["metrics"]:
+        assert row["eval/accuracy"][0] is None
+        assert row["eval/accuracy"][1] is not None
+
+
+def test_all_members_diverge(files, tmp_path, capsys):
+    config = small_config(files, optimizer__learning_rate=1e30)
+    file, work = write_config(tmp_path / "recipe.py", config), tmp_path / "work"
+    for _ in range(2):  # and again
+        assert main(["finetune", f"--config={file}", f"--workdir={work}"]) == 1
+        said = capsys.readouterr()
+        assert "all have diverged" in said.err
+        assert "no evaluation gave a finite score" in said.out
+        assert saved_steps(work / "checkpoints") == []
+    for verb in (["predict", "--data", files["dev"], f"--out={tmp_path / 'out'}"], ["evaluate"]):
+        assert main([verb[0], str(work), *verb[1:]]) == 2
+        assert "all have diverged" in capsys.readouterr().err
+    with pytest.raises(NoModelError):
+        finetune(config, work, echo=quiet)
+
+
+# Disks.
+
+
+def fail_writes(patch: pytest.MonkeyPatch, below: str, times: int) -> list[str]:
+    """The first writes of checkpoints below a directory fail as on a full disk; which did."""
+    write, failed = storage.write_async, []
+
+    def failing(checkpoint, *arguments):
+        if below in str(checkpoint) and len(failed) < times:
+            failed.append(checkpoint.name)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(checkpoint, *arguments)
+
+    patch.setattr(storage, "write_async", failing)
+    return failed
+
+
+@pytest.mark.parametrize("below", ["/resume/", "/checkpoints/"])
+def test_saves_that_fail_do_not_end_a_run(files, waves, tmp_path, monkeypatch, below):
+    monkeypatch.setattr(train, "_SAVE_SECONDS", 0.0)
+    failed = fail_writes(monkeypatch, below, 2)
+    config = small_config(files, sweep={**SWEEP, "at_once": 3})
+    assert done(config, tmp_path / "work") == waves
+    assert len(failed) == 2
+    kinds = [event["kind"] for event in read_events(tmp_path / "work" / "events.jsonl")]
+    assert kinds.count("save_failed") == 2
+
+
+def test_a_full_disk_at_the_end(files, one_run, tmp_path, monkeypatch, capsys):
+    """Nothing is claimed; once there is room the same command finishes."""
+    file, work = write_config(tmp_path / "recipe.py", small_config(files)), tmp_path / "work"
+    command = ["finetune", f"--config={file}", f"--workdir={work}"]
+    with monkeypatch.context() as patch:
+        failed = fail_writes(patch, "/checkpoints/", 99)
+        assert main(command) == 3
+    assert len(failed) == 3
+    said = capsys.readouterr()
+    assert "the disk is full" in said.err
+    assert "best evaluation" not in said.out
+    assert not list(work.glob("statistics.*"))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "write_summary", full)
+        assert main(command) == 3
+    said = capsys.readouterr()
+    assert "statistics cannot be written" in said.err
+    assert "best evaluation" not in said.out
+    assert main(command) == 0
+    assert fingerprint(work) == fingerprint(one_run)
+
+
+def test_a_full_disk_at_a_stop(files, tmp_path, monkeypatch):
+    """Exit code 0 would say that the run is saved."""
+    fail_writes(monkeypatch, "/resume/", 99)
+    with pytest.raises(RuntimeError, match="the disk is full") as raised:
+        finetune(small_config(files), tmp_path / "work", echo=at_evaluation(1, terminate))
+    assert getattr(raised.value, "exit_code", None) == 3
+    assert [row["step"] for row in read_metrics(tmp_path / "work" / "metrics.jsonl")] == [6]
