@@ -45,7 +45,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
 def write_summary(
     summary: Summary, directory: Path, *, title: str = "", percent: bool = False
 ) -> list[Path]:
-    """Writes statistics.txt, statistics.png and statistics.json, in this order, each replaced in one rename.
+    """Writes statistics.txt, statistics.png and, last, statistics.json: each in one rename.
 
     Args:
         summary: of the runs.
@@ -62,7 +62,7 @@ def write_summary(
     writers: dict[str, Callable[[Path], object]] = {
         "statistics.txt": lambda path: path.write_text(text, encoding="utf-8"),
         "statistics.png": lambda path: figure.savefig(path, format="png"),
-        "statistics.json": lambda path: path.write_text(values, encoding="utf-8"),  # run is over
+        "statistics.json": lambda path: path.write_text(values, encoding="utf-8"),
     }
     for name, write in writers.items():
         temporary = directory / f".{name}.tmp-{os.getpid()}"

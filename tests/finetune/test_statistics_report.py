@@ -105,7 +105,7 @@ def test_files_appear_whole(sweep, tmp_path, monkeypatch):
     (tmp_path / "statistics.txt").write_text("old")
     files = write_summary(sweep, tmp_path, title="MRPC")
     assert sorted(files) == sorted(tmp_path.iterdir())
-    text, values, picture = files
+    text, picture, values = files
     assert text.read_text().splitlines() == summary_lines(sweep)
     assert picture.read_bytes().startswith(b"\x89PNG")
     read = json.loads(values.read_text())
