@@ -210,6 +210,20 @@ def test_of_equal_models_the_first_in_time_is_saved(files, tmp_path, monkeypatch
     assert found["scores"] == {"accuracy": 0.9}
 
 
+@long
+def test_a_better_model_comes_after_what_a_killed_run_left(files, tmp_path, monkeypatch):
+    scripted = iter([0.5, 0.5, 0.6, 0.9, 0.5, 0.5])
+    monkeypatch.setattr(TextSplit, "score", lambda *_: {"accuracy": next(scripted)})
+    config, work = small_config(files), tmp_path / "work"
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "summarise", lambda *_: kill())
+        with pytest.raises(KilledError):
+            finetune(config, work, echo=quiet)
+    assert saved_steps(work / "checkpoints") == [18]
+    monkeypatch.setattr(train, "_SAVE_SECONDS", 0.0)
+    assert done(config, work)["scores"] == {"accuracy": 0.9}
+
+
 # Stops.
 
 
@@ -275,8 +289,9 @@ def test_a_finished_run_says_so_again(files, one_run, tmp_path, capsys):
 
 
 @long
-def test_continued_on_other_devices(files, tmp_path, monkeypatch):
-    config = small_config(files, sweep={"seeds": 2})
+def test_continued_on_other_devices(files, one_run, tmp_path, monkeypatch):
+    """From a fine-tuned model, whose parameters are read onto one device."""
+    config = small_config({**files, "init": str(one_run)}, sweep={"seeds": 2})
     with monkeypatch.context() as patch:
         use_devices(patch, 8)
         work = tmp_path / "work"
