@@ -39,7 +39,7 @@ def finetune_status(place: WorkDir) -> dict[str, Any]:
         "num_epochs": config.training.num_epochs,
         "state": "finished" if finished else turns[-1] if turns else "new",
         "heard": events[-1]["time"] if events else None,
-        "evaluation": (read_metrics(workdir / "metrics.jsonl") or [None])[-1],
+        "evaluation": (read_metrics(workdir / "metrics.jsonl") or [{}])[-1],
         "model_saved": bool(saved_steps(place.checkpoints)),
         "statistics": text.read_text(encoding="utf-8") if finished and text.exists() else "",
         "errors": [event for event in events if event["kind"] not in _NO_ERRORS][-_SHOWN:],
