@@ -43,13 +43,13 @@ def _tags(title: str, train: str, dev: str, epochs: float, seeds: int) -> Row:
 
 
 ROWS = {
-    "mrpc": _glue("MRPC", "mrpc", 8, 5),
-    "conll": _tags("CoNLL-2003", "ner/conll2003/eng.train", "ner/conll2003/eng.testa", 3, 5),
+    "mrpc": _glue("MRPC", "mrpc", 5, 5),
+    "conll": _tags("CoNLL-2003", "ner/conll2003/eng.train", "ner/conll2003/eng.testa", 2, 5),
     "sst2": _glue("SST-2", "sst2", 1, 5, evals_per_epoch=2),
-    "cola": _glue("CoLA", "cola", 5, 5),
-    "stsb": _glue("STS-B", "stsb", 5, 5),
-    "rte": _glue("RTE", "rte", 5, 5),
-    "ncbi": _tags("NCBI disease", "ner/ncbi-disease/train.tsv", "ner/ncbi-disease/devel.tsv", 5, 5),
+    "cola": _glue("CoLA", "cola", 3, 5),
+    "stsb": _glue("STS-B", "stsb", 3, 5),
+    "rte": _glue("RTE", "rte", 3, 5),
+    "ncbi": _tags("NCBI disease", "ner/ncbi-disease/train.tsv", "ner/ncbi-disease/devel.tsv", 3, 5),
     "squad": Row(
         "SQuAD 2.0, part of train",
         "configs/finetune/squad.py",
@@ -58,8 +58,8 @@ ROWS = {
             "--config.task.squad.dev={data}/squad/dev-v2.0.json",
             "--config.task.squad.misplaced=skip",
         ),
-        3,
         2,
+        1,
     ),
 }
 
@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--tasks", default=",".join(ROWS), help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=None, help="default: by the task")
     parser.add_argument("--epochs", type=float, default=None, help="default: by the task")
-    parser.add_argument("--learning-rate", default="5e-4", help="or several: 3e-4,1e-3")
+    parser.add_argument("--learning-rate", default="1e-3", help="or several: 3e-4,1e-3")
     options = parser.parse_args()
     names = options.tasks.split(",")
     unknown = [name for name in names if name not in ROWS]
