@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fuzz_task_readers as tasks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -398,6 +399,15 @@ READERS = {
     "record": Reader("5/record/data.json", _records, _use_record, True),
     "verified": Reader("5/verified.json", _marks, _use_mark, True),
     "goodput": Reader("goodput.json", _starts, _use_starts, True),
+    "csv": Reader("a.csv", tasks.tables(","), tasks.use_table),
+    "tsv": Reader("a.tsv", tasks.tables("\t"), tasks.use_table),
+    "columns": Reader("a.conll", tasks.columns, tasks.use_columns),
+    "token_lists": Reader("tags.jsonl", tasks.token_lists, tasks.use_token_lists),
+    "squad": Reader("squad.json", tasks.squads, tasks.use_squad, True),
+    "predictions": Reader("predictions.json", tasks.predictions, tasks.use_predictions, True),
+    "huggingface_config": Reader(
+        "config.json", tasks.huggingface_configs, tasks.use_huggingface_config, True
+    ),
 }
 
 

@@ -21,9 +21,13 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
         # Not blocking: opening a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise UserError(f"{path} is not a regular file; name one")
-            raw = file.read(max_bytes + 1)
+            # A read takes memory for as much as it is asked for, not for what it finds.
+            raw = file.read(min(status.st_size, max_bytes) + 1)
+            if status.st_size < len(raw) <= max_bytes:  # it is longer than the file system says
+                raw += file.read(max_bytes + 1 - len(raw))
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         if isinstance(error, UserError):
             raise
