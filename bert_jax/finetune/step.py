@@ -182,10 +182,12 @@ def make_sweep_step(
     """
     optimizer = _optimizer(config)
 
+    def whole(parts: Any) -> Any:
+        """Sums over the devices of a member; XLA leaves in a reduction over one device."""
+        return jax.lax.psum(parts, DATA) if mesh.shape[DATA] > 1 else parts
+
     def member(params: Any, opt_state: Any, settings: Members, batch: Batch) -> tuple[Any, ...]:
-        count = jax.lax.psum(
-            num_labelled(config.objective, batch["labels"], batch["weights"]), DATA
-        )
+        count = whole(num_labelled(config.objective, batch["labels"], batch["weights"]))
         # A batch may have no labelled token at all: then its loss and its gradient are 0.
         count = jnp.maximum(count, 1.0)
         seed = None
@@ -208,7 +210,7 @@ def make_sweep_step(
             return total / count
 
         value, grads = jax.value_and_grad(loss)(params)
-        value, grads = jax.lax.psum((value, grads), DATA)
+        value, grads = whole((value, grads))
         updates, opt_state = optimizer.update(grads, opt_state, params)
         updates = jax.tree.map(lambda update: settings.learning_rates * update, updates)
         metrics = {"loss": value, "grad_norm": optax.tree.norm(grads)}

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))  # small_run.py
-
 from small_finetuning import fingerprint, small_config, write_config, write_files, write_table
 from small_run import compiled_directory, share_compilations, snapshot, write_corpus
 from small_run import small_config as pretrain_config

@@ -2,15 +2,11 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))  # small_run.py
-
 from small_finetuning import small_config, write_config, write_files
 from small_run import compiled_directory, share_compilations
 from task_examples import put
