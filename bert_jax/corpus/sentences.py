@@ -73,13 +73,11 @@ def split_fast(paragraph: str) -> list[str]:
     for match in _CANDIDATE.finditer(paragraph):
         end = match.end()
         if end - start > 2 and _is_boundary(paragraph, start, match.start(), end):
-            sentences.append(paragraph[start:end].rstrip())
+            sentences.append(paragraph[start:end].strip())
             start = end
     last = paragraph[start:].strip()
     if last:
         sentences.append(last)
-    if sentences and sentences[0][0].isspace():
-        sentences[0] = sentences[0].lstrip()
     if len(paragraph) > MAX_SENTENCE_CHARS:
         return [part for sentence in sentences for part in _cut(sentence)]
     return sentences

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.corpus.sentences import (
@@ -58,6 +58,7 @@ def cuts(sentences: list[str]) -> set[int]:
 
 @settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from('aA1 .!?。」”")(\n\t…Mr[]»-'), max_size=80))
+@example("11。 »? ")
 def test_nothing_is_lost(text):
     sentences = split_fast(text)
     assert solid("".join(sentences)) == solid(text)
