@@ -15,7 +15,7 @@ from bert_jax.finetune.progress import Losses, Progress
 from bert_jax.finetune.setup import Setup
 from bert_jax.finetune.statistics import Member, Outcome
 from bert_jax.finetune.step import SweepState, abstract_sweep
-from bert_jax.finetune.workdir import RESUME, FinetunedState, remove_resume, saved_content
+from bert_jax.finetune.workdir import FinetunedState, remove_resume, saved_content
 from bert_jax.training.remote import WorkDir
 
 
@@ -58,9 +58,8 @@ class Saves:
             report: As of `Checkpoints`.
         """
         self._config, self._setup, self._mesh, self._place = config, setup, mesh, place
-        self._resume = place.checkpoints.parent / RESUME
         self._models = Checkpoints(place.checkpoints, Retention(keep=1), report=report)
-        self._states = Checkpoints(self._resume, Retention(keep=1), report=report)
+        self._states = Checkpoints(place.resume, Retention(keep=1), report=report)
         self._best: tuple[float, int] | None = None
         """Score of the saved model, and its number."""
         self._copied = NamedSharding(mesh, PartitionSpec())
@@ -169,7 +168,7 @@ class Saves:
     def finish(self) -> None:
         """Deletes what a finished run no longer needs."""
         self._states.close()
-        remove_resume(self._resume)
+        remove_resume(self._place)
 
     def close(self) -> None:
         """As `Checkpoints.close`."""

@@ -90,7 +90,7 @@ def set_up(config: FinetuneConfig) -> Setup:
             model=model,
             head=head,
             objective=task.objective,
-            optimizer=_unit_rate(config),
+            optimizer=dataclasses.replace(config.optimizer, learning_rate=1.0),
             num_steps=num_steps,
         ),
         task=task,
@@ -142,10 +142,6 @@ def _with_dropout(model: ModelConfig, rate: float | None) -> ModelConfig:
     if rate is None:
         return model
     return dataclasses.replace(model, hidden_dropout_rate=rate, attention_dropout_rate=rate)
-
-
-def _unit_rate(config: FinetuneConfig) -> Any:
-    return dataclasses.replace(config.optimizer, learning_rate=1.0)
 
 
 def _eval_steps(config: FinetuneConfig, num_steps: int, per_epoch: int) -> tuple[int, ...]:

@@ -32,7 +32,6 @@ from bert_jax.finetune.step import (
 )
 from bert_jax.finetune.workdir import (
     NO_MODEL,
-    RESUME,
     STATISTICS,
     check_finetune_workdir,
     prepare_finetune_workdir,
@@ -104,7 +103,7 @@ def _finished_before(
 ) -> FinetuneResult:
     record = read_json_object(place.local / STATISTICS, max_bytes=_MAX_STATISTICS_BYTES)
     outcomes = tuple(Outcome.from_json(each) for each in record["outcomes"])
-    remove_resume(place.checkpoints.parent / RESUME)
+    remove_resume(place)
     if jax.process_index() == 0:
         say = echo or print
         say(f"{place.name} is finished")

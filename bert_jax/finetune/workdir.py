@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,6 @@ from bert_jax.untrusted.json_file import read_json_object
 KIND = "finetune"
 """What `config.json` says a run is; a pretraining run says nothing."""
 
-RESUME = "resume"
 STATISTICS = "statistics.json"
 """Written when all members have ended: then a run is finished."""
 
@@ -251,10 +249,7 @@ def load_finetuned(workdir: Path | str) -> Finetuned:
     )
 
 
-def remove_resume(directory: Any) -> None:
+def remove_resume(place: WorkDir) -> None:
     """Deletes what a finished run no longer needs."""
-    if jax.process_index() == 0 and directory.exists():
-        if isinstance(directory, Path):
-            shutil.rmtree(directory)
-        else:
-            directory.rmtree()
+    if jax.process_index() == 0 and place.resume.exists():
+        place.resume.rmtree()

@@ -22,9 +22,8 @@ from etils import epath
 
 from bert_jax.errors import UserError
 
-_CHECKPOINTS, _DAMAGED = "checkpoints", "damaged"
-_ARRAYS = (_CHECKPOINTS, _DAMAGED, "resume")
-"""Directories of checkpoints, which are read where they are."""
+_CHECKPOINTS, _DAMAGED, _RESUME = "checkpoints", "damaged", "resume"
+"""Directories of arrays, which are written and read where they are."""
 _LARGEST = 1 << 30
 _log = logging.getLogger("bert_jax")
 
@@ -37,6 +36,8 @@ class WorkDir:
     """config.json, metrics.jsonl, tokenizer/ and the other small files."""
     checkpoints: epath.Path
     damaged: epath.Path
+    resume: epath.Path
+    """Checkpoints of all runs of a sweep, while it lasts."""
     name: str
     """What people see: the path that was given."""
     mirror: "_Mirror | None" = None
@@ -82,7 +83,9 @@ def open_workdir(path: str | Path) -> WorkDir:
     if kind is None:
         local = Path(path)
         absolute = epath.Path(local.absolute())
-        return WorkDir(local, absolute / _CHECKPOINTS, absolute / _DAMAGED, str(path))
+        return WorkDir(
+            local, absolute / _CHECKPOINTS, absolute / _DAMAGED, absolute / _RESUME, str(path)
+        )
     bucket, _, directory = str(path).partition(":")[2].strip("/").partition("/")
     if kind != "gs":
         raise UserError(
@@ -100,7 +103,7 @@ def open_workdir(path: str | Path) -> WorkDir:
     except _failures() as error:
         raise _explained(f"cannot open {url}", error, url) from error
     root = epath.Path(url)
-    return WorkDir(mirror.local, root / _CHECKPOINTS, root / _DAMAGED, url, mirror)
+    return WorkDir(mirror.local, root / _CHECKPOINTS, root / _DAMAGED, root / _RESUME, url, mirror)
 
 
 def scheme(path: str | Path) -> str | None:
@@ -147,7 +150,7 @@ class _Mirror:
         for entry in entries:
             if entry["type"] != "directory":
                 objects[entry["name"]] = entry
-            elif PurePosixPath(entry["name"]).name not in _ARRAYS:
+            elif PurePosixPath(entry["name"]).name not in (_CHECKPOINTS, _DAMAGED, _RESUME):
                 objects |= self._files.find(entry["name"], detail=True)
         for key, entry in objects.items():
             name = key.removeprefix(f"{root}/")
