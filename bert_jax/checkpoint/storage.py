@@ -27,6 +27,8 @@ _COMMITTED = "commit_success.txt"
 _OUT_OF_REACH = (  # TensorStore's words, in a ValueError
     "UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED|RESOURCE_EXHAUSTED"
 )
+_ARRAY, _DICT_KEY = {"value_type": "jax.Array", "skip_deserialize": False}, 2
+"""How Orbax describes an array of a nested dict."""
 _UNFINISHED = ("*.orbax-checkpoint-tmp*", "*.deleted")
 
 AnyPath: TypeAlias = epath.Path | Path
@@ -197,8 +199,15 @@ def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
     listed = set()
     for group in _read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:
         if group != RECORD:
-            for leaf in _read_object(checkpoint / group / "_METADATA")["tree_metadata"].values():
-                listed.add((group, "/".join(key["key"] for key in leaf["key_metadata"])))
+            content = _read_object(checkpoint / group / "_METADATA")
+            if not (content["use_ocdbt"] is content["use_zarr3"] is True):
+                raise ValueError(f"{group}/_METADATA is not of arrays in OCDBT and Zarr 3")
+            for leaf in content["tree_metadata"].values():
+                keys = leaf["key_metadata"]
+                kinds = {key["key_type"] for key in keys}
+                if leaf["value_metadata"] != _ARRAY or kinds != {_DICT_KEY}:
+                    raise ValueError(f"{group}/_METADATA is not of arrays in nested dicts")
+                listed.add((group, "/".join(key["key"] for key in keys)))
     return listed
 
 

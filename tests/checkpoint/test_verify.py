@@ -147,6 +147,26 @@ def test_what_could_not_be_restored_is_not_marked(tmp_path, damage):
     checkpoints.close()
 
 
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [
+        ('"use_zarr3": true', '"use_zarr3": false'),
+        ('"use_ocdbt"', '"use_ocdbu"'),
+        ('"key_type": 2', '"key_type": 3'),
+        ('"jax.Array"', '"jax.Brray"'),
+        ('"skip_deserialize": false', '"skip_deserialize": true'),
+    ],
+)
+def test_what_the_list_of_arrays_says_of_them_is_read(tmp_path, said, instead):
+    """Restoring refuses it, or takes something else for the arrays."""
+    write(tmp_path, [5])
+    unmark(tmp_path)
+    listing = tmp_path / "checkpoints" / "5" / "params" / "_METADATA"
+    assert said in listing.read_text()
+    listing.write_text(listing.read_text().replace(said, instead, 1))
+    assert "the list of its arrays" in verify_checkpoint(tmp_path / "checkpoints" / "5").fault
+
+
 def test_nothing_is_stored_that_verification_does_not_read(saved):
     """Such a file spoils a restore when it is damaged, for the sake of random keys."""
     workdir, _ = saved
