@@ -81,11 +81,14 @@ TABLE: tuple[Entry, ...] = (
     *_affine("cls.seq_relationship", "nsp"),
 )
 
-_CLASSIFIER = _affine("classifier", "head")
+_HEAD_ENTRIES: Mapping[str, list[Entry]] = {
+    "classification": _affine("classifier", "head"),
+    "tagging": _affine("classifier", "head"),
+    "span": _affine("qa_outputs", "head"),
+}
 TASK_TABLES: Mapping[str, tuple[Entry, ...]] = {
-    "classification": (*_ENCODER, *_POOLER, *_CLASSIFIER),
-    "tagging": (*_ENCODER, *_CLASSIFIER),
-    "span": (*_ENCODER, *_affine("qa_outputs", "head")),
+    kind: (*_ENCODER, *(_POOLER if kind == "classification" else ()), *entries)
+    for kind, entries in _HEAD_ENTRIES.items()
 }
 """By `TaskHeadConfig.kind`: `BertForSequenceClassification`, `BertForTokenClassification` and
 `BertForQuestionAnswering`."""
@@ -127,18 +130,39 @@ def from_huggingface(
     return params
 
 
-def encoder_from_huggingface(
-    state_dict: Mapping[str, Any], config: ModelConfig
-) -> tuple[Params, bool]:
-    """The encoder of any of their BERT classes, whatever its head; and whether it has a pooler.
+def parts_from_huggingface(
+    state_dict: Mapping[str, Any],
+    config: ModelConfig,
+    head: TaskHeadConfig | None = None,
+    *,
+    pretraining: bool = True,
+) -> Params:
+    """What there is of a BERT: `encoder`, and of `mlm`, `nsp` and `head` those that it has.
 
-    As `from_huggingface`, of the entry `encoder` alone; without `pooler` where they have none.
+    As `from_huggingface`, but the encoder may lack `pooler`, and heads of no table are passed over.
+
+    Args:
+      state_dict: of any of their BERT classes.
+      config: the architecture.
+      head: of `classifier` or `qa_outputs`, which are passed over where it is None.
+      pretraining: whether `mlm` and `nsp` are read; else they are passed over too.
     """
-    found = {n: a for n, a in canonical_names(state_dict).items() if not n.startswith(_HEADS)}
-    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-    has_pooler = _has_pooler(found)
-    table = (*_ENCODER, *(_POOLER if has_pooler else ()))
-    return _read(table, shapes, found, config)["encoder"], has_pooler
+    found = canonical_names(state_dict)
+    pooler = _POOLER if _has_pooler(found) else ()
+    table, known = [*_ENCODER, *pooler], set[str]()
+    if pretraining and any(n.startswith("cls.predictions.") for n in found.keys() - DUPLICATES):
+        table += [entry for entry in TABLE if entry.path[0] == "mlm"]
+        known |= DUPLICATES
+    if pretraining and any(name.startswith("cls.seq_relationship.") for name in found):
+        table += [entry for entry in TABLE if entry.path[0] == "nsp"]
+    key = jax.random.key(0)
+    shapes = jax.eval_shape(lambda: init_params(config, key))
+    if head is not None:
+        table += _HEAD_ENTRIES[head.kind]
+        shapes |= {"head": jax.eval_shape(lambda: init_task_params(config, head, key))["head"]}
+    known |= {entry.name for entry in table}
+    found = {n: a for n, a in found.items() if n in known or not n.startswith(_HEADS)}
+    return _read(tuple(table), shapes, found, config)
 
 
 def to_huggingface(

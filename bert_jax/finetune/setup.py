@@ -2,13 +2,14 @@
 
 import dataclasses
 import itertools
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.initial import InitialModel, load_initial
+from bert_jax.finetune.saved_model import SavedModel, read_model
 from bert_jax.finetune.statistics import Member
 from bert_jax.finetune.step import FinetuneStepConfig
 from bert_jax.finetune.task import Split, Task, open_task
@@ -18,7 +19,9 @@ from bert_jax.model.task_heads import TaskHeadConfig
 
 RANDOM = "random"
 _HEADS: dict[str, Any] = {"tags": "tagging", "span": "span"}
+_POOLED = ("class", "classes", "score")
 _HEAD_DROPOUT = 0.1
+_log = logging.getLogger("bert_jax")
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Setup:
 
     step: FinetuneStepConfig
     task: Task
-    initial: InitialModel
+    initial: SavedModel
     encoders: tuple[Any, ...]
     """Of each initialisation, {} for random weights."""
     inits: tuple[str, ...]
@@ -56,8 +59,8 @@ def set_up(config: FinetuneConfig) -> Setup:
             "init is empty; give --config.init=DIR, the work directory of a pretraining run or a "
             "directory in Hugging Face's format"
         )
-    initial = load_initial(config.init)
-    encoders: list[Any] = [{} if config.reinitialise else initial.encoder]
+    initial = read_model(config.init, encoder_only=True)
+    encoders: list[Any] = [{} if config.reinitialise else initial.params["encoder"]]
     inits = [RANDOM if config.reinitialise else config.init]
     if config.sweep.baseline:
         encoders.append(_baseline(config.sweep.baseline, initial))
@@ -66,6 +69,11 @@ def set_up(config: FinetuneConfig) -> Setup:
         raise UserError(f"sweep.baseline is {config.sweep.baseline!r}, the same as init")
     model = _with_dropout(initial.config, config.training.dropout_rate)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
+    if task.objective in _POOLED and not (initial.has_pooler or config.reinitialise):
+        _log.warning(
+            "%s has no pooler, which this task reads: it begins at random, as the head does",
+            initial.name,
+        )
     train, dev = task.train_split(), tuple(task.dev_splits())
     rate = config.training.dropout_rate
     head = TaskHeadConfig(
@@ -113,10 +121,10 @@ def set_up(config: FinetuneConfig) -> Setup:
     )
 
 
-def _baseline(name: str, initial: InitialModel) -> Any:
+def _baseline(name: str, initial: SavedModel) -> Any:
     if name == RANDOM:
         return {}
-    other = load_initial(name)
+    other = read_model(name, encoder_only=True)
     values = [
         (field, getattr(initial.config, field), getattr(other.config, field))
         for field in _ARCHITECTURE
@@ -129,7 +137,7 @@ def _baseline(name: str, initial: InitialModel) -> Any:
             f"sweep.baseline {name} is not the same model as init ({'; '.join(rows)}); members of "
             "a sweep share one. Fine-tune it in a run of its own"
         )
-    return other.encoder
+    return other.params["encoder"]
 
 
 _ARCHITECTURE = (

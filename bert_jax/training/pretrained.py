@@ -22,6 +22,8 @@ class LoadedParams:
     tokenizer: Path
     """Directory for `load_tokenizer`."""
     step: int
+    metrics: dict[str, float]
+    """Of an evaluation of exactly these parameters; empty where there was none."""
 
 
 def load_params(workdir: Path | str) -> LoadedParams:
@@ -50,4 +52,5 @@ def load_params(workdir: Path | str) -> LoadedParams:
         config=build(PretrainConfig, restored.record.config, where=f"checkpoint {restored.step}"),
         tokenizer=place.local / "tokenizer",
         step=restored.step,
+        metrics=restored.record.metrics,
     )

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bert_jax.convert.huggingface_names import (
-    encoder_from_huggingface,
     from_huggingface,
+    parts_from_huggingface,
     to_huggingface,
 )
 from bert_jax.errors import UserError
@@ -70,9 +70,9 @@ def test_there_and_back(kind):
         assert MODEL.init_std / 2 < np.abs(fresh["kernel"]).max() <= 2 * MODEL.init_std
         assert not np.any(fresh["bias"])
     assert_equal(found, params)
-    encoder, found_pooler = encoder_from_huggingface(state_dict, MODEL)
-    assert_equal(encoder, params["encoder"])
-    assert found_pooler == has_pooler
+    assert_equal(parts_from_huggingface(state_dict, MODEL, HEADS[kind]), params)
+    encoder = parts_from_huggingface(state_dict, MODEL, pretraining=False)
+    assert_equal(encoder, {"encoder": params["encoder"]})
 
 
 @pytest.mark.parametrize("kind", ["tagging", "span"])
@@ -99,9 +99,7 @@ def test_older_names_and_a_bare_encoder(weights):
     }
     old["embeddings.position_ids"] = np.arange(24)[None]
     assert "encoder.layer.1.output.LayerNorm.gamma" in old
-    encoder, has_pooler = encoder_from_huggingface(old, MODEL)
-    assert has_pooler
-    assert_equal(encoder, make(None)["encoder"])
+    assert_equal(parts_from_huggingface(old, MODEL), {"encoder": make(None)["encoder"]})
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
@@ -126,7 +124,25 @@ def test_the_decoder_may_be_there_twice_but_not_differ(weights):
     assert "cls.predictions.decoder.weight is not equal to bert.embeddings.word_emb" in message
     assert "cls.predictions.decoder.bias is not equal to cls.predictions.bias" in message
     # The encoder alone does not depend on it.
-    encoder_from_huggingface(weights | {n: a + 1 for n, a in decoder.items()}, MODEL)
+    other = weights | {n: a + 1 for n, a in decoder.items()}
+    assert set(parts_from_huggingface(other, MODEL, pretraining=False)) == {"encoder"}
+    with pytest.raises(UserError, match="is not equal to cls"):
+        parts_from_huggingface(other, MODEL)
+
+
+def test_each_head_is_there_or_not(weights):
+    expected = make(None)
+    for prefix, name in (("cls.predictions.", "mlm"), ("cls.seq_relationship.", "nsp")):
+        some = {n: a for n, a in weights.items() if not n.startswith(prefix)}
+        found = parts_from_huggingface(some, MODEL)
+        assert_equal(found, {key: tree for key, tree in expected.items() if key != name})
+    with pytest.raises(UserError, match=r"cls\.predictions\.bias is missing"):
+        parts_from_huggingface({n: a for n, a in weights.items() if n != "cls.predictions.bias"},
+                               MODEL)  # fmt: skip
+    # Of a multiple choice, say.
+    assert_equal(
+        parts_from_huggingface(weights | {"classifier.bias": np.zeros(1)}, MODEL), expected
+    )
 
 
 def test_every_mismatch_is_told_at_once(weights):
@@ -162,7 +178,7 @@ def test_a_long_list_is_cut(weights):
 def test_a_half_of_a_pooler_is_no_pooler_that_is_missing(weights):
     bad = {n: a for n, a in weights.items() if n != "bert.pooler.dense.bias"}
     with pytest.raises(UserError, match=r"bert\.pooler\.dense\.bias is missing"):
-        encoder_from_huggingface(bad, MODEL)
+        parts_from_huggingface(bad, MODEL)
 
 
 def test_one_parameter_under_two_names(weights):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.initial import load_initial
+from bert_jax.finetune.saved_model import read_model
 from bert_jax.model.heads import encode
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 
@@ -60,7 +60,7 @@ def assert_same_states(found, theirs, *, pooled):
     type_ids = (np.arange(24) >= 4).astype(np.int32) * segment_ids
     # A pooler that is missing is fresh.
     head, key = TaskHeadConfig("tagging"), jax.random.key(0)
-    params = init_task_params(found.config, head, key, encoder=found.encoder)
+    params = init_task_params(found.config, head, key, encoder=found.params["encoder"])
     params = jax.tree.map(jnp.asarray, params)
     hidden, ours_pooled = encode(
         found.config, params, jnp.asarray(tokens), jnp.asarray(type_ids), jnp.asarray(segment_ids)
@@ -92,7 +92,7 @@ def assert_same_tokens(found, theirs):
 def test_every_class(tmp_path, model_class):
     theirs, tokenizer = make_theirs(model_class), save_tokenizer(tmp_path)
     theirs.save_pretrained(tmp_path)
-    found = load_initial(tmp_path)
+    found = read_model(tmp_path)
     assert found.name == f"{tmp_path}, {model_class}"
     assert_same_states(found, theirs, pooled=model_class in POOLED)
     assert_same_tokens(found, tokenizer)
@@ -105,7 +105,7 @@ def test_shards(tmp_path, model_class):
     save_tokenizer(tmp_path)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     assert (tmp_path / "model.safetensors.index.json").is_file()
-    assert_same_states(load_initial(tmp_path), theirs, pooled=model_class in POOLED)
+    assert_same_states(read_model(tmp_path), theirs, pooled=model_class in POOLED)
 
 
 @pytest.mark.parametrize("model_class", ["BertModel", "BertForPreTraining"])
@@ -128,7 +128,7 @@ def test_names_of_the_first_releases(tmp_path, model_class):
     assert f"{prefix}encoder.layer.2.output.LayerNorm.beta" in old
     assert ("cls.predictions.decoder.weight" in old) == (model_class == "BertForPreTraining")
     save_file(old, tmp_path / "model.safetensors")
-    assert_same_states(load_initial(tmp_path), theirs, pooled=True)
+    assert_same_states(read_model(tmp_path), theirs, pooled=True)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_other_configurations(tmp_path, fields):
     theirs = make_theirs("BertForSequenceClassification", **fields)
     theirs.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    assert_same_states(load_initial(tmp_path), theirs, pooled=True)
+    assert_same_states(read_model(tmp_path), theirs, pooled=True)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -153,18 +153,18 @@ def test_weights_saved_in_half_precision(tmp_path, dtype):
     theirs = make_theirs("BertForMaskedLM").to(getattr(torch, dtype))
     theirs.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    assert_same_states(load_initial(tmp_path), theirs.float(), pooled=False)
+    assert_same_states(read_model(tmp_path), theirs.float(), pooled=False)
 
 
 def test_a_cased_tokenizer_and_one_of_a_vocabulary_alone(tmp_path):
     make_theirs("BertModel").save_pretrained(tmp_path)
     tokenizer = save_tokenizer(tmp_path, cased=True)
-    assert_same_tokens(load_initial(tmp_path), tokenizer)
+    assert_same_tokens(read_model(tmp_path), tokenizer)
     for file in tmp_path.glob("*token*"):
         file.unlink()
     vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in vocab))
-    assert_same_tokens(load_initial(tmp_path), tokenizer)
+    assert_same_tokens(read_model(tmp_path), tokenizer)
 
 
 def test_roberta_is_refused_although_its_names_are_those_of_bert(tmp_path):
@@ -176,4 +176,4 @@ def test_roberta_is_refused_although_its_names_are_those_of_bert(tmp_path):
     ).save_pretrained(tmp_path)  # fmt: skip
     save_tokenizer(tmp_path)
     with pytest.raises(UserError, match="model_type is 'roberta'; only 'bert' is supported"):
-        load_initial(tmp_path)
+        read_model(tmp_path)

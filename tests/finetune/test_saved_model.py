@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +19,16 @@ from huggingface_directory import (
 )
 
 from bert_jax.checkpoint import Checkpoints, Retention
+from bert_jax.convert.huggingface_head import TaskOutputs, head_to_huggingface
+from bert_jax.convert.huggingface_names import to_huggingface
 from bert_jax.data.wordpiece import WordPieceTokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.initial import load_initial
+from bert_jax.finetune.saved_model import read_model
+from bert_jax.finetune.setup import set_up
 from bert_jax.finetune.statistics import Member
 from bert_jax.finetune.task import Learned, describe, restore_task
-from bert_jax.finetune.task_config import TaskConfig
+from bert_jax.finetune.task_config import TableConfig, TaskConfig
 from bert_jax.finetune.workdir import FinetunedState, prepare_finetune_workdir, saved_content
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
@@ -40,7 +44,7 @@ class State(NamedTuple):
 
 def refused(directory):
     with pytest.raises(UserError) as caught:
-        load_initial(directory)
+        read_model(directory)
     return str(caught.value)
 
 
@@ -75,8 +79,8 @@ def write_shards(directory, weights, **index_changes):
 
 
 def test_a_directory_of_hugging_face(directory, caplog):
-    found = load_initial(str(directory))
-    assert_encoder(found.encoder, pretraining_params()["encoder"])
+    found = read_model(str(directory))
+    assert_encoder(found.params["encoder"], pretraining_params()["encoder"])
     assert found.config == ModelConfig(**{**vars(MODEL), "dtype": "auto"})
     assert found.tokenizer.fingerprint == TOKENIZER.fingerprint
     assert found.tokenizer_files == directory
@@ -85,20 +89,57 @@ def test_a_directory_of_hugging_face(directory, caplog):
     assert not caplog.records
 
 
-def test_without_a_pooler_it_says_so_once(directory, weights, caplog):
+@pytest.mark.parametrize("label", ["good", "0.5"])
+def test_a_task_that_reads_the_pooler_says_that_there_is_none(directory, weights, caplog, label):
     weights = {n: a for n, a in weights.items() if "pooler" not in n}
     write_safetensors(directory / SINGLE, weights)
-    with caplog.at_level(logging.WARNING):
-        found = load_initial(directory)
+    found = read_model(directory)
     assert not found.has_pooler
-    assert "pooler" not in found.encoder
+    assert "pooler" not in found.params["encoder"]
+    tables = {}
+    for name in ("train", "dev"):
+        tables[name] = str(directory / f"{name}.csv")
+        Path(tables[name]).write_text(f"text,label\na,{label}\nb,1.5\nc,2\n")
+    task = TaskConfig(kind="table", max_length=16, table=TableConfig(**tables))
+    with caplog.at_level(logging.WARNING):
+        set_up(FinetuneConfig(init=str(directory), task=task))
     (record,) = caplog.records
-    assert f"{directory} has no pooler" in record.getMessage()
+    assert f"{directory}, BertForPreTraining has no pooler" in record.getMessage()
+
+
+def test_heads_of_hugging_face(tmp_path):
+    """What the configuration says of the head comes back, and may be missing."""
+    heads = (
+        TaskOutputs(TaskHeadConfig("classification", 3), "class", ("a", "b", "c")),
+        TaskOutputs(TaskHeadConfig("classification", 2, 0.3), "classes", ("x", "LABEL_1")),
+        TaskOutputs(TaskHeadConfig("classification", 1), "score"),
+        TaskOutputs(TaskHeadConfig("tagging", 2, 0.0), "tags", ("O", "B-PER")),
+        TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span"),
+    )
+    for outputs in heads:
+        head = outputs.head
+        params = random_tree(lambda head=head: init_task_params(MODEL, head, jax.random.key(0)))
+        state_dict = to_huggingface(params, MODEL, head)
+        fields = head_to_huggingface(outputs)
+        write_huggingface(tmp_path)
+        config = read_json_object(tmp_path / "config.json", max_bytes=10**6)
+        (tmp_path / "config.json").write_text(json.dumps(config | fields))
+        write_safetensors(tmp_path / SINGLE, state_dict)
+        found = read_model(tmp_path)
+        assert found.outputs == outputs
+        assert set(found.params) == {"encoder", "head"}
+        np.testing.assert_array_equal(found.params["head"]["kernel"], params["head"]["kernel"])
+        assert set(read_model(tmp_path, encoder_only=True).params) == {"encoder"}
+        if head.kind == "classification":
+            for wrong in ({"id2label": {"0": "a"}}, {"problem_type": "x"}):
+                (tmp_path / "config.json").write_text(json.dumps(config | fields | wrong))
+                if (outputs.objective, *wrong) != ("score", "id2label"):
+                    assert next(iter(wrong)) in refused(tmp_path)
 
 
 def test_shards(directory, weights):
     write_shards(directory, weights)
-    assert_encoder(load_initial(directory).encoder, pretraining_params()["encoder"])
+    assert_encoder(read_model(directory).params["encoder"], pretraining_params()["encoder"])
 
 
 def test_shards_that_are_not_those_of_the_index(directory, weights):
@@ -133,7 +174,7 @@ def test_pickled_weights_are_not_read(directory, name):
 def test_a_class_that_is_no_name_becomes_part_of_no_command(directory, made_by):
     config = read_json_object(directory / "config.json", max_bytes=10**6)
     (directory / "config.json").write_text(json.dumps(config | {"architectures": made_by}))
-    assert load_initial(directory).name == f"{directory}, AutoModel"
+    assert read_model(directory).name == f"{directory}, AutoModel"
     (directory / SINGLE).rename(directory / "pytorch_model.bin")
     assert "AutoModel.from_pretrained(" in refused(directory)
 
@@ -197,8 +238,8 @@ def write_run(workdir, **model_changes):
 def test_a_pretraining_run(tmp_path):
     params = write_run(tmp_path / "run", attention_impl="splash", norm_eps=1e-6)
     for _ in range(2):
-        found = load_initial(tmp_path / "run")
-        assert_encoder(found.encoder, params["encoder"])
+        found = read_model(tmp_path / "run")
+        assert_encoder(found.params["encoder"], params["encoder"])
         assert type(found.config) is ModelConfig
         assert found.config.norm_eps == 1e-6
         assert found.config.attention_impl == "auto"  # it was chosen for another machine
@@ -229,10 +270,13 @@ def test_a_finetuning_run(tmp_path):
     checkpoints.save_last(9, FinetunedState(params), read_back=False, **content)
     checkpoints.close()
 
-    found = load_initial(workdir)
-    assert_encoder(found.encoder, params["encoder"])
+    found = read_model(workdir)
+    assert_encoder(found.params["encoder"], params["encoder"])
     assert found.config == MODEL
     assert found.tokenizer.fingerprint == TOKENIZER.fingerprint
     assert found.tokenizer_files == workdir / "tokenizer"
     assert found.name == f"{workdir}, fine-tuned, step 9"
+    assert found.outputs == TaskOutputs(head, "class", ("no", "yes"))
+    assert found.max_length == 128
+    assert found.origin.metrics == {"accuracy": 0.5}
     assert found.has_pooler
