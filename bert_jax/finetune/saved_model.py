@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from bert_jax.convert.huggingface_config import model_config_from_huggingface
@@ -25,7 +26,7 @@ from bert_jax.data.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune.workdir import is_finetuning, load_finetuned
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import Params
+from bert_jax.model.heads import Params, init_params
 from bert_jax.training.config import to_dict
 from bert_jax.training.pretrained import load_params
 from bert_jax.training.remote import WorkDir, open_workdir, scheme
@@ -75,6 +76,13 @@ class SavedModel:
     def has_pooler(self) -> bool:
         """Whether the source has a pooler, which classification and regression read."""
         return "pooler" in self.params["encoder"]
+
+    def complete_params(self) -> Params:
+        """`params` for functions that take a whole encoder: a missing pooler has initial values."""
+        if self.has_pooler:
+            return self.params
+        fresh = init_params(self.config, jax.random.key(0))["encoder"]["pooler"]
+        return {**self.params, "encoder": {**self.params["encoder"], "pooler": fresh}}
 
 
 def read_model(path: str | Path, *, encoder_only: bool = False) -> SavedModel:

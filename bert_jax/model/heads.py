@@ -193,14 +193,14 @@ def encode(
     `params` is any tree with an `encoder` entry, so that a fine-tuning head can lie beside it.
     The other arguments are those of `apply_pretraining`.
     """
-    graphdef, _ = _abstract_encoder(config)
+    graphdef, _ = abstract_encoder(config)
     encoder = nnx.merge(graphdef, params["encoder"])
     hidden = encoder(tokens, type_ids, segment_ids, _stream(dropout_seed, row_index), layout)
     return hidden, encoder.pooler(hidden)
 
 
 @lru_cache(maxsize=32)
-def _abstract_encoder(config: ModelConfig) -> tuple[Any, Any]:
+def abstract_encoder(config: ModelConfig) -> tuple[Any, Any]:
     """Graph definition and abstract state of the encoder alone."""
     return nnx.split(nnx.eval_shape(lambda: Encoder(config, nnx.Rngs(params=0))))
 
