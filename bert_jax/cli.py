@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import bert_jax
-from bert_jax import verbs
 from bert_jax.errors import explained
 from bert_jax.plan.arguments import EXAMPLE, add_arguments
+from bert_jax.verbs import exchange, inference, runs
 
 _INPUT_HELP = (
     "a file, a quoted glob, `tfds:NAME[:SPLIT]`, or `python-docs` (the documentation that Python "
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown argument {rest[0]!r} (see bert-jax {arguments.verb} --help)")
     arguments.fields = rest
     if getattr(arguments, "fields_help", False):
-        arguments.run = verbs.print_fields
+        arguments.run = runs.print_fields
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's start-up notes
     before = None
     if threading.current_thread() is threading.main_thread():
@@ -79,13 +79,13 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    sub = verb("demo", verbs.demo, "pretrain a small BERT on the documentation that Python carries")
+    sub = verb("demo", runs.demo, "pretrain a small BERT on the documentation that Python carries")
     sub.add_argument("--workdir", default="work/demo", type=Path, help="default: %(default)s")
     sub.add_argument("--config", default="configs/pretrain/demo.py", help="default: %(default)s")
 
     sub = verb(
         "tokenizer",
-        verbs.tokenizer,
+        runs.tokenizer,
         "learn a vocabulary from text",
         "bert-jax tokenizer --input 'my/*.txt' --vocab-size 30522 --out work/tokenizer",
     )
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "corpus",
-        verbs.corpus,
+        runs.corpus,
         "tokenize text into a corpus directory",
         "bert-jax corpus --input 'my/*.txt' --tokenizer work/tokenizer --out work/corpus",
     )
@@ -147,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "pretrain",
-        verbs.pretrain,
+        runs.pretrain,
         "pretrain, or continue a run in its work directory",
         "bert-jax pretrain --config=configs/pretrain/bert_tiny.py --workdir=work/tiny \\\n"
         "      --config.data.corpus=work/corpus --config.training.num_steps=20000",
@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "finetune",
-        verbs.finetune,
+        runs.finetune,
         "fine-tune on texts with labels, tagged words or questions; one run or a sweep of them",
         "bert-jax finetune --config=configs/finetune/glue.py:mrpc --config.init=work/tiny \\\n"
         "      --config.task.glue.data=glue_data --workdir=work/mrpc\n"
@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "plan",
-        verbs.plan,
+        runs.plan,
         "compile the train step for a TPU slice, on a machine without one",
         EXAMPLE,
     )
@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "status",
-        verbs.status,
+        runs.status,
         "say how far a run is, what it has saved, where its time went and what went wrong",
         "bert-jax status work/tiny",
     )
@@ -188,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "verify",
-        verbs.verify,
+        runs.verify,
         "read all checkpoints of a run back and say which are intact",
         "bert-jax verify work/tiny",
     )
@@ -198,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "evaluate",
-        verbs.evaluate,
+        runs.evaluate,
         "evaluate the newest checkpoint on held-out text, or a fine-tuned model on labelled data",
         "bert-jax evaluate work/tiny\n  bert-jax evaluate work/mrpc --data dev",
     )
@@ -217,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "predict",
-        verbs.predict,
+        runs.predict,
         "predict with a fine-tuned model",
         "bert-jax predict work/reviews --data new.csv --out predictions",
     )
@@ -233,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb(
         "replay",
-        verbs.replay,
+        runs.replay,
         "print a batch of a run, decoded, with its masks",
         "bert-jax replay work/tiny --step 100",
     )
@@ -242,15 +242,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--rows", type=int, default=None, help="print at most so many rows")
     sub.add_argument("--corpus", default=None, help="default: that of the run")
 
-    sub = verb(
-        "fill-mask",
-        verbs.fill_mask,
-        "fill the [MASK]s of texts with a pretrained model",
-        'bert-jax fill-mask work/tiny "The capital of France is [MASK]."',
-    )
-    sub.add_argument("workdir")
-    sub.add_argument("texts", nargs="+", metavar="TEXT", help="a text with one [MASK] or more")
-    sub.add_argument("--top", type=int, default=5, help="candidates a mask (default: %(default)s)")
+    inference.add(verb)
+    exchange.add(verb)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What each verb of `bert-jax` does with its arguments; imports are made when it runs.
+"""What the verbs do that prepare, train and look at runs; imports are made when one runs.
 
 A verb takes the parsed arguments and returns the exit code.
 """
@@ -276,18 +276,4 @@ def replay(arguments: argparse.Namespace) -> int:
             arguments.workdir, arguments.step, corpus=arguments.corpus, max_rows=arguments.rows
         )
     )
-    return 0
-
-
-def fill_mask(arguments: argparse.Namespace) -> int:
-    """Fills masks."""
-    from bert_jax.infer import MaskFiller, format_candidates
-
-    if arguments.top < 1:
-        raise UserError(f"--top is {arguments.top}; it must be at least 1")
-    filled = MaskFiller.load(arguments.workdir).fill(arguments.texts, arguments.top)
-    for text, masks in zip(arguments.texts, filled, strict=True):
-        print(text)
-        for candidates in masks:
-            print(f"    {format_candidates(candidates)}")
     return 0

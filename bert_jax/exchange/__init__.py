@@ -1,0 +1,1 @@
+"""Models out of and into other formats, with proof."""
