@@ -14,7 +14,7 @@ from bert_jax.finetune.statistics import Member
 from bert_jax.finetune.step import FinetuneStepConfig
 from bert_jax.finetune.task import Split, Task, open_task
 from bert_jax.finetune.workdir import fingerprint, rows_fingerprint
-from bert_jax.model.config import ModelConfig
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 
 RANDOM = "random"
@@ -127,7 +127,7 @@ def _baseline(name: str, initial: SavedModel) -> Any:
     other = read_model(name, encoder_only=True)
     values = [
         (field, getattr(initial.config, field), getattr(other.config, field))
-        for field in _ARCHITECTURE
+        for field in (*ARCHITECTURE, "vocab_size")
     ]
     rows = [f"{field} {ours} and {theirs}" for field, ours, theirs in values if ours != theirs]
     if initial.tokenizer.fingerprint != other.tokenizer.fingerprint:
@@ -138,12 +138,6 @@ def _baseline(name: str, initial: SavedModel) -> Any:
             "a sweep share one. Fine-tune it in a run of its own"
         )
     return other.params["encoder"]
-
-
-_ARCHITECTURE = (
-    "num_layers", "hidden_dim", "num_heads", "mlp_dim", "vocab_size", "num_positions", "num_types",
-    "activation", "norm_eps",
-)  # fmt: skip
 
 
 def _with_dropout(model: ModelConfig, rate: float | None) -> ModelConfig:

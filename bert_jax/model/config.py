@@ -8,6 +8,12 @@ from bert_jax.errors import UserError
 VOCAB_MULTIPLE = 128
 """The embedding table's rows are padded to a multiple of this, the lane width of a TPU."""
 
+ARCHITECTURE = (
+    "num_positions", "num_types", "hidden_dim", "num_layers", "num_heads", "mlp_dim", "norm_eps",
+    "activation",
+)  # fmt: skip
+"""Fields that say what is computed from given parameters; with `vocab_size`, all of them."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:

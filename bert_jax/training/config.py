@@ -164,6 +164,9 @@ class PretrainConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    init: str = ""
+    """Directory of a model to train on, as of `bert-jax import` or another run; its architecture
+    then takes the place of what `model` says. Empty: random parameters."""
     seed: int = 0
     """Of the initial parameters, the order and pairing of examples, masks and dropout."""
 
@@ -179,7 +182,8 @@ class PretrainConfig:
         if self.data.objective != "none" and self.model.num_types < 2:
             raise UserError(
                 f"model.num_types is {self.model.num_types}, but data.objective "
-                f"{self.data.objective!r} makes rows of two sentence types; it must be 2"
+                f"{self.data.objective!r} makes rows of two sentence types; it must be 2, or "
+                "data.objective 'none'"
             )
         self._check_best()
         learning_rate_schedule(self.optimizer, self.training.num_steps)  # refuses its own errors

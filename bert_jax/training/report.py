@@ -13,6 +13,7 @@ from bert_jax.training.baseline import compare
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus
 from bert_jax.training.goodput import Clock
+from bert_jax.training.initial import InitialModel
 from bert_jax.training.telemetry import duration
 
 
@@ -71,6 +72,13 @@ def summary(
         + " x ".join(f"{name} {size}" for name, size in mesh.shape.items()),
         *([f"continues from step {step:,}"] if step else []),
     ]
+
+
+def starting_line(initial: InitialModel) -> str:
+    """What a run starts from."""
+    missing = initial.missing
+    fresh = f"; it has no {' and no '.join(missing)}, which begin at random" if missing else ""
+    return f"starts from {initial.name}{fresh}"
 
 
 def closing(result: TrainResult, num_steps: int, clock: Clock, signal_name: str) -> list[str]:

@@ -27,10 +27,11 @@ from bert_jax.training.corpus import Corpus, open_corpus, step_config
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.events import Events
 from bert_jax.training.goodput import Clock, Goodput
+from bert_jax.training.initial import InitialModel, resolve_init, started_from
 from bert_jax.training.interrupt import StopRequest
 from bert_jax.training.loss_curve import draw_loss_curve
 from bert_jax.training.remote import open_workdir
-from bert_jax.training.report import TrainResult, closing, summary
+from bert_jax.training.report import TrainResult, closing, starting_line, summary
 from bert_jax.training.sharding import check_batch_size, data_shard, make_mesh, place_batch
 from bert_jax.training.step import abstract_state, init_state, make_train_step
 from bert_jax.training.telemetry import Means, Telemetry, peak_flops, read_metrics
@@ -46,6 +47,7 @@ def train(
     workdir: Path | str,
     *,
     corpus: Corpus | None = None,
+    initial: Callable[[], InitialModel] | None = None,
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> TrainResult:
@@ -57,6 +59,7 @@ def train(
         config: The run.
         workdir: Made if missing; a local directory, or `gs://bucket/directory`.
         corpus: In place of what `config.data.corpus` names.
+        initial: Reads what `config.init` names; called where no checkpoint is there yet.
         clock: That has been running since the process began; None: since now.
         echo: Gets each line for people; None: standard output, with a bar on a terminal.
 
@@ -68,7 +71,8 @@ def train(
         SaveFailedError: Several saves in a row have failed.
     """
     clock = clock or Clock()
-    run = _Run(config, workdir, corpus or open_corpus(config.data.corpus), clock, echo)
+    corpus = corpus or open_corpus(config.data.corpus)
+    run = _Run(config, workdir, corpus, initial, clock, echo)
     with StopRequest() as stop:
         return run.loop(stop)
 
@@ -85,12 +89,14 @@ class _Run:
         config: PretrainConfig,
         workdir: Path | str,
         corpus: Corpus,
+        initial: Callable[[], InitialModel] | None,
         clock: Clock,
         echo: Callable[[str], None] | None,
     ):
         store = corpus.train
-        self.config = config = config.with_vocabulary(store.vocab_size)
         self.place = place = open_workdir(workdir)
+        config, self.initial = resolve_init(config, place, initial, store.tokenizer_fingerprint)
+        self.config = config = config.with_vocabulary(store.vocab_size)
         self.shown = place.local if place.mirror is None else place.name
         self.workdir, self.corpus, self.clock = place.local, corpus, clock
         check_workdir(place, config, store)
@@ -163,6 +169,8 @@ class _Run:
         self.goodput.begin(step)
         with self._telemetry(step) as self.out:
             lines = summary(self.config, self.shown, self.corpus, self.stream, self.mesh, step)
+            if self.initial is not None:
+                lines.append(starting_line(self.initial))
             for line in lines:
                 self.out.say(line)
             if jax.process_index() == 0:
@@ -195,8 +203,10 @@ class _Run:
     def _restore_or_init(self, checkpoints: Checkpoints) -> tuple[Any, int]:
         restored = checkpoints.restore(self.abstract)
         if restored is None:
-            key = jax.random.key(self.config.seed)
-            return init_state(self.step_config, self.mesh, key), 0
+            state = init_state(self.step_config, self.mesh, jax.random.key(self.config.seed))
+            if self.initial is None:
+                return state, 0
+            return state._replace(params=started_from(self.initial, state.params)), 0
         extra = restored.record.extra
         self.means = Means(**extra["means"])
         self.plateau.restore(extra["plateau"])

@@ -92,11 +92,21 @@ def pretrain(arguments: argparse.Namespace) -> int:
     from bert_jax.training.goodput import Clock, process_age
     from bert_jax.training.train import train
 
-    return _run(
-        arguments,
-        PretrainConfig,
-        lambda config: train(config, arguments.workdir, clock=Clock(age=process_age())).finished,
-    )
+    def run(config: PretrainConfig) -> bool:
+        clock = Clock(age=process_age())
+        return train(
+            config, arguments.workdir, initial=lambda: _initial(config.init), clock=clock
+        ).finished
+
+    return _run(arguments, PretrainConfig, run)
+
+
+def _initial(directory: str):
+    from bert_jax.finetune.saved_model import read_model
+    from bert_jax.training.initial import InitialModel
+
+    saved = read_model(directory)
+    return InitialModel(saved.config, saved.params, saved.tokenizer.fingerprint, saved.name)
 
 
 def finetune(arguments: argparse.Namespace) -> int:
@@ -139,6 +149,7 @@ def plan(arguments: argparse.Namespace) -> int:
     from bert_jax.plan.command import Request, run_plan
     from bert_jax.plan.compile import default_cache
     from bert_jax.training.config import PretrainConfig
+    from bert_jax.training.initial import with_architecture
 
     request = Request(
         topologies=tuple(arguments.topology),
@@ -150,7 +161,11 @@ def plan(arguments: argparse.Namespace) -> int:
         plot=arguments.plot,
         cache=None if arguments.no_cache else arguments.cache or default_cache(),
     )
-    return run_plan(load_config(PretrainConfig, arguments.config, arguments.fields), request)
+    config = load_config(PretrainConfig, arguments.config, arguments.fields)
+    if config.init:
+        initial = _initial(config.init).config
+        config = with_architecture(config, initial).with_vocabulary(initial.vocab_size)
+    return run_plan(config, request)
 
 
 def print_fields(arguments: argparse.Namespace) -> int:

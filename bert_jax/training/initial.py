@@ -1,0 +1,107 @@
+"""Parameters that a pretraining run starts from, in place of random ones."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.checkpoint import saved_steps
+from bert_jax.errors import UserError
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.training.config import PretrainConfig
+from bert_jax.training.remote import WorkDir
+from bert_jax.training.workdir import read_config
+
+_VOCABULARY = ("['embeddings']['token']", "['mlm']['bias']")
+
+
+@dataclass(frozen=True, eq=False)
+class InitialModel:
+    """A model that is trained on."""
+
+    config: ModelConfig
+    params: Any
+    """As from `init_params`; what it lacks (a head, the pooler) begins at random."""
+    tokenizer_fingerprint: str
+    name: str
+    """For messages."""
+
+    @property
+    def missing(self) -> list[str]:
+        """What begins at random."""
+        parts = [name for name in ("mlm", "nsp") if name not in self.params]
+        return parts + ([] if "pooler" in self.params["encoder"] else ["pooler"])
+
+
+def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainConfig:
+    """The configuration with the architecture of `model`, but for the size of the vocabulary.
+
+    What says how a step is computed, and the dropout rates, stay.
+    """
+    fields = {name: getattr(model, name) for name in ARCHITECTURE}
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
+
+
+def resolve_init(
+    config: PretrainConfig,
+    place: WorkDir,
+    read: Callable[[], InitialModel] | None,
+    tokenizer_fingerprint: str,
+) -> tuple[PretrainConfig, InitialModel | None]:
+    """The configuration with the architecture of the model that the run starts from, and the model.
+
+    A run that has saved does not need the model any more: it may be gone, and is not read.
+
+    Args:
+        config: Of the run.
+        place: Its work directory.
+        read: Reads what `config.init` names.
+        tokenizer_fingerprint: Of the corpus.
+
+    Raises:
+        UserError: The model has another tokenizer than the corpus, or `read` is missing.
+    """
+    if not config.init:
+        return config, None
+    if saved_steps(place.checkpoints) and (place.local / "config.json").exists():
+        return with_architecture(config, read_config(place.local).model), None
+    if read is None:
+        raise UserError(f"init is {config.init!r}; pass what reads it as the argument initial")
+    initial = read()
+    if initial.tokenizer_fingerprint != tokenizer_fingerprint:
+        raise UserError(
+            f"init: the tokenizer of {initial.name} ({initial.tokenizer_fingerprint[:12]}) is not "
+            f"that of the corpus ({tokenizer_fingerprint[:12]}). Build the corpus with `bert-jax "
+            f"corpus --tokenizer {config.init}`, or where that is a run, {config.init}/tokenizer"
+        )
+    return with_architecture(config, initial.config), initial
+
+
+def started_from(initial: InitialModel, fresh: Any) -> Any:
+    """Parameters laid out as `fresh`, of `initial` where it has them, else those of `fresh`.
+
+    Args:
+        initial: Of the same architecture. Rows of its vocabulary that `fresh` has no room for stand
+            for no token and are left out.
+        fresh: As from `init_params`, on a mesh.
+    """
+    found = {jax.tree_util.keystr(path): leaf
+             for path, leaf in jax.tree_util.tree_leaves_with_path(initial.params)}  # fmt: skip
+
+    def take(path: Any, leaf: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(path)
+        if name not in found:
+            return leaf
+        array = np.asarray(found[name])
+        if name.endswith(_VOCABULARY):
+            rows, kept = np.zeros(leaf.shape, array.dtype), min(len(array), len(leaf))
+            rows[:kept] = array[:kept]
+            array = rows
+        return jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, lambda index: np.asarray(array[index], leaf.dtype)
+        )
+
+    return jax.tree_util.tree_map_with_path(take, fresh)

@@ -1,0 +1,128 @@
+"""Pretraining that starts from a model in place of random parameters."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from small_run import (
+    TOKENIZER,
+    compiled_directory,
+    share_compilations,
+    small_config,
+    write_corpus,
+)
+
+from bert_jax.errors import UserError
+from bert_jax.model.heads import init_params
+from bert_jax.training.config import build
+from bert_jax.training.corpus import step_config
+from bert_jax.training.initial import InitialModel, started_from, with_architecture
+from bert_jax.training.pretrained import load_params
+from bert_jax.training.sharding import MeshConfig, make_mesh
+from bert_jax.training.step import init_state
+from bert_jax.training.train import train
+
+ONE_PHASE = [{"length": 32, "batch_size": 16}]
+CONFIG = small_config(
+    training__num_steps=2, training__phases=ONE_PHASE, training__eval_every_steps=0,
+    training__log_every_steps=1, optimizer__warmup_steps=1,
+)  # fmt: skip
+STARTED = dataclasses.replace(
+    CONFIG,
+    init="elsewhere",
+    model=dataclasses.replace(CONFIG.model, num_layers=5, hidden_dropout_rate=0.2),
+    # A rate at which nothing moves: what is saved is what it started from.
+    optimizer=dataclasses.replace(CONFIG.optimizer, learning_rate=1e-12, weight_decay=0.0),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with share_compilations(compiled_directory(tmp_path_factory)):
+        yield
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))._replace(heldout=None)
+
+
+@pytest.fixture(scope="module")
+def initial(corpus) -> InitialModel:
+    config = CONFIG.with_vocabulary(corpus.train.vocab_size).model
+    params = jax.device_get(init_params(config, jax.random.key(99)))
+    return InitialModel(config, params, TOKENIZER.fingerprint, "the model of a test")
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), found, expected)
+
+
+def test_a_run_starts_from_the_model_and_does_not_need_it_again(initial, corpus, tmp_path):
+    said: list[str] = []
+    workdir = tmp_path / "work"
+    train(STARTED, workdir, corpus=corpus, initial=lambda: initial, echo=said.append)
+    assert "starts from the model of a test" in said
+    loaded = load_params(workdir)
+    assert_close(loaded.params, initial.params)
+    # The architecture is that of the model, the dropout that of the configuration.
+    assert loaded.config.model.num_layers == 2
+    assert loaded.config.model.hidden_dropout_rate == 0.2
+    assert loaded.config.init == "elsewhere"
+
+    def gone() -> InitialModel:
+        raise AssertionError("it is read again")
+
+    said.clear()
+    result = train(STARTED, workdir, corpus=corpus, initial=gone, echo=said.append)
+    assert (result.step, result.finished) == (2, True)
+    assert "continues from step 2" in said
+
+
+def test_what_the_model_lacks_begins_at_random(initial, corpus, tmp_path):
+    encoder = {name: tree for name, tree in initial.params["encoder"].items() if name != "pooler"}
+    less = dataclasses.replace(initial, params={"encoder": encoder, "mlm": initial.params["mlm"]})
+    said: list[str] = []
+    train(STARTED, tmp_path, corpus=corpus, initial=lambda: less, echo=said.append)
+    line = "starts from the model of a test; it has no nsp and no pooler, which begin at random"
+    assert line in said
+    params = load_params(tmp_path).params
+    pooler = params["encoder"].pop("pooler")
+    assert_close(params["encoder"], encoder)
+    config = with_architecture(STARTED, initial.config).with_vocabulary(corpus.train.vocab_size)
+    fresh = init_params(config.model, jax.random.key(STARTED.seed))
+    assert_close(pooler, fresh["encoder"]["pooler"])
+    assert_close(params["nsp"], fresh["nsp"])
+
+
+def test_another_tokenizer_is_refused_before_anything_is_written(initial, corpus, tmp_path):
+    other = dataclasses.replace(initial, tokenizer_fingerprint="0" * 64)
+    with pytest.raises(UserError, match=r"the tokenizer of the model of a test \(000000000000\)"):
+        train(STARTED, tmp_path / "work", corpus=corpus, initial=lambda: other)
+    with pytest.raises(UserError, match="init is 'elsewhere'; pass what reads it"):
+        train(STARTED, tmp_path / "work", corpus=corpus)
+    assert not Path(tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("extra", [0, 200])
+def test_on_any_mesh_with_any_padding_of_the_vocabulary(initial, corpus, extra):
+    """200 rows more than the tokenizer has tokens: the table is padded otherwise."""
+    config = CONFIG.with_vocabulary(corpus.train.vocab_size)
+    mesh = make_mesh(build(MeshConfig, {"data": 2, "fsdp": 2, "tensor": 2}))
+    fresh = init_state(step_config(config, corpus), mesh, jax.random.key(0)).params
+    padded = jax.tree.map(np.copy, initial.params)
+    for tree, name in ((padded["encoder"]["embeddings"], "token"), (padded["mlm"], "bias")):
+        rows = np.full((extra, *tree[name].shape[1:]), 7.0, np.float32)
+        tree[name] = np.concatenate([tree[name], rows])
+    found = started_from(dataclasses.replace(initial, params=padded), fresh)
+    assert_close(jax.device_get(found), initial.params)
+    jax.tree.map(lambda a, b: assert_same_layout(a, b), found, fresh)
+
+
+def assert_same_layout(found: jax.Array, fresh: jax.Array) -> None:
+    assert found.sharding == fresh.sharding
+    assert found.dtype == fresh.dtype
