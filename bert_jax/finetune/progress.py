@@ -1,7 +1,6 @@
 """How far the members of a sweep are, and what is said of it: metrics.jsonl, lines, a bar."""
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from bert_jax.finetune.statistics import Member, Outcome, judge
+from bert_jax.training.console import Console
 from bert_jax.training.telemetry import MetricsLog
 
 
@@ -115,37 +114,25 @@ class Output:
             single: There is one member; the values of others are lists.
             echo: Gets each line for people; None: standard output, with a bar on a terminal.
         """
-        self._main, self._single = jax.process_index() == 0, single
-        self._echo = echo or self._print
-        self._bar: Any = None
-        self._log: MetricsLog | None = None
-        if self._main:
-            self._log = MetricsLog(metrics, begun)
-            if echo is None and sys.stderr.isatty():
-                self._bar = tqdm(
-                    total=total, initial=begun, unit="step", dynamic_ncols=True, leave=False
-                )
+        self._single = single
+        self._console = Console(total, begun, echo)
+        self._log = MetricsLog(metrics, begun) if jax.process_index() == 0 else None
 
     def __enter__(self) -> "Output":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self._console.close()
         if self._log is not None:
             self._log.close()
 
     def say(self, text: str) -> None:
         """A line for people."""
-        if self._main:
-            self._echo(text)
+        self._console.say(text)
 
     def tick(self, loss: float) -> None:
         """A step is done."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
-            self._bar.update(1)
+        self._console.tick(f"loss {loss:.3f}")
 
     def evaluated(
         self,
@@ -189,17 +176,6 @@ class Output:
         """Returns when all rows are on the disk, if it takes them."""
         if self._log is not None:
             self._log.sync()
-
-    def _print(self, text: str) -> None:
-        try:
-            if self._bar is not None:
-                tqdm.write(text, file=sys.stdout)
-            else:
-                print(text, flush=True)
-        except BrokenPipeError:
-            raise
-        except OSError:  # the output goes to a file whose disk is full
-            pass
 
 
 def null(value: float) -> float | None:

@@ -7,17 +7,16 @@ import contextlib
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
-from tqdm import tqdm
 
 from bert_jax.chips import find_accelerator
 from bert_jax.training.board import Board
+from bert_jax.training.console import Console
 from bert_jax.training.goodput import Clock, Goodput
 from bert_jax.training.line_log import LineLog
 
@@ -153,31 +152,24 @@ class Telemetry:
         self._flops_per_step, self._peak = flops_per_step, peak
         self._tokens, self._flops, self._since = 0.0, 0.0, clock.stepping
         self._steps = 0
-        self._bar: Any = None
-        self._echo = echo or self._print
+        self._console = Console(num_steps, restored_step, echo)
         if not self._active:
             return
         self._log = MetricsLog(workdir / "metrics.jsonl", restored_step)
         self._board = Board(workdir / "tensorboard", purge_step=restored_step + 1)
-        if echo is None and sys.stderr.isatty():
-            self._bar = tqdm(
-                total=num_steps, initial=restored_step, unit="step", dynamic_ncols=True, leave=False
-            )
 
     def __enter__(self) -> "Telemetry":
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._active:
-            if self._bar is not None:
-                self._bar.close()
+            self._console.close()
             self._log.close()
             self._board.close()
 
     def say(self, text: str) -> None:
         """A line for people."""
-        if self._active:
-            self._echo(text)
+        self._console.say(text)
 
     def step_done(self, step: int, num_tokens: float, mlm_loss: float) -> None:
         """Counts a step towards the rates and moves the bar."""
@@ -185,9 +177,7 @@ class Telemetry:
         self._flops += self._flops_per_step(step - 1)
         self._steps += 1
         self._goodput.tick(step)
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"mlm {mlm_loss:.3f}", refresh=False)
-            self._bar.update(1)
+        self._console.tick(f"mlm {mlm_loss:.3f}")
 
     def rates(self) -> dict[str, float]:
         """Rates since they were last asked for."""
@@ -212,7 +202,7 @@ class Telemetry:
 
     def progress_line(self, step: int, values: dict[str, float]) -> None:
         """A row of training metrics as a line, where there is no bar to show it."""
-        if self._bar is not None:
+        if self._console.has_bar:
             return
         parts = [f"step {step:,}/{self._num_steps:,}", f"mlm {values['train/mlm_loss']:.3f}"]
         if "train/nsp_accuracy" in values:
@@ -230,17 +220,6 @@ class Telemetry:
         if self._active:
             self._log.sync()
             self._board.sync()
-
-    def _print(self, text: str) -> None:
-        try:
-            if self._bar is not None:
-                tqdm.write(text, file=sys.stdout)
-            else:
-                print(text, flush=True)
-        except BrokenPipeError:
-            raise
-        except OSError:  # the output goes to a file whose disk is full
-            pass
 
 
 def duration(seconds: float) -> str:
