@@ -40,7 +40,8 @@ test: $(VENV)/.installed-dev  ## all tests (BERT_JAX_DATA=DIR adds those on real
 test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full disks, corruption and damaged files: 15 minutes or more
 	BERT_JAX_CHAOS=1 $(BIN)/python -m pytest $(PARALLEL) -rs tests/chaos tests/training/test_stalled.py \
 		tests/training/test_remote_run.py tests/training/test_processes.py tests/test_fuzz.py \
-		tests/finetune/test_finetune_run.py tests/finetune/test_finetune_tasks.py
+		tests/finetune/test_finetune_run.py tests/finetune/test_finetune_tasks.py \
+		tests/finetune/test_finetune_bucket.py
 
 test-parity: $(VENV)/.installed-parity  ## live comparison with transformers and torch (libtpu too: `make test` then compiles for TPUs)
 	$(BIN)/python -m pytest -m parity
