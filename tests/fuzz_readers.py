@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import fuzz_task_readers as tasks
+import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -201,6 +202,45 @@ def _use_safetensors(path: Path) -> None:
         tensor.array.tobytes()
 
 
+BUNDLED = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "a/b": np.arange(40),
+    "a/bc": np.zeros((0, 4), np.float16),
+    "z": np.float64(1).reshape(()),
+}
+
+
+def _bundle(name: str) -> Callable[[Path], list[bytes]]:
+    def seeds(root: Path) -> list[bytes]:
+        from tensor_bundle_writer import write_bundle
+
+        found = []
+        for per_block in (2, 100):
+            write_bundle(root / "x", BUNDLED, per_block=per_block)
+            found.append((root / name).read_bytes())
+        return found
+
+    return seeds
+
+
+def _use_bundle(path: Path) -> None:
+    from bert_jax.untrusted.tensor_bundle import open_tensor_bundle
+
+    for tensor in open_tensor_bundle(path.with_name("x.index")).values():
+        tensor.array.tobytes()
+
+
+def _use_bundle_unchecked(path: Path) -> None:
+    """With any checksum taken for right: else damage goes no further than that."""
+    from unittest.mock import ANY, patch
+
+    with (
+        patch("bert_jax.untrusted.sstable.masked_crc32c", lambda _: ANY),
+        patch("bert_jax.untrusted.tensor_bundle.masked_crc32c", lambda _: ANY),
+    ):
+        _use_bundle(path)
+
+
 FILES = {"a/b.tsv": b"x\ty\n" * 300, "c" * 120 + "/d": b"", "é": b"\0\xff"}
 
 
@@ -377,6 +417,9 @@ READERS = {
     ),
     "counts": Reader("store/unigram_counts.bin", _store_file("unigram_counts.bin"), _use_store),
     "safetensors": Reader("a.safetensors", _safetensors, _use_safetensors),
+    "bundle_index": Reader("x.index", _bundle("x.index"), _use_bundle),
+    "bundle_index_unchecked": Reader("x.index", _bundle("x.index"), _use_bundle_unchecked),
+    "bundle_data": Reader("x.data-00000-of-00001", _bundle("x.data-00000-of-00001"), _use_bundle),
     "zip": Reader("a.zip", _zips, _extracts("zip")),
     "tar": Reader("a.tar", _tars, _extracts("tar")),
     "text": Reader("a.txt", _texts(bytes, lines=False), _use_source),
