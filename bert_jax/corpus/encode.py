@@ -87,7 +87,8 @@ def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.
         while end < len(sentences) and chars < _ENCODE_CHARS:
             chars += len(sentences[end])
             end += 1
-        arrays = tokenizer.encode_batch(sentences[begin:end])
+        prefix = tokenizer.word_prefix  # nearly all sentences of a row follow another one
+        arrays = tokenizer.encode_batch([prefix + each for each in sentences[begin:end]])
         lengths += map(len, arrays)
         joined = np.concatenate(arrays)
         check_ids(joined, tokenizer)  # before the narrow type could wrap a wrong one around

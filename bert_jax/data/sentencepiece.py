@@ -52,6 +52,7 @@ class SentencePieceTokenizer:
     """
 
     kind = "sentencepiece"
+    word_prefix = ""
 
     def __init__(self, model: bytes, *, where: str = "SentencePiece model") -> None:
         """Load a serialised model.

@@ -1,6 +1,6 @@
 """What every tokenizer offers, and how one is found on disk.
 
-Neither tokenizer ever turns text into a special id: the characters "[MASK]" in a corpus are four
+No tokenizer ever turns text into a special id: the characters "[MASK]" in a corpus are four
 or five ordinary tokens. Otherwise a text could place its own masks and separators into training
 rows. Code that wants a special id takes it from `special_ids` and inserts it itself.
 """
@@ -17,6 +17,8 @@ import numpy as np
 from bert_jax.data.staging import write_synced
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
+from bert_jax.untrusted.json_file import read_json_object
+from bert_jax.untrusted.json_file import read_json_object
 from bert_jax.untrusted.whole_file import read_bytes
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -33,7 +35,11 @@ Id = int | np.integer
 """A token id as a caller may hold it."""
 
 CONFIG_NAME = "tokenizer_config.json"
-_KIND_FILES = {"wordpiece": ("tokenizer.json", "vocab.txt"), "sentencepiece": ("tokenizer.model",)}
+_KIND_FILES = {
+    "wordpiece": ("tokenizer.json", "vocab.txt"),
+    "sentencepiece": ("tokenizer.model",),
+    "fast": ("tokenizer.json", "vocab.json", "merges.txt"),
+}
 
 
 class Encoding(NamedTuple):
@@ -50,13 +56,16 @@ class Tokenizer(Protocol):
     """Text to ids and back."""
 
     kind: str
-    """`wordpiece` or `sentencepiece`."""
+    """`wordpiece`, `sentencepiece` or `fast`."""
     vocab_size: int
     special_ids: SpecialIds
     fingerprint: str
     """sha256 in hex over everything that determines ids; the same after `save` and load."""
     continues_word: np.ndarray
     """(vocab_size,) bool: this token continues the word before it. False for special tokens."""
+    word_prefix: str
+    """What goes in front of a word or sentence that follows another one: a space where only that
+    tells it from the rest of a word (byte-level BPE), else nothing."""
 
     def encode(self, text: str) -> Encoding:
         """Ids and character offsets; starts and ends never decrease."""
@@ -93,13 +102,16 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
     """Read a tokenizer from a directory or from one of its files.
 
     Args:
-        path: a directory holding `tokenizer.json`, `vocab.txt` or one `*.model`, or such a file.
+        path: a directory holding `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or
+            one `*.model`, or such a file. Beside a `tokenizer.json` that is no WordPiece,
+            `tokenizer.model` (ours) counts, and no other `*.model`: XLM-R's has other ids.
         lowercase: for a `vocab.txt` with no `tokenizer_config.json` beside it, which says neither:
             whether text is lower-cased. None: it is unless the vocabulary has upper-case words.
 
     Raises:
         UserError: nothing there, two kinds at once, or a file that is not a sound tokenizer.
     """
+    from bert_jax.data.fast_tokenizer import load_fast
     from bert_jax.data.sentencepiece import SentencePieceTokenizer
     from bert_jax.data.wordpiece_files import load_wordpiece
 
@@ -116,6 +128,12 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
             raise UserError(f"{path}: a SentencePiece model carries its own normalisation; drop "
                             f"the option lowercase={lowercase}")  # fmt: skip
         return SentencePieceTokenizer(read_bytes(path, max_bytes=MAX_FILE_BYTES), where=f"{path}")
+    if path.name == "vocab.json" or _is_fast(path):
+        if lowercase is not None:
+            raise UserError(
+                f"{path} says itself how text is normalised; drop the option lowercase={lowercase}"
+            )
+        return load_fast(path)
     if path.suffix in (".json", ".txt"):
         return load_wordpiece(path, lowercase=lowercase)
     raise UserError(
@@ -124,10 +142,24 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
     )
 
 
+def _is_fast(path: Path) -> bool:
+    """Whether a file is a `tokenizer.json` of a model other than WordPiece."""
+    if path.suffix != ".json":
+        return False
+    model = read_json_object(path, max_bytes=MAX_FILE_BYTES).get("model")
+    return isinstance(model, dict) and model.get("type") in ("BPE", "Unigram")
+
+
 def _find(directory: Path) -> Path:
     """The file in `directory` that defines its tokenizer."""
+    whole = directory / "tokenizer.json"
+    if whole.is_file() and _is_fast(whole):
+        ours = directory / _KIND_FILES["sentencepiece"][0]
+        return ours if ours.is_file() else whole
     wordpiece = [p for n in _KIND_FILES["wordpiece"] if (p := directory / n).is_file()]
     models = sorted(directory.glob("*.model"))
+    if models and _is_exported_sentencepiece(directory):
+        return directory / "tokenizer.model"
     if wordpiece and models:
         raise UserError(
             f"{directory} holds two tokenizers, {wordpiece[0].name} and {models[0].name}; name one "
@@ -138,11 +170,25 @@ def _find(directory: Path) -> Path:
             f"{directory} holds {len(models)} SentencePiece models, {models[0].name} and "
             f"{models[1].name} among them; name one of the files"
         )
+    pair = [directory / name for name in _KIND_FILES["fast"][1:]]
+    if not wordpiece and not models and all(file.is_file() for file in pair):
+        return pair[0]
     if not wordpiece and not models:
         raise UserError(
             f"{directory} holds no tokenizer: none of tokenizer.json, vocab.txt, *.model is there"
         )
     return (wordpiece or models)[0]
+
+
+def _is_exported_sentencepiece(directory: Path) -> bool:
+    """Whether `bert-jax export` wrote a SentencePiece model here, and its tokenizer.json beside it.
+
+    The model is the original, and never takes text for a special token.
+    """
+    config = directory / CONFIG_NAME
+    if not ((directory / "tokenizer.model").is_file() and config.is_file()):
+        return False
+    return read_json_object(config, max_bytes=MAX_FILE_BYTES).get("kind") == "sentencepiece"
 
 
 def write_directory(directory: Path, kind: str, files: Mapping[str, bytes]) -> None:
@@ -157,7 +203,7 @@ def write_directory(directory: Path, kind: str, files: Mapping[str, bytes]) -> N
         for other, names in _KIND_FILES.items()
         if other != kind
         for found in names
-        if (directory / found).exists()
+        if found not in _KIND_FILES[kind] and (directory / found).exists()
     ]
     if others:
         raise UserError(

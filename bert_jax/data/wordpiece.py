@@ -87,6 +87,7 @@ class WordPieceTokenizer:
     """A vocabulary and its options; see `bert_jax.data.tokenizer.Tokenizer` for the methods."""
 
     kind = "wordpiece"
+    word_prefix = ""
 
     def __init__(
         self,

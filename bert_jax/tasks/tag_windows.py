@@ -87,8 +87,8 @@ def tag_windows(
 
     Args:
         examples: the sentences.
-        tokenizer: encodes each word by itself. A word of which it leaves nothing (a zero-width
-            space) becomes [UNK], so that it too is labelled.
+        tokenizer: encodes each word by itself, as one inside a sentence. A word of which it leaves
+            nothing (a zero-width space) becomes [UNK], so that it too is labelled.
         labels: the tags that there are; None leaves all labels `IGNORED`, as do sentences without
             tags.
         max_length: most ids in a sequence, [CLS] and [SEP] included.
@@ -108,7 +108,8 @@ def tag_windows(
         )
     special = tokenizer.special_ids
     words = list(dict.fromkeys(word for each in examples for word in each.tokens))
-    pieces = dict(zip(words, tokenizer.encode_batch(words), strict=True))
+    texts = [tokenizer.word_prefix + word for word in words]
+    pieces = dict(zip(words, tokenizer.encode_batch(texts), strict=True))
     unknown = np.array([special.unk], np.int32)
     windows: list[TagWindow] = []
     long: list[TaggedExample] = []

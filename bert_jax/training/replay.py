@@ -121,6 +121,6 @@ def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, gl
 def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
     """A token without the mark that tells where words begin, unless it is all there is."""
     text = tokenizer.id_to_token(token)
-    if tokenizer.kind == "sentencepiece":
-        return text.removeprefix("▁") or text
+    if tokenizer.kind != "wordpiece":
+        return text.removeprefix("▁").removeprefix("Ġ") or text
     return (text.removeprefix("##") if glued else text) or text
