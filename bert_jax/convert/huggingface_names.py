@@ -175,8 +175,15 @@ def to_huggingface(
       config: the architecture.
       head: None for `BertForPreTraining`.
     """
+    return export_entries(TABLE if head is None else TASK_TABLES[head.kind], params, config)
+
+
+def export_entries(
+    table: Iterable[Entry], params: Params, config: ModelConfig
+) -> dict[str, np.ndarray]:
+    """Their tensors by name, of the parameters that `table` names."""
     state_dict = {}
-    for entry in TABLE if head is None else TASK_TABLES[head.kind]:
+    for entry in table:
         array = np.asarray(_lookup(params, entry.path))
         if "{n}" in entry.name:
             for n in range(config.num_layers):

@@ -1,0 +1,133 @@
+"""A model in Hugging Face's format: what `AutoModelFor...`, `AutoTokenizer` and `read_model` load.
+
+with staged(out) as directory:
+    write_huggingface(read_model("work/base"), directory)
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from bert_jax.convert.huggingface_config import model_config_to_huggingface
+from bert_jax.convert.huggingface_files import WEIGHTS
+from bert_jax.convert.huggingface_head import head_to_huggingface
+from bert_jax.convert.huggingface_names import TABLE, TASK_TABLES, export_entries
+from bert_jax.convert.sentencepiece_json import tokenizer_json
+from bert_jax.data.sentencepiece import SentencePieceTokenizer
+from bert_jax.data.staging import write_synced
+from bert_jax.data.tokenizer import CONFIG_NAME, SPECIAL_TOKENS
+from bert_jax.data.wordpiece import WordPieceTokenizer
+from bert_jax.finetune.saved_model import SavedModel
+
+UNTRAINED = "untrained_parts"
+"""Field of `config.json`: parts with initial values, there because their class must have them."""
+_CLASSES = {
+    ("mlm", "nsp"): "BertForPreTraining",
+    ("mlm",): "BertForMaskedLM",
+    ("nsp",): "BertForNextSentencePrediction",
+    (): "BertModel",
+}
+_WITHOUT_POOLER = ("BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering")
+_TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+def class_of(saved: SavedModel) -> str:
+    """Their class that has the parts of a model."""
+    if saved.outputs is not None:
+        name: str = head_to_huggingface(saved.outputs)["architectures"][0]
+        return name
+    return _CLASSES[tuple(part for part in ("mlm", "nsp") if part in saved.params)]
+
+
+def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
+    """Every tensor that their class has, without the tied duplicates, float32.
+
+    A class with a pooler gets one with initial values where the model has none; one without leaves
+    a pooler out. The rows that pad the vocabulary are left out.
+    """
+    name = class_of(saved)
+    if saved.outputs is not None:
+        table = TASK_TABLES[saved.outputs.head.kind]
+    else:
+        parts = {"encoder", *saved.params.keys() & {"mlm", "nsp"}}
+        table = tuple(entry for entry in TABLE if entry.path[0] in parts)
+    if name in _WITHOUT_POOLER:
+        table = tuple(entry for entry in table if "pooler" not in entry.path)
+    found = export_entries(table, saved.complete_params(), saved.config)
+    prefix = "bert." if name == "BertModel" else ""
+    return {key.removeprefix(prefix): array for key, array in found.items()}
+
+
+def untrained_parts(saved: SavedModel) -> list[str]:
+    """What is written with initial values because their class must have it."""
+    needed = class_of(saved) not in _WITHOUT_POOLER
+    return ["pooler"] if needed and not saved.has_pooler else []
+
+
+def config_of(saved: SavedModel) -> dict[str, Any]:
+    """The content of `config.json`."""
+    fields: dict[str, Any] = {
+        "architectures": [class_of(saved)],
+        **model_config_to_huggingface(saved.config),
+        "dtype": "float32",
+        "pad_token_id": saved.tokenizer.special_ids.pad,
+        "tie_word_embeddings": True,
+    }
+    if saved.outputs is not None:
+        fields |= head_to_huggingface(saved.outputs)
+    if untrained := untrained_parts(saved):
+        fields[UNTRAINED] = untrained
+    return fields
+
+
+def write_huggingface(saved: SavedModel, directory: Path) -> None:
+    """Writes `model.safetensors`, `config.json` and the tokenizer's files; no proof and no card.
+
+    Args:
+        saved: What is written. A model with `mlm` and `nsp` becomes BertForPreTraining, with `mlm`
+            alone BertForMaskedLM, with a head one of the three classes of tasks, and with neither
+            BertModel.
+        directory: Exists; holds none of these files.
+
+    Raises:
+        UserError: The tokenizer cannot be said in Hugging Face's format.
+        OSError: The files cannot be written.
+    """
+    _write_tokenizer(saved, directory)
+    config = json.dumps(config_of(saved), indent=2, ensure_ascii=False) + "\n"
+    write_synced(directory / "config.json", config.encode())
+    # Not `save_file`: its files are readable by their owner alone, its errors are no OSErrors.
+    weights = safetensors.numpy.save(state_dict_of(saved), metadata={"format": "pt"})
+    write_synced(directory / WEIGHTS, weights)
+
+
+def _write_tokenizer(saved: SavedModel, directory: Path) -> None:
+    tokenizer = saved.tokenizer
+    tokenizer.save(directory)
+    path = directory / CONFIG_NAME
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        # `tokenizer.model`, the original, stays beside it: `load_tokenizer` reads that one.
+        write_synced(directory / "tokenizer.json", tokenizer_json(tokenizer))
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+        config |= dict(zip(_TOKEN_FIELDS, specials_of(saved), strict=True))
+    elif isinstance(tokenizer, WordPieceTokenizer) and tokenizer.options.max_word_chars != 100:
+        # Their BertTokenizer has no such option; this class takes tokenizer.json as it is.
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config |= {"model_max_length": saved.max_length}
+    config.setdefault("clean_up_tokenization_spaces", False)
+    if config.get("tokenizer_class") == "PreTrainedTokenizerFast":
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    named = {field: config[field] for field in _TOKEN_FIELDS if field in config}
+    for name, content in ((CONFIG_NAME, config), ("special_tokens_map.json", named)):
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        write_synced(directory / name, text.encode())
+
+
+def specials_of(saved: SavedModel) -> list[str]:
+    """The names of the five special tokens in the vocabulary, in the order of `SPECIAL_TOKENS`."""
+    ids = vars(saved.tokenizer.special_ids).values()
+    return [saved.tokenizer.id_to_token(id) for id, _ in zip(ids, SPECIAL_TOKENS, strict=True)]

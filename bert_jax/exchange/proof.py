@@ -1,0 +1,187 @@
+# ruff: noqa: RUF001 (texts of many scripts)
+"""What a model computes on texts of many scripts, to compare what was written with its source."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bert_jax.data.staging import write_synced
+from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import apply_pretraining, encode, init_params
+from bert_jax.model.task_heads import TaskHeadConfig, apply_task
+
+PARITY = "parity.json"
+TOLERANCE = 1e-4
+"""Largest absolute difference of two outputs in float32 that passes."""
+
+PROOF_TEXTS: tuple[str, ...] = (
+    "The river froze early that year, and the ferry stayed on the far bank until April.",
+    "Paris is the capital of France; Canberra, not Sydney, is Australia's.",
+    'She didn\'t say "no" -- she said "not yet", which isn\'t the same.',
+    "À Noël, l'élève a reçu un cœur en sucre, naïf mais très ému.",
+    "El niño preguntó: ¿cuándo vendrá el pingüino? ¡Mañana!",
+    "Das Straßenfest in Köln fiel größtenteils ins Wasser; Überschwemmungen überall.",
+    "Ostrý nůž leží na stole, žluťoučký kůň úpěl ďábelské ódy.",
+    "Zażółć gęślą jaźń, powiedział Łukasz.",
+    "İstanbul'da ILIK bir akşam: Iğdır'dan gelen çiğ köfte, ışık ve ıslık.",
+    "Tiếng Việt có nhiều dấu: ngã, hỏi, nặng, sắc, huyền.",
+    "Η Οδύσσεια αρχίζει με τον ΟΔΥΣΣΕΥΣ μακριά από την Ιθάκη.",
+    "Съешь ещё этих мягких французских булок, да выпей чаю.",
+    "Її їжак з'їв ґрушу біля Києва.",
+    "اللغة العربية تُكتب من اليمين إلى اليسار، أليس كذلك؟",
+    "השועל קפץ מעל הכלב הָעָצֵל.",
+    "फ़र्श पर पानी गिरा था, इसलिए वह धीरे-धीरे चला।",
+    "ঢাকা বাংলাদেশের রাজধানী।",
+    "தமிழ் மொழி மிகப் பழமையானது.",
+    "ภาษาไทยไม่มีช่องว่างระหว่างคำ",
+    "黄河之水天上来，奔流到海不复回。",
+    "臺灣的夏天很熱，𠮷野家也賣冰。",
+    "吾輩は猫である。ｶﾀｶﾅとカタカナ、全角ＡＢＣ１２３。",
+    "한국어는 띄어쓰기가 중요하다. 각국의 말씀",
+    "ქართული ანბანი და հայոց այբուբենը",
+    "👩‍👩‍👧‍👦 family, 🇳🇴 flag, 👍🏽 thumb, ☕️ and a plain ☺",
+    "cafe\u0301 and caf\u00e9, A\u030angstro\u0308m, q\u0323\u0307, x\u0302\u0303",
+    "ﬁne ﬂuﬀ, ½ of Ⅷ, x² + H₂O, ㎏ and ™, … ‥",
+    "3.14159, 1,000,000 and 0x1F; 12/05/1998 at 17:45, +44 20 7946 0958, -40°C",
+    "https://example.org/a_b?q=%20x&y=[1]#top or mail first.last+tag@example.com",
+    "def f(x: int) -> str: return f\"{x!r:>10}\\n\"  # TODO: <br/> & {'a': [1, 2]}",
+    "$E=mc^2$, \\frac{1}{2} ~ ^ ` | \\ @ § ¶ € £ ¥ ₹",
+    "",
+    " ",
+    "   leading,  double\tand\ntrailing\r\nspace \u00a0 \u2009 \u3000 ",
+    "soft\u00adhyphen, zero\u200bwidth, joined\u200dup, \ufeffmark, \u202eright to left\u202c",
+    "bell\x07 null\x00 escape\x1b[0m delete\x7f next\x85line para\u2029graph",
+    "replacement \ufffd private \ue000 unassigned \U0003fffd last \U0010ffff",
+    "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft" * 2,
+    "a" * 120,
+    "!?!?!?...,,,;;;---___***###",
+    "The [MASK] of [CLS] and [SEP] with [PAD] or [UNK] spelled out, and <0x41>, <s>, ▁x ▁ .",
+    "iPhone McDonald NASA O'Neill e-mail x86_64 ALLCAPS lowercase MiXeD",
+)
+"""Own sentences: scripts, accents, composed and not, digits, addresses, code, what is invisible,
+the empty text, long words, special tokens spelled out."""
+
+
+class ProofFailedError(RuntimeError):
+    """What was written does not compute what its source does."""
+
+    exit_code = 1
+
+
+class Batch(NamedTuple):
+    """Rows of one length, each array (B, L) int32."""
+
+    tokens: np.ndarray
+    type_ids: np.ndarray
+    segment_ids: np.ndarray
+    """1, and 0 for padding; outputs there mean nothing."""
+
+
+def proof_rows(saved: SavedModel, texts: Sequence[str] = PROOF_TEXTS) -> list[list[int]]:
+    """A row for each text, cut to the model's length, and then rows of two texts each."""
+    special = saved.tokenizer.special_ids
+    length = min(saved.max_length, saved.config.num_positions, 128)
+    ids = [found.tolist() for found in saved.tokenizer.encode_batch(list(texts))]
+    rows = [[special.cls, *found[: length - 2], special.sep] for found in ids]
+    half = (length - 3) // 2
+    pairs = [
+        [special.cls, *first[:half], special.sep, *second[:half], special.sep]
+        for first, second in zip(ids[0::2], ids[1::2], strict=False)
+    ]
+    return rows + pairs
+
+
+def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | None = None) -> Batch:
+    """Rows padded to one length, the longest's where none is given.
+
+    What comes after the first separator and is not padding has the second type, as in a pair of
+    texts; where the model has one type alone, all have the first.
+    """
+    special = saved.tokenizer.special_ids
+    length = length or max(map(len, rows))
+    tokens = np.full((len(rows), length), special.pad, np.int32)
+    segment_ids = np.zeros_like(tokens)
+    for number, row in enumerate(rows):
+        tokens[number, : len(row)] = row
+        segment_ids[number, : len(row)] = 1
+    separators = np.cumsum(tokens == special.sep, axis=1) - (tokens == special.sep)
+    second = (separators > 0) & (segment_ids > 0) & (saved.config.num_types > 1)
+    return Batch(tokens, second.astype(np.int32), segment_ids)
+
+
+def logits_of(
+    saved: SavedModel, rows: Sequence[Sequence[int]], length: int | None = None
+) -> dict[str, np.ndarray]:
+    """What our model computes, in float32; see `batch_of` for types and padding.
+
+    Args:
+        saved: The model.
+        rows: B rows of token ids, special tokens included.
+        length: L, to which they are padded; default: the longest row's.
+
+    Returns:
+        `hidden` (B, L, D), the last states; and of these what the model has: `pooled` (B, D), `mlm`
+        (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `head` (B, C) or (B, L, C).
+    """
+    batch = batch_of(saved, rows, length)
+    parts = tuple(part for part in ("mlm", "nsp") if part in saved.params)
+    head = None if saved.outputs is None else saved.outputs.head
+    params = saved.complete_params()
+    if len(parts) == 1:  # the function wants both; what the other computes is dropped
+        params = {**init_params(saved.config, jax.random.key(0)), **params}
+    found = _outputs(saved.config, head, parts, saved.has_pooler, params, batch)
+    return {name: np.asarray(array) for name, array in found.items()}
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _outputs(
+    config: ModelConfig,
+    head: TaskHeadConfig | None,
+    parts: tuple[str, ...],
+    pooler: bool,
+    params: Any,
+    batch: Batch,
+) -> dict[str, jax.Array]:
+    inputs: tuple[Any, Any, Any] = batch
+    hidden, pooled = encode(config, params, *inputs)
+    found = {"hidden": hidden.astype("float32")}
+    if pooler:
+        found["pooled"] = pooled.astype("float32")
+    if parts:
+        logits = apply_pretraining(config, params, *inputs)
+        both = {"mlm": logits.mlm[..., : config.vocab_size], "nsp": logits.nsp}
+        found |= {name: both[name] for name in parts}
+    if head is not None:
+        found["head"] = apply_task(config, head, params, *inputs)
+    return found
+
+
+def differences(
+    ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], segment_ids: np.ndarray
+) -> dict[str, float]:
+    """The largest absolute difference of each output that both have; padding does not count.
+
+    A value that is not finite in one of them makes an infinite difference.
+    """
+    found = {}
+    for name in ours.keys() & theirs.keys():
+        first, second = (np.asarray(a[name], np.float32) for a in (ours, theirs))
+        if first.shape != second.shape:
+            raise ProofFailedError(f"{name} is {second.shape}, of the source {first.shape}")
+        if first.shape[:2] == segment_ids.shape and first.ndim > 2:
+            first, second = first[segment_ids > 0], second[segment_ids > 0]
+        gap = np.abs(first - second)
+        found[name] = float(gap.max(initial=0)) if np.isfinite(gap).all() else float("inf")
+    return dict(sorted(found.items()))
+
+
+def write_parity(directory: Path, content: Mapping[str, Any]) -> None:
+    """Writes `parity.json`."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_synced(directory / PARITY, text.encode())
