@@ -18,7 +18,6 @@ from bert_jax.data.staging import write_synced
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.untrusted.json_file import read_json_object
-from bert_jax.untrusted.json_file import read_json_object
 from bert_jax.untrusted.whole_file import read_bytes
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -2,6 +2,9 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
+
+from bert_jax.errors import UserError
 
 
 def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
@@ -10,3 +13,64 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
     Args:
         verb: Of `cli`: (name, function, what it does, an example) to the verb's parser.
     """
+    sub = verb(
+        "import",
+        import_,
+        "import a BERT, RoBERTa, ELECTRA or DistilBERT of other software, and prove it",
+        "bert-jax import bert-base-cased --out work/cased\n"
+        "  bert-jax import uncased_L-12_H-768_A-12 --out work/uncased --add-tokens domain.txt",
+    )
+    sub.add_argument(
+        "source",
+        metavar="SRC",
+        help="a directory in Hugging Face's format, a TensorFlow checkpoint of the original code "
+        "(its directory or prefix), or a name on the Hugging Face Hub",
+    )
+    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="directory to write")
+    sub.add_argument(
+        "--add-tokens",
+        type=Path,
+        metavar="FILE",
+        help="grow the vocabulary by the tokens of a file, one a line; each begins as the mean of "
+        "the pieces that it had",
+    )
+    sub.add_argument(
+        "--gelu",
+        choices=["tanh", "erf"],
+        help="what gelu means in a TensorFlow checkpoint: tanh as in the original code (default), "
+        "or erf as in its first release and in Transformers",
+    )
+    sub.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-4,
+        help="largest difference of a state or logit from the source's, where Transformers is "
+        "installed (default: %(default)s)",
+    )
+
+
+def import_(arguments: argparse.Namespace) -> int:
+    """Imports a model."""
+    from bert_jax.exchange.importing import import_model
+
+    if not arguments.tolerance >= 0:
+        raise UserError(f"--tolerance is {arguments.tolerance}; it must not be below 0")
+    report = import_model(
+        arguments.source,
+        arguments.out,
+        add_tokens=arguments.add_tokens,
+        gelu=arguments.gelu,
+        tolerance=arguments.tolerance,
+    )
+    print(f"{report['source']} ({report['source_class']}) -> {arguments.out} ({report['class']})")
+    for note in report["notes"]:
+        print(f"  {note}")
+    if report["added_tokens"]:
+        print(f"  {report['added_tokens']:,} tokens added")
+    compared = report["compared"]
+    if isinstance(compared, dict):
+        gaps = [f"{name} {gap:.1e}" for name, gap in compared["differences"].items()]
+        print(f"  largest differences from the source: {', '.join(gaps)}")
+    else:
+        print(f"  {compared}")
+    return 0

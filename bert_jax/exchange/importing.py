@@ -1,0 +1,335 @@
+"""A model of other software as a directory that everything here reads: bert-jax import.
+
+report = import_model("roberta-base", Path("work/roberta"))
+
+The source is a directory in Hugging Face's format of any family in `convert.families`, a TensorFlow
+checkpoint of the original code, or a name on the Hugging Face Hub. What is written is a BERT in
+Hugging Face's format and `import.json`, and it is proven before it appears: read back, bit for bit
+what was meant; and where Transformers is installed, states, logits and token ids compared with
+those of the source in its own class.
+"""
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+import bert_jax
+from bert_jax.convert.families import BertForm, to_bert
+from bert_jax.convert.huggingface_config import model_config_from_huggingface
+from bert_jax.convert.huggingface_files import (
+    MAX_CONFIG_BYTES,
+    WEIGHTS,
+    model_class,
+    read_weights,
+)
+from bert_jax.convert.huggingface_head import head_from_huggingface
+from bert_jax.convert.huggingface_names import parts_from_huggingface
+from bert_jax.convert.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
+from bert_jax.data.staging import write_synced
+from bert_jax.data.tokenizer import CONFIG_NAME, Tokenizer, load_tokenizer
+from bert_jax.errors import UserError
+from bert_jax.exchange.huggingface import (
+    class_of,
+    state_dict_of,
+    untrained_parts,
+    write_huggingface,
+)
+from bert_jax.exchange.proof import (
+    PROOF_TEXTS,
+    TOLERANCE,
+    ProofFailedError,
+    differences,
+    logits_of,
+    proof_rows,
+)
+from bert_jax.exchange.source_model import source_logits, source_tokenizer
+from bert_jax.exchange.staging import staged
+from bert_jax.finetune.saved_model import Origin, SavedModel, read_model
+from bert_jax.model.heads import Params
+from bert_jax.untrusted.json_file import read_json_object
+from bert_jax.untrusted.whole_file import read_text
+
+REPORT = "import.json"
+_MAX_TOKENS_BYTES = 1 << 24
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A model as it was found."""
+
+    saved: SavedModel
+    family: str
+    made_by: str
+    """Its class, or "TensorFlow 1"."""
+    dropped: tuple[str, ...]
+    notes: tuple[str, ...]
+    directory: Path | None
+    """What Transformers can load it from; None where it cannot."""
+    config: dict[str, Any]
+    """The content of its `config.json`."""
+
+
+def import_model(
+    source: str | Path,
+    out: Path,
+    *,
+    add_tokens: Path | None = None,
+    gelu: Literal["tanh", "erf"] | None = None,
+    tolerance: float = TOLERANCE,
+) -> dict[str, Any]:
+    """Imports a model; `out` is there whole and proven afterwards, or not at all.
+
+    Args:
+        source: A directory, the prefix of a TensorFlow checkpoint, or a name on the Hub.
+        out: A directory that does not exist yet.
+        add_tokens: A file with a token a line, by which the vocabulary grows.
+        gelu: What "gelu" means in a TensorFlow checkpoint's configuration; default: tanh.
+        tolerance: Largest absolute difference of states and logits from the source's.
+
+    Returns:
+        The content of `import.json`.
+
+    Raises:
+        UserError: The source does not fit, or is not sound: all that is wrong at once.
+        ProofFailedError: What was written does not compute what the source does.
+    """
+    tokens = () if add_tokens is None else read_tokens(add_tokens)
+    found = read_source(source, gelu=gelu)
+    saved = found.saved
+    with staged(out) as directory:
+        compared = compare_with_source(found, tolerance)
+        if tokens:
+            from bert_jax.exchange.vocabulary import add_tokens as with_tokens
+
+            saved = with_tokens(saved, tokens)
+        write_huggingface(saved, directory)
+        written, lost = as_written(saved)
+        check_read_back(written, read_model(directory))
+        report = {
+            "source": f"{source}",
+            "family": found.family,
+            "source_class": found.made_by,
+            "class": class_of(saved),
+            "dropped": [*found.dropped, *lost],
+            "untrained": untrained_parts(saved),
+            "added_tokens": saved.tokenizer.vocab_size - found.saved.tokenizer.vocab_size,
+            "notes": list(found.notes),
+            "read_back": "bit for bit",
+            "compared": compared,
+            "sha256": hashlib.sha256((directory / WEIGHTS).read_bytes()).hexdigest(),
+            "tokenizer_fingerprint": saved.tokenizer.fingerprint,
+            "bert_jax": bert_jax.__version__,
+        }
+        text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        write_synced(directory / REPORT, text.encode())
+    return report
+
+
+def read_tokens(path: Path) -> tuple[str, ...]:
+    """Tokens, one a line; blank lines do not count."""
+    lines = read_text(path, max_bytes=_MAX_TOKENS_BYTES).split("\n")
+    tokens = tuple(token for line in lines if (token := line.strip()))
+    if not tokens:
+        raise UserError(f"{path} has no tokens; write one a line")
+    return tokens
+
+
+def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = None) -> Source:
+    """The model of any source that can be imported; see `import_model`."""
+    path = Path(source)
+    if (path / "config.json").is_file() or not is_tf_checkpoint(path):
+        if gelu is not None:
+            raise UserError(
+                "--gelu says what a TensorFlow checkpoint means by gelu; config.json of "
+                f"{source} says it itself, in its field hidden_act"
+            )
+        return _from_directory(path if path.is_dir() else _fetched(source))
+    return _from_tensorflow(path, gelu or "tanh")
+
+
+def _fetched(source: str | Path) -> Path:
+    if Path(source).exists() or not _HUB_NAME.fullmatch(f"{source}"):
+        what = "is a file" if Path(source).exists() else "does not exist"
+        raise UserError(
+            f"{source} {what}; give a directory in Hugging Face's format, a TensorFlow checkpoint "
+            "of the original code, or a name on the Hugging Face Hub such as bert-base-cased"
+        )
+    from bert_jax.exchange.hub import fetch
+
+    return fetch(f"{source}", None)
+
+
+def _from_directory(directory: Path) -> Source:
+    path = directory / "config.json"
+    if not path.is_file():
+        raise UserError(
+            f"{directory} has no config.json; a directory in Hugging Face's format has, and one of "
+            "the original TensorFlow code has bert_config.json"
+        )
+    config = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+    if "bert_jax" in config:
+        raise UserError(f"{directory} is a work directory of this program; it needs no import")
+    made_by = model_class(config)
+    if config.get("model_type") == "albert":
+        to_bert(config, {}, where=f"{path}")  # says why, before the weights are missed
+    form = to_bert(config, read_weights(directory, made_by), where=f"{path}")
+    tokenizer = load_tokenizer(directory)
+    saved = saved_model(form, tokenizer, directory, name=f"{directory}, {made_by}", where=path)
+    notes = list(form.notes)
+    token_config = directory / CONFIG_NAME
+    if token_config.is_file() and "auto_map" in read_json_object(
+        token_config, max_bytes=MAX_CONFIG_BYTES
+    ):
+        notes.append(f"{CONFIG_NAME} names code of its own (auto_map), which was not run")
+    return Source(
+        saved, form.family, made_by, form.dropped, tuple(notes), directory, config
+    )  # fmt: skip
+
+
+def _from_tensorflow(path: Path, gelu: Literal["tanh", "erf"]) -> Source:
+    found = read_tf_checkpoint(path, gelu=gelu)
+    form = BertForm("BERT", found.config, found.arrays, found.passed_over, ())
+    tokenizer = load_tokenizer(found.vocab)
+    where = found.vocab.parent
+    saved = saved_model(form, tokenizer, where, name=f"{path}, TensorFlow 1", where=where)
+    note = f"gelu is read as its {gelu} form; activation {saved.config.activation}"
+    return Source(
+        saved, "BERT", "TensorFlow 1", found.passed_over, (note,), None, found.config
+    )  # fmt: skip
+
+
+def saved_model(
+    form: BertForm, tokenizer: Tokenizer, files: Path, *, name: str, where: Path
+) -> SavedModel:
+    """A model under BERT's names as one of ours; all that does not fit at once."""
+    config = model_config_from_huggingface(form.config, where=f"{where}")
+    if tokenizer.vocab_size > config.vocab_size:
+        raise UserError(
+            f"{files}: the tokenizer has {tokenizer.vocab_size:,} tokens and the model has "
+            f"embeddings for {config.vocab_size:,}; they are not of one model"
+        )
+    try:
+        outputs = head_from_huggingface(form.config, form.arrays)
+        head = None if outputs is None else outputs.head
+        params = parts_from_huggingface(form.arrays, config, head)
+    except UserError as error:
+        as_bert = "" if form.family == "BERT" else f" ({form.family}, under the names of BERT)"
+        raise UserError(f"{files}{as_bert}: {error}") from error
+    return SavedModel(
+        config=config,
+        params=params,
+        outputs=outputs,
+        tokenizer=tokenizer,
+        tokenizer_files=files,
+        max_length=config.num_positions,
+        name=name,
+        origin=Origin("huggingface", config=form.config),
+    )
+
+
+def as_written(saved: SavedModel) -> tuple[SavedModel, list[str]]:
+    """A model without what its class in Hugging Face's format has no place for, and what that is.
+
+    Their classes have a fine-tuning head or those of pretraining, and some have no pooler.
+    """
+    params = dict(saved.params)
+    lost = []
+    if saved.outputs is not None:
+        lost = [part for part in ("mlm", "nsp") if params.pop(part, None) is not None]
+    if saved.has_pooler and not any(".pooler." in f".{name}" for name in state_dict_of(saved)):
+        encoder = {name: part for name, part in params["encoder"].items() if name != "pooler"}
+        params["encoder"] = encoder
+        lost.append("pooler")
+    return dataclasses.replace(saved, params=params), lost
+
+
+def check_read_back(meant: SavedModel, back: SavedModel) -> None:
+    """Refuses where what was read back is not, bit for bit, what was meant.
+
+    A pooler with initial values, which a class must have, may be there beside.
+    """
+    params = back.params
+    if not meant.has_pooler and back.has_pooler:
+        encoder = {name: part for name, part in params["encoder"].items() if name != "pooler"}
+        params = {**params, "encoder": encoder}
+    found, wanted = (_leaves(tree) for tree in (params, meant.params))
+    wrong = [name for name in wanted | found if found.get(name) != wanted.get(name)]
+    if back.config != meant.config:
+        wrong.append("the configuration")
+    if back.tokenizer.fingerprint != meant.tokenizer.fingerprint:
+        wrong.append("the tokenizer")
+    if back.outputs != meant.outputs:
+        wrong.append("the labels")
+    if wrong:
+        raise ProofFailedError(f"read back, this is not what was written: {', '.join(wrong[:20])}")
+
+
+def _leaves(params: Params) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): (
+            np.shape(leaf),
+            hashlib.sha256(np.ascontiguousarray(leaf, np.float32)).digest(),
+        )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+def compare_with_source(found: Source, tolerance: float) -> dict[str, Any] | str:
+    """Largest differences from the source in its own class; or why there is no comparison."""
+    if found.directory is None:
+        return "not compared: no other program here reads this format"
+    missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
+    if missing:
+        return f"not compared with the source: {', '.join(missing)} is not installed"
+    import torch
+    import transformers
+
+    saved = found.saved
+    rows = proof_rows(saved)
+    ours = logits_of(saved, rows)
+    theirs, segment_ids = source_logits(found.directory, found.config, saved, rows)
+    gaps = differences(ours, theirs, segment_ids)
+    above = {name: gap for name, gap in gaps.items() if not gap <= tolerance}
+    if above or "hidden" not in gaps:
+        said = ", ".join(f"{name} by {gap:.2g}" for name, gap in above.items())
+        raise ProofFailedError(
+            f"{found.saved.name} does not compute the same here: {said or 'nothing to compare'}; "
+            f"allowed is {tolerance:.2g} (--tolerance)"
+        )
+    tokens = _compare_tokens(found)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {"differences": gaps, "tolerance": tolerance, **tokens, "versions": versions}
+
+
+def _compare_tokens(found: Source) -> dict[str, Any]:
+    """Ids of both tokenizers, of the texts in which no special token is spelled out."""
+    assert found.directory is not None
+    ours = found.saved.tokenizer
+    theirs = source_tokenizer(found.directory)
+    if isinstance(theirs, str):
+        return {"texts_with_equal_ids": f"not compared: {theirs}"}
+    names = set(theirs.all_special_tokens)
+    texts = [text for text in PROOF_TEXTS if not any(name in text for name in names)]
+    other = _other_ids(ours, theirs, texts)
+    if other:
+        raise ProofFailedError(
+            f"{found.saved.name}: the tokenizer gives other ids than Transformers for "
+            f"{len(other)} of {len(texts)} texts, the first {other[0]!r:.200}"
+        )
+    return {"texts_with_equal_ids": len(texts)}
+
+
+def _other_ids(ours: Tokenizer, theirs: Any, texts: Sequence[str]) -> list[str]:
+    found = ours.encode_batch(list(texts))
+    wanted = [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return [t for t, a, b in zip(texts, found, wanted, strict=True) if a.tolist() != list(b)]

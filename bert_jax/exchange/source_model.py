@@ -1,0 +1,115 @@
+"""A directory as Transformers reads it: states and logits of its own class, and its tokenizer.
+
+Only weights that are not pickled are read, nothing is downloaded, and code of the directory is not
+run.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.convert.huggingface_files import model_class
+from bert_jax.exchange.proof import batch_of
+from bert_jax.finetune.saved_model import SavedModel
+
+
+def source_logits(
+    directory: Path,
+    config: Mapping[str, Any],
+    saved: SavedModel,
+    rows: Sequence[Sequence[int]],
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """What the directory's own class computes, under the names of `logits_of`.
+
+    Args:
+        directory: In Hugging Face's format.
+        config: The content of its `config.json`.
+        saved: The model as it was read here: says what to look for, and the padding.
+        rows: Of token ids.
+
+    Returns:
+        The outputs that both have, and where the real tokens are: (B, L), 0 for padding.
+    """
+    import torch
+    import transformers
+
+    batch = batch_of(saved, rows)
+    inputs = {
+        "input_ids": torch.tensor(batch.tokens).long(),
+        "attention_mask": torch.tensor(batch.segment_ids).long(),
+    }
+    types = config.get("type_vocab_size", 2)
+    if config.get("model_type") != "distilbert" and type(types) is int and types > 1:
+        inputs["token_type_ids"] = torch.tensor(batch.type_ids).long()
+    found: dict[str, np.ndarray] = {}
+    names = [model_class(config), *(["AutoModelForMaskedLM"] if "mlm" in saved.params else [])]
+    for name in names:
+        if not hasattr(transformers, name):
+            name = "AutoModel"
+        if "mlm" in found:
+            break
+        with _quiet(), torch.no_grad():
+            model = getattr(transformers, name).from_pretrained(
+                directory, dtype=torch.float32, use_safetensors=True, local_files_only=True,
+                trust_remote_code=False, attn_implementation="eager",
+            ).eval()  # fmt: skip
+            out = model(**inputs, output_hidden_states=True)
+        for key, value in _outputs(out, name, saved).items():
+            found.setdefault(key, value.float().numpy())
+    return found, batch.segment_ids
+
+
+def _outputs(out: Any, name: str, saved: SavedModel) -> dict[str, Any]:
+    import torch
+
+    found = {"hidden": out.hidden_states[-1]}
+    pooled = out.get("pooler_output")
+    if saved.has_pooler and pooled is not None:
+        found["pooled"] = pooled
+    if "prediction_logits" in out:
+        found |= {"mlm": out["prediction_logits"], "nsp": out["seq_relationship_logits"]}
+    elif name.endswith("ForMaskedLM"):
+        found["mlm"] = out["logits"]
+    elif name.endswith("ForNextSentencePrediction"):
+        found["nsp"] = out["logits"]
+    elif saved.outputs is not None and "start_logits" in out:
+        found["head"] = torch.stack([out["start_logits"], out["end_logits"]], dim=-1)
+    elif saved.outputs is not None and "logits" in out:
+        found["head"] = out["logits"]
+    return found
+
+
+def source_tokenizer(directory: Path) -> Any:
+    """Their tokenizer; or, as text, why they have none."""
+    import transformers
+
+    with _quiet():
+        try:
+            return transformers.AutoTokenizer.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # of any type; the comparison is left out then, and says so
+            return f"AutoTokenizer cannot load it ({error})"[:300]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Transformers' report of the heads that a class does not have."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
