@@ -1,26 +1,21 @@
-"""What a pretrained model answers: fill-mask."""
+"""What a pretrained model puts in place of a mask."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
 
-from bert_jax.data.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UserError
-from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import apply_pretraining
-from bert_jax.training.pretrained import load_params
+from bert_jax.finetune.rows import Batch, Rows
+from bert_jax.finetune.saved_model import read_model
+from bert_jax.infer.asker import Answer, Prepared, ask, finite, text_field
+from bert_jax.infer.network import Network
+from bert_jax.tasks.examples import Origin
 
 MASK = "[MASK]"
-_LENGTH_STEP = 32  # rows are padded to a multiple of this, so that few lengths are compiled
-_MAX_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -32,113 +27,125 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class MaskFiller:
-    """A pretrained model that fills masks.
+class MaskedText:
+    """A text with one mask or more."""
 
-    Attributes:
-        config: The architecture.
-        params: As from `init_params`.
-        tokenizer: The model's own.
+    text: str
+    origin: Origin
+
+
+class MaskFiller:
+    """A pretrained model that fills masks; see `asker.Asker`.
+
+    A mask is written `[MASK]`, or as the model's own tokenizer spells it (`<mask>`). Each text is
+    read alone, as `[CLS] text [SEP]`. Special tokens are never candidates.
+
+    Args:
+        network: The model.
+        top: Candidates for each mask, the most probable ones.
+
+    Raises:
+        UserError: The model has no masked-LM head.
     """
 
-    config: ModelConfig
-    params: Any
-    tokenizer: Tokenizer
+    FIELDS: ClassVar[tuple[str, ...]] = ("text",)
+
+    def __init__(self, network: Network, *, top: int = 5) -> None:
+        network.require("fill-mask", "masked-LM head")
+        if top < 1:
+            raise UserError(f"top is {top}; it must be at least 1")
+        self.network = network
+        self._special = network.tokenizer.special_ids
+        self._spellings = {MASK, network.tokenizer.id_to_token(self._special.mask)}
+        specials = sorted(set(dataclasses.astuple(self._special)))
+        self._top = min(top, network.config.vocab_size - len(specials))
+        self._banned = np.zeros(network.config.padded_vocab_size, np.float32)
+        self._banned[specials] = -np.inf
 
     @classmethod
-    def load(cls, workdir: str | Path) -> "MaskFiller":
-        """From the newest intact checkpoint of a work directory.
+    def load(cls, directory: str | Path, top: int = 5) -> "MaskFiller":
+        """Of the model in a directory; see `read_model`."""
+        return cls(Network(read_model(directory)), top=top)
+
+    def fill(self, texts: Sequence[str]) -> list[list[list[Candidate]]]:
+        """For every text, for each mask in it: the most probable tokens, best first.
 
         Raises:
-            UserError: There is none.
+            UserError: A text without a mask, or longer than the model's positions.
         """
-        loaded = load_params(workdir)
-        return cls(loaded.config.model, loaded.params, load_tokenizer(loaded.tokenizer))
-
-    def fill(self, texts: Sequence[str], top: int = 5) -> list[list[list[Candidate]]]:
-        """For every text, for each `[MASK]` in it: the `top` most probable tokens, best first.
-
-        Each text is read alone, as `[CLS] text [SEP]`. Special tokens are never candidates.
-
-        Raises:
-            UserError: A text without `[MASK]`, or longer than the model's positions.
-        """
-        rows = [self._row(text) for text in texts]
-        special = self.tokenizer.special_ids
-        specials = sorted(set(dataclasses.astuple(special)))
-        top = min(top, self.config.vocab_size - len(specials))
-        banned = np.zeros(self.config.padded_vocab_size, np.float32)
-        banned[specials] = -np.inf
-        filled: list[list[list[Candidate]]] = []
-        for start in range(0, len(rows), _MAX_BATCH):
-            part = rows[start : start + _MAX_BATCH]
-            tokens, segment_ids, places = self._batch(part)
-            probabilities, ids = jax.device_get(
-                _top_tokens(self.config, top, self.params, tokens, segment_ids, places, banned)
-            )
-            for row, p, i in zip(part, probabilities, ids, strict=True):
-                count = row.count(special.mask)
-                filled.append([self._candidates(p[n], i[n]) for n in range(count)])
-        return filled
-
-    def _row(self, text: str) -> list[int]:
-        pieces = text.split(MASK)
-        if len(pieces) == 1:
-            raise UserError(f"the text {text!r} has no {MASK}; mark the place to fill with {MASK}")
-        special = self.tokenizer.special_ids
-        row = [special.cls]
-        for number, piece in enumerate(pieces):
-            if number:
-                row.append(special.mask)
-            row.extend(self.tokenizer.encode(piece).ids.tolist())
-        row.append(special.sep)
-        if len(row) > self.config.num_positions:
-            raise UserError(
-                f"the text {text[:40]!r}... has {len(row)} tokens, and the model was built for "
-                f"{self.config.num_positions}; shorten it"
-            )
-        return row
-
-    def _batch(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens and segment_ids (B, L), places of the masks (B, P; 0 where a row has fewer)."""
-        special = self.tokenizer.special_ids
-        longest = max(map(len, rows))
-        length = min(-(-longest // _LENGTH_STEP) * _LENGTH_STEP, self.config.num_positions)
-        masks = max(row.count(special.mask) for row in rows)
-        tokens = np.full((len(rows), length), special.pad, np.int32)
-        segment_ids = np.zeros_like(tokens)
-        places = np.zeros((len(rows), masks), np.int32)
-        for number, row in enumerate(rows):
-            tokens[number, : len(row)] = row
-            segment_ids[number, : len(row)] = 1
-            at = [place for place, token in enumerate(row) if token == special.mask]
-            places[number, : len(at)] = at
-        return tokens, segment_ids, places
-
-    def _candidates(self, probabilities: np.ndarray, ids: np.ndarray) -> list[Candidate]:
+        examples = [MaskedText(text, Origin("text", n)) for n, text in enumerate(texts, 1)]
         return [
-            Candidate(self.tokenizer.id_to_token(int(i)), float(p))
-            for p, i in zip(probabilities, ids, strict=True)
+            [[Candidate(**candidate) for candidate in mask] for mask in answer["masks"]]
+            for answer in ask(self, self.prepare(examples))
         ]
 
+    def example(self, fields: Mapping[str, Any], origin: Origin) -> MaskedText:
+        """See `asker.Asker`."""
+        return MaskedText(text_field(fields, "text", origin), origin)
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _top_tokens(
-    config: ModelConfig,
-    top: int,
-    params: Any,
-    tokens: Int[Array, "B L"],
-    segment_ids: Int[Array, "B L"],
-    places: Int[Array, "B P"],
-    banned: Float[Array, " V"],
-) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
-    """Probabilities (over the whole vocabulary) and ids of the `top` tokens not banned."""
-    logits = apply_pretraining(
-        config, params, tokens, jnp.zeros_like(tokens), segment_ids, places
-    ).mlm
-    probabilities = jax.nn.softmax(logits, axis=-1)
-    _, ids = jax.lax.top_k(logits + banned, top)
-    return jnp.take_along_axis(probabilities, ids, axis=-1), ids
+    def prepare(self, examples: Sequence[MaskedText]) -> Prepared[MaskedText]:
+        """See `asker.Asker`."""
+        tokens = [self._row(example) for example in examples]
+        second_at = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
+        return Prepared(examples, Rows(tokens, second_at, None))
+
+    def judge(self, batch: Batch) -> Any:
+        """See `asker.Asker`."""
+        is_mask = batch["tokens"] == self._special.mask
+        # A power of 2: few shapes are compiled. Places beyond a row's own masks are not read.
+        count = 1 << (max(int(is_mask.sum(1).max()), 1) - 1).bit_length()
+        count = min(count, is_mask.shape[1])
+        places = np.argsort(~is_mask, axis=1, kind="stable")[:, :count].astype(np.int32)
+        return self.network.top_tokens(batch, places, self._top, self._banned)
+
+    def answers(self, prepared: Prepared[MaskedText], outputs: Sequence[Any]) -> list[Answer]:
+        """See `asker.Asker`: masks, in their order, each a list of token and probability."""
+        finite([probabilities for probabilities, _ in outputs], self.network.name)
+        return [
+            {
+                "masks": [
+                    self._candidates(probabilities[mask], ids[mask])
+                    for mask in range(int((row == self._special.mask).sum()))
+                ]
+            }
+            for row, (probabilities, ids) in zip(prepared.rows.tokens, outputs, strict=True)
+        ]
+
+    def lines(self, example: MaskedText, answer: Answer) -> list[str]:
+        """See `asker.Asker`."""
+        return [format_candidates([Candidate(**c) for c in mask]) for mask in answer["masks"]]
+
+    def _row(self, example: MaskedText) -> np.ndarray:
+        text = example.text
+        for spelling in self._spellings - {MASK}:
+            text = text.replace(spelling, MASK)
+        pieces = text.split(MASK)
+        if len(pieces) == 1:
+            raise UserError(
+                f"{example.origin}: the text {example.text[:60]!r} has no {MASK}; mark the place "
+                f"to fill with {MASK}"
+            )
+        row = [np.array([self._special.cls], np.int32)]
+        for number, piece in enumerate(pieces):
+            if number:
+                row.append(np.array([self._special.mask], np.int32))
+            row.append(self.network.tokenizer.encode(piece).ids)
+        row.append(np.array([self._special.sep], np.int32))
+        ids = np.concatenate(row)
+        limit = self.network.config.num_positions
+        if len(ids) > limit:
+            raise UserError(
+                f"{example.origin}: the text {text[:40]!r}... has {len(ids)} tokens, and the model "
+                f"was built for {limit}; shorten it"
+            )
+        return ids
+
+    def _candidates(self, probabilities: np.ndarray, ids: np.ndarray) -> list[Answer]:
+        name = self.network.tokenizer.id_to_token
+        return [
+            {"token": name(int(id)), "probability": round(float(share), 6)}
+            for id, share in zip(ids, probabilities, strict=True)
+        ]
 
 
 def format_candidates(candidates: Sequence[Candidate]) -> str:

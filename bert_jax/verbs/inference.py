@@ -2,8 +2,12 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from bert_jax.errors import UserError
+
+_MAX_CONTEXT_BYTES = 4 << 20
 
 
 def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
@@ -18,20 +22,250 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
         "fill the [MASK]s of texts with a pretrained model",
         'bert-jax fill-mask work/tiny "The capital of France is [MASK]."',
     )
-    sub.add_argument("workdir")
-    sub.add_argument("texts", nargs="+", metavar="TEXT", help="a text with one [MASK] or more")
+    _add_source(sub, "a text with one [MASK] or more")
     sub.add_argument("--top", type=int, default=5, help="candidates a mask (default: %(default)s)")
+
+    sub = verb(
+        "classify",
+        classify,
+        "tell the class, the labels or the score of texts and pairs with a fine-tuned model",
+        'bert-jax classify work/reviews "What a film."\n'
+        "  bert-jax classify work/reviews --input new.jsonl --out labels.jsonl",
+    )
+    _add_source(sub, "a text")
+    sub.add_argument("--text-b", metavar="TEXT", help="the second text of a pair, to every text")
+    sub.add_argument("--top", type=int, metavar="N", help="list N classes (default: all)")
+    sub.add_argument(
+        "--threshold",
+        type=float,
+        default=0.5,
+        help="of several labels, those that are more probable (default: %(default)s)",
+    )
+
+    sub = verb(
+        "tag",
+        tag,
+        "tag words, and find entities, with a fine-tuned model",
+        'bert-jax tag work/conll "Ada Lovelace lived in London."',
+    )
+    _add_source(sub, "a text; it is split into words")
+
+    sub = verb(
+        "answer",
+        answer,
+        "answer questions about a text with a fine-tuned model",
+        'bert-jax answer work/squad "Who wrote it?" --context-file book.txt',
+    )
+    _add_source(sub, "a question")
+    sub.add_argument("--context", metavar="TEXT", help="the text in which answers stand")
+    sub.add_argument("--context-file", type=Path, metavar="FILE", help="likewise, from a file")
+    sub.add_argument("--top", type=int, default=1, help="answers listed (default: %(default)s)")
+    sub.add_argument(
+        "--null-threshold",
+        default="auto",
+        metavar="ODDS",
+        help="no answer above these odds; `none`: always answer (default: what was best on the "
+        "dev data of the run, else none)",
+    )
+    sub.add_argument(
+        "--max-answer-tokens", type=int, metavar="N", help="default: as the run, else 30"
+    )
+
+    sub = verb(
+        "embed",
+        embed,
+        "turn texts into vectors",
+        "bert-jax embed work/tiny --input texts.txt --out vectors.npy\n"
+        "  bert-jax embed work/tiny --input texts.txt --layers=-4:-1 --out vectors.parquet",
+    )
+    _add_source(sub, "a text", out="a .npy, .parquet or .jsonl file")
+    sub.add_argument("--text-b", metavar="TEXT", help="the second text of a pair, to every text")
+    sub.add_argument(
+        "--pooling",
+        default="mean",
+        choices=["mean", "max", "cls", "pooler"],
+        help="of the states of the tokens, which (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--layers",
+        "--layer",
+        default="-1",
+        metavar="LAYERS",
+        help="a layer, some (1,6,12) or a first and a last one (--layers=-4:-1), of which the mean "
+        "is taken; 0 is the embeddings, -1 the last (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--no-special-tokens",
+        action="store_true",
+        help="leave [CLS] and [SEP] out of mean and max",
+    )
+    sub.add_argument("--normalize", action="store_true", help="to length 1")
+
+    sub = verb(
+        "attend",
+        attend,
+        "draw what the tokens of a text attend to: one HTML page with all layers and heads",
+        'bert-jax attend work/tiny "The animal didn\'t cross the street because it was too tired"',
+    )
+    sub.add_argument(
+        "directory", metavar="DIR", help="a work directory, or in Hugging Face's format"
+    )
+    sub.add_argument("text", metavar="TEXT")
+    sub.add_argument("--text-b", metavar="TEXT", help="the second text of a pair")
+    sub.add_argument(
+        "--out",
+        type=Path,
+        default="attention.html",
+        metavar="FILE",
+        help="replaced where it exists (default: %(default)s)",
+    )
+
+
+def _add_source(sub: argparse.ArgumentParser, what: str, out: str = "a file of JSON lines") -> None:
+    """What all of them take."""
+    sub.add_argument(
+        "workdir", metavar="DIR", help="of a run, or a directory in Hugging Face's format"
+    )
+    sub.add_argument(
+        "texts", nargs="*", metavar="TEXT", help=f"{what}; - (or none) for standard input"
+    )
+    sub.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="read lines of text, or JSON lines (.jsonl); also .gz; may be repeated",
+    )
+    sub.add_argument(
+        "--format",
+        default="auto",
+        choices=["auto", "text", "jsonl"],
+        help="of the files; auto tells by the suffix, of standard input by its first line",
+    )
+    sub.add_argument(
+        "--field",
+        action="append",
+        default=[],
+        metavar="OURS=THEIRS",
+        help="the name that a field has in the JSON lines, such as text=sentence",
+    )
+    sub.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"write {out}; it appears whole or not at all"
+    )
+    sub.add_argument("--json", action="store_true", help="print JSON lines for texts too")
+    sub.add_argument(
+        "--on-error",
+        default="fail",
+        choices=["fail", "skip"],
+        help="at a line that cannot be read or asked about: stop, or say so in its place "
+        "(default: %(default)s)",
+    )
+
+
+def _run(arguments: argparse.Namespace, asker: Any, **more: Any) -> int:
+    from bert_jax.infer.command import run_verb
+
+    run_verb(
+        asker,
+        arguments.texts,
+        arguments.input,
+        more={name: value for name, value in more.items() if value is not None},
+        fields=arguments.field,
+        format=arguments.format,
+        out=arguments.out,
+        as_json=arguments.json,
+        on_error=arguments.on_error,
+    )
+    return 0
+
+
+def _network(arguments: argparse.Namespace) -> Any:
+    from bert_jax.finetune.saved_model import read_model
+    from bert_jax.infer.network import Network
+
+    return Network(read_model(arguments.workdir))
 
 
 def fill_mask(arguments: argparse.Namespace) -> int:
     """Fills masks."""
-    from bert_jax.infer import MaskFiller, format_candidates
+    from bert_jax.infer import MaskFiller
 
-    if arguments.top < 1:
-        raise UserError(f"--top is {arguments.top}; it must be at least 1")
-    filled = MaskFiller.load(arguments.workdir).fill(arguments.texts, arguments.top)
-    for text, masks in zip(arguments.texts, filled, strict=True):
-        print(text)
-        for candidates in masks:
-            print(f"    {format_candidates(candidates)}")
+    return _run(arguments, MaskFiller(_network(arguments), top=arguments.top))
+
+
+def classify(arguments: argparse.Namespace) -> int:
+    """Tells classes, labels or scores."""
+    from bert_jax.infer.classify import Classifier
+
+    classifier = Classifier(_network(arguments), top=arguments.top, threshold=arguments.threshold)
+    return _run(arguments, classifier, text_b=arguments.text_b)
+
+
+def tag(arguments: argparse.Namespace) -> int:
+    """Tags words."""
+    from bert_jax.infer.tag import Tagger
+
+    return _run(arguments, Tagger(_network(arguments)))
+
+
+def answer(arguments: argparse.Namespace) -> int:
+    """Answers questions."""
+    from bert_jax.infer.answer import Answerer
+    from bert_jax.untrusted.whole_file import read_text
+
+    context = arguments.context
+    if arguments.context_file is not None:
+        if context is not None:
+            raise UserError("give --context or --context-file, not both")
+        context = read_text(arguments.context_file, max_bytes=_MAX_CONTEXT_BYTES)
+    if context is None and arguments.texts not in ([], ["-"]):
+        raise UserError("a question needs a text: give --context TEXT or --context-file FILE")
+    threshold: float | str | None = arguments.null_threshold
+    if threshold == "none":
+        threshold = None
+    elif threshold != "auto":
+        try:
+            threshold = float(str(threshold))
+        except ValueError:
+            raise UserError(
+                f"--null-threshold is {threshold!r}; give a number, none or auto"
+            ) from None
+    answerer = Answerer(
+        _network(arguments),
+        top=arguments.top,
+        null_threshold=threshold,
+        max_answer_tokens=arguments.max_answer_tokens,
+    )
+    return _run(arguments, answerer, context=context)
+
+
+def embed(arguments: argparse.Namespace) -> int:
+    """Turns texts into vectors."""
+    from bert_jax.infer.embed import Embedder, parse_layers
+
+    embedder = Embedder(
+        _network(arguments),
+        pooling=arguments.pooling,
+        layers=parse_layers(arguments.layers),
+        special_tokens=not arguments.no_special_tokens,
+        normalize=arguments.normalize,
+    )
+    return _run(arguments, embedder, text_b=arguments.text_b)
+
+
+def attend(arguments: argparse.Namespace) -> int:
+    """Writes a page with attention weights."""
+    from bert_jax.data.staging import replace_file
+    from bert_jax.finetune.saved_model import read_model
+    from bert_jax.infer.attend import attention_page
+    from bert_jax.training.remote import scheme
+
+    out = arguments.out
+    if scheme(out) is not None or out.is_dir():
+        what = "a directory" if scheme(out) is None else "not a local path"
+        raise UserError(f"--out {out} is {what}; name a file, such as attention.html")
+    saved = read_model(arguments.directory, encoder_only=True)
+    page = attention_page(saved, arguments.text, arguments.text_b).encode()
+    replace_file(out, page)
+    print(f"{out} ({-(-len(page) // 1000):,} kB); open it in a browser")
     return 0

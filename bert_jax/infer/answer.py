@@ -1,0 +1,136 @@
+"""Answers to questions: slices of the text that is given with them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from jax import Array
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.rows import Batch, Rows
+from bert_jax.finetune.task_config import TaskConfig
+from bert_jax.infer.asker import Answer, Prepared, finite, softmax, text_field
+from bert_jax.infer.network import Network
+from bert_jax.tasks.examples import Origin, Question
+from bert_jax.tasks.squad_answers import Candidate, Prediction, find_answers
+from bert_jax.tasks.squad_windows import SquadWindows, WindowOptions, build_windows
+from bert_jax.training.config import build
+
+
+class Answerer:
+    """A model with a span head; see `asker.Asker`.
+
+    A context that is longer than a row is read in windows that overlap; a token is judged in that
+    where it has most context, see `tasks.squad_windows`.
+
+    Args:
+        network: The model.
+        top: Candidates listed for a question, best first.
+        null_threshold: A question whose `null_odds` are above it has no answer; "auto": what was
+            best for F1 on the dev data of the run, where these had questions without answer, else
+            None: all questions are answered.
+        max_answer_tokens: Longest answer; None: as the run says, else 30.
+
+    Raises:
+        UserError: The model has no such head; an option is out of range.
+    """
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("question", "context")
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        top: int = 1,
+        null_threshold: float | str | None = "auto",
+        max_answer_tokens: int | None = None,
+    ) -> None:
+        network.require("answer", "head for spans")
+        if top < 1:
+            raise UserError(f"top is {top}; it must be at least 1")
+        if max_answer_tokens is not None and max_answer_tokens < 1:
+            raise UserError(f"max_answer_tokens is {max_answer_tokens}; it must be at least 1")
+        if isinstance(null_threshold, str) and null_threshold != "auto":
+            raise UserError(f"null_threshold is {null_threshold!r}; give a number, None or 'auto'")
+        self.network = network
+        self._top = top
+        self._windows = _windows(network.max_length)
+        self._max_tokens = max_answer_tokens or 30
+        if network.origin.kind == "finetune":
+            task = build(TaskConfig, network.origin.config["task"], network.name)
+            self._windows = task.windows
+            self._max_tokens = max_answer_tokens or task.squad.max_answer_tokens
+        found = network.origin.metrics.get("null_threshold")
+        self._threshold = found if isinstance(null_threshold, str) else null_threshold
+
+    def example(self, fields: Mapping[str, Any], origin: Origin) -> Question:
+        """See `asker.Asker`."""
+        question, context = (text_field(fields, name, origin) for name in self.FIELDS)
+        return Question(f"{origin}", question, context, None, False, "", origin)
+
+    def prepare(self, examples: Sequence[Question]) -> Prepared[Question]:
+        """See `asker.Asker`."""
+        built = build_windows(examples, self.network.tokenizer, self._windows)
+        rows = Rows(
+            [window.ids for window in built.windows],
+            np.array([window.context_at for window in built.windows], np.int32),
+            None,
+        )
+        return Prepared(examples, rows, built, built.warnings)
+
+    def judge(self, batch: Batch) -> Array:
+        """See `asker.Asker`."""
+        return self.network.token_logits(batch)
+
+    def answers(self, prepared: Prepared[Question], outputs: Sequence[np.ndarray]) -> list[Answer]:
+        """See `asker.Asker`: answer, start, end, probability, null_odds, and of several candidates.
+
+        An answer is `context[start:end]`; "" says that there is none. Probabilities are among the
+        candidates looked at, 20 or more, "no answer" among them where there is a threshold.
+        """
+        built: SquadWindows = prepared.context
+        logits = [output[:n] for output, n in zip(outputs, prepared.rows.lengths, strict=True)]
+        finite(logits, self.network.name)
+        found = find_answers(
+            prepared.examples,
+            built.windows,
+            [each[:, 0] for each in logits],
+            [each[:, 1] for each in logits],
+            num_best=max(20, self._top),
+            max_answer_tokens=self._max_tokens,
+        )
+        return [self._answer(prediction) for prediction in found]
+
+    def lines(self, example: Question, answer: Answer) -> list[str]:
+        """See `asker.Asker`."""
+        listed = answer.get("candidates", [answer])
+        return [f"{each['answer'] or '(no answer)'}   {each['probability']:.3f}" for each in listed]
+
+    def _answer(self, prediction: Prediction) -> Answer:
+        candidates = list(prediction.candidates)
+        if self._threshold is not None:
+            if prediction.null_odds > self._threshold:
+                candidates.insert(0, prediction.null)
+            else:
+                candidates.append(prediction.null)
+                candidates[1:] = sorted(candidates[1:], key=lambda each: -each.score)
+        shares = softmax(np.array([each.score for each in candidates]))
+        listed = [
+            _listed(each, float(share)) for each, share in zip(candidates, shares, strict=True)
+        ]
+        answer: Answer = {**listed[0], "null_odds": round(prediction.null_odds, 6)}
+        return answer if self._top == 1 else {**answer, "candidates": listed[: self._top]}
+
+
+def _listed(candidate: Candidate, share: float) -> Answer:
+    return {
+        "answer": candidate.text, "start": candidate.start, "end": candidate.end,
+        "probability": round(share, 6),
+    }  # fmt: skip
+
+
+def _windows(max_length: int) -> WindowOptions:
+    """Those of BERT's `run_squad.py`, or what a model of few positions has room for."""
+    length = min(max_length, 384)
+    question = min(64, length // 4)
+    return WindowOptions(length, max(1, min(128, (length - question - 3) // 2)), question)

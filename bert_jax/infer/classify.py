@@ -1,0 +1,98 @@
+"""Classes, several labels or scores of texts and pairs of texts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from jax import Array
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.rows import Batch
+from bert_jax.finetune.text_rows import text_rows
+from bert_jax.infer.asker import Answer, Prepared, finite, softmax, text_field
+from bert_jax.infer.network import Network
+from bert_jax.tasks.examples import Origin, TextExample
+
+
+def text_example(fields: Mapping[str, Any], origin: Origin) -> TextExample:
+    """A text, or with a field `text_b` a pair.
+
+    Raises:
+        UserError: A field is missing or no text.
+    """
+    text = text_field(fields, "text", origin)
+    pair = None if fields.get("text_b") is None else text_field(fields, "text_b", origin)
+    return TextExample("", text, pair, None, origin)
+
+
+class Classifier:
+    """A model with a classification head; see `asker.Asker`.
+
+    Args:
+        network: The model.
+        top: Of how many classes the probability is given, best first; None: of all.
+        threshold: Of several labels, those that are more probable.
+
+    Raises:
+        UserError: The model has no such head; an option is out of range.
+    """
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("text", "text_b")
+
+    def __init__(self, network: Network, *, top: int | None = None, threshold: float = 0.5) -> None:
+        network.require("classify", "head for classes or scores")
+        if top is not None and top < 1:
+            raise UserError(f"top is {top}; it must be at least 1")
+        if not 0 <= threshold <= 1:
+            raise UserError(f"threshold is {threshold}; a probability lies between 0 and 1")
+        if "pooler" not in network.weights:
+            raise UserError(f"{network.name}: the head reads the pooler, and there is none")
+        self.network = network
+        self._top = top
+        self._threshold = threshold
+
+    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
+        """See `asker.Asker`."""
+        return text_example(fields, origin)
+
+    def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
+        """See `asker.Asker`."""
+        rows, warnings = text_rows(examples, self.network.tokenizer, self.network.max_length, None)
+        return Prepared(examples, rows, warnings=warnings)
+
+    def judge(self, batch: Batch) -> Array:
+        """See `asker.Asker`."""
+        return self.network.row_logits(batch)
+
+    def answers(
+        self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
+    ) -> list[Answer]:
+        """See `asker.Asker`: label, labels or score as `bert-jax predict` writes them."""
+        finite(outputs, self.network.name)
+        return [self._answer(logits) for logits in outputs]
+
+    def lines(self, example: TextExample, answer: Answer) -> list[str]:
+        """See `asker.Asker`."""
+        if "score" in answer:
+            return [f"{answer['score']:.4f}"]
+        shares = [f"{label} {share:.3f}" for label, share in answer["probabilities"].items()]
+        if "labels" in answer:
+            return [", ".join(answer["labels"]) or "(none)", "   ".join(shares)]
+        return ["   ".join(shares)]
+
+    def _answer(self, logits: np.ndarray) -> Answer:
+        known = self.network.outputs
+        assert known is not None  # of `require`
+        if known.objective == "score":
+            return {"score": round(float(logits[0]), 6)}
+        several = known.objective == "classes"
+        shares = (
+            0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64))) if several else softmax(logits)
+        )
+        best = np.argsort(-shares, kind="stable")
+        names = known.labels
+        listed = {names[n]: round(float(shares[n]), 6) for n in best[: self._top]}
+        if not several:
+            return {"label": names[best[0]], "probabilities": listed}
+        held = [names[n] for n in np.flatnonzero(shares > self._threshold)]
+        return {"labels": held, "probabilities": listed}

@@ -1,0 +1,130 @@
+"""Vectors of texts: states of any layers, pooled."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+from jax import Array
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.rows import Batch
+from bert_jax.finetune.text_rows import text_rows
+from bert_jax.infer.asker import Prepared, finite
+from bert_jax.infer.classify import text_example
+from bert_jax.infer.network import Network, Pooling
+from bert_jax.tasks.examples import Origin, TextExample
+
+
+def parse_layers(text: str) -> tuple[int, ...] | slice:
+    """`-1`, `1,6,12`, or `-4:-1` for a first and a last layer.
+
+    Raises:
+        UserError: Something else.
+    """
+    if ends := re.fullmatch(r"\s*(-?\d+):(-?\d+)\s*", text):
+        return slice(int(ends[1]), int(ends[2]))
+    if re.fullmatch(r"\s*-?\d+(\s*,\s*-?\d+)*\s*", text):
+        return tuple(int(part) for part in text.split(","))
+    raise UserError(
+        f"the layers are {text!r:.60}; give one such as -1, some such as 1,6,12, or a first and a "
+        "last one such as -4:-1"
+    )
+
+
+class Embedder:
+    """A model as a function of texts to vectors; see `asker.Asker`.
+
+    Args:
+        network: The model.
+        pooling: mean or max over the tokens, the state of the first token (cls), or BERT's pooler
+            on top of it.
+        layers: The mean of their states is taken; from 0, the embeddings, to `num_layers`, or from
+            -1 backwards. A slice's ends are both in it.
+        special_tokens: Whether [CLS] and [SEP] count in mean and max, as in sentence-transformers.
+            Padding never does.
+        normalize: Divide by the Euclidean norm.
+
+    Raises:
+        UserError: No such layer or pooling, or the model has no pooler.
+    """
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("text", "text_b")
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        pooling: Pooling = "mean",
+        layers: int | Sequence[int] | slice = -1,
+        special_tokens: bool = True,
+        normalize: bool = False,
+    ) -> None:
+        if pooling not in get_args(Pooling):
+            raise UserError(f"pooling is {pooling!r}; there are {', '.join(get_args(Pooling))}")
+        self.network = network
+        self._layers = _numbered(layers, network)
+        if pooling == "pooler":
+            if "pooler" not in network.weights:
+                raise UserError(f"{network.name}: this model has no pooler; pool by mean or cls")
+            if self._layers != (network.config.num_layers,):
+                raise UserError("pooler reads the last layer alone; leave layers at -1")
+        self._pooling: Pooling = pooling
+        self._special_tokens = special_tokens
+        self._normalize = normalize
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.network.config.hidden_dim
+
+    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
+        """See `asker.Asker`."""
+        return text_example(fields, origin)
+
+    def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
+        """See `asker.Asker`."""
+        rows, warnings = text_rows(examples, self.network.tokenizer, self.network.max_length, None)
+        return Prepared(examples, rows, warnings=warnings)
+
+    def judge(self, batch: Batch) -> Array:
+        """See `asker.Asker`."""
+        return self.network.pooled(batch, self._pooling, self._layers, self._special_tokens)
+
+    def answers(
+        self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """See `asker.Asker`: (D,) float32 each."""
+        finite(outputs, self.network.name)
+        if not self._normalize:
+            return list(outputs)
+        return [output / max(float(np.linalg.norm(output)), 1e-12) for output in outputs]
+
+    def lines(self, example: TextExample, answer: np.ndarray) -> list[str]:
+        """See `asker.Asker`."""
+        shown = " ".join(f"{value:.4f}" for value in answer[:6])
+        more = f" ... ({len(answer)} numbers)" if len(answer) > 6 else ""
+        return [f"{shown}{more}"]
+
+
+def _numbered(layers: int | Sequence[int] | slice, network: Network) -> tuple[int, ...]:
+    """Ascending, from 0, each once."""
+    last = network.config.num_layers
+
+    def number(layer: int) -> int:
+        if not -last - 1 <= layer <= last:
+            raise UserError(
+                f"there is no layer {layer}: this model has 0, the embeddings, to {last}, or from "
+                f"-1, the last, to {-last - 1}"
+            )
+        return layer if layer >= 0 else last + 1 + layer
+
+    if isinstance(layers, slice):
+        first, end = number(int(layers.start)), number(int(layers.stop))
+        if first > end:
+            raise UserError(f"layers {layers.start}:{layers.stop} begin behind their end")
+        return tuple(range(first, end + 1))
+    chosen = {number(n) for n in ([layers] if isinstance(layers, int) else layers)}
+    if not chosen:
+        raise UserError("no layer is named; the last is -1")
+    return tuple(sorted(chosen))

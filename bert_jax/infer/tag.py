@@ -1,0 +1,171 @@
+"""Tags of words, and the entities that they make, in raw text or in words that are given."""
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jax import Array
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.rows import Batch, Rows
+from bert_jax.finetune.task_config import TaskConfig
+from bert_jax.infer.asker import Answer, Prepared, finite, softmax, text_field
+from bert_jax.infer.network import Network
+from bert_jax.tasks.examples import Origin, TaggedExample
+from bert_jax.tasks.tag_schemes import entities, split_tag, to_tags
+from bert_jax.tasks.tag_windows import TagWindows, tag_windows
+from bert_jax.training.config import build
+
+# Ideographs are words of their own, as in BERT's tokenizer; kana and Hangul are not.
+_PART = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
+    "|[^\\s\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]+"
+)
+_ABBREVIATION = re.compile(r"\w+(\.\w+)+\.$")
+
+
+@dataclass(frozen=True)
+class TaggableText:
+    """Words, and where they stand in a text."""
+
+    words: TaggedExample
+    text: str | None
+    """None where words were given."""
+    offsets: tuple[tuple[int, int], ...]
+    """Characters [start, end) of each word in the text."""
+
+
+def split_words(text: str) -> list[tuple[int, int]]:
+    """Characters [start, end) of words: runs without blanks, of which marks at the ends are apart.
+
+    A mark inside stays (`didn't`, `1,000`), as in corpora of tagged words, and so does the last
+    point of `U.S.`; every ideograph of Chinese is a word.
+    """
+    found: list[tuple[int, int]] = []
+    for part in _PART.finditer(text):
+        start, end = part.span()
+        behind: list[tuple[int, int]] = []
+        while start < end and _is_mark(text[start]):
+            found.append((start, start + 1))
+            start += 1
+        while start < end and _is_mark(text[end - 1]) and not _ABBREVIATION.match(text, start, end):
+            behind.append((end - 1, end))
+            end -= 1
+        if start < end:
+            found.append((start, end))
+        found += reversed(behind)
+    return found
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character)[0] in "PS"
+
+
+class Tagger:
+    """A model with a tagging head; see `asker.Asker`.
+
+    A text that is longer than a row is read in windows that overlap, see `tasks.tag_windows`.
+
+    Args:
+        network: The model.
+
+    Raises:
+        UserError: The model has no such head.
+    """
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("text", "tokens")
+
+    def __init__(self, network: Network) -> None:
+        network.require("tag", "head for the tags of words")
+        assert network.outputs is not None  # of `require`
+        self.network = network
+        self._names = network.outputs.labels
+        self._of_entities = "O" in self._names and all(map(split_tag, self._names))
+        self._stride = max(1, (network.max_length - 2) // 2)
+        if network.origin.kind == "finetune":
+            self._stride = build(TaskConfig, network.origin.config["task"], network.name).tag_stride
+
+    def example(self, fields: Mapping[str, Any], origin: Origin) -> TaggableText:
+        """See `asker.Asker`."""
+        if "tokens" not in fields:
+            text = text_field(fields, "text", origin)
+            offsets = tuple(split_words(text))
+            words = tuple(text[start:end] for start, end in offsets)
+            return TaggableText(TaggedExample("", words, None, 0, origin), text, offsets)
+        words = fields["tokens"]
+        if not isinstance(words, list | tuple) or not all(isinstance(w, str) and w for w in words):
+            raise UserError(
+                f"{origin}: the field 'tokens' holds {words!r:.60}, not a list of words"
+            )
+        return TaggableText(TaggedExample("", tuple(words), None, 0, origin), None, ())
+
+    def prepare(self, examples: Sequence[TaggableText]) -> Prepared[TaggableText]:
+        """See `asker.Asker`."""
+        windows = tag_windows(
+            [example.words for example in examples if example.words.tokens],
+            self.network.tokenizer,
+            max_length=self.network.max_length,
+            stride=self._stride,
+        )
+        tokens = [window.ids for window in windows.windows]
+        second_at = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
+        return Prepared(examples, Rows(tokens, second_at, None), windows)
+
+    def judge(self, batch: Batch) -> Array:
+        """See `asker.Asker`."""
+        return self.network.token_logits(batch)
+
+    def answers(
+        self, prepared: Prepared[TaggableText], outputs: Sequence[np.ndarray]
+    ) -> list[Answer]:
+        """See `asker.Asker`: tokens, tags, of raw text offsets, and where tags make some entities.
+
+        Tags of entities are sound IOB2, as `bert-jax predict` writes them. An entity's score is the
+        mean of its words' probabilities of the tags that were chosen.
+        """
+        windows: TagWindows = prepared.context
+        lengths = prepared.rows.lengths
+        logits = [output[:n] for output, n in zip(outputs, lengths, strict=True)]
+        finite(logits, self.network.name)
+        flat = np.concatenate([np.zeros((0, len(self._names)), np.float32), *logits])
+        begins = np.cumsum(lengths) - lengths
+        places = iter(
+            windows.gather([begin + np.arange(n) for begin, n in zip(begins, lengths, strict=True)])
+        )
+        return [
+            self._answer(example, flat[next(places)] if example.words.tokens else flat[:0])
+            for example in prepared.examples
+        ]
+
+    def lines(self, example: TaggableText, answer: Answer) -> list[str]:
+        """See `asker.Asker`."""
+        if "entities" not in answer:
+            return [" ".join(map("/".join, zip(answer["tokens"], answer["tags"], strict=True)))]
+        found = [f"{e['type']:8} {e['text']}   {e['score']:.3f}" for e in answer["entities"]]
+        return found or ["(no entities)"]
+
+    def _answer(self, example: TaggableText, logits: np.ndarray) -> Answer:
+        words = example.words.tokens
+        tags = [self._names[n] for n in logits.argmax(axis=-1)]
+        answer: Answer = {"tokens": list(words), "tags": tags}
+        if example.text is not None:
+            answer["offsets"] = [list(offset) for offset in example.offsets]
+        if not self._of_entities:
+            return answer
+        shares = softmax(logits).max(axis=-1) if len(words) else np.zeros(0)
+        found = entities(tags)
+        answer["tags"] = list(to_tags(found, len(tags), "iob2"))
+        answer["entities"] = []
+        for kind, first, end in found:
+            entity: Answer = {"type": kind, "words": [first, end]}
+            if example.text is None:
+                entity["text"] = " ".join(words[first:end])
+            else:
+                start, stop = example.offsets[first][0], example.offsets[end - 1][1]
+                entity |= {"start": start, "end": stop, "text": example.text[start:stop]}
+            entity["score"] = round(float(shares[first:end].mean()), 6)
+            answer["entities"].append(entity)
+        return answer
