@@ -1,0 +1,123 @@
+"""Models of the Hugging Face Hub, by name: safetensors, JSON and the tokenizer's files, no more.
+
+Weights in pickled files and Python beside a model are programs of whoever uploaded them. They are
+not fetched, so that nothing later can run them.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+
+FILES = (
+    "config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.txt", "vocab.json", "merges.txt", "*.model",
+)  # fmt: skip
+"""What is fetched where a repository has it, of its top directory."""
+_ELSEWHERE = "*/*"
+_NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
+_SECONDS = 30
+_PICKLED = re.compile(r"pytorch_model.*\.bin|model.*\.(pt|pth|ckpt)")
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `fetch` could take it: `name` or `owner/name`, with or without `@revision`."""
+    return _NAME.fullmatch(name) is not None
+
+
+def fetch(name: str, cache: Path | None = None) -> Path:
+    """Downloads a model, or finds it in the cache.
+
+    Args:
+        name: As `owner/name` or `owner/name@revision`, of a branch, a tag, a commit, or a pull
+            request (`refs/pr/1`).
+        cache: A directory; None: that of `huggingface_hub`, which Transformers shares.
+
+    Returns:
+        A directory in the cache. Other programs may have put other files there.
+
+    Raises:
+        UserError: `huggingface_hub` is not installed; no such model or revision, no access to it,
+            no network and nothing in the cache; no safetensors.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UserError(
+            f"{name!r:.80} is no name of a model of the Hub: owner/name or owner/name@revision"
+        )
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise UserError(
+            f"{name} is no directory here, and fetching it from the Hugging Face Hub needs a "
+            "package: pip install 'bert_jax[hub]'"
+        ) from error
+    from huggingface_hub import errors
+
+    repo, revision = match["repo"], match["revision"]
+    # The errors of the HTTP client, which is another one from version to version, and OSError.
+    failures: tuple[Any, ...] = (*errors.HfHubHTTPError.__bases__, errors.HFValidationError)
+    offline = False
+    try:
+        try:
+            found = huggingface_hub.HfApi().model_info(repo, revision=revision, timeout=_SECONDS)
+            _check_weights(name, [file.rfilename for file in found.siblings or []])
+        except failures as error:
+            if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
+                raise
+            offline = True
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo,
+                revision=revision,
+                cache_dir=cache,
+                allow_patterns=list(FILES),
+                ignore_patterns=_ELSEWHERE,
+                local_files_only=offline,
+            )
+        )
+    except failures as error:
+        raise UserError(f"{name} was not fetched: {_reason(error, repo)}") from error
+
+
+def _check_weights(name: str, files: list[str]) -> None:
+    if any(re.fullmatch(r"model(-.*)?\.safetensors", file) for file in files):
+        return
+    pickled = next((file for file in files if _PICKLED.fullmatch(file)), None)
+    if pickled is None:
+        raise UserError(f"{name} has no model.safetensors in the Hub; it is no model to import")
+    raise UserError(
+        f"{name} has its weights in {pickled} alone, which can hold programs and is not fetched. "
+        "Many such models have a pull request in the Hub that adds model.safetensors: give its "
+        f"number as {name.partition('@')[0]}@refs/pr/N. Or, where you trust that file, convert it "
+        "with Transformers and import the directory"
+    )
+
+
+def _reason(error: Exception, repo: str) -> str:
+    """One line."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"its owner grants access by request: ask for it at {constants.ENDPOINT}/{repo}, then "
+            "`hf auth login`"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"the Hub has no model {repo}, or it is private (`hf auth login`); neither is it a "
+            "directory here"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"the Hub has {repo}, but no such branch, tag or commit of it"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return (
+            f"{constants.ENDPOINT} cannot be reached (or HF_HUB_OFFLINE is set), and it is not in "
+            "the cache"
+        )
+    if isinstance(error, errors.HfHubHTTPError):
+        return f"{constants.ENDPOINT} answers with status {error.response.status_code}"
+    lines = f"{error}".splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
