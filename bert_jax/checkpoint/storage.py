@@ -142,6 +142,22 @@ def write_async(
     return pending
 
 
+def write_tree(directory: AnyPath, tree: dict[str, Any]) -> None:
+    """Writes a nested dict of arrays as Orbax does by default, for readers without this package.
+
+    Args:
+        directory: Must not exist.
+        tree: Arrays on the host.
+    """
+    ocp.save(as_path(directory), tree)
+
+
+def read_tree(directory: AnyPath) -> dict[str, Any]:
+    """What `write_tree` wrote, on the host."""
+    tree: dict[str, Any] = ocp.load(as_path(directory))
+    return tree
+
+
 def read_record(checkpoint: AnyPath) -> dict[str, Any]:
     """The record of a checkpoint, as JSON values.
 

@@ -1,0 +1,148 @@
+"""A model as one StableHLO program for CPU, CUDA and TPU, beside its weights.
+
+A program that runs it needs jax, flatbuffers and safetensors, and not this package
+(examples/run_stablehlo.py):
+
+    model = jax.export.deserialize(bytearray(Path("DIR/model.stablehlo").read_bytes()))
+    weights = safetensors.numpy.load_file("DIR/model.safetensors")
+    outputs = jax.jit(model.call)(weights, tokens, type_ids, segment_ids)
+
+The directory is what `--to huggingface` writes, and the program takes the tensors of its file of
+weights by their names there. As constants inside the program they would be folded again by every
+compilation: docs/artefacts.md has the figures.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+from jax import export
+
+from bert_jax.convert.huggingface_files import WEIGHTS
+from bert_jax.convert.huggingface_names import TABLE, TASK_TABLES, Entry, canonical_names
+from bert_jax.data.staging import write_synced
+from bert_jax.exchange.huggingface import write_huggingface
+from bert_jax.exchange.proof import _outputs
+from bert_jax.exchange.shapes import compare
+from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.model.heads import Params, init_params
+from bert_jax.model.task_heads import init_task_params
+
+PROGRAM = "model.stablehlo"
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def write(saved: SavedModel, out: Path) -> None:
+    """Writes `model.stablehlo`, and what `write_huggingface` writes.
+
+    Args:
+        saved: What is written. Computes in float32 with full precision on every platform.
+        out: Exists; holds none of these.
+
+    Raises:
+        UserError: The tokenizer cannot be said in Hugging Face's format.
+        OSError: The files cannot be written.
+    """
+    write_huggingface(saved, out)
+    weights = safetensors.numpy.load_file(out / WEIGHTS)
+    write_synced(out / PROGRAM, bytes(exported(saved, weights).serialize()))
+
+
+def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
+    """The program: weights, tokens, type_ids and segment_ids to a dict of outputs.
+
+    Args:
+        saved: The model.
+        weights: With the names, shapes and types of the file of weights; values are not read.
+    """
+    config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
+    head = None if saved.outputs is None else saved.outputs.head
+    parts = tuple(part for part in ("mlm", "nsp") if part in saved.params)
+    key = jax.random.key(0)
+    shapes: Params = jax.eval_shape(lambda: init_params(config, key))
+    if head is not None:
+        shapes |= {"head": jax.eval_shape(lambda: init_task_params(config, head, key))["head"]}
+    entries = {entry.name: entry for entry in TABLE}
+    if head is not None:
+        entries |= {entry.name: entry for entry in TASK_TABLES[head.kind]}
+
+    # Their classes for tags and spans have no pooler, whatever the source has.
+    pooler = saved.has_pooler and any("pooler" in name for name in weights)
+
+    def run(weights, tokens, type_ids, segment_ids):
+        params = _params(canonical_names(weights), list(entries.values()), shapes)
+        batch = (tokens, type_ids, segment_ids)
+        # On TPU and on newer GPUs a product of float32 is of fewer bits unless this is asked for.
+        with jax.default_matmul_precision("highest"):
+            return _outputs(config, head, parts, pooler, params, batch)
+
+    batch, length = export.symbolic_shape(
+        "batch, length",
+        constraints=["batch >= 1", "length >= 1", f"length <= {config.num_positions}"],
+    )
+    ids = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    abstract = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in weights.items()}
+    return export.export(jax.jit(run), platforms=PLATFORMS)(abstract, ids, ids, ids)
+
+
+def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Runs the program from its file, with the weights from theirs, and compares outputs.
+
+    Args:
+        saved: The source.
+        out: What `write` wrote.
+        rows: Of token ids, special tokens included.
+
+    Returns:
+        `differences` by output, `shapes` (B, L) that were run, `platforms` the program is for, and
+        `versions`.
+
+    Raises:
+        ProofFailedError: An output is missing or of another shape.
+    """
+    program = export.deserialize(bytearray((out / PROGRAM).read_bytes()))
+    weights = safetensors.numpy.load_file(out / WEIGHTS)
+    call = jax.jit(program.call)
+
+    def run(batch):
+        return {name: np.asarray(array) for name, array in call(weights, *batch).items()}
+
+    return {
+        **compare(saved, rows, run, optional=frozenset({"pooled"})),
+        "platforms": list(program.platforms),
+        "versions": {
+            "jax": jax.__version__,
+            "calling_convention": program.calling_convention_version,
+        },
+    }
+
+
+def _params(found: Mapping[str, Any], entries: Sequence[Entry], shapes: Params) -> Params:
+    """Our tree from their tensors while both are traced; what they lack is 0, and reaches nothing.
+
+    Layers are stacked here and taken apart by the encoder, which the compiler resolves: no copy.
+    """
+    params: Params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    for entry in entries:
+        *parents, last = entry.path
+        node = params
+        for key in parents:
+            node = node[key]
+        ours = node[last].shape
+        if "{n}" in entry.name:
+            layers = [found[entry.name.format(n=n)] for n in range(ours[0])]
+            node[last] = jnp.stack([_ours(entry, layer, ours[1:]) for layer in layers])
+        elif entry.name in found:
+            node[last] = _ours(entry, found[entry.name], ours)
+    return params
+
+
+def _ours(entry: Entry, theirs: Any, shape: tuple[int, ...]) -> jax.Array:
+    if entry.kind == "vocab":
+        return jnp.pad(theirs, [(0, shape[0] - theirs.shape[0])] + [(0, 0)] * (theirs.ndim - 1))
+    return jnp.reshape(theirs.T if entry.kind == "kernel" else theirs, shape)
