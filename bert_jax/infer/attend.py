@@ -1,0 +1,169 @@
+"""What each token of a text attends to, as one HTML page that needs nothing else.
+
+page = attention_page(read_model("work/tiny"), "The animal didn't cross the street.")
+Path("attention.html").write_text(page, encoding="utf-8")
+"""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from importlib import resources
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+
+import bert_jax
+from bert_jax.data.tokenizer import Tokenizer, replace_surrogates
+from bert_jax.errors import UserError
+from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.model.layer_outputs import layer_outputs
+
+MAX_TOKENS = 256
+"""In a page, special tokens included: BERT-base's weights of so many are 13 MB of it."""
+
+_SCRIPTS = ("choose.js", "lines.js", "map.js")
+_LENGTH_STEP = 16  # rows are padded to a multiple of this, so that few lengths are compiled
+_TITLE_CHARS = 60
+
+
+class _Row(NamedTuple):
+    """[CLS] text [SEP], or [CLS] text [SEP] second text [SEP]."""
+
+    ids: Int[np.ndarray, " L"]
+    words: list[str]
+    """What of the text each token stands for; empty for special tokens."""
+    second_at: int
+    """Where the second text begins; L without one."""
+
+
+def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> str:
+    """One HTML page: layers and heads to choose, lines from token to token, maps of all weights.
+
+    It loads nothing and its policy forbids it to. The weights are in it to 8 bits of their square
+    root: a weight w is off by at most 0.004 * sqrt(w).
+
+    Args:
+        saved: The model; only its encoder is used.
+        text: What it reads.
+        text_b: The second text of a pair.
+
+    Raises:
+        UserError: A text without tokens, or more than `MAX_TOKENS` or the model takes.
+    """
+    text = replace_surrogates(text)
+    text_b = None if text_b is None else replace_surrogates(text_b)
+    row = _row(saved, text, text_b)
+    weights = _weights(saved, row)
+    special = saved.tokenizer.special_ids
+    layers, heads, count = weights.shape[:3]
+    data = {
+        "layers": layers,
+        "heads": heads,
+        "tokens": _token_texts(saved.tokenizer, row),
+        "words": row.words,
+        "special": [int(i in (special.cls, special.sep)) for i in row.ids],
+        "second_at": row.second_at,
+        "weights": base64.b64encode(quantized(weights).tobytes()).decode(),
+    }
+    facts = f"{_counted(layers, 'layer')} of {_counted(heads, 'head')} · {count} tokens"
+    return _fill(data, replace_surrogates(saved.name), facts, text, text_b)
+
+
+def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
+    """255 times the square root: in a long text most weights are below 1/255."""
+    return np.rint(255 * np.sqrt(weights)).astype(np.uint8)
+
+
+def _row(saved: SavedModel, text: str, text_b: str | None) -> _Row:
+    special = saved.tokenizer.special_ids
+    ids, words = [special.cls], [""]
+    second_at = None
+    parts = [("text", text)] if text_b is None else [("text", text), ("second text", text_b)]
+    for name, part in parts:
+        if name == "second text":
+            second_at = len(ids)
+        found = saved.tokenizer.encode(part)
+        if not len(found.ids):
+            raise UserError(f"the {name} {part!r} has no tokens; give one with a word in it")
+        ids += [*(int(i) for i in found.ids), special.sep]
+        words += [*(part[start:end] for start, end in found.offsets), ""]
+    limit = min(MAX_TOKENS, saved.max_length)
+    if len(ids) > limit:
+        whose = "a page shows" if limit == MAX_TOKENS else f"{saved.name} takes"
+        raise UserError(
+            f"the text has {len(ids)} tokens with the special ones, and {whose} at most {limit}; "
+            f"give a shorter text or a part of it"
+        )
+    return _Row(np.array(ids, np.int32), words, len(ids) if second_at is None else second_at)
+
+
+def _token_texts(tokenizer: Tokenizer, row: _Row) -> list[str]:
+    """The vocabulary's entries; of one whose entries are bytes, what they stand for."""
+    entries = [tokenizer.id_to_token(int(i)) for i in row.ids]
+    if tokenizer.kind in ("wordpiece", "sentencepiece"):
+        return entries
+    return [word or entry for word, entry in zip(row.words, entries, strict=True)]
+
+
+def _weights(saved: SavedModel, row: _Row) -> Float[np.ndarray, "N H L L"]:
+    count = len(row.ids)
+    length = min(-(-count // _LENGTH_STEP) * _LENGTH_STEP, saved.config.num_positions)
+    tokens = np.full((1, length), saved.tokenizer.special_ids.pad, np.int32)
+    tokens[0, :count] = row.ids
+    type_ids = np.zeros_like(tokens)
+    # A model of one sentence type (as RoBERTa's) reads both texts as that type.
+    type_ids[0, row.second_at : count] = min(1, saved.config.num_types - 1)
+    segment_ids = np.zeros_like(tokens)
+    segment_ids[0, :count] = 1
+    arrays = (jnp.asarray(a) for a in (tokens, type_ids, segment_ids))
+    found = layer_outputs(saved.config, saved.complete_params(), *arrays, with_weights=True)
+    assert found.weights is not None
+    return np.asarray(found.weights)[:, 0, :, :count, :count]
+
+
+def _fill(data: dict[str, Any], model: str, facts: str, text: str, text_b: str | None) -> str:
+    files = resources.files("bert_jax.infer") / "attend_page"
+    page, style, *scripts = (
+        (files / name).read_text("utf-8") for name in ("page.html", "page.css", *_SCRIPTS)
+    )
+    script = "".join(scripts)
+    # The policy names this style and this script: nothing else runs or is loaded, whatever a text
+    # or a token may hold.
+    policy = (
+        f"default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
+    )
+    title = text if len(text) <= _TITLE_CHARS else f"{text[:_TITLE_CHARS]}…"
+    second = "" if text_b is None else f'  <p class="text" dir="auto">{_shown(text_b)}</p>\n'
+    values = {
+        "policy": policy,
+        "version": html.escape(bert_jax.__version__),
+        "title": _shown(title),
+        "style": style,
+        "text": _shown(text),
+        "text_b": second,
+        "model": _shown(model),
+        "facts": facts,
+        # Inside a script element only "<" can end it or start a comment.
+        "data": json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"),
+        "script": script,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda field: values[field[1]], page)
+
+
+def _digest(source: str) -> str:
+    """What a content security policy calls an element with this content."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
+
+
+def _shown(text: str) -> str:
+    """Text for HTML; control characters, which HTML forbids, as U+FFFD."""
+    return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,133 @@
+"""The page of attention weights: what is in it, and what it refuses."""
+
+import dataclasses
+import html.parser
+import re
+
+import numpy as np
+import pytest
+from attend_models import MODEL, attention_weights, scripts_model, weights_in
+
+from bert_jax.cli import main
+from bert_jax.errors import UserError
+from bert_jax.finetune import saved_model
+from bert_jax.infer.attend import MAX_TOKENS, attention_page, quantized
+
+
+@pytest.fixture(scope="module")
+def saved():
+    return scripts_model()
+
+
+def test_the_weights_in_the_page_are_those_of_the_model(saved):
+    page = attention_page(saved, "the cat sat", "a dog ran")
+    data, weights = weights_in(page)
+    assert data["tokens"] == ["[CLS]", "the", "cat", "sat", "[SEP]", "a", "dog", "ran", "[SEP]"]
+    assert data["words"] == ["", "the", "cat", "sat", "", "a", "dog", "ran", ""]
+    assert data["special"] == [1, 0, 0, 0, 1, 0, 0, 0, 1]
+    assert data["second_at"] == 5
+    expected = attention_weights(saved, data["tokens"], second_at=5)
+    assert expected.max() > 0.4
+    assert (abs(weights - expected) <= 0.004 * np.sqrt(expected) + 1e-5).all()
+    # The second text has the other type: without it the weights differ by more than that.
+    assert abs(weights - attention_weights(saved, data["tokens"], second_at=9)).max() > 0.05
+
+
+def test_a_second_text_that_is_the_first_is_a_pair(saved):
+    data, _ = weights_in(attention_page(saved, "the cat", "the cat"))
+    assert data["tokens"] == ["[CLS]", "the", "cat", "[SEP]", "the", "cat", "[SEP]"]
+    assert data["second_at"] == 4
+
+
+def test_a_byte_holds_a_weight_to_the_error_that_the_page_states():
+    weights = np.linspace(0, 1, 10_000, dtype=np.float32).reshape(1, 1, 100, 100)
+    error = abs((quantized(weights) / 255.0) ** 2 - weights)
+    assert (error <= 0.004 * np.sqrt(weights) + 1e-5).all()
+
+
+class Tags(html.parser.HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.texts = [], {}
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        if self.tags:
+            tag = self.tags[-1][0]
+            self.texts[tag] = self.texts.get(tag, "") + data
+
+
+ATTACK = "</script><script>alert(1)</script><!--<script> </title>\"' & {{data}} </style> \x00\u2028"
+
+
+def test_text_is_text_wherever_it_stands(saved):
+    plain = Tags(attention_page(dataclasses.replace(saved, name="a model"), "the", "the"))
+    page = attention_page(dataclasses.replace(saved, name=ATTACK), ATTACK, ATTACK)
+    found = Tags(page)
+    assert [tag for tag, _ in found.tags] == [tag for tag, _ in plain.tags]
+    for tag in ("title", "p", "bdi"):
+        assert ATTACK.replace("\0", "\ufffd")[:60] in found.texts[tag]
+    words = weights_in(page)[0]["words"]
+    assert "".join(words[: len(words) // 2 + 1]) == re.sub(r"[\s\0]", "", ATTACK)
+    page.encode()
+
+
+def test_a_lone_surrogate_does_not_reach_the_file(saved):
+    attention_page(dataclasses.replace(saved, name="\udcff"), "the \udcff", "a \ud800").encode()
+
+
+def test_nothing_in_the_page_can_load_anything(saved):
+    page = attention_page(saved, "the cat")
+    tags = Tags(page).tags
+    assert not [a for _, a in tags if {"src", "href", "action", "style"} & set(a)]
+    assert not [name for _, a in tags for name in a if name.startswith("on")]
+    (policy,) = (a["content"] for _, a in tags if a.get("http-equiv"))
+    assert policy.startswith(
+        "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 's"
+    )
+    assert "unsafe" not in policy
+    assert "url(" not in page
+    assert "import" not in re.sub(r"!important", "", page)
+
+
+def test_what_is_refused(saved):
+    with pytest.raises(UserError, match=r"the text ' ' has no tokens"):
+        attention_page(saved, " ")
+    with pytest.raises(UserError, match=r"the second text '' has no tokens"):
+        attention_page(saved, "the", "")
+    with pytest.raises(UserError, match=rf"has 302 tokens .* a page shows at most {MAX_TOKENS}"):
+        attention_page(saved, "the " * 300)
+    short = dataclasses.replace(saved, max_length=8)
+    with pytest.raises(UserError, match=r"has 9 tokens .*, and many scripts takes at most 8"):
+        attention_page(short, "the " * 7)
+
+
+def test_the_command_replaces_a_file_with_a_page(tmp_path, monkeypatch, capsys, saved):
+    asked = []
+    monkeypatch.setattr(
+        saved_model, "read_model", lambda path, **options: asked.append((path, options)) or saved
+    )
+    out = tmp_path / "new" / "page.html"
+    for text in ("the dog", "the cat"):
+        assert main(["attend", "work/x", text, "--text-b", "a hill", "--out", str(out)]) == 0
+    assert asked == [("work/x", {"encoder_only": True})] * 2
+    assert out.read_text("utf-8") == attention_page(saved, "the cat", "a hill")
+    assert [p.name for p in out.parent.iterdir()] == ["page.html"]
+    assert capsys.readouterr().out.startswith(f"{out} (")
+    for bad, why in ((tmp_path, "is a directory"), ("gs://bucket/a.html", "not a local path")):
+        assert main(["attend", "work/x", "the", "--out", str(bad)]) == 2
+        assert why in capsys.readouterr().err
+    assert len(asked) == 2
+
+
+def test_a_model_of_one_sentence_type_reads_pairs(saved):
+    config = dataclasses.replace(MODEL, num_types=1)
+    embeddings = dict(saved.params["encoder"]["embeddings"])
+    embeddings["type"] = embeddings["type"][:1]
+    params = {"encoder": {**saved.params["encoder"], "embeddings": embeddings}}
+    one = dataclasses.replace(saved, config=config, params=params)
+    _, weights = weights_in(attention_page(one, "the cat", "a dog"))
+    assert np.isfinite(weights).all()
