@@ -278,7 +278,7 @@ def _leaves(params: Params) -> dict[str, tuple[tuple[int, ...], bytes]]:
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): (
             np.shape(leaf),
-            hashlib.sha256(np.ascontiguousarray(leaf, np.float32)).digest(),
+            hashlib.sha256(np.asarray(leaf, np.float32).tobytes()).digest(),
         )
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     }

@@ -16,6 +16,12 @@ from bert_jax.convert.huggingface_files import model_class
 from bert_jax.exchange.proof import batch_of
 from bert_jax.finetune.saved_model import SavedModel
 
+_READ = (
+    "Model", "ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction",
+    "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+)  # fmt: skip
+"""Ends of the names of classes whose outputs are looked at; of others the encoder alone is."""
+
 
 def source_logits(
     directory: Path,
@@ -48,10 +54,10 @@ def source_logits(
     found: dict[str, np.ndarray] = {}
     names = [model_class(config), *(["AutoModelForMaskedLM"] if "mlm" in saved.params else [])]
     for name in names:
-        if not hasattr(transformers, name):
-            name = "AutoModel"
         if "mlm" in found:
             break
+        if not hasattr(transformers, name) or not name.endswith(_READ):
+            name = "AutoModel"
         with _quiet(), torch.no_grad():
             model = getattr(transformers, name).from_pretrained(
                 directory, dtype=torch.float32, use_safetensors=True, local_files_only=True,

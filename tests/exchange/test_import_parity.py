@@ -1,0 +1,206 @@
+"""Imports against Transformers: every family, every head, states, logits and token ids."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.parity
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from family_models import save_family  # noqa: E402
+
+from bert_jax.data.tokenizer import load_tokenizer  # noqa: E402
+from bert_jax.exchange.importing import import_model, read_source  # noqa: E402
+from bert_jax.exchange.proof import ProofFailedError, logits_of, proof_rows  # noqa: E402
+from bert_jax.finetune.saved_model import read_model  # noqa: E402
+
+TOLERANCE = 1e-5
+HEADS = {
+    "Model": {"hidden"},
+    "ForMaskedLM": {"hidden", "mlm"},
+    "ForTokenClassification": {"hidden", "head"},
+    "ForQuestionAnswering": {"hidden", "head"},
+    "ForSequenceClassification": {"hidden", "head"},
+}
+FIT = HEADS.keys() - {"ForSequenceClassification"}
+CASES = [
+    (family, task, outputs)
+    for family in ("Bert", "Roberta", "XLMRoberta", "Camembert", "Electra", "DistilBert")
+    for task, outputs in HEADS.items()
+    if not (family in ("Electra", "DistilBert") and task == "ForSequenceClassification")
+] + [
+    ("Bert", "ForPreTraining", {"hidden", "mlm", "nsp"}),
+    ("Bert", "ForNextSentencePrediction", {"hidden", "nsp"}),
+    ("Electra", "ForPreTraining", {"hidden"}),
+    ("Electra", "ForSequenceClassification", {"hidden"}),
+    ("DistilBert", "ForSequenceClassification", {"hidden"}),
+    ("Bert", "ForMultipleChoice", {"hidden"}),
+    ("Roberta", "ForMultipleChoice", {"hidden"}),
+]
+
+
+@pytest.mark.parametrize(("family", "task", "outputs"), CASES)
+def test_every_head_of_every_family(tmp_path, family, task, outputs):
+    save_family(tmp_path / "theirs", family, task, num_labels=2)
+    report = import_model(tmp_path / "theirs", tmp_path / "ours", tolerance=TOLERANCE)
+    compared = report["compared"]
+    assert set(compared["differences"]) - {"pooled"} == outputs
+    assert ("pooled" in compared["differences"]) == (
+        task in ("Model", "ForMultipleChoice") and family not in ("Electra", "DistilBert")
+    )
+    assert compared["texts_with_equal_ids"] > 30
+    saved = read_model(tmp_path / "ours")
+    assert ("head" in saved.params) == ("head" in outputs)
+    assert report["untrained"] == (
+        ["pooler"]
+        if report["class"] == "BertModel" and not read_source(tmp_path / "theirs").saved.has_pooler
+        else []
+    )
+    dropped = task == "ForMultipleChoice" or (family in ("Electra", "DistilBert") and task not in FIT)
+    assert any("head is not imported" in note for note in report["notes"]) == dropped
+
+
+@pytest.mark.parametrize("task", ["ForMaskedLM", "ForSequenceClassification"])
+@pytest.mark.parametrize("family", ["Roberta", "DistilBert", "XLMRoberta"])
+def test_what_was_written_computes_the_same_in_transformers(tmp_path, family, task):
+    """Both ways: source in its class, and what was written as a BERT, pairs with types too."""
+    import torch
+    import transformers
+
+    theirs = save_family(tmp_path / "theirs", family, task, num_labels=3)
+    if (family, task) == ("DistilBert", "ForSequenceClassification"):
+        pytest.skip("its head does not fit")
+    import_model(tmp_path / "theirs", tmp_path / "ours")
+    ours = getattr(transformers, f"AutoModel{task}").from_pretrained(tmp_path / "ours")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    original = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    text = f"the dog {original.mask_token}, sleeps don't"
+    assert tokenizer(text)["input_ids"] == original(text)["input_ids"]
+    found = tokenizer(
+        ["the dog", "the box"], ["sleeps.", "heavy; jugs"], return_tensors="pt", padding=True
+    )
+    assert found["token_type_ids"].max() == 1
+    inputs = {name: found[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        first = ours.eval()(**found).logits
+        second = theirs(**inputs).logits
+    where = found["attention_mask"] > 0 if task == "ForMaskedLM" else slice(None)
+    np.testing.assert_allclose(first[where], second[where], atol=TOLERANCE)
+    row = [found["input_ids"][0][found["attention_mask"][0] > 0].tolist()]
+    special = load_tokenizer(tmp_path / "ours").special_ids
+    assert row[0].count(special.sep) == 2, "one separator between the texts"
+
+
+def test_labels_and_rates(tmp_path):
+    save_family(
+        tmp_path / "theirs", "Roberta", "ForSequenceClassification",
+        id2label={0: "bad", 1: "fair", 2: "good"}, label2id={"bad": 0, "fair": 1, "good": 2},
+        classifier_dropout=0.3, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.05,
+        layer_norm_eps=1e-5,
+    )  # fmt: skip
+    import_model(tmp_path / "theirs", tmp_path / "ours", tolerance=TOLERANCE)
+    saved = read_model(tmp_path / "ours")
+    assert saved.outputs.labels == ("bad", "fair", "good")
+    assert saved.outputs.head.dropout_rate == 0.3
+    assert (saved.config.hidden_dropout_rate, saved.config.attention_dropout_rate) == (0.2, 0.05)
+    assert saved.config.norm_eps == 1e-5
+    assert saved.config.num_positions == 138
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("Bert", {"hidden_act": "gelu_new"}),
+        ("DistilBert", {"activation": "relu"}),
+        ("DistilBert", {"activation": "gelu_new"}),
+        ("DistilBert", {"sinusoidal_pos_embds": True}),
+        ("Roberta", {"type_vocab_size": 3}),
+    ],
+)
+def test_other_configurations_of_a_masked_lm(tmp_path, family, fields):
+    save_family(tmp_path / "theirs", family, "ForMaskedLM", **fields)
+    report = import_model(tmp_path / "theirs", tmp_path / "ours", tolerance=TOLERANCE)
+    assert set(report["compared"]["differences"]) == {"hidden", "mlm"}
+
+
+def test_a_model_whose_padding_is_not_that_of_its_tokenizer_is_refused(tmp_path):
+    """Theirs would count positions from another token."""
+    save_family(tmp_path / "theirs", "Roberta", "ForMaskedLM", pad_token_id=0)
+    with pytest.raises(ProofFailedError, match="hidden by"):
+        import_model(tmp_path / "theirs", tmp_path / "ours")
+
+
+@pytest.mark.parametrize("family", ["Roberta", "Electra"])
+def test_a_head_with_another_activation_than_the_encoder_is_left_out(tmp_path, family):
+    save_family(tmp_path / "theirs", family, "ForMaskedLM", hidden_act="gelu_new")
+    report = import_model(tmp_path / "theirs", tmp_path / "ours", tolerance=TOLERANCE)
+    assert set(report["compared"]["differences"]) == {"hidden"}
+    assert any("exact GELU" in note for note in report["notes"])
+    assert report["class"] == "BertModel"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_written_as_float32(tmp_path, dtype):
+    import torch
+
+    save_family(tmp_path / "theirs", "Roberta", "ForMaskedLM").to(
+        getattr(torch, dtype)
+    ).save_pretrained(tmp_path / "theirs")
+    report = import_model(tmp_path / "theirs", tmp_path / "ours", tolerance=TOLERANCE)
+    assert any(dtype in note for note in report["notes"])
+
+
+def test_a_model_that_differs_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
+    save_family(tmp_path / "theirs", "Electra", "ForMaskedLM")
+    exact = logits_of
+
+    def inexact(saved, rows, length=None):
+        found = exact(saved, rows, length)
+        return found | {"mlm": found["mlm"] + 2e-4}
+
+    monkeypatch.setattr("bert_jax.exchange.importing.logits_of", inexact)
+    with pytest.raises(ProofFailedError, match=r"mlm by 0\.0002; allowed is 0\.0001"):
+        import_model(tmp_path / "theirs", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+    import_model(tmp_path / "theirs", tmp_path / "ours", tolerance=1e-3)
+
+
+def test_another_tokenizer_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
+    save_family(tmp_path / "theirs", "Roberta", "Model")
+    module = sys.modules["bert_jax.data.fast_tokenizer"]
+    encode = module.FastTokenizer.encode_batch
+    monkeypatch.setattr(
+        module.FastTokenizer,
+        "encode_batch",
+        lambda self, texts: [a[:9] for a in encode(self, texts)],
+    )
+    with pytest.raises(ProofFailedError, match="gives other ids than Transformers for"):
+        import_model(tmp_path / "theirs", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    "task", ["Model", "ForPreTraining", "ForMaskedLM", "ForTokenClassification"]
+)
+def test_a_bert_comes_back_byte_for_byte(tmp_path, task):
+    from safetensors.numpy import load_file
+
+    save_family(tmp_path / "theirs", "Bert", task)
+    import_model(tmp_path / "theirs", tmp_path / "ours")
+    before = load_file(tmp_path / "theirs/model.safetensors")
+    after = load_file(tmp_path / "ours/model.safetensors")
+    tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    assert before.keys() - tied == after.keys()
+    for name, array in after.items():
+        assert array.dtype == np.float32
+        assert array.tobytes() == before[name].tobytes(), name
+
+
+def test_rows_of_our_proof_hold_pairs(tmp_path):
+    save_family(tmp_path / "theirs", "XLMRoberta", "Model")
+    saved = read_source(tmp_path / "theirs").saved
+    rows = proof_rows(saved)
+    assert any(row.count(saved.tokenizer.special_ids.sep) == 2 for row in rows)
