@@ -5,6 +5,7 @@ with staged(out) as directory:
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,22 @@ def _write_tokenizer(saved: SavedModel, directory: Path) -> None:
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     named = {field: config[field] for field in _TOKEN_FIELDS if field in config}
     for name, content in ((CONFIG_NAME, config), ("special_tokens_map.json", named)):
+        if content is named and (directory / name).is_file():
+            continue
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         write_synced(directory / name, text.encode())
+
+
+def write(saved: SavedModel, out: Path) -> None:
+    """`write_huggingface`, under the name that every format has."""
+    write_huggingface(saved, out)
+
+
+def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Reads back what was written and compares it; see `huggingface_proof`."""
+    from bert_jax.exchange import huggingface_proof
+
+    return huggingface_proof.prove(saved, out, rows)
 
 
 def specials_of(saved: SavedModel) -> list[str]:

@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001 (texts of many scripts)
 """What a model computes on texts of many scripts, to compare what was written with its source."""
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -135,7 +136,9 @@ def logits_of(
     params = saved.complete_params()
     if len(parts) == 1:  # the function wants both; what the other computes is dropped
         params = {**init_params(saved.config, jax.random.key(0)), **params}
-    found = _outputs(saved.config, head, parts, saved.has_pooler, params, batch)
+    # Training may compute in fewer bits, and its kernels take some lengths alone.
+    config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
+    found = _outputs(config, head, parts, saved.has_pooler, params, batch)
     return {name: np.asarray(array) for name, array in found.items()}
 
 

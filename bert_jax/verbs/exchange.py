@@ -1,6 +1,7 @@
 """The verbs that take a model out or in, with their arguments; imports are made when one runs."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,49 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
     Args:
         verb: Of `cli`: (name, function, what it does, an example) to the verb's parser.
     """
+    sub = verb(
+        "export",
+        export_,
+        "write a model for Transformers, StableHLO, Orbax or ONNX, and prove it",
+        "bert-jax export work/base --to huggingface --out out/base --license apache-2.0\n"
+        "  bert-jax export work/mrpc --to stablehlo --out out/mrpc",
+    )
+    sub.add_argument(
+        "workdir",
+        metavar="WORKDIR",
+        help="of a pretraining or fine-tuning run (its best model), or a directory in Hugging "
+        "Face's format",
+    )
+    sub.add_argument(
+        "--to",
+        required=True,
+        choices=["huggingface", "stablehlo", "orbax", "onnx"],
+        help="huggingface: what AutoModelFor... and AutoTokenizer load. stablehlo: one program for "
+        "CPU, CUDA and TPU. orbax: parameters as a plain checkpoint. onnx: for onnxruntime",
+    )
+    sub.add_argument(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="directory to write; it appears when everything is written and proven",
+    )
+    sub.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-4,
+        help="largest difference of a state or logit from the source's (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--license",
+        default="unknown",
+        help="for the model card, in the Hub's abbreviation: apache-2.0, cc-by-4.0, other ... "
+        "(default: %(default)s)",
+    )
+    sub.add_argument(
+        "--name", default="", help="title of the model card (default: the name of WORKDIR)"
+    )
+
     sub = verb(
         "import",
         import_,
@@ -47,6 +91,32 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
         help="largest difference of a state or logit from the source's, where Transformers is "
         "installed (default: %(default)s)",
     )
+
+
+def export_(arguments: argparse.Namespace) -> int:
+    """Exports a model."""
+    from bert_jax.exchange.export import export
+
+    parity = export(
+        arguments.workdir,
+        arguments.to,
+        arguments.out,
+        tolerance=arguments.tolerance,
+        license=arguments.license,
+        name=arguments.name,
+        say=lambda text: print(text, file=sys.stderr),
+    )
+    print(f"{arguments.workdir} -> {arguments.out} ({parity['format']}, {parity['class']})")
+    for path in sorted(arguments.out.rglob("*")):
+        if path.is_file():
+            print(f"  {path.relative_to(arguments.out)}  {path.stat().st_size:,} bytes")
+    gaps = [f"{name} {gap:.1e}" for name, gap in parity["differences"].items()]
+    print(f"  largest differences from the source: {', '.join(gaps) or 'none, bit for bit'}")
+    for name, proof in parity.get("proofs", {}).items():
+        print(f"  proof by {name}: {'passed' if proof['ran'] else 'did not run, ' + proof['why']}")
+    for part in parity["untrained_parts"]:
+        print(f"  {part}: has initial values, the model has none of its own")
+    return 0
 
 
 def import_(arguments: argparse.Namespace) -> int:

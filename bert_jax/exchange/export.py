@@ -1,0 +1,159 @@
+"""A model for other software, proven before it appears: bert-jax export.
+
+export("work/base", "huggingface", Path("out/base"))
+
+The directory is built and proven under another name; a difference above the tolerance, a full disk
+or a signal leaves nothing at its own.
+"""
+
+import dataclasses
+import hashlib
+import math
+import platform
+import re
+from collections.abc import Callable
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import bert_jax
+from bert_jax.data.staging import write_synced
+from bert_jax.errors import UserError
+from bert_jax.exchange.huggingface import class_of, untrained_parts
+from bert_jax.exchange.model_card import model_card
+from bert_jax.exchange.proof import (
+    PROOF_TEXTS,
+    TOLERANCE,
+    ProofFailedError,
+    proof_rows,
+    write_parity,
+)
+from bert_jax.exchange.staging import staged
+from bert_jax.finetune.saved_model import SavedModel, read_model
+
+FORMATS = {
+    "huggingface": "bert_jax.exchange.huggingface",
+    "stablehlo": "bert_jax.exchange.stablehlo",
+    "orbax": "bert_jax.exchange.orbax_export",
+    "onnx": "bert_jax.exchange.onnx",
+}
+"""Modules with `write(saved, out)` and `prove(saved, out, rows)`."""
+CARD = "README.md"
+UNKNOWN_LICENSE = "unknown"
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
+_NAME = re.compile(r"[\w][\w .+/-]{0,95}")
+
+
+def export(
+    source: str | Path,
+    format: str,
+    out: Path,
+    *,
+    tolerance: float = TOLERANCE,
+    license: str = UNKNOWN_LICENSE,
+    name: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Writes a model in another format; `out` is there whole and proven afterwards, or not at all.
+
+    Args:
+        source: What `read_model` reads.
+        format: A key of `FORMATS`.
+        out: A directory that does not exist yet, or is empty.
+        tolerance: Largest absolute difference, from the source, of states and logits in float32.
+        license: For the model card, as the Hugging Face Hub abbreviates licences.
+        name: Title of the model card; default: the name of the source's directory.
+        say: Gets a line at each stage.
+
+    Returns:
+        The content of `parity.json`.
+
+    Raises:
+        UserError: The source is no model, `out` is taken, or the format cannot hold the model.
+        ProofFailedError: What was written does not give what the source gives.
+    """
+    if format not in FORMATS:
+        raise UserError(f"the format is {format!r}; it must be one of {', '.join(FORMATS)}")
+    if not (tolerance >= 0 and math.isfinite(tolerance)):
+        raise UserError(f"the tolerance is {tolerance}; it must be a number, not below 0")
+    if not _LICENSE.fullmatch(license):
+        raise UserError(
+            f"the license is {license[:80]!r}; give the Hub's abbreviation, such as apache-2.0, "
+            "cc-by-4.0, other or unknown"
+        )
+    name = name or Path(source).absolute().name
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"the name is {name[:120]!r}; up to 96 letters, digits, spaces and any of . + / - _ "
+            "are needed (--name)"
+        )
+    say(f"reading {source}")
+    saved = as_trained(read_model(source))
+    module = import_module(FORMATS[format])
+    with staged(out) as directory:
+        say(f"writing {format}")
+        module.write(saved, directory)
+        digests = file_digests(directory)
+        say("proving it")
+        rows = proof_rows(saved)
+        proven = module.prove(saved, directory, rows)
+        check_differences(proven["differences"], tolerance)
+        parity = {
+            "format": format,
+            "class": class_of(saved),
+            "source": {"name": name, "kind": saved.origin.kind, "step": saved.origin.step},
+            "tolerance": tolerance,
+            "texts": len(PROOF_TEXTS),
+            "rows": len(rows),
+            "tokens": sum(map(len, rows)),
+            **proven,
+            "untrained_parts": untrained_parts(saved),
+            "sha256": digests,
+            "tokenizer_fingerprint": saved.tokenizer.fingerprint,
+            "versions": {
+                "bert_jax": bert_jax.__version__,
+                "python": platform.python_version(),
+                **{package: metadata.version(package) for package in ("jax", "jaxlib", "numpy")},
+                **proven["versions"],
+            },
+        }
+        write_parity(directory, parity)
+        card = model_card(saved, parity, license=license, name=name)
+        write_synced(directory / CARD, card.encode())
+    return parity
+
+
+def as_trained(saved: SavedModel) -> SavedModel:
+    """Without the parts that a run of pretraining never trained.
+
+    With `data.objective` none there are no pairs of texts: the head for them and the pooler, which
+    it alone reads, have the values with which the run began.
+    """
+    objective = saved.origin.config.get("data", {}).get("objective")
+    if saved.origin.kind != "pretrain" or objective != "none":
+        return saved
+    params = {part: tree for part, tree in saved.params.items() if part != "nsp"}
+    encoder = {part: tree for part, tree in params["encoder"].items() if part != "pooler"}
+    return dataclasses.replace(saved, params={**params, "encoder": encoder})
+
+
+def check_differences(found: dict[str, float], tolerance: float) -> None:
+    """Raises ProofFailedError where an output differs by more, or by what is no number."""
+    above = {name: gap for name, gap in found.items() if not gap <= tolerance}
+    if above:
+        said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())
+        raise ProofFailedError(
+            f"what was written does not compute what its source does: the largest differences are "
+            f"{said}, and {tolerance:.0e} is allowed. Nothing was left"
+        )
+
+
+def file_digests(directory: Path) -> dict[str, str]:
+    """sha256 in hex of each file, by its path."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and path.name != ".lock":
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.relative_to(directory).as_posix()] = digest
+    return found

@@ -1,0 +1,273 @@
+"""What was written in Hugging Face's format, read back and compared with its source.
+
+Once by `read_model`, which always runs: tensors bit for bit, ids of texts, outputs. Once by
+`transformers` where it is installed: no missing and no unexpected tensor, the same ids, outputs
+within the tolerance.
+"""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.exchange.huggingface import class_of, specials_of, untrained_parts
+from bert_jax.exchange.proof import (
+    PROOF_TEXTS,
+    ProofFailedError,
+    batch_of,
+    differences,
+    logits_of,
+)
+from bert_jax.finetune.saved_model import SavedModel, read_model
+
+_ROWS = 8
+"""At a time: the scores of a multilingual vocabulary take 60 MB a row."""
+_AUTO_CLASSES = {
+    "BertForPreTraining": "AutoModelForPreTraining",
+    "BertForMaskedLM": "AutoModelForMaskedLM",
+    "BertForNextSentencePrediction": "AutoModelForNextSentencePrediction",
+    "BertForSequenceClassification": "AutoModelForSequenceClassification",
+    "BertForTokenClassification": "AutoModelForTokenClassification",
+    "BertForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "BertModel": "AutoModel",
+}
+
+
+def auto_class(name: str) -> str:
+    """Their class that loads a directory of the class `name`."""
+    return _AUTO_CLASSES[name]
+
+
+def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Reads the directory back and compares outputs.
+
+    Args:
+        saved: The source.
+        out: What `write_huggingface` wrote.
+        rows: Of token ids, special tokens included.
+
+    Returns:
+        `differences`, the largest by output over both proofs; `proofs`, what each found or why it
+        did not run; and `versions`.
+
+    Raises:
+        ProofFailedError: Something differs that must be equal: names it.
+    """
+    back = _read_back(saved, out)
+    installed = all(find_spec(name) for name in ("transformers", "torch"))
+    theirs = _Transformers(saved, out) if installed else None
+    ours: dict[str, float] = {}
+    others: dict[str, float] = {}
+    length = max(map(len, rows))
+    starts = range(0, len(rows), _ROWS)
+    for start in tqdm(starts, "proof", unit="batch", disable=None, leave=False):
+        # The last rows once more where they do not fill a batch, so that one shape is compiled.
+        some = rows[max(0, min(start, len(rows) - _ROWS)) :][:_ROWS]
+        batch = batch_of(saved, some, length)
+        source = logits_of(saved, some, length)
+        found = logits_of(back, some, length)
+        if missing := source.keys() - found.keys() - {"pooled"}:
+            raise ProofFailedError(f"what was read back does not give {sorted(missing)}")
+        _raise(ours, differences(source, found, batch.segment_ids))
+        if theirs is not None:
+            _raise(others, differences(source, theirs.outputs(*batch), batch.segment_ids))
+    texts = {"tokenizer_texts": len(PROOF_TEXTS), "tokenizer_ids_equal": True}
+    proofs: dict[str, Any] = {
+        "bert_jax": {
+            "ran": True, "class": "read_model", "tensors_bit_equal": True, **texts,
+            "differences": ours,
+        }
+    }  # fmt: skip
+    versions = {name: metadata.version(name) for name in ("safetensors", "tokenizers")}
+    if theirs is None:
+        why = "transformers and torch are not both installed (the extra bert_jax[parity])"
+        proofs["transformers"] = {"ran": False, "why": why}
+    else:
+        proofs["transformers"] = {
+            "ran": True, "class": theirs.name, "missing_keys": 0, "unexpected_keys": 0, **texts,
+            "differences": others,
+        }  # fmt: skip
+        versions |= {name: metadata.version(name) for name in ("transformers", "torch")}
+    both = {name: max(ours.get(name, 0.0), others.get(name, 0.0)) for name in ours | others}
+    return {"differences": both, "proofs": proofs, "versions": versions}
+
+
+def _raise(worst: dict[str, float], found: dict[str, float]) -> None:
+    for name, gap in found.items():
+        worst[name] = max(gap, worst.get(name, 0.0))
+
+
+def _read_back(saved: SavedModel, out: Path) -> SavedModel:
+    """By our own reading; raises where tensors, ids or the meaning of outputs differ."""
+    back = read_model(out)
+    source, found = (_leaves(model) for model in (saved, back))
+    left_out = {name for name in source if "pooler" in name and not back.has_pooler}
+    if untrained_parts(saved):
+        left_out |= {name for name in found if "pooler" in name}
+    different = [
+        name
+        for name in sorted((source.keys() | found.keys()) - left_out)
+        if name not in source or name not in found or not _same(source[name], found[name])
+    ]
+    if different:
+        shown = ", ".join(different[:8]) + (", ..." if len(different) > 8 else "")
+        raise ProofFailedError(f"tensors that were read back differ from the source: {shown}")
+    if (before := _meaning(saved)) != (after := _meaning(back)):
+        raise ProofFailedError(f"the outputs mean {after} where they were read back, not {before}")
+    expected = saved.tokenizer.encode_batch(PROOF_TEXTS)
+    for text, ids, again in zip(
+        PROOF_TEXTS, expected, back.tokenizer.encode_batch(PROOF_TEXTS), strict=True
+    ):
+        _same_ids("the tokenizer that was read back", text, ids.tolist(), again.tolist())
+    if back.tokenizer.special_ids != saved.tokenizer.special_ids:
+        raise ProofFailedError("the tokenizer that was read back has other special tokens")
+    return back
+
+
+def _leaves(model: SavedModel) -> dict[str, np.ndarray]:
+    """Parameters by name, without the rows that pad the vocabulary."""
+    found = {}
+    for path, leaf in jax.tree.leaves_with_path(model.params):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        rows = model.config.vocab_size if name in _OF_VOCABULARY else None
+        found[name] = np.asarray(leaf)[:rows]
+    return found
+
+
+_OF_VOCABULARY = ("encoder/embeddings/token", "mlm/bias")
+
+
+def _same(first: np.ndarray, second: np.ndarray) -> bool:
+    """Down to the sign of a zero."""
+    first, second = np.ascontiguousarray(first), np.ascontiguousarray(second)
+    same_kind = first.shape == second.shape and first.dtype == second.dtype
+    return same_kind and first.tobytes() == second.tobytes()
+
+
+def _meaning(model: SavedModel) -> tuple[Any, ...] | None:
+    outputs = model.outputs
+    if outputs is None:
+        return None
+    return outputs.objective, outputs.head.kind, outputs.head.num_labels, outputs.labels
+
+
+def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]) -> None:
+    if list(expected) != list(found):
+        place = next(
+            (n for n, pair in enumerate(zip(expected, found, strict=False)) if len({*pair}) > 1),
+            min(len(expected), len(found)),
+        )
+        raise ProofFailedError(
+            f"{who} gives other ids for {text[:60]!r}: at place {place} "
+            f"{list(found[place : place + 4])}, not {list(expected[place : place + 4])}"
+        )
+
+
+class _Transformers:
+    """The directory as `transformers` loads it; raises where keys or ids are not right."""
+
+    def __init__(self, saved: SavedModel, out: Path) -> None:
+        import torch
+        import transformers
+
+        self._torch = torch
+        name = class_of(saved)
+        self._head = saved.outputs is not None
+        with _quiet():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
+            self._model, info = getattr(transformers, auto_class(name)).from_pretrained(
+                out, local_files_only=True, use_safetensors=True, trust_remote_code=False,
+                output_loading_info=True, dtype=torch.float32, attn_implementation="eager",
+            )  # fmt: skip
+        self._model.eval()
+        self.name = type(self._model).__name__
+        if self.name != name:
+            raise ProofFailedError(f"transformers loads a {self.name}, not a {name}")
+        wrong = {key: sorted(map(str, keys)) for key, keys in info.items() if keys}
+        if wrong:
+            raise ProofFailedError(f"transformers reports {wrong}")
+        with _quiet():
+            _check_ids(saved, tokenizer)
+
+    def outputs(
+        self, tokens: np.ndarray, type_ids: np.ndarray, segment_ids: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """By our names, float32."""
+        torch = self._torch
+        inputs = {
+            "input_ids": torch.tensor(tokens, dtype=torch.long),
+            "token_type_ids": torch.tensor(type_ids, dtype=torch.long),
+            "attention_mask": torch.tensor(segment_ids, dtype=torch.long),
+        }
+        with torch.no_grad():
+            base = self._model.base_model(**inputs)
+            whole = base if self.name == "BertModel" else self._model(**inputs)
+        found = {"hidden": base.last_hidden_state}
+        if base.get("pooler_output") is not None:
+            found["pooled"] = base.pooler_output
+        if self.name == "BertForPreTraining":
+            found |= {"mlm": whole.prediction_logits, "nsp": whole.seq_relationship_logits}
+        elif self.name == "BertForQuestionAnswering":
+            found["head"] = torch.stack([whole.start_logits, whole.end_logits], dim=-1)
+        elif self.name != "BertModel":
+            part = {"BertForMaskedLM": "mlm", "BertForNextSentencePrediction": "nsp"}
+            found[part.get(self.name, "head")] = whole.logits
+        return {part: array.numpy() for part, array in found.items()}
+
+
+def _check_ids(saved: SavedModel, theirs: Any) -> None:
+    """Ids of each text alone, with special tokens around, and of pairs with their types.
+
+    Where a text spells a special token, theirs takes it for one and ours for text; it does as ours
+    when told to split special tokens.
+    """
+    ours: Tokenizer = saved.tokenizer
+    special, who = ours.special_ids, "transformers' tokenizer"
+    names = specials_of(saved)
+    ids = [found.tolist() for found in ours.encode_batch(PROOF_TEXTS)]
+    rows = []
+    for text, found in zip(PROOF_TEXTS, ids, strict=True):
+        row = [special.cls, *found, special.sep]
+        rows.append(row)
+        if not any(name in text for name in names):
+            _same_ids(who, text, row, theirs(text)["input_ids"])
+        if ours.kind != "fast":  # whose file takes names of tokens for them in any case
+            split = theirs(text, split_special_tokens=True)["input_ids"]
+            _same_ids(f"{who}, told to split special tokens,", text, row, split)
+    first, second = PROOF_TEXTS[:2]
+    both = theirs(first, second)
+    _same_ids(f"{who}, of two texts,", first, [*rows[0], *rows[1][1:]], both["input_ids"])
+    types = [0] * len(rows[0]) + [1] * (len(rows[1]) - 1)
+    if saved.config.num_types > 1 and list(both["token_type_ids"]) != types:
+        raise ProofFailedError(f"{who} gives other types to two texts: {both['token_type_ids']}")
+    fields = ("pad_token_id", "unk_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
+    found = [getattr(theirs, field) for field in fields]
+    if found != list(vars(special).values()):
+        raise ProofFailedError(f"{who} has the special ids {found}, not {vars(special)}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without their advice on texts beyond the model's length, and their bars."""
+    from transformers.utils import logging as theirs
+
+    level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    theirs.set_verbosity(logging.ERROR)
+    theirs.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        theirs.set_verbosity(level)
+        if bars:
+            theirs.enable_progress_bar()

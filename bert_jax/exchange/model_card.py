@@ -1,0 +1,254 @@
+"""The README.md of an exported model, from what its run has recorded."""
+
+import json
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from bert_jax.exchange.huggingface_proof import auto_class
+from bert_jax.finetune.saved_model import SavedModel
+
+_PIPELINES = {
+    "BertForPreTraining": "fill-mask",
+    "BertForMaskedLM": "fill-mask",
+    "BertForSequenceClassification": "text-classification",
+    "BertForTokenClassification": "token-classification",
+    "BertForQuestionAnswering": "question-answering",
+}
+_OBJECTIVES = {
+    "class": "one class for a text or a pair of texts",
+    "classes": "any number of classes for a text or a pair of texts",
+    "score": "a number for a text or a pair of texts",
+    "tags": "a tag for each word",
+    "span": "the span of a text that answers a question",
+}
+_MAX_LABELS = 40
+
+
+def model_card(saved: SavedModel, parity: Mapping[str, Any], *, license: str, name: str) -> str:
+    """Markdown, with the YAML that the Hugging Face Hub reads.
+
+    Args:
+        saved: The model.
+        parity: The content of `parity.json`.
+        license: The Hub's abbreviation; "unknown" where nobody has said.
+        name: Title.
+    """
+    sections = [
+        _front_matter(parity, license),
+        f"# {name}",
+        _what(saved, parity),
+        _data(saved),
+        _training(saved),
+        _metrics(saved),
+        _loading(saved, parity, name),
+        _proof(parity),
+        _license(license),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _front_matter(parity: Mapping[str, Any], license: str) -> str:
+    fields: dict[str, Any] = {"license": license}
+    if parity["format"] == "huggingface":
+        fields["library_name"] = "transformers"
+    fields["pipeline_tag"] = _PIPELINES.get(parity["class"], "feature-extraction")
+    fields["tags"] = ["bert", "jax", "bert_jax"]
+    # JSON strings are YAML strings: whatever a name holds stays one.
+    return "\n".join(
+        ["---", *(f"{key}: {json.dumps(value)}" for key, value in fields.items()), "---"]
+    )
+
+
+def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
+    model, outputs = saved.config, saved.outputs
+    kind = {
+        "pretrain": f"A BERT pretrained with bert_jax for {saved.origin.step:,} updates.",
+        "finetune": f"A BERT fine-tuned with bert_jax for {saved.origin.step:,} updates.",
+    }.get(saved.origin.kind, "A BERT that was read from Hugging Face's format and written again.")
+    text = (
+        f"{kind} `{parity['class']}` in the format `{parity['format']}`: {model.num_layers} layers "
+        f"of {model.hidden_dim}, {model.num_heads} heads, {_count(saved):,} parameters, at most "
+        f"{saved.max_length} tokens, {model.vocab_size:,} tokens in the vocabulary "
+        f"({saved.tokenizer.kind})."
+    )
+    if outputs is not None:
+        text += f" It predicts {_OBJECTIVES[outputs.objective]}."
+        if outputs.labels:
+            shown = ", ".join(f"`{_plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
+            more = len(outputs.labels) - _MAX_LABELS
+            text += f" Labels: {shown}{f' and {more} more' if more > 0 else ''}."
+    if parity["untrained_parts"]:
+        text += (
+            f"\n\nUntrained, with initial values, because the class must have it: "
+            f"{', '.join(parity['untrained_parts'])}. Do not use its output."
+        )
+    return text
+
+
+def _data(saved: SavedModel) -> str:
+    config = saved.origin.config
+    if saved.origin.kind == "pretrain":
+        data = config.get("data", {})
+        said = f"Pretrained on the corpus `{_last(data.get('corpus'))}`"
+        objective = {
+            "nsp": ", masked words and next sentences (BERT, Devlin et al. 2018)",
+            "sop": ", masked words and the order of sentences (ALBERT, Lan et al. 2019)",
+            "none": ", masked words alone",
+        }.get(data.get("objective"), "")
+        return f"## Data\n\n{said}{objective}."
+    if saved.origin.kind == "finetune":
+        task = config.get("task", {})
+        kind = task.get("kind", "")
+        section = task.get(kind, {})
+        parts = [f"`{_plain(section['name'])}`"] if section.get("name") else []
+        parts += [
+            f"{part}: `{_last(section[part])}`" for part in ("train", "dev", "data")
+            if section.get(part)
+        ]  # fmt: skip
+        said = f"Fine-tuned on data of the kind {kind} ({', '.join(parts)})"
+        start = config.get("init")
+        return f"## Data\n\n{said}, starting from `{_last(start)}`." if start else (
+            f"## Data\n\n{said}, starting from random weights."
+        )  # fmt: skip
+    return "## Data\n\nNot known here: the model was read from files that do not say it."
+
+
+def _training(saved: SavedModel) -> str:
+    config = saved.origin.config
+    if saved.origin.kind not in ("pretrain", "finetune"):
+        return ""
+    training, optimizer = config.get("training", {}), config.get("optimizer", {})
+    rows = [("updates", f"{saved.origin.step:,}")]
+    for phase in training.get("phases", []):
+        rows.append(
+            (f"share {phase['share']:g} of the updates",
+             f"{phase['batch_size']} rows of {phase['length']} tokens")
+        )  # fmt: skip
+    rows += [
+        (key.replace("_", " "), f"{training[key]:g}")
+        for key in ("num_epochs", "batch_size") if key in training
+    ]  # fmt: skip
+    tried = config.get("sweep", {}).get("learning_rates", [])
+    rows += [
+        (said, f"{optimizer[key]}")
+        for key, said in (
+            ("name", "optimizer"), ("learning_rate", "learning rate"), ("schedule", "schedule"),
+            ("weight_decay", "weight decay"),
+        ) if key in optimizer and not (tried and key == "learning_rate")
+    ]  # fmt: skip
+    if tried:
+        rows.append(("learning rates tried", ", ".join(f"{rate:g}" for rate in tried)))
+    if "rate" in (masking := config.get("masking", {})):
+        rows.append(("masked tokens", f"{masking['rate']:g}"))
+    return "## Training\n\n" + _table(("", ""), rows)
+
+
+def _metrics(saved: SavedModel) -> str:
+    metrics = saved.origin.metrics
+    if not metrics:
+        return (
+            "## Metrics\n\nNone are known for these weights."
+            if saved.origin.kind in ("pretrain", "finetune")
+            else ""
+        )
+    where = "held-out" if saved.origin.kind == "pretrain" else "dev"
+    rows = [
+        (_plain(key), f"{value:.4g}" if value % 1 else f"{value:,.0f}")
+        for key, value in metrics.items()
+    ]
+    return f"## Metrics\n\nOn the {where} data of the run.\n\n" + _table(("metric", "value"), rows)
+
+
+def _loading(saved: SavedModel, parity: Mapping[str, Any], name: str) -> str:
+    if parity["format"] != "huggingface":
+        return (
+            "## Loading\n\nThe documentation of bert_jax on exports says how the format "
+            f"`{parity['format']}` is loaded."
+        )
+    auto = auto_class(parity["class"])
+    lines = [
+        "## Loading",
+        "",
+        "With Transformers, `DIR` being this directory:",
+        "",
+        "```python",
+        f"from transformers import {auto}, AutoTokenizer",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("DIR")',
+        f'model = {auto}.from_pretrained("DIR")',
+        "```",
+    ]
+    if (pipeline := _PIPELINES.get(parity["class"])) and pipeline != "question-answering":
+        lines += [
+            "",
+            "```python",
+            "from transformers import pipeline",
+            "",
+            f'model = pipeline("{pipeline}", model="DIR")',
+            "```",
+        ]
+        if saved.outputs is not None and saved.outputs.objective == "score":
+            lines += ["", "The pipeline gives the number itself: `problem_type` is regression."]
+    lines += [
+        "",
+        "With bert_jax:",
+        "",
+        "```python",
+        "import bert_jax",
+        "",
+        'model = bert_jax.load("DIR")',
+        "```",
+        "",
+        "In Transformers the names of special tokens, such as `[MASK]`, are special wherever a "
+        "text has them; `split_special_tokens=True` reads them as text, as bert_jax does.",
+    ]
+    return "\n".join(lines)
+
+
+def _proof(parity: Mapping[str, Any]) -> str:
+    rows = [(key, f"{gap:.1e}") for key, gap in parity["differences"].items()]
+    ran = parity.get("proofs", {})
+    said = [f"{key} {'ran' if found['ran'] else 'did not run'}" for key, found in ran.items()]
+    lines = [
+        "## Parity",
+        "",
+        f"What was written was read back and compared with its source on {parity['texts']} texts "
+        f"in many scripts ({parity['tokens']:,} tokens). Largest absolute differences in float32, "
+        f"{parity['tolerance']:.0e} allowed:",
+        "",
+        _table(("output", "difference"), rows) if rows else "none: the parameters are equal.",
+        "",
+        "`parity.json` has the versions and digests"
+        + (f"; the proof by {', by '.join(said)}." if said else "."),
+    ]
+    return "\n".join(lines)
+
+
+def _license(license: str) -> str:
+    if license == "unknown":
+        return (
+            "## Licence\n\nUnknown: nobody has said under which licence this model may be used. "
+            "Ask those who made it, and mind the licence of its training data."
+        )
+    return f"## Licence\n\n`{license}`, as said by who exported the model."
+
+
+def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    return "\n".join(f"| {a} | {b} |" for a, b in [head, ("---", "---"), *rows])
+
+
+def _last(path: Any) -> str:
+    """The last part alone: where files lie on a machine is nobody's business."""
+    return _plain(PurePath(str(path or "unknown")).name)
+
+
+def _plain(text: str) -> str:
+    """On one line, and without what ends a code span or a cell."""
+    return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in text)[:120]
+
+
+def _count(saved: SavedModel) -> int:
+    from bert_jax.exchange.huggingface import state_dict_of
+
+    return sum(array.size for array in state_dict_of(saved).values())
