@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,13 @@ def _decoder(pipeline: Pipeline) -> Any:
 def _without_spaces(
     text: str, spans: Int32[np.ndarray, "n 2"], bare: np.ndarray
 ) -> Int32[np.ndarray, "n 2"]:
-    """Spans without the white space at their ends; those of a bare space are empty."""
+    """Spans without the white space at their ends; those of a bare space are empty.
+
+    Args:
+        text: what was encoded.
+        spans: the library's.
+        bare: (n,) which tokens are a space and nothing else.
+    """
     places = np.arange(len(text) + 1, dtype=np.int32)
     solid = np.array([not char.isspace() for char in text], bool)
     following = np.where(np.append(solid, True), places, len(text))
@@ -257,5 +264,11 @@ def _without_spaces(
     # The library's spans of what normalisation makes or moves may step back.
     starts, ends = np.maximum.accumulate(spans, axis=0).T if len(spans) else spans.T
     starts = np.minimum(following[starts], ends)
+    # A character composed of several has the span of the first of them alone.
+    marks = np.array([unicodedata.combining(char) > 0 for char in text], bool)
+    after = np.where(np.append(~marks, True), places, len(text))
+    after = np.minimum.accumulate(after[::-1])[::-1]
+    whole = np.minimum(after[ends], np.append(starts, len(text))[1:])
+    ends = np.where(ends > starts, np.maximum(ends, whole), ends)
     ends = np.where(bare, starts, np.maximum(preceding[ends], starts))
     return np.stack([starts, ends], axis=1).astype(np.int32)
