@@ -144,6 +144,13 @@ def _use_tokenizer(path: Path) -> None:
     tokenizer.encode(TEXTS[1])
 
 
+def _fast_tokenizers(_: Path) -> list[bytes]:
+    sys.path.insert(0, str(Path(__file__).with_name("data")))
+    from fast_files import definition
+
+    return [json.dumps(definition(kind)).encode() for kind in ("bpe", "unigram", "pieces")]
+
+
 def _models(_: Path) -> list[bytes]:
     from bert_jax.data.sentencepiece import train_sentencepiece
 
@@ -406,6 +413,7 @@ READERS = {
     "tokenizer_config": Reader(
         "tokenizer_config.json", _tokenizer_file("tokenizer_config.json"), _use_tokenizer, True
     ),
+    "fast_tokenizer": Reader("tokenizer.json", _fast_tokenizers, _use_tokenizer, True),
     "sentencepiece": Reader("a.model", _models, _use_tokenizer),
     "corpus": Reader("store/corpus.json", _store_file("corpus.json"), _use_store, True),
     "tokens": Reader("store/tokens.bin", _store_file("tokens.bin"), _use_store),

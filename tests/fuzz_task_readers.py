@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 def tables(separator: str) -> Callable[[Path], list[bytes]]:
     """CSV or TSV with a header and with a byte order mark, quotes and pairs."""
@@ -110,13 +112,23 @@ def huggingface_configs(_: Path) -> list[bytes]:
     from bert_jax.convert.huggingface_config import model_config_to_huggingface
     from bert_jax.model.config import SIZES
 
-    return [json.dumps(model_config_to_huggingface(SIZES["tiny"])).encode()]
+    bert = model_config_to_huggingface(SIZES["tiny"]) | {"architectures": ["BertModel"]}
+    others = [
+        {"model_type": "roberta", "pad_token_id": 1, "architectures": ["RobertaForMaskedLM"]},
+        {"model_type": "electra", "embedding_size": 128},
+        {"model_type": "distilbert", "dim": 128, "n_layers": 2, "n_heads": 2, "hidden_dim": 512},
+    ]
+    return [json.dumps(bert | fields).encode() for fields in ({}, *others)]
 
 
 def use_huggingface_config(path: Path) -> None:
-    """To our configuration."""
+    """To our configuration, of whatever family."""
+    from bert_jax.convert.families import to_bert
     from bert_jax.convert.huggingface_config import model_config_from_huggingface
     from bert_jax.untrusted.json_file import read_json_object
 
     found = read_json_object(path, max_bytes=1 << 20)
-    model_config_from_huggingface(found, where=str(path))
+    arrays = {f"embeddings.{name}_embeddings.weight": np.zeros((1, 8), np.float32)
+              for name in ("word", "position", "token_type")}  # fmt: skip
+    form = to_bert(found, arrays, where=str(path))
+    model_config_from_huggingface(form.config, where=str(path))

@@ -22,6 +22,9 @@ from bert_jax.convert.huggingface_head import CLASSES
 from bert_jax.convert.huggingface_names import DUPLICATES, canonical_names
 from bert_jax.errors import UserError
 
+_UNLIKE = {"ForMultipleChoice": "no head here compares rows"}
+"""Classes of every family, without their prefix, whose head is none of ours, and why."""
+
 Patterns = tuple[tuple[str, str], ...]
 """(regular expression over a whole name, its replacement); the first that matches counts."""
 
@@ -147,7 +150,6 @@ _BERT = Family(
     defaults={},
     fields={},
     patterns=_SAME,
-    unlike={"ForMultipleChoice": "no head here compares rows"},
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -214,7 +216,7 @@ def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
     notes: list[str] = []
     made_by = model_class(found)
     task = re.sub(f"^(?:{family.classes})(?=For|Model)", "", made_by)
-    why = family.unlike.get(task)
+    why = family.unlike.get(task, _UNLIKE.get(task))
     if why is not None:
         config["architectures"] = ["BertModel"]
         notes.append(f"{made_by}: the head is not imported, the encoder is: {why}")
