@@ -1,0 +1,186 @@
+"""A larger vocabulary for a model that has one: bert-jax import --add-tokens.
+
+saved = add_tokens(read_model("work/bert"), ["angioplasty", "stent"])
+
+A new token starts as the mean of what the model has for it, the pieces that the old tokenizer cuts
+it into, and what the model says of the old tokens stays as it was.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import pre_tokenizers
+
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.wordpiece import CONTINUATION, WordPieceTokenizer
+from bert_jax.errors import UserError
+from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.model.heads import Params
+from bert_jax.untrusted.whole_file import read_text
+
+MAX_FILE_BYTES = 1 << 24
+_MAX_SHOWN = 20
+
+_log = logging.getLogger(__name__)
+
+
+class NewTokens(NamedTuple):
+    """What is to be added, and what of a list is not."""
+
+    tokens: tuple[str, ...]
+    """As text looks after the tokenizer's normalisation."""
+    existing: int
+    """Were in the vocabulary."""
+    repeated: int
+    """Stood in the list before."""
+    normalised: int
+    """Of `tokens`: were written otherwise in the list, with upper case or accents."""
+    unknown: int
+    """Of `tokens`: have a character of which the old vocabulary knows nothing, so that [UNK] is
+    among their pieces."""
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.existing} were there already" if self.existing else "",
+            f"{self.repeated} are repetitions" if self.repeated else "",
+            f"{self.normalised} are added as the tokenizer normalises text"
+            if self.normalised
+            else "",
+            f"{self.unknown} start, at least in part, as [UNK]" if self.unknown else "",
+        ]
+        return "; ".join([f"{len(self.tokens)} tokens are new", *filter(None, parts)])
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file with a token a line, blank ones too: an entry's place is its line.
+
+    Raises:
+        UserError: No such file, no text, nothing but blank lines.
+    """
+    lines = read_text(path, max_bytes=MAX_FILE_BYTES).split("\n")
+    if not any(line.strip() for line in lines):
+        raise UserError(f"{path} has no tokens; write one a line")
+    return lines
+
+
+def new_tokens(
+    tokenizer: Tokenizer, lines: Sequence[str], *, where: str = "tokens, entry {}"
+) -> NewTokens:
+    """What of a list a tokenizer would have to learn.
+
+    Args:
+        tokenizer: A WordPiece tokenizer.
+        lines: Whole words; blank ones do not count.
+        where: Names an entry in messages; `{}` becomes its place, from 1.
+
+    Raises:
+        UserError: A tokenizer of another kind, entries that are not one word to it: all of them.
+    """
+    if not isinstance(tokenizer, WordPieceTokenizer):
+        raise UserError(
+            f"tokens are added to WordPiece vocabularies alone; this model's tokenizer is of the "
+            f"kind {tokenizer.kind}, whose scores or merges a list of words does not give"
+        )
+    normalizer, splitter = tokenizer.options.normalizer(), pre_tokenizers.BertPreTokenizer()
+    limit = tokenizer.options.max_word_chars
+    found: dict[str, None] = {}
+    wrong: list[str] = []
+    existing = repeated = normalised = unknown = 0
+    for number, line in enumerate(lines, 1):
+        word = line.strip()
+        if not word:
+            continue
+        try:
+            parts = [p for p, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word))]
+        except (TypeError, UnicodeEncodeError):  # half of a surrogate pair
+            parts = []
+        shown = f"{where.format(number)}: {word[:80]!r}"
+        if len(parts) != 1:
+            split = " ".join(parts)[:80]
+            cut = f"is {len(parts)} words ({split!r})" if parts else "has no character that stays"
+            piece = "; pieces of words cannot be added" if word.startswith(CONTINUATION) else ""
+            wrong.append(f"{shown} {cut} to this tokenizer{piece}")
+        elif len(parts[0]) > limit:
+            wrong.append(f"{shown} is longer than {limit} characters, the tokenizer's limit")
+        elif parts[0] in found:
+            repeated += 1
+        elif tokenizer.token_to_id(parts[0]) is not None:
+            existing += 1
+        else:
+            found[parts[0]] = None
+            normalised += parts[0] != word
+            unknown += tokenizer.special_ids.unk in tokenizer.encode(parts[0]).ids
+    if wrong:
+        more = f"; and {len(wrong) - _MAX_SHOWN} more" if len(wrong) > _MAX_SHOWN else ""
+        raise UserError(
+            f"{'; '.join(wrong[:_MAX_SHOWN])}{more}. Each token is one word, without white space "
+            "or punctuation"
+        )
+    return NewTokens(tuple(found), existing, repeated, normalised, unknown)
+
+
+def add_tokens(
+    saved: SavedModel, tokens: Sequence[str], *, where: str = "tokens, entry {}"
+) -> SavedModel:
+    """A model whose vocabulary has more words; `saved` stays as it is.
+
+    The row of a new token in the embedding table, and its bias in the MLM head, are the means of
+    those of the pieces that the old tokenizer gives. Ids follow the old tokenizer's; rows that a
+    model has beyond them, of no token, are used first.
+
+    Args:
+        saved: With a WordPiece tokenizer.
+        tokens: See `new_tokens`.
+        where: See `new_tokens`.
+
+    Returns:
+        The model; its `tokenizer_files` are still those of the old tokenizer. `saved` itself where
+        no token is new.
+
+    Raises:
+        UserError: See `new_tokens`; or the vocabulary becomes larger than any may be.
+    """
+    old = saved.tokenizer
+    new = new_tokens(old, tokens, where=where)
+    _log.info("%s: %s", saved.name, new)
+    if not new.tokens:
+        return saved
+    assert isinstance(old, WordPieceTokenizer)
+    tokenizer = WordPieceTokenizer(
+        (*old.vocab, *new.tokens), old.options, where="the vocabulary with the new tokens, entry {}"
+    )
+    config = dataclasses.replace(
+        saved.config, vocab_size=max(saved.config.vocab_size, tokenizer.vocab_size)
+    )
+    pieces = old.encode_batch(new.tokens)
+    params: Params = dict(saved.params)
+    encoder = dict(params["encoder"])
+    embeddings = dict(encoder["embeddings"])
+    embeddings["token"] = _grown(
+        embeddings["token"], old.vocab_size, config.padded_vocab_size, pieces
+    )
+    params["encoder"] = {**encoder, "embeddings": embeddings}
+    if "mlm" in params:
+        bias = _grown(params["mlm"]["bias"], old.vocab_size, config.padded_vocab_size, pieces)
+        params["mlm"] = {**params["mlm"], "bias": bias}
+    return dataclasses.replace(
+        saved,
+        config=config,
+        params=params,
+        tokenizer=tokenizer,
+        name=f"{saved.name}, with {len(new.tokens)} more tokens",
+    )
+
+
+def _grown(rows: np.ndarray, first: int, padded: int, pieces: list[np.ndarray]) -> np.ndarray:
+    """`padded` rows: the old ones, and from `first` on the means of the rows of `pieces`."""
+    old = np.asarray(rows)
+    grown = np.zeros((padded, *old.shape[1:]), np.float32)
+    grown[: len(old)] = old
+    for row, ids in enumerate(pieces, first):
+        grown[row] = old[ids].mean(axis=0, dtype=np.float64)
+    return grown
