@@ -11,9 +11,8 @@ import tokenizers
 directory, texts = Path(sys.argv[1]), sys.argv[2:]
 tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
 tokenizer.enable_padding()
-rows = tokenizer.encode_batch(texts)
-names = ("ids", "type_ids", "attention_mask")
-inputs = [np.array([getattr(row, name) for row in rows], np.int32) for name in names]
+rows = [(row.ids, row.type_ids, row.attention_mask) for row in tokenizer.encode_batch(texts)]
+inputs = np.array(rows, np.int32).swapaxes(0, 1)
 model = jax.export.deserialize(bytearray((directory / "model.stablehlo").read_bytes()))
 weights = safetensors.numpy.load_file(directory / "model.safetensors")
 for name, array in jax.jit(model.call)(weights, *inputs).items():

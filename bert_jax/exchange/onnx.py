@@ -47,21 +47,20 @@ def write(saved: SavedModel, out: Path) -> None:
         out: Exists; holds none of these.
 
     Raises:
-        UserError: `onnx` is not installed, or the tokenizer cannot be said in Hugging Face's
+        UserError: `onnx` or `onnxruntime` is not installed, or the tokenizer cannot be said in Hugging Face's
             format.
         OSError: The files cannot be written.
     """
     onnx = _package("onnx")
+    _package("onnxruntime")  # without which the proof could not be made
     write_description(saved, out)
     graph = _Graph(onnx)
     model = graph.model(*_encoder(graph, saved))
-    onnx.checker.check_model(model)
     if graph.num_bytes > _MAX_INLINE_BYTES:
-        onnx.save_model(
-            model, out / GRAPH, save_as_external_data=True, location=DATA, size_threshold=1024
-        )
+        onnx.save_model(model, out / GRAPH, save_as_external_data=True, location=DATA)
     else:
         write_synced(out / GRAPH, model.SerializeToString())
+    onnx.checker.check_model(out / GRAPH, full_check=True)
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -88,8 +87,11 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
     def run(batch):
         feeds = {name: ids.astype(np.int64) for name, ids in zip(INPUTS, batch, strict=True)}
-        found = dict(zip(names, session.run(names, feeds), strict=True))
-        return _under_our_names(saved, found)
+        try:
+            found = session.run(names, feeds)
+        except Exception as error:
+            raise ProofFailedError(f"onnxruntime cannot run {GRAPH}: {error}") from error
+        return _under_our_names(saved, dict(zip(names, found, strict=True)))
 
     versions = {"onnx": onnx.__version__, "onnxruntime": runtime.__version__, "opset": OPSET}
     return {**compare(saved, rows, run), "versions": versions}

@@ -8,7 +8,6 @@ Beside it lie `config.json` and the tokenizer's files, as Hugging Face has them.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
