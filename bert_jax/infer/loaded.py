@@ -19,6 +19,8 @@ from bert_jax.tasks.examples import Origin
 
 Texts = str | Sequence[str]
 """One text, or several; the answer is a list in either case."""
+Pairs = str | Sequence[str | None]
+"""Second texts, None for a text that has none."""
 
 
 class LoadedModel:
@@ -65,7 +67,7 @@ class LoadedModel:
     def classify(
         self,
         texts: Texts,
-        pairs: Texts | None = None,
+        pairs: Pairs | None = None,
         *,
         top: int | None = None,
         threshold: float = 0.5,
@@ -74,7 +76,7 @@ class LoadedModel:
 
         Args:
             texts: The texts; what is too long is cut.
-            pairs: Their second texts.
+            pairs: Their second texts, None for a text without one.
             top: Of how many classes the probability is given; None: of all.
             threshold: Of several labels, those that are more probable.
 
@@ -139,7 +141,7 @@ class LoadedModel:
     def embed(
         self,
         texts: Texts,
-        pairs: Texts | None = None,
+        pairs: Pairs | None = None,
         *,
         pooling: Pooling = "mean",
         layers: int | Sequence[int] | slice = -1,
@@ -174,6 +176,6 @@ def _several(texts: Any) -> list[Any]:
     return [texts] if isinstance(texts, str) else list(texts)
 
 
-def _paired(texts: Texts, pairs: Texts | None) -> dict[str, list[Any]]:
+def _paired(texts: Texts, pairs: Pairs | None) -> dict[str, list[Any]]:
     columns = {"text": _several(texts)}
     return columns if pairs is None else {**columns, "text_b": _several(pairs)}
