@@ -6,14 +6,14 @@ run.
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.convert.huggingface_files import model_class
-from bert_jax.exchange.proof import batch_of
+from bert_jax.exchange.proof import Batch
 from bert_jax.finetune.saved_model import SavedModel
 
 _READ = (
@@ -23,50 +23,52 @@ _READ = (
 """Ends of the names of classes whose outputs are looked at; of others the encoder alone is."""
 
 
-def source_logits(
-    directory: Path,
-    config: Mapping[str, Any],
-    saved: SavedModel,
-    rows: Sequence[Sequence[int]],
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """What the directory's own class computes, under the names of `logits_of`.
+class SourceModel:
+    """A directory in its own class, and where that has no masked-LM head, in one that has."""
 
-    Args:
-        directory: In Hugging Face's format.
-        config: The content of its `config.json`.
-        saved: The model as it was read here: says what to look for, and the padding.
-        rows: Of token ids.
+    def __init__(self, directory: Path, config: Mapping[str, Any], saved: SavedModel) -> None:
+        """Load it.
 
-    Returns:
-        The outputs that both have, and where the real tokens are: (B, L), 0 for padding.
-    """
-    import torch
-    import transformers
+        Args:
+            directory: In Hugging Face's format.
+            config: The content of its `config.json`.
+            saved: The model as it was read here: says what to look for, and the padding.
+        """
+        import torch
+        import transformers
 
-    batch = batch_of(saved, rows)
-    inputs = {
-        "input_ids": torch.tensor(batch.tokens).long(),
-        "attention_mask": torch.tensor(batch.segment_ids).long(),
-    }
-    types = config.get("type_vocab_size", 2)
-    if config.get("model_type") != "distilbert" and type(types) is int and types > 1:
-        inputs["token_type_ids"] = torch.tensor(batch.type_ids).long()
-    found: dict[str, np.ndarray] = {}
-    names = [model_class(config), *(["AutoModelForMaskedLM"] if "mlm" in saved.params else [])]
-    for name in names:
-        if "mlm" in found:
-            break
+        types = config.get("type_vocab_size", 2)
+        one_type = config.get("model_type") == "distilbert" or types == 1
+        self._inputs = ("tokens",) if one_type else ("tokens", "type_ids")
+        self._saved = saved
+        self._models: dict[str, Any] = {}
+        name = model_class(config)
         if not hasattr(transformers, name) or not name.endswith(_READ):
             name = "AutoModel"
-        with _quiet(), torch.no_grad():
-            model = getattr(transformers, name).from_pretrained(
-                directory, dtype=torch.float32, use_safetensors=True, local_files_only=True,
-                trust_remote_code=False, attn_implementation="eager",
-            ).eval()  # fmt: skip
-            out = model(**inputs, output_hidden_states=True)
-        for key, value in _outputs(out, name, saved).items():
-            found.setdefault(key, value.float().numpy())
-    return found, batch.segment_ids
+        names = [name]
+        if "mlm" in saved.params and not name.endswith(("ForMaskedLM", "BertForPreTraining")):
+            names.append("AutoModelForMaskedLM")
+        for each in names:
+            with _quiet():
+                self._models[each] = getattr(transformers, each).from_pretrained(
+                    directory, dtype=torch.float32, use_safetensors=True, local_files_only=True,
+                    trust_remote_code=False, attn_implementation="eager",
+                ).eval()  # fmt: skip
+
+    def outputs(self, batch: Batch) -> dict[str, np.ndarray]:
+        """What it computes, under the names of `logits_of`; at padding it means nothing."""
+        import torch
+
+        names = {"tokens": "input_ids", "type_ids": "token_type_ids"}
+        inputs = {names[n]: torch.tensor(getattr(batch, n)).long() for n in self._inputs}
+        inputs["attention_mask"] = torch.tensor(batch.segment_ids).long()
+        found: dict[str, np.ndarray] = {}
+        for name, model in self._models.items():
+            with _quiet(), torch.no_grad():
+                out = model(**inputs, output_hidden_states=True)
+            for key, value in _outputs(out, name, self._saved).items():
+                found.setdefault(key, value.float().numpy())
+        return found
 
 
 def _outputs(out: Any, name: str, saved: SavedModel) -> dict[str, Any]:
