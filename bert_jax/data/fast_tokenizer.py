@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -264,11 +263,5 @@ def _without_spaces(
     # The library's spans of what normalisation makes or moves may step back.
     starts, ends = np.maximum.accumulate(spans, axis=0).T if len(spans) else spans.T
     starts = np.minimum(following[starts], ends)
-    # A character composed of several has the span of the first of them alone.
-    marks = np.array([unicodedata.combining(char) > 0 for char in text], bool)
-    after = np.where(np.append(~marks, True), places, len(text))
-    after = np.minimum.accumulate(after[::-1])[::-1]
-    whole = np.minimum(after[ends], np.append(starts, len(text))[1:])
-    ends = np.where(ends > starts, np.maximum(ends, whole), ends)
     ends = np.where(bare, starts, np.maximum(preceding[ends], starts))
     return np.stack([starts, ends], axis=1).astype(np.int32)
