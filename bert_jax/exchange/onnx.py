@@ -47,8 +47,8 @@ def write(saved: SavedModel, out: Path) -> None:
         out: Exists; holds none of these.
 
     Raises:
-        UserError: `onnx` or `onnxruntime` is not installed, or the tokenizer cannot be said in Hugging Face's
-            format.
+        UserError: `onnx` or `onnxruntime` is not installed, or the tokenizer cannot be said in
+            Hugging Face's format.
         OSError: The files cannot be written.
     """
     onnx = _package("onnx")
