@@ -9,6 +9,8 @@ import pytest
 from attend_models import MODEL, attention_weights, scripts_model, weights_in
 
 from bert_jax.cli import main
+from bert_jax.data.tokenizer import SPECIAL_TOKENS
+from bert_jax.data.wordpiece import WordPieceTokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune import saved_model
 from bert_jax.infer.attend import MAX_TOKENS, attention_page, quantized
@@ -75,6 +77,19 @@ def test_text_is_text_wherever_it_stands(saved):
     page.encode()
 
 
+class HostileTokenizer(WordPieceTokenizer):
+    def id_to_token(self, id):
+        return ATTACK
+
+
+def test_a_vocabulary_is_text_too(saved):
+    hostile = HostileTokenizer([*SPECIAL_TOKENS, "the"])
+    page = attention_page(dataclasses.replace(saved, tokenizer=hostile), "the")
+    assert weights_in(page)[0]["tokens"] == [ATTACK] * 3
+    plain = attention_page(saved, "the")
+    assert [tag for tag, _ in Tags(page).tags] == [tag for tag, _ in Tags(plain).tags]
+
+
 def test_a_lone_surrogate_does_not_reach_the_file(saved):
     attention_page(dataclasses.replace(saved, name="\udcff"), "the \udcff", "a \ud800").encode()
 
@@ -129,5 +144,6 @@ def test_a_model_of_one_sentence_type_reads_pairs(saved):
     embeddings["type"] = embeddings["type"][:1]
     params = {"encoder": {**saved.params["encoder"], "embeddings": embeddings}}
     one = dataclasses.replace(saved, config=config, params=params)
-    _, weights = weights_in(attention_page(one, "the cat", "a dog"))
-    assert np.isfinite(weights).all()
+    data, weights = weights_in(attention_page(one, "the cat", "a dog"))
+    expected = attention_weights(one, data["tokens"], second_at=len(data["tokens"]))
+    np.testing.assert_allclose(weights, expected, atol=0.005)

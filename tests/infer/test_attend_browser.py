@@ -122,16 +122,21 @@ def test_a_token_shows_its_own_lines_and_percentages(opened, weights):
     assert lines(opened) == everything
 
 
+def map_opacity(browser, count):
+    """(count, count): of the cells of the map."""
+    pixels = browser.run(
+        f"[...document.querySelector('#map-canvas').getContext('2d')"
+        f".getImageData(0, 0, {count}, {count}).data]"
+    )
+    return np.array(pixels).reshape(count, count, 4)[:, :, 3] / 255
+
+
 def test_the_map_shows_the_weights(opened, weights):
     opened.hover('#overview [data-layer="1"][data-head="0"]', click=True)
     opened.hover("#heads button:nth-child(2)", click=True)
     mean = weights[1, :2].mean(0)
     count = len(mean)
-    pixels = opened.run(
-        f"[...document.querySelector('#map-canvas').getContext('2d')"
-        f".getImageData(0, 0, {count}, {count}).data]"
-    )
-    opacity = np.array(pixels).reshape(count, count, 4)[:, :, 3] / 255
+    opacity = map_opacity(opened, count)
     np.testing.assert_allclose(opacity, mean / mean.max(), atol=0.02)
     tokens = texts(opened, "#map-rows bdi")
     for place in (2, 5), (count - 1, 0), (3, count - 1):
@@ -143,8 +148,11 @@ def test_the_map_shows_the_weights(opened, weights):
         assert note.startswith(f"{tokens[place[0]]} attends to {tokens[place[1]]}: ")
     opened.run("(of => { of.value = '1'; of.dispatchEvent(new Event('change')) })"
                "(document.querySelector('#map-of'))")  # fmt: skip
-    opened.hover("#map-cells", 5.5 / count, 2.5 / count)
-    assert shares(opened, "#map-cursor span") == pytest.approx(weights[1, 1, 2, 5], abs=0.007)
+    one = weights[1, 1]
+    row, column = np.unravel_index(abs(one - mean).argmax(), mean.shape)
+    assert abs(one - mean)[row, column] > 0.05
+    opened.hover("#map-cells", (column + 0.5) / count, (row + 0.5) / count)
+    assert shares(opened, "#map-cursor span") == pytest.approx(one[row, column], abs=0.007)
 
 
 def test_leaving_out_special_tokens_and_stretching(opened, weights):
@@ -154,6 +162,12 @@ def test_leaving_out_special_tokens_and_stretching(opened, weights):
     drawn = lines(opened)
     assert drawn
     assert not [place for place in drawn if special & set(place[:2])]
+    opened.hover("#map-cells", 0.5, 0.001)
+    assert texts(opened, "#map-cursor span") == ["left out"]
+    opacity = map_opacity(opened, weights.shape[-1])
+    assert opacity.max() == 1
+    assert not opacity[sorted(special)].any()
+    assert not opacity[:, sorted(special)].any()
     opened.hover("#stretch", click=True)
     most = max(drawn.values())
     assert most < 0.99
@@ -198,14 +212,22 @@ def test_tokens_are_text_in_their_own_direction(opened):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_long_text_stays_inside_the_window(browser, saved, tmp_path, width):
     path = tmp_path / "long.html"
-    path.write_text(attention_page(saved, "the cat sat on a mat . " * 36), encoding="utf-8")
+    path.write_text(attention_page(saved, "the cat sat on a mat . " * 20), encoding="utf-8")
     browser.open(path, width=width, height=800, dark=width == 390)
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
     browser.hover("#all-heads", click=True)
     browser.hover("h1")
     assert len(lines(browser)) <= MOST_LINES
-    browser.hover("#from-200")
-    assert len(lines(browser)) > 300
+    browser.hover("#from-130")
+    assert len(lines(browser)) > 200
+    body = "document.querySelector('#map-panel .body')"
+    browser.run(f"{body}.scrollTo(300, 300)")  # the labels stay in sight
+    assert browser.run(f"[{body}.scrollLeft, {body}.scrollTop]") == [300, 300]
+    assert browser.run(
+        "((panel, rows, columns) => rows.left >= panel.left && columns.top >= panel.top)"
+        "(...['#map-panel', '#map-rows', '#map-columns'].map("
+        "id => document.querySelector(id).getBoundingClientRect()))"
+    )
     assert browser.complaints() == []
 
 

@@ -43,12 +43,8 @@ function make(tag, className = "", ...children) {
   return element;
 }
 
-/** A token in its own writing direction. */
-function tokenText(index) {
-  const text = make("bdi", "", tokens[index]);
-  text.dir = "auto";
-  return text;
-}
+/** A token, in its own writing direction as everything in a bdi. */
+const tokenText = (index) => make("bdi", "", tokens[index]);
 
 // Hues far apart for neighbours: steps of about 0.4 of the circle that meet every hue once.
 const HUE_STEP = (() => {

@@ -11,13 +11,17 @@ function buildMap() {
   }
   at("map-of").addEventListener("change", (event) => choose({ mapOf: event.target.value }));
   const cells = at("map-cells");
-  cells.addEventListener("pointermove", (event) => {
+  const follow = (event) => {
     const box = cells.getBoundingClientRect();
     const token = (share) => Math.min(count - 1, Math.max(0, Math.floor(share * count)));
     const from = token((event.clientY - box.top) / box.height);
     point([from, token((event.clientX - box.left) / box.width)]);
+  };
+  cells.addEventListener("pointermove", follow);
+  cells.addEventListener("pointerdown", follow);
+  cells.addEventListener("pointerleave", (event) => {
+    if (event.pointerType !== "touch") point(null); // a finger that leaves has only tapped
   });
-  cells.addEventListener("pointerleave", () => point(null));
   cells.addEventListener("blur", () => point(null));
   cells.addEventListener("focus", () => {
     if (!cursor && cells.matches(":focus-visible")) point([0, 0]);
