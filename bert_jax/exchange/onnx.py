@@ -28,8 +28,8 @@ from bert_jax.model.attention_xla import MASKED_SCORE
 from bert_jax.model.config import ModelConfig
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
-OPSET, IR_VERSION = 20, 10
-"""The first opset with Gelu, and the IR of its time: onnxruntime 1.17 and later read them."""
+OPSET, IR_VERSION = 20, 9
+"""The first opset with Gelu, and the file version of its time."""
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 _MAX_INLINE_BYTES = 1_800_000_000
 """A file of ONNX has less than 2 GiB; larger weights lie in a second one."""

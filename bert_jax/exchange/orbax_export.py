@@ -1,7 +1,7 @@
 """A model as a plain Orbax checkpoint: three lines read it, without this package.
 
     from orbax.checkpoint import v1 as ocp
-    params = ocp.load("DIR/params")
+    params = ocp.load(Path("DIR/params").absolute())
     params["encoder"]["layers"]["attention"]["query"]["kernel"]  # (N, D, H, K)
 
 Beside it lie `config.json` and the tokenizer's files, as Hugging Face has them.
