@@ -293,7 +293,9 @@ def compare_with_source(found: Source, tolerance: float) -> dict[str, Any] | str
     for start in range(0, len(rows), _ROWS):
         some = rows[max(0, min(start, len(rows) - _ROWS)) :][:_ROWS]  # of one shape
         batch = batch_of(saved, some, length)
-        here = differences(logits_of(saved, some, length), theirs.outputs(batch), batch.segment_ids)
+        with jax.default_matmul_precision("highest"):  # a GPU's default drops bits of float32
+            ours = logits_of(saved, some, length)
+        here = differences(ours, theirs.outputs(batch), batch.segment_ids)
         gaps = {name: max(gap, gaps.get(name, 0.0)) for name, gap in here.items()}
     above = {name: gap for name, gap in gaps.items() if not gap <= tolerance}
     if above or "hidden" not in gaps:
