@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from bert_jax.exchange.proof import Batch, ProofFailedError, batch_of, differences, logits_of
@@ -45,7 +46,9 @@ def compare(
     shapes: list[list[int]] = []
     for some, wanted in [*work, (rows[:2], padded), ([longest], length)]:
         batch = batch_of(saved, some, wanted)
-        found, source = run(batch), logits_of(saved, some, wanted)
+        found = run(batch)
+        with jax.default_matmul_precision("highest"):  # or a GPU's source would be of fewer bits
+            source = logits_of(saved, some, wanted)
         if lacking := source.keys() - found.keys() - optional:
             raise ProofFailedError(f"the artefact has no output {', '.join(sorted(lacking))}")
         for name, gap in differences(source, found, batch.segment_ids).items():
