@@ -6,7 +6,7 @@ It never takes text for a control or a byte piece, whose names are entries like 
 """
 
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import sentencepiece
@@ -46,6 +46,22 @@ def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
     )
     text: str = made.to_str(pretty=True)
     return text.encode()
+
+
+def is_tie(tokenizer: SentencePieceTokenizer, first: Sequence[int], second: Sequence[int]) -> bool:
+    """Whether two rows of ids spell the same with the same probability under a unigram model.
+
+    As "." and "..", or ".." and ".", for three points. SentencePiece adds logarithms in float32 and
+    the library in float64, so that rounding chooses, and not always the same.
+    """
+    model = _parse(tokenizer)
+    if model.trainer_spec.model_type != _UNIGRAM:
+        return False
+    a, b = ([model.pieces[id] for id in ids] for ids in (first, second))
+    if "".join(piece.piece for piece in a) != "".join(piece.piece for piece in b):
+        return False
+    scores = [sum(piece.score for piece in row) for row in (a, b)]
+    return abs(scores[0] - scores[1]) <= 1e-5 * max(1.0, abs(scores[0]))
 
 
 def _pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:

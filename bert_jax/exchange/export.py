@@ -47,7 +47,7 @@ _NAME = re.compile(r"[\w][\w .+/-]{0,95}")
 def export(
     source: str | Path,
     format: str,
-    out: Path,
+    out: str | Path,
     *,
     tolerance: float = TOLERANCE,
     license: str = UNKNOWN_LICENSE,

@@ -57,7 +57,8 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
         table = tuple(entry for entry in TABLE if entry.path[0] in parts)
     if name in _WITHOUT_POOLER:
         table = tuple(entry for entry in table if "pooler" not in entry.path)
-    found = export_entries(table, saved.complete_params(), saved.config)
+    params = saved.complete_params() if untrained_parts(saved) else saved.params
+    found = export_entries(table, params, saved.config)
     prefix = "bert." if name == "BertModel" else ""
     return {key.removeprefix(prefix): array for key, array in found.items()}
 

@@ -14,7 +14,7 @@ import numpy as np
 from bert_jax.data.staging import write_synced
 from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import apply_pretraining, encode, init_params
+from bert_jax.model.heads import Params, apply_pretraining, encode, init_params
 from bert_jax.model.task_heads import TaskHeadConfig, apply_task
 
 PARITY = "parity.json"
@@ -133,13 +133,23 @@ def logits_of(
     batch = batch_of(saved, rows, length)
     parts = tuple(part for part in ("mlm", "nsp") if part in saved.params)
     head = None if saved.outputs is None else saved.outputs.head
-    params = saved.complete_params()
-    if len(parts) == 1:  # the function wants both; what the other computes is dropped
-        params = {**init_params(saved.config, jax.random.key(0)), **params}
+    params = _with_zeros(saved)
     # Training may compute in fewer bits, and its kernels take some lengths alone.
     config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
     found = _outputs(config, head, parts, saved.has_pooler, params, batch)
     return {name: np.asarray(array) for name, array in found.items()}
+
+
+def _with_zeros(saved: SavedModel) -> Params:
+    """The functions of the model want all its parts; what those that it lacks give is dropped."""
+    shapes = jax.eval_shape(lambda: init_params(saved.config, jax.random.key(0)))
+    lacking = {part: shapes[part] for part in shapes.keys() - saved.params.keys()}
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), lacking)
+    pooler = jax.tree.map(
+        lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes["encoder"]["pooler"]
+    )
+    encoder = {"pooler": pooler, **saved.params["encoder"]}
+    return {**zeros, **saved.params, "encoder": encoder}
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))

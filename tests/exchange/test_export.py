@@ -1,0 +1,245 @@
+"""Exports in Hugging Face's format: what is written, what is proven, and that nothing else stays.
+
+The proof with `transformers` is in test_export_parity.py.
+"""
+
+import dataclasses
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from export_models import model_of, tokenizer_of
+from full_disk import files_of_at_most
+
+from bert_jax import cli
+from bert_jax.data.tokenizer import load_tokenizer
+from bert_jax.errors import UserError
+from bert_jax.exchange import huggingface, huggingface_proof
+from bert_jax.exchange.export import as_trained, check_differences, export
+from bert_jax.exchange.huggingface import write_huggingface
+from bert_jax.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
+from bert_jax.exchange.staging import staged
+from bert_jax.finetune.saved_model import Origin, read_model
+
+FILES = {
+    "README.md", "config.json", "model.safetensors", "parity.json", "special_tokens_map.json",
+    "tokenizer.json", "tokenizer_config.json", "vocab.txt",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _without_transformers(monkeypatch):
+    monkeypatch.setattr(huggingface_proof, "find_spec", lambda name: None)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("source")
+    write_huggingface(model_of("class"), directory)
+    return directory
+
+
+def assert_nothing_at(out):
+    assert not out.exists()
+    assert not [path for path in out.parent.iterdir() if out.name in path.name]
+
+
+def test_an_export_is_whole_and_proven(source, tmp_path, capsys):
+    out = tmp_path / "new" / "out"
+    arguments = ["export", str(source), "--to", "huggingface", "--out", str(out)]
+    assert cli.main([*arguments, "--license", "cc-by-4.0", "--name", "A model"]) == 0
+    said = capsys.readouterr().out
+    assert "BertForSequenceClassification" in said
+    assert "head 0.0e+00" in said
+    assert "transformers: did not run" in said
+    assert {path.name for path in out.iterdir()} == FILES
+    parity = json.loads((out / "parity.json").read_text())
+    assert parity["differences"] == {"head": 0.0, "hidden": 0.0, "pooled": 0.0}
+    assert parity["texts"] == len(PROOF_TEXTS)
+    assert parity["proofs"]["bert_jax"]["tensors_bit_equal"]
+    assert not parity["proofs"]["transformers"]["ran"]
+    assert parity["tokenizer_fingerprint"] == load_tokenizer(out).fingerprint
+    digest = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+    assert parity["sha256"]["model.safetensors"] == digest
+    assert parity["sha256"].keys() == FILES - {"README.md", "parity.json"}
+    assert {"bert_jax", "jax", "numpy", "safetensors", "tokenizers"} <= parity["versions"].keys()
+    # From Hugging Face's format and back: the same bytes, readable as others' files are.
+    assert (out / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
+    config = json.loads((out / "config.json").read_text())
+    assert config["id2label"]["1"] == "ähm"
+    assert config["problem_type"] == "single_label_classification"
+    named = json.loads((out / "tokenizer_config.json").read_text())
+    assert named["tokenizer_class"] == "BertTokenizer"
+    assert named["model_max_length"] == 40
+
+
+def test_padded_rows_are_trimmed_and_values_in_them_do_no_harm():
+    saved = model_of("pretraining")
+    saved.params["encoder"]["embeddings"]["token"][saved.config.vocab_size :] = 9
+    tensors = huggingface.state_dict_of(saved)
+    assert tensors["bert.embeddings.word_embeddings.weight"].shape[0] == saved.config.vocab_size
+    assert not any("decoder" in name for name in tensors)
+
+
+def test_classes_follow_the_parts():
+    names = {kind: huggingface.class_of(model_of(kind)) for kind in ("mlm", "encoder", "bare")}
+    assert names == {"mlm": "BertForMaskedLM", "encoder": "BertModel", "bare": "BertModel"}
+    assert "pooler.dense.weight" in huggingface.state_dict_of(model_of("bare"))
+    assert huggingface.config_of(model_of("bare"))["untrained_parts"] == ["pooler"]
+    assert "untrained_parts" not in huggingface.config_of(model_of("encoder"))
+    assert not any("pooler" in name for name in huggingface.state_dict_of(model_of("mlm")))
+
+
+def _transposed(monkeypatch):
+    export_entries = huggingface.export_entries
+
+    def wrong(*arguments):
+        found = export_entries(*arguments)
+        name = "bert.encoder.layer.1.attention.self.query.weight"
+        return {**found, name: np.ascontiguousarray(found[name].T)}
+
+    monkeypatch.setattr(huggingface, "export_entries", wrong)
+
+
+def _without_a_tensor(monkeypatch):
+    export_entries = huggingface.export_entries
+    monkeypatch.setattr(
+        huggingface,
+        "export_entries",
+        lambda *arguments: {
+            name: array
+            for name, array in export_entries(*arguments).items()
+            if name != "bert.pooler.dense.bias"
+        },
+    )
+
+
+def _with_another_tokenizer(monkeypatch):
+    write = huggingface._write_tokenizer
+    other = dataclasses.replace(model_of("class"), tokenizer=_swapped())
+    monkeypatch.setattr(
+        huggingface, "_write_tokenizer", lambda saved, directory: write(other, directory)
+    )
+
+
+def _swapped():
+    """Two words of the vocabulary change places."""
+    made = tokenizer_of("uncased")
+    vocab = list(made.vocab)
+    a, b = vocab.index("the"), vocab.index("and")
+    vocab[a], vocab[b] = vocab[b], vocab[a]
+    return type(made)(vocab, made.options)
+
+
+def _with_other_fields(**fields):
+    def change(monkeypatch):
+        config_of = huggingface.config_of
+        monkeypatch.setattr(huggingface, "config_of", lambda saved: config_of(saved) | fields)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (_transposed, "encoder/layers/attention/query/kernel"),
+        (_without_a_tensor, "pooler.dense.bias is missing"),
+        (_with_another_tokenizer, "other ids for 'The river froze"),
+        (_with_other_fields(id2label={"0": "a", "1": "b", "2": "c"}), "the outputs mean"),
+        (_with_other_fields(hidden_act="relu"), "largest differences are head"),
+    ],
+)
+def test_what_is_written_wrongly_is_never_there(fault, said, source, tmp_path, monkeypatch, capsys):
+    fault(monkeypatch)
+    out = tmp_path / "out"
+    arguments = ["export", str(source), "--to", "huggingface", "--out", str(out)]
+    assert cli.main(arguments) == (2 if "missing" in said else 1)
+    assert said in capsys.readouterr().err
+    assert_nothing_at(out)
+
+
+def test_the_tolerance_is_a_limit_and_nan_is_above_it():
+    check_differences({"mlm": 1e-4}, 1e-4)
+    for gap in (1.1e-4, float("nan"), float("inf")):
+        with pytest.raises(ProofFailedError, match="mlm") as caught:
+            check_differences({"hidden": 0.0, "mlm": gap}, 1e-4)
+        assert caught.value.exit_code == 1
+
+
+def test_parts_that_were_never_trained_are_left_out():
+    run = Origin("pretrain", config={"data": {"objective": "none"}})
+    saved = as_trained(dataclasses.replace(model_of("pretraining"), origin=run))
+    assert huggingface.class_of(saved) == "BertForMaskedLM"
+    assert not saved.has_pooler
+    kept = dataclasses.replace(saved, origin=Origin("huggingface", config=run.config))
+    assert as_trained(kept) is kept
+
+
+def test_a_full_disk_and_signals_leave_nothing(source, tmp_path):
+    out = tmp_path / "out"
+    with (
+        files_of_at_most(20_000),
+        pytest.raises(UserError, match=r"out: the file would be larger|Nothing was left"),
+    ):
+        export(source, "huggingface", out)
+    assert_nothing_at(out)
+    for signal in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(signal):
+            _end_with(signal, out)
+        assert_nothing_at(out)
+
+
+def _end_with(signal, out):
+    with staged(out) as directory:
+        (directory / "config.json").write_text("{}")
+        raise signal
+
+
+def test_what_is_there_is_left_alone(source, tmp_path):
+    for place, said in (
+        (source, "left alone"),
+        (source / "config.json", "is a file"),
+        ("gs://bucket/out", "bucket"),
+    ):
+        with pytest.raises(UserError, match=said):
+            export(source, "huggingface", place)
+    (tmp_path / "empty").mkdir()
+    with staged(tmp_path / "empty") as directory:
+        (directory / "a").write_text("b")
+    assert [path.name for path in (tmp_path / "empty").iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"license": "MIT, I think"}, "license"),
+        ({"name": "---\nlicense: mit"}, "name"),
+        ({"tolerance": float("nan")}, "tolerance"),
+    ],
+)
+def test_options_are_checked_before_anything_is_read(options, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        export(tmp_path / "nothing", "huggingface", tmp_path / "out", **options)
+    with pytest.raises(UserError, match="does not exist"):
+        export(tmp_path / "nothing", "huggingface", tmp_path / "out")
+
+
+def test_a_sentencepiece_model_stays_the_one_that_is_read(tmp_path):
+    saved = model_of("mlm", "unigram")
+    write_huggingface(saved, tmp_path)
+    back = read_model(tmp_path)
+    assert back.tokenizer.fingerprint == saved.tokenizer.fingerprint
+    names = json.loads((tmp_path / "special_tokens_map.json").read_text())
+    assert names["mask_token"] == "[MASK]"
+    assert (tmp_path / "tokenizer.json").is_file()
+
+
+def test_rows_of_the_proof_fit_the_model():
+    saved = model_of("pretraining")
+    rows = proof_rows(saved)
+    assert max(map(len, rows)) == 40
+    assert any(row.count(saved.tokenizer.special_ids.sep) == 2 for row in rows)
+    assert safetensors.numpy.save is huggingface.safetensors.numpy.save

@@ -1,0 +1,85 @@
+"""The README.md of an export: its YAML, what it says, and what it keeps to itself."""
+
+import dataclasses
+
+import pytest
+import yaml
+from export_models import model_of
+
+from bert_jax.exchange.model_card import model_card
+from bert_jax.finetune.saved_model import Origin
+
+PARITY = {
+    "format": "huggingface", "class": "BertForSequenceClassification",
+    "differences": {"head": 2e-6},
+    "texts": 42, "tokens": 1765, "tolerance": 1e-4, "untrained_parts": [],
+    "proofs": {"bert_jax": {"ran": True}, "transformers": {"ran": False, "why": "not there"}},
+}  # fmt: skip
+RUN = Origin(
+    "finetune", 460,
+    {
+        "task": {"kind": "table", "table": {"train": "/home/ada/secret/reviews.csv", "dev": ""}},
+        "init": "/home/ada/base", "training": {"num_epochs": 5.0, "batch_size": 32},
+        "optimizer": {"name": "adamw", "learning_rate": 2e-5, "schedule": "linear"},
+        "sweep": {"learning_rates": [0.001, 0.002]},
+    },
+    {"accuracy": 0.71813, "rows": 24.0},
+)  # fmt: skip
+
+
+def card(kind="class", license="unknown", **changes):
+    saved = dataclasses.replace(model_of(kind), origin=RUN)
+    return model_card(saved, {**PARITY, **changes}, license=license, name="A model")
+
+
+def front_matter(text):
+    _, head, _ = text.split("---\n", 2)
+    return yaml.safe_load(head)
+
+
+def test_the_hub_can_read_it():
+    assert front_matter(card(license="apache-2.0")) == {
+        "license": "apache-2.0",
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification",
+        "tags": ["bert", "jax", "bert_jax"],
+    }
+    assert "library_name" not in front_matter(card(format="orbax"))
+
+
+def test_it_says_what_the_run_was():
+    text = card()
+    for said in (
+        "460 updates", "`reviews.csv`", "starting from `base`", "| accuracy | 0.7181 |",
+        "| rows | 24 |", "| head | 2.0e-06 |", "0.001, 0.002", "transformers did not run",
+        "AutoModelForSequenceClassification", "bert_jax.load", "Unknown: nobody has said",
+    ):  # fmt: skip
+        assert said in text, said
+    assert "/home" not in text
+    assert "secret" not in text
+    assert "2e-05" not in text  # another rate was chosen
+
+
+def test_labels_stay_in_their_place():
+    text = card()
+    assert "`ähm`" in text
+    assert "\n# y" not in text
+    assert "<b>" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "made_by"),
+    [("mlm", "BertForMaskedLM"), ("bare", "BertModel"), ("span", "BertForQuestionAnswering")],
+)
+def test_every_class_has_a_card(kind, made_by):
+    untrained = ["pooler"] if kind == "bare" else []
+    text = card(kind, **{"class": made_by, "untrained_parts": untrained})
+    assert ("Do not use its output" in text) == (kind == "bare")
+    assert ("pipeline(" in text) == (kind == "mlm")
+
+
+def test_a_model_that_was_only_read_is_not_called_ours():
+    saved = dataclasses.replace(model_of("class"), origin=Origin("huggingface"))
+    text = model_card(saved, PARITY, license="unknown", name="x")
+    assert "read from Hugging Face's format" in text
+    assert "## Training" not in text
