@@ -60,7 +60,14 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
         saved: The model.
         weights: With the names, shapes and types of the file of weights; values are not read.
     """
-    config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
+    # Layers one after another: a loop over them would copy their weights together at every call.
+    config = dataclasses.replace(
+        saved.config,
+        dtype="float32",
+        attention_impl="xla",
+        scan_unroll=saved.config.num_layers,
+        remat="none",
+    )
     head = None if saved.outputs is None else saved.outputs.head
     parts = tuple(part for part in ("mlm", "nsp") if part in saved.params)
     key = jax.random.key(0)
