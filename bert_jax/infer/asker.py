@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Prepared(Generic[Example]):
     warnings: tuple[str, ...] = ()
 
 
+@runtime_checkable
 class Asker(Protocol[Example]):
     """A verb with its options and a model."""
 

@@ -1,13 +1,12 @@
 """`bert_jax.load`: a model to ask from Python."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.saved_model import read_model
+from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.infer.answer import Answerer
 from bert_jax.infer.asker import Answer, Asker, Example, ask
 from bert_jax.infer.classify import Classifier
@@ -29,14 +28,11 @@ class LoadedModel:
     What is compiled is kept: rows are padded to few lengths, and each of them is compiled once.
 
     Args:
-        directory: What `finetune.saved_model.read_model` reads.
-
-    Raises:
-        UserError: There is no sound model.
+        saved: From `read_model`; its arrays are not kept.
     """
 
-    def __init__(self, directory: str | Path) -> None:
-        self.network = Network(read_model(directory))
+    def __init__(self, saved: SavedModel) -> None:
+        self.network = Network(saved)
 
     @property
     def name(self) -> str:

@@ -2,10 +2,11 @@
 
 import gzip
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, Literal
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import Origin
@@ -85,23 +86,21 @@ def read_records(
 
 
 @contextmanager
-def _opened(source: str) -> Iterator[BinaryIO]:
+def _opened(source: str) -> Iterator[Any]:
     if source == STDIN:
         yield sys.stdin.buffer
         return
     try:
-        kind = gzip.open if source.endswith(".gz") else open
-        with kind(source, "rb") as file:
-            yield cast(BinaryIO, file)
-    except (OSError, EOFError, ValueError) as error:
-        if isinstance(error, UserError) or getattr(error, "filename", source) != source:
-            raise
+        file = (gzip.open if source.endswith(".gz") else open)(source, "rb")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{source} cannot be read: {reason}") from error
+    with file:
+        yield file
 
 
 def _lines(
-    file: BinaryIO, path: str, read: Callable[[int], object]
+    file: Any, path: str, read: Callable[[int], object]
 ) -> Iterator[bytes | None]:  # fmt: skip
     """Lines without their ends; None for one that is too long."""
     while True:
@@ -116,7 +115,7 @@ def _lines(
                 read(len(rest))
                 whole = not rest or rest.endswith(b"\n")
                 raw = b""
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
         yield raw.removesuffix(b"\n").removesuffix(b"\r") if raw else None
 

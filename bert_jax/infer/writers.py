@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TextIO
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -17,7 +17,11 @@ from bert_jax.errors import UserError
 from bert_jax.infer.asker import Asker
 from bert_jax.infer.stream import Answered, Skipped
 
+File: TypeAlias = Any
+"""An open file: of text for lines, else of bytes. `TextIO` is no class that files are of."""
 
+
+@runtime_checkable
 class Writer(Protocol):
     """Takes answers in their order."""
 
@@ -31,7 +35,7 @@ class Writer(Protocol):
 
 
 @contextmanager
-def staged_file(path: Path) -> Iterator[BinaryIO]:
+def staged_file(path: Path) -> Iterator[File]:
     """A file that appears whole when the body ends well, and else not at all.
 
     Raises:
@@ -64,7 +68,7 @@ class JsonLines:
     A record that was skipped has {"error": ..., "line": ...}, so that lines stay aligned.
     """
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: File) -> None:
         self._file = file
 
     def write(self, answered: Sequence[Answered]) -> None:
@@ -88,7 +92,7 @@ class JsonLines:
 class Lines:
     """For people: a text, and below it what is said."""
 
-    def __init__(self, asker: Asker[Any], file: TextIO) -> None:
+    def __init__(self, asker: Asker[Any], file: File) -> None:
         self._asker = asker
         self._file = file
 
@@ -112,7 +116,7 @@ class Lines:
 class Npy:
     """A (N, D) float32 array; a row of NaN where a record was skipped."""
 
-    def __init__(self, file: BinaryIO, width: int) -> None:
+    def __init__(self, file: File, width: int) -> None:
         self._file = file
         self._width = width
         self._count = 0
@@ -149,7 +153,7 @@ class Parquet:
         UserError: pyarrow is not installed.
     """
 
-    def __init__(self, file: BinaryIO, width: int) -> None:
+    def __init__(self, file: File, width: int) -> None:
         try:
             import pyarrow
             import pyarrow.parquet

@@ -1,0 +1,213 @@
+"""`bert_jax.load`: answers against the training code's own functions, shapes, refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from asked_models import HEADS, TOKENIZER, WORDS, random_model
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.infer import network
+from bert_jax.infer.batching import MAX_TOKENS, shapes
+from bert_jax.infer.loaded import LoadedModel
+from bert_jax.infer.tag import split_words
+from bert_jax.model.layer_outputs import layer_outputs
+from bert_jax.model.task_heads import apply_task
+
+TEXTS = ["the cat sat", "", "kim met the dog on a hill . " * 2, "猫 ran"]
+PAIRS = ["a dog", None, "the mat", None]
+
+
+def row_of(text: str, pair: str | None = None) -> tuple[np.ndarray, ...]:
+    """The padded row that is meant, made by hand: tokens, type ids, segment ids."""
+    special = TOKENIZER.special_ids
+    ids = [special.cls, *TOKENIZER.encode(text).ids, special.sep]
+    types = [0] * len(ids)
+    if pair is not None:
+        second = [*TOKENIZER.encode(pair).ids, special.sep]
+        ids, types = ids + second, types + [1] * len(second)
+    fill = 48 - len(ids)
+    rows = (ids + [special.pad] * fill, types + [0] * fill, [1] * len(ids) + [0] * fill)
+    return tuple(np.array([row], np.int32) for row in rows)
+
+
+def logits_of(saved: SavedModel, rows: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Of the function that training and `bert-jax predict` use."""
+    assert saved.outputs is not None
+    return np.asarray(_logits(saved.config, saved.outputs.head, saved.params, *rows))[0]
+
+
+_logits = jax.jit(apply_task, static_argnums=(0, 1))
+
+
+@pytest.fixture(scope="module")
+def classifying() -> tuple[SavedModel, LoadedModel]:
+    saved = random_model("class")
+    return saved, LoadedModel(saved)
+
+
+def test_classes_are_those_of_the_training_code(classifying):
+    saved, model = classifying
+    assert model.verbs == ("classify", "embed")
+    answers = model.classify(TEXTS, PAIRS)
+    for text, pair, answer in zip(TEXTS, PAIRS, answers, strict=True):
+        logits = logits_of(saved, row_of(text, pair))
+        shares = np.exp(logits - logits.max())
+        expected = dict(zip(model.labels, shares / shares.sum(), strict=True))
+        assert answer["probabilities"] == pytest.approx(expected, abs=2e-5)
+        assert list(answer["probabilities"]) == sorted(expected, key=lambda name: -expected[name])
+        assert answer["label"] == next(iter(answer["probabilities"]))
+
+
+def test_a_call_compiles_nothing_that_one_before_it_compiled(classifying):
+    _, model = classifying
+    short, long = "cat", "the cat sat on a mat . " * 4
+    model.classify([short, long, short])
+    before = network._row_logits._cache_size()
+    model.classify([long, "dog ran", "", short])
+    model.classify(["dog", "dog", "the dog sat under a hill . " * 4])
+    assert network._row_logits._cache_size() == before
+    # All that there can be: lengths times powers of 2.
+    assert sum(len(lengths) for _, lengths in shapes(512)) == 15
+    assert all(rows * lengths[-1] <= MAX_TOKENS for rows, lengths in shapes(512))
+
+
+def test_order_is_kept_over_batches(classifying):
+    _, model = classifying
+    texts = [f"the {'cat ' * (n % 9)}sat" for n in range(70)]
+    together = model.classify(texts)
+    alone = {text: model.classify(text)[0] for text in texts[:9]}
+    for text, answer in zip(texts, together, strict=True):
+        assert answer["probabilities"] == pytest.approx(alone[text]["probabilities"], abs=2e-5)
+
+
+def test_several_labels_and_scores():
+    saved = random_model("classes")
+    model = LoadedModel(saved)
+    share = 1 / (1 + np.exp(-logits_of(saved, row_of("the cat"))))
+    (answer,) = model.classify("the cat", threshold=float(np.sort(share)[1]) - 1e-4)
+    assert sorted(answer["labels"]) == sorted(np.array(["x", "y", "z"])[share >= np.sort(share)[1]])
+    assert answer["probabilities"] == pytest.approx(
+        dict(zip("xyz", share.tolist(), strict=True)), abs=2e-5
+    )
+    saved = random_model("score")
+    (answer,) = LoadedModel(saved).classify("the cat", "a dog")
+    assert answer["score"] == pytest.approx(
+        float(logits_of(saved, row_of("the cat", "a dog"))[0]), abs=2e-5
+    )
+
+
+def test_tags_of_a_text_with_offsets_and_of_a_long_one():
+    saved = random_model("tags")
+    model = LoadedModel(saved)
+    text = "Kim  met Lee, in rome.\n猫山"
+    (answer, nothing, long) = model.tag([text, " ", "kim met lee in rome . " * 20])
+    words = ["Kim", "met", "Lee", ",", "in", "rome", ".", "猫", "山"]
+    assert answer["tokens"] == words
+    assert [text[start:end] for start, end in answer["offsets"]] == words
+    logits = logits_of(saved, row_of(" ".join(words).lower()))[1 : len(words) + 1]
+    best = [model.labels[n] for n in logits.argmax(-1)]
+    assert [tag[2:] for tag in answer["tags"]] == [tag[2:] for tag in best]
+    for entity in answer["entities"]:
+        first, end = entity["words"]
+        assert entity["text"] == text[entity["start"] : entity["end"]]
+        assert entity["text"].startswith(words[first])
+        assert entity["text"].endswith(words[end - 1])
+    assert nothing == {"tokens": [], "tags": [], "offsets": [], "entities": []}
+    assert len(long["tags"]) == 120
+    (given,) = model.tag([words])
+    assert given["tags"] == answer["tags"]
+    assert "offsets" not in given
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("(didn't) 1,000!", ["(", "didn't", ")", "1,000", "!"]),
+        ("the U.S. e.g. end.", ["the", "U.S.", "e.g.", "end", "."]),
+        ("... हिन्दी में।", [".", ".", ".", "हिन्दी", "में", "।"]),
+        ("在Berlin、東京\u3000x", ["在", "Berlin", "、", "東", "京", "x"]),
+        ("", []),
+    ],
+)
+def test_words_of_raw_text(text, words):
+    assert [text[start:end] for start, end in split_words(text)] == words
+
+
+def test_answers_are_slices_and_long_contexts_are_read_to_the_end():
+    model = LoadedModel(random_model("span"))
+    context = "The cat sat on a mat. " * 12 + "Kim met Lee."
+    answers = model.answer(["who ?", "who met lee ?"], context, top=4)
+    for answer in answers:
+        assert answer["answer"] == context[answer["start"] : answer["end"]]
+        shares = [each["probability"] for each in answer["candidates"]]
+        assert shares == sorted(shares, reverse=True)
+        assert len(shares) == 4
+        assert answer["null_odds"] is not None
+    always, never = (
+        model.answer("who ?", context, null_threshold=threshold)[0] for threshold in (-1e9, 1e9)
+    )
+    assert (always["answer"], always["start"], always["end"]) == ("", 0, 0)
+    assert never["answer"] == answers[0]["answer"]
+
+
+def test_vectors_are_of_the_states():
+    saved = random_model("pretrained")
+    model = LoadedModel(saved)
+    states = np.asarray(
+        layer_outputs(
+            saved.config, saved.params, *map(jnp.asarray, row_of("the cat sat", "a dog"))
+        ).states
+    )[:, 0, :8]  # 8 tokens: [CLS] the cat sat [SEP] a dog [SEP]
+    inner = states[2][[1, 2, 3, 5, 6]]
+    for options, expected in (
+        ({"layers": slice(-2, -1)}, states[1:].mean((0, 1))),
+        ({"pooling": "cls"}, states[2][0]),
+        ({"pooling": "max", "special_tokens": False}, inner.max(0)),
+    ):
+        (found,) = model.embed("the cat sat", "a dog", **options)
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+        (unit,) = model.embed("the cat sat", "a dog", **options, normalize=True)
+        np.testing.assert_allclose(unit, expected / np.linalg.norm(expected), atol=2e-5)
+
+
+def test_no_texts_are_no_answers(classifying):
+    _, model = classifying
+    assert model.classify([]) == []
+    assert model.embed([]).shape == (0, 16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ask", "message"),
+    [
+        ("pretrained", lambda m: m.classify("a"), "cannot classify.*it can fill-mask and embed"),
+        ("class", lambda m: m.fill_mask("[MASK]"), "cannot fill-mask.*it can classify and embed"),
+        ("class", lambda m: m.tag("a"), "random class: this model cannot tag"),
+        ("tags", lambda m: m.answer("a", "b"), "cannot answer.*it can tag and embed"),
+        ("class", lambda m: m.classify(["a"], ["b", "c"]), "1 of text and 2 of text_b"),
+        ("class", lambda m: m.classify("a", top=0), "top is 0"),
+        ("class", lambda m: m.classify("a", threshold=2.0), "threshold is 2"),
+        ("class", lambda m: m.embed("a", layers=3), "no layer 3.*0, the embeddings, to 2"),
+        ("class", lambda m: m.embed("a", layers=slice(-1, -2)), "begin behind"),
+        ("class", lambda m: m.embed("a", layers=()), "no layer is named"),
+        ("class", lambda m: m.embed("a", pooling="pooler", layers=1), "last layer alone"),
+        ("span", lambda m: m.answer("who ?", " "), "has no token"),
+        ("pretrained", lambda m: m.fill_mask("[MASK] " + "cat " * 60), "has 63 tokens.*48"),
+    ],
+)
+def test_what_it_refuses(kind, ask, message):
+    with pytest.raises(UserError, match=message):
+        ask(LoadedModel(random_model(kind)))
+
+
+def test_a_model_that_has_diverged_says_so():
+    saved = random_model("class")
+    saved.params["head"]["bias"][0] = np.nan
+    with pytest.raises(UserError, match="not finite"):
+        LoadedModel(saved).classify("the cat")
+
+
+def test_every_kind_is_asked_here():
+    assert set(HEADS) == {"pretrained", "class", "classes", "score", "tags", "span"}
+    assert len(WORDS) == len(set(WORDS))

@@ -1,0 +1,271 @@
+"""Lines in, lines out: order, what is skipped, files that are whole or not there. No model."""
+
+import gzip
+import io
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.finetune.rows import Batch, Rows
+from bert_jax.infer import stream
+from bert_jax.infer.asker import Prepared, text_field
+from bert_jax.infer.records import MAX_LINE_BYTES, Record, read_records
+from bert_jax.infer.stream import Answered, Counts, Skipped, answer_records
+from bert_jax.infer.writers import JsonLines, Lines, opened_writer, staged_file
+from bert_jax.tasks.examples import Origin
+
+
+class _Ids:
+    pad = 0
+
+
+class _Network:
+    max_length = 16
+
+    class tokenizer:
+        special_ids = _Ids()
+
+
+class Shout:
+    """A verb that needs no model: the text in capitals; it refuses a "!"."""
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("text", "text_b")
+    network: Any = _Network()
+
+    def example(self, fields: Mapping[str, Any], origin: Origin) -> tuple[str, Origin]:
+        return text_field(fields, "text", origin), origin
+
+    def prepare(self, examples: Sequence[Any]) -> Prepared[Any]:
+        for text, origin in examples:
+            if "!" in text:
+                raise UserError(f"{origin}: it shouts already")
+        tokens = [np.arange(1 + len(text) % 9, dtype=np.int32) for text, _ in examples]
+        second_at = np.array([len(ids) for ids in tokens], np.int32)
+        return Prepared(examples, Rows(tokens, second_at, None), warnings=("something was cut",))
+
+    def judge(self, batch: Batch) -> Any:
+        return batch["segment_ids"].sum(1)
+
+    def answers(self, prepared: Prepared[Any], outputs: Sequence[Any]) -> list[Any]:
+        pairs = zip(prepared.examples, outputs, strict=True)
+        return [{"loud": text.upper(), "tokens": int(count)} for (text, _), count in pairs]
+
+    def lines(self, example: Any, answer: Any) -> list[str]:
+        return [answer["loud"]]
+
+
+def records_of(texts: Sequence[str]) -> list[Record]:
+    return [Record(Origin("f", n), {"text": text}) for n, text in enumerate(texts, 1)]
+
+
+def run(texts: Sequence[str], **options: Any) -> list[Answered]:
+    chunks = answer_records(Shout(), records_of(texts), say=lambda line: None, **options)
+    return [each for chunk in chunks for each in chunk]
+
+
+def test_order_is_kept_through_chunks_and_lengths(monkeypatch):
+    monkeypatch.setattr(stream, "MAX_RECORDS", 7)
+    texts = [f"{'x' * (n * 5 % 13)} {n}" for n in range(50)]
+    found = run(texts)
+    assert [each.answer["loud"] for each in found] == [text.upper() for text in texts]
+    assert [each.answer["tokens"] for each in found] == [1 + len(text) % 9 for text in texts]
+
+
+def test_a_chunk_holds_no_more_than_so_many_characters(monkeypatch):
+    monkeypatch.setattr(stream, "MAX_CHARS", 100)
+    taken: list[int] = []
+
+    def records():
+        for n in range(40):
+            taken.append(n)
+            yield Record(Origin("f", n + 1), {"text": "x" * 60})
+
+    chunks = answer_records(Shout(), records(), say=lambda line: None)
+    assert len(next(chunks)) == 2
+    assert len(taken) == 2  # the file is not read ahead
+
+
+def test_on_fail_the_first_bad_record_ends_it():
+    with pytest.raises(UserError, match="f, line 2: it shouts already"):
+        run(["a", "b!", "c!"])
+
+
+def test_on_skip_bad_records_keep_their_places():
+    counts = Counts()
+    said: list[str] = []
+    records = [*records_of(["a", "b!", "c"]), Record(Origin("f", 4), {}, "f, line 4: bad"),
+               Record(Origin("f", 5), {"other": 1})]  # fmt: skip
+    (chunk,) = answer_records(
+        Shout(), records, on_error="skip", counts=counts, say=lambda line: said.append(line)
+    )
+    answers = [each.answer for each in chunk]
+    assert answers[0]["loud"] == "A"
+    assert answers[1] == Skipped("f, line 2: it shouts already", 2)
+    assert answers[2]["loud"] == "C"
+    assert answers[3] == Skipped("f, line 4: bad", 4)
+    assert "no field 'text' but 'other'" in answers[4].message
+    assert (counts.records, counts.skipped) == (5, 3)
+    assert len(said) == 4  # three, and what was cut
+
+
+def test_all_records_bad_and_none_at_all():
+    assert all(isinstance(each.answer, Skipped) for each in run(["!", "!!"], on_error="skip"))
+    assert run([]) == []
+
+
+# What is read
+
+
+def read(path: Path, content: bytes, **options: Any) -> list[Record]:
+    path.write_bytes(content)
+    return list(read_records(str(path), **options))
+
+
+def test_plain_text_keeps_empty_lines_and_ends(tmp_path):
+    found = read(tmp_path / "a.txt", "\ufeffone\r\n\nहिन्दी\n四".encode())
+    assert [record.fields["text"] for record in found] == ["one", "", "हिन्दी", "四"]
+    assert [record.origin.line for record in found] == [1, 2, 3, 4]
+
+
+def test_json_lines_are_renamed_and_get_what_is_the_same_for_all(tmp_path):
+    content = b'{"s": "a", "id": 3}\n\n{"s": "b", "text_b": "own"}\n'
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(content))
+    found = list(read_records(str(path), names={"text": "s"}, more={"text_b": "all"}))
+    assert [(r.origin.line, r.fields["text"], r.fields["text_b"]) for r in found] == [
+        (1, "a", "all"), (3, "b", "own"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "line 2: not JSON"),
+        (b'["a"]', "is no object such as"),
+        (b'{"text": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"text": "\xff"}', "0xff is not UTF-8"),
+        (b'{"text": "a\0"}', "line 2: a NUL byte"),
+        (b'{"a": 1, "a": 2}', "occurs twice"),
+        (b'{"a": NaN}', "not a number"),
+        (b'{"a": ' + b"[" * 50 + b"]" * 50 + b"}", "nested too deeply"),
+        (b'{"text": "' + b"x" * MAX_LINE_BYTES + b'"}', "longer than 4,194,304 bytes"),
+    ],
+)
+def test_a_bad_line_is_named_and_the_next_is_read(tmp_path, line, message):
+    good = b'{"text": "a"}\n'
+    first, bad, last = read(tmp_path / "a.jsonl", good + line + b"\n" + good)
+    assert (first.problem, last.problem, last.origin.line) == (None, None, 3)
+    assert bad.problem is not None
+    assert bad.problem.startswith(f"{tmp_path / 'a.jsonl'}, line 2")
+    assert message in bad.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.gz", b"no gzip\n"), ("b.gz", gzip.compress(b"x\n" * 999)[:-9])]
+)
+def test_a_file_that_is_damaged_is_named(tmp_path, name, content):
+    with pytest.raises(UserError, match=rf"{name} cannot be read"):
+        read(tmp_path / name, content)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nothing\.txt cannot be read: No such file"):
+        list(read_records(str(tmp_path / "nothing.txt")))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(b'{"text": "a"}\n', "a"), (b"plain {\n", "plain {"), (b" {\n", None)],
+)
+def test_standard_input_tells_its_format_by_its_first_line(monkeypatch, content, expected):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    (record,) = read_records("-")
+    assert record.fields.get("text") == expected
+
+
+# What is written
+
+
+def answered(value: Any, line: int = 1, **fields: Any) -> Answered:
+    return Answered(Record(Origin("f", line), fields), None, value)
+
+
+def test_json_lines_have_ids_and_errors():
+    file = io.StringIO()
+    JsonLines(file).write([
+        answered({"label": "ä"}, id=7), answered(Skipped("bad", 2), 2, id="x"),
+        answered(Skipped("bad", 3)), answered(np.array([0.1, -2], np.float32)),
+    ])  # fmt: skip
+    assert [json.loads(line) for line in file.getvalue().splitlines()] == [
+        {"id": 7, "label": "ä"}, {"id": "x", "error": "bad", "line": 2},
+        {"error": "bad", "line": 3}, {"embedding": [0.1, -2.0]},
+    ]  # fmt: skip
+
+
+def test_lines_for_people():
+    file = io.StringIO()
+    Lines(Shout(), file).write([answered({"loud": "A"}, text="a"), answered(Skipped("bad", 2))])
+    assert file.getvalue() == "a\n    A\nf, line 1\n    skipped: bad\n"
+
+
+def test_vectors_of_skipped_records_are_nan_and_null(tmp_path):
+    chunks = [
+        [answered(np.full(3, n, np.float32), id=n), answered(Skipped("bad", 2))] for n in range(40)
+    ]
+    for name in ("a.npy", "a.parquet", "a.jsonl"):
+        if name == "a.parquet":
+            pytest.importorskip("pyarrow")
+        with opened_writer(Shout(), tmp_path / name, as_json=True, width=3) as writer:
+            for chunk in chunks:
+                writer.write(chunk)
+    expected = np.repeat(np.arange(40, dtype=np.float32), 2)[:, None] * np.ones(3, np.float32)
+    expected[1::2] = np.nan
+    found = np.load(tmp_path / "a.npy", allow_pickle=False)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == np.float32
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist()
+    assert table[2] == {"id": "1", "embedding": [1, 1, 1], "error": None}
+    assert table[3] == {"id": None, "embedding": None, "error": "bad"}
+    assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 80
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    out = tmp_path / "new" / "a.jsonl"
+
+    def interrupted():
+        with opened_writer(Shout(), out, as_json=True) as writer:
+            writer.write([answered({"a": 1})])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(out.parent.iterdir()) == []
+    out.write_text("before")
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert out.read_text() == "before"
+    with opened_writer(Shout(), out, as_json=True) as writer:
+        writer.write([answered({"a": 1})])
+        assert out.read_text() == "before"
+    assert out.read_text() == '{"a": 1}\n'
+    assert [path.name for path in out.parent.iterdir()] == ["a.jsonl"]
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path):
+    with pytest.raises(UserError, match="is a directory"), staged_file(tmp_path):
+        pass
+    (tmp_path / "file").write_text("")
+    below = staged_file(tmp_path / "file" / "a.npy")
+    with pytest.raises(UserError, match="part of the path is a file"), below:
+        pass
+    no_vectors = opened_writer(Shout(), tmp_path / "a.npy", as_json=True)
+    with pytest.raises(UserError, match=r"\.npy is for vectors"), no_vectors:
+        pass
