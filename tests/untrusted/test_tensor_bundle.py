@@ -152,6 +152,7 @@ def test_what_tensorflow_does_not_write(tmp_path: Path) -> None:
         (varint(1 << 3 | 2) + b"\x05ab", "a field of 5 bytes is cut off"),
         (b"\x08" + b"\xff" * 9, "is cut off or too long"),
         (b"\x08" + b"\xff" * 11, "is cut off or too long"),
+        (b"\x08" + b"\xff" * 9 + b"\x02", "is cut off or too long"),
     ):
         (tmp_path / "x.index").write_bytes(table([(b"", head)]))
         assert said in refused(tmp_path / "x.index")
