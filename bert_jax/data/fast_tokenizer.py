@@ -5,7 +5,6 @@ Special tokens have the names that the model's files give them; code that needs 
 one is ordinary text, as everywhere here.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -72,7 +71,7 @@ class FastTokenizer:
         prefixed = last.get("add_prefix_space", last.get("prepend_scheme") != "never")
         self.word_prefix = "" if prefixed else " "
         self.fingerprint = hashlib.sha256(
-            json.dumps(["fast", 1, dataclasses.asdict(pipeline)], sort_keys=True).encode()
+            json.dumps(["fast", 1, vars(pipeline)], sort_keys=True).encode()
         ).hexdigest()
         self._bare = self._ids.get(SPACE if last["type"] == "Metaspace" else "Ġ", -1)
         self._decoder = _decoder(pipeline)

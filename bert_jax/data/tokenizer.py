@@ -102,8 +102,8 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
 
     Args:
         path: a directory holding `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or
-            one `*.model`, or such a file. Beside a `tokenizer.json` that is no WordPiece,
-            `tokenizer.model` (ours) counts, and no other `*.model`: XLM-R's has other ids.
+            one `*.model`, or such a file. A `tokenizer.json` that is no WordPiece counts before a
+            `*.model` beside it (XLM-R's has other ids), unless that is an exported one of ours.
         lowercase: for a `vocab.txt` with no `tokenizer_config.json` beside it, which says neither:
             whether text is lower-cased. None: it is unless the vocabulary has upper-case words.
 
@@ -152,13 +152,12 @@ def _is_fast(path: Path) -> bool:
 def _find(directory: Path) -> Path:
     """The file in `directory` that defines its tokenizer."""
     whole = directory / "tokenizer.json"
-    if whole.is_file() and _is_fast(whole):
-        ours = directory / _KIND_FILES["sentencepiece"][0]
-        return ours if ours.is_file() else whole
-    wordpiece = [p for n in _KIND_FILES["wordpiece"] if (p := directory / n).is_file()]
     models = sorted(directory.glob("*.model"))
     if models and _is_exported_sentencepiece(directory):
         return directory / "tokenizer.model"
+    if models and whole.is_file() and _is_fast(whole):
+        return whole
+    wordpiece = [p for n in _KIND_FILES["wordpiece"] if (p := directory / n).is_file()]
     if wordpiece and models:
         raise UserError(
             f"{directory} holds two tokenizers, {wordpiece[0].name} and {models[0].name}; name one "

@@ -182,12 +182,14 @@ def test_two_files_of_older_roberta(made, tmp_path):
 
 
 def test_which_of_two_counts(tmp_path):
-    """XLM-R's *.model has other ids than its tokenizer.json; ours has the same."""
+    """XLM-R's *.model has other ids than its tokenizer.json; one that was exported has the same."""
     loaded("bpe", tmp_path)
     (tmp_path / "sentencepiece.bpe.model").write_bytes(b"other ids")
     assert load_tokenizer(tmp_path).kind == "fast"
     model = train_sentencepiece(TEXTS, 330, character_coverage=1.0)._model
     (tmp_path / "tokenizer.model").write_bytes(model)
+    assert load_tokenizer(tmp_path).kind == "fast"
+    (tmp_path / "tokenizer_config.json").write_text('{"kind": "sentencepiece"}')
     assert load_tokenizer(tmp_path).kind == "sentencepiece"
 
 
