@@ -407,7 +407,21 @@ def _use_starts(path: Path) -> None:
     time_shares(read_starts(path))
 
 
+def _use_asked(path: Path) -> None:
+    from bert_jax.infer.records import read_records
+
+    for record in read_records(str(path)):
+        assert record.origin.line >= 1
+        if record.problem is None:
+            json.dumps(record.fields, ensure_ascii=False).encode()
+        else:
+            assert str(path) in record.problem
+
+
 READERS = {
+    "asked": Reader(
+        "asked.jsonl", _rows({"text": "é 漢", "id": 1}, {"tokens": ["a", "b"]}), _use_asked
+    ),
     "vocab": Reader("vocab.txt", _tokenizer_file("vocab.txt"), _use_tokenizer),
     "tokenizer": Reader("tokenizer.json", _tokenizer_file("tokenizer.json"), _use_tokenizer, True),
     "tokenizer_config": Reader(
