@@ -63,7 +63,10 @@ def model_config_from_huggingface(found: Mapping[str, Any], *, where: str) -> Mo
             'weights have the names of BERT\'s). If it is a BERT, add "model_type": "bert"'
         )
     if kind != "bert":
-        raise UserError(f"{where}: model_type is {_show(kind)}; only 'bert' is supported")
+        raise UserError(
+            f"{where}: model_type is {_show(kind)}; only 'bert' is supported. `bert-jax import` "
+            "makes one of a RoBERTa, ELECTRA or DistilBERT"
+        )
     fields: dict[str, Any] = {}
     wrong: list[str] = []
 

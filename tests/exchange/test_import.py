@@ -17,8 +17,8 @@ from test_families import roberta
 from bert_jax import cli
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
-from bert_jax.exchange import importing
-from bert_jax.exchange.importing import import_model
+from bert_jax.exchange import hub, importing
+from bert_jax.exchange.importing import import_model, read_source
 from bert_jax.exchange.proof import ProofFailedError
 from bert_jax.finetune.saved_model import read_model
 
@@ -109,8 +109,8 @@ def test_a_tensorflow_checkpoint(tmp_path):
     assert report["source_class"] == "TensorFlow 1"
     assert "gelu is read as its tanh form" in report["notes"][0]
     assert read_model(tmp_path / "tanh").config.activation == "gelu_tanh"
-    import_model(GOLDEN_TF / "bert_model.ckpt", tmp_path / "erf", gelu="erf")
-    assert read_model(tmp_path / "erf").config.activation == "gelu"
+    exact = read_source(GOLDEN_TF / "bert_model.ckpt", gelu="erf").saved
+    assert exact.config.activation == "gelu"
 
 
 def test_added_tokens(tmp_path):
@@ -192,6 +192,15 @@ def test_sources_that_are_none(tmp_path):
     with pytest.raises(UserError, match=r"pytorch_model.bin alone, which is not read"):
         import_model(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+
+
+def test_a_name_on_the_hub(tmp_path, monkeypatch):
+    write_huggingface(tmp_path / "cache")
+    asked = []
+    monkeypatch.setattr(hub, "fetch", lambda *given: asked.append(given) or tmp_path / "cache")
+    report = import_model("some-one/tiny@main", tmp_path / "ours")
+    assert asked == [("some-one/tiny@main", None)]
+    assert report["source"] == "some-one/tiny@main"
 
 
 def test_code_beside_a_tokenizer_is_named_and_not_run(tmp_path):
