@@ -80,7 +80,7 @@ def attend(
     platform = _platform(layout)
     if impl == "auto":
         impl = choose(platform, q.shape, k.shape[1], q.dtype, rate)
-    else:
+    elif impl != "xla":  # which takes everything, sizes that are not known yet included
         _refuse(impl, platform, q.shape, k.shape[1], q.dtype, rate)
     segments = (q_segment_ids, kv_segment_ids)
     if impl == "xla":
@@ -152,8 +152,6 @@ def _refuse(
     _, length, _, head_dim = q_shape
     where = f"model.attention_impl is {impl!r}, which"
     instead = "set it to 'auto' or 'xla'"
-    if impl == "xla":
-        return
     if impl == "cudnn":
         if platform != "gpu":
             raise UserError(f"{where} runs on GPUs; this is a {platform.upper()}: {instead}")

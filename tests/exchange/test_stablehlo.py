@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import jax
-import jaxtyping
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -16,14 +15,6 @@ from bert_jax.exchange.proof import logits_of
 from bert_jax.exchange.stablehlo import exported, prove, write
 
 EXAMPLE = Path(__file__).parents[2] / "examples/run_stablehlo.py"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sizes_are_symbols():
-    """`attend` says `int` of sizes that are symbols while the program is traced."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="module")
