@@ -107,9 +107,10 @@ def export_(arguments: argparse.Namespace) -> int:
         say=lambda text: print(text, file=sys.stderr),
     )
     print(f"{arguments.workdir} -> {arguments.out} ({parity['format']}, {parity['class']})")
-    for path in sorted(arguments.out.rglob("*")):
-        if path.is_file():
-            print(f"  {path.relative_to(arguments.out)}  {path.stat().st_size:,} bytes")
+    for path in sorted(arguments.out.iterdir()):
+        files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+        more = "" if path.is_file() else f" in {len(files)} files"
+        print(f"  {path.name}  {sum(p.stat().st_size for p in files):,} bytes{more}")
     gaps = [f"{name} {gap:.1e}" for name, gap in parity["differences"].items()]
     print(f"  largest differences from the source: {', '.join(gaps) or 'none, bit for bit'}")
     for name, proof in parity.get("proofs", {}).items():
