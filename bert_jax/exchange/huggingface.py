@@ -57,7 +57,8 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
         table = tuple(entry for entry in TABLE if entry.path[0] in parts)
     if name in _WITHOUT_POOLER:
         table = tuple(entry for entry in table if "pooler" not in entry.path)
-    params = saved.complete_params() if untrained_parts(saved) else saved.params
+    wants_pooler = name not in _WITHOUT_POOLER and not saved.has_pooler
+    params = saved.complete_params() if wants_pooler else saved.params
     found = export_entries(table, params, saved.config)
     prefix = "bert." if name == "BertModel" else ""
     return {key.removeprefix(prefix): array for key, array in found.items()}
@@ -65,8 +66,11 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
 
 def untrained_parts(saved: SavedModel) -> list[str]:
     """What is written with initial values because their class must have it."""
-    needed = class_of(saved) not in _WITHOUT_POOLER
-    return ["pooler"] if needed and not saved.has_pooler else []
+    if class_of(saved) in _WITHOUT_POOLER:
+        return []
+    said = saved.origin.config.get(UNTRAINED) if saved.origin.kind == "huggingface" else None
+    marked = isinstance(said, list) and "pooler" in said
+    return ["pooler"] if marked or not saved.has_pooler else []
 
 
 def config_of(saved: SavedModel) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from bert_jax.convert.sentencepiece_json import is_tie
 from bert_jax.data.sentencepiece import SentencePieceTokenizer
 from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.exchange.huggingface import class_of, specials_of, untrained_parts
+from bert_jax.exchange.huggingface import class_of, specials_of
 from bert_jax.exchange.proof import (
     PROOF_TEXTS,
     ProofFailedError,
@@ -82,11 +82,10 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         _raise(ours, differences(source, found, batch.segment_ids))
         if theirs is not None:
             _raise(others, differences(source, theirs.outputs(*batch), batch.segment_ids))
-    texts = {"tokenizer_texts": len(PROOF_TEXTS), "tokenizer_ids_equal": True}
     proofs: dict[str, Any] = {
         "bert_jax": {
-            "ran": True, "class": "read_model", "tensors_bit_equal": True, **texts,
-            "differences": ours,
+            "ran": True, "class": "read_model", "tensors_bit_equal": True,
+            "texts_with_equal_ids": len(PROOF_TEXTS), "differences": ours,
         }
     }  # fmt: skip
     versions = {name: metadata.version(name) for name in ("safetensors", "tokenizers")}
@@ -95,8 +94,9 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         proofs["transformers"] = {"ran": False, "why": why}
     else:
         proofs["transformers"] = {
-            "ran": True, "class": theirs.name, "missing_keys": 0, "unexpected_keys": 0, **texts,
-            "tokenizer_ties": theirs.ties, "differences": others,
+            "ran": True, "class": theirs.name, "missing_keys": 0, "unexpected_keys": 0,
+            "texts_with_equal_ids": theirs.equal, "texts_with_ties": theirs.ties,
+            "differences": others,
         }  # fmt: skip
         versions |= {name: metadata.version(name) for name in ("transformers", "torch")}
     both = {name: max(ours.get(name, 0.0), others.get(name, 0.0)) for name in ours | others}
@@ -113,7 +113,7 @@ def _read_back(saved: SavedModel, out: Path) -> SavedModel:
     back = read_model(out)
     source, found = (_leaves(model) for model in (saved, back))
     left_out = {name for name in source if "pooler" in name and not back.has_pooler}
-    if untrained_parts(saved):
+    if not saved.has_pooler:
         left_out |= {name for name in found if "pooler" in name}
     different = [
         name
@@ -198,7 +198,7 @@ class _Transformers:
         if wrong:
             raise ProofFailedError(f"transformers reports {wrong}")
         with _quiet():
-            self.ties = _check_ids(saved, tokenizer)
+            self.equal, self.ties = _check_ids(saved, tokenizer)
 
     def outputs(
         self, tokens: np.ndarray, type_ids: np.ndarray, segment_ids: np.ndarray
@@ -226,10 +226,11 @@ class _Transformers:
         return {part: array.numpy() for part, array in found.items()}
 
 
-def _check_ids(saved: SavedModel, theirs: Any) -> list[str]:
+def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     """Ids of each text alone, with special tokens around, and of pairs with their types.
 
-    Returns the texts of which two segmentations are as probable, and theirs is the other one.
+    Returns how many texts have equal ids, and the texts of which two segmentations are as probable
+    and theirs is the other one.
 
     Where a text spells a special token, theirs takes it for one and ours for text; it does as ours
     when told to split special tokens.
@@ -239,9 +240,11 @@ def _check_ids(saved: SavedModel, theirs: Any) -> list[str]:
     names = specials_of(saved)
     ids = [found.tolist() for found in ours.encode_batch(PROOF_TEXTS)]
     rows = []
+    compared = set[str]()
     ties: list[str] = []
 
     def check(what: str, text: str, expected: list[int], found: list[int]) -> None:
+        compared.add(text)
         if isinstance(ours, SentencePieceTokenizer) and is_tie(ours, expected, found):
             if expected != found and text not in ties:
                 ties.append(text)
@@ -266,7 +269,7 @@ def _check_ids(saved: SavedModel, theirs: Any) -> list[str]:
     found = [getattr(theirs, field) for field in fields]
     if found != list(vars(special).values()):
         raise ProofFailedError(f"{who} has the special ids {found}, not {vars(special)}")
-    return ties
+    return len(compared) - len(ties), ties
 
 
 @contextlib.contextmanager

@@ -9,18 +9,21 @@ from small_saved import MODEL, small_saved
 from bert_jax.convert.huggingface_head import TaskOutputs
 from bert_jax.data.sentencepiece import train_sentencepiece
 from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.data.wordpiece import train_wordpiece
+from bert_jax.data.wordpiece import WordPieceOptions, WordPieceTokenizer, train_wordpiece
 from bert_jax.exchange.proof import PROOF_TEXTS
 from bert_jax.finetune.saved_model import Origin, SavedModel
 from bert_jax.model.task_heads import TaskHeadConfig
 
 KINDS = ("pretraining", "mlm", "encoder", "bare", "class", "classes", "score", "tags", "span")
-TOKENIZERS = ("uncased", "cased", "unigram", "bpe", "unigram without bytes")
+TOKENIZERS = ("uncased", "cased", "unigram", "bpe", "unigram without bytes", "accents", "long")
 
 
 @lru_cache
 def tokenizer_of(kind: str) -> Tokenizer:
     """Learned from the proof's texts; each has pieces of several characters."""
+    if kind in ("accents", "long"):
+        options = {"accents": {"strip_accents": False}, "long": {"max_word_chars": 200}}[kind]
+        return WordPieceTokenizer(tokenizer_of("uncased").vocab, WordPieceOptions(**options))
     if kind in ("uncased", "cased"):
         return train_wordpiece(PROOF_TEXTS, 600, lowercase=kind == "uncased", min_frequency=1)
     model: Any = kind.split()[0]

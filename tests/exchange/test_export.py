@@ -93,6 +93,18 @@ def test_classes_follow_the_parts():
     assert not any("pooler" in name for name in huggingface.state_dict_of(model_of("mlm")))
 
 
+def test_an_untrained_pooler_stays_marked(tmp_path):
+    write_huggingface(model_of("bare"), tmp_path)
+    back = read_model(tmp_path)
+    assert huggingface.untrained_parts(back) == ["pooler"]
+    tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    again = huggingface.state_dict_of(back)
+    assert again.keys() == tensors.keys()
+    assert all(np.array_equal(again[name], tensors[name]) for name in tensors)
+    odd = dataclasses.replace(back, origin=Origin("huggingface", config={"untrained_parts": 3}))
+    assert "pooler.dense.bias" in huggingface.state_dict_of(odd)
+
+
 def _transposed(monkeypatch):
     export_entries = huggingface.export_entries
 
