@@ -1,6 +1,5 @@
 """Imports against Transformers: every family, every head, states, logits and token ids."""
 
-import json
 import sys
 
 import numpy as np
@@ -59,7 +58,9 @@ def test_every_head_of_every_family(tmp_path, family, task, outputs):
         if report["class"] == "BertModel" and not read_source(tmp_path / "theirs").saved.has_pooler
         else []
     )
-    dropped = task == "ForMultipleChoice" or (family in ("Electra", "DistilBert") and task not in FIT)
+    dropped = task == "ForMultipleChoice" or (
+        family in ("Electra", "DistilBert") and task not in FIT
+    )
     assert any("head is not imported" in note for note in report["notes"]) == dropped
 
 
