@@ -142,12 +142,10 @@ def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.No
             normalizers.Replace(pair, made) for pair in kana if len(made := normalize(pair)) == 1
         ]
         steps += [normalizers.Replace(Regex(_uncomposed()), _DROPPED), normalizers.NFC()]
-    # Of the first characters the library forgets that they were dropped.
-    dropped = [char for char in map(chr, range(0xD800)) if normalize(f"a{char}b") == "ab"]
     return [
         *steps,
+        # Not before the first: what is put there is not dropped again.
         normalizers.Replace(Regex("(?!\\A)(?=[\\p{M}\\x{200c}\\x{200d}])"), _DROPPED),
-        normalizers.Replace(Regex(f"\\A{_any_of(dropped)}+"), ""),
         normalizers.Precompiled(table),
     ]
 
