@@ -11,22 +11,22 @@ from bert_jax.finetune.rows import Batch, Rows
 
 LENGTHS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 """Rows are padded to the next of these, and to no more than the model's positions."""
-MAX_ROWS = 32
-"""Rows in a batch; a smaller call takes the next power of 2."""
-MAX_TOKENS = 4096
-"""Tokens in a batch: attention's memory grows with the square of the length."""
+MAX_TOKENS = 1024
+"""Tokens in a batch: more are no faster on a CPU, and the rows of a batch are less alike in length.
+A last batch, or a small call, has the next power of 2 of rows."""
 
 
-def shapes(limit: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Rows in a batch, and the lengths for which it is so; for rows of at most `limit` tokens."""
-    lengths = [*(length for length in LENGTHS if length < limit), limit]
-    found: dict[int, list[int]] = {}
-    for length in lengths:
-        rows = MAX_ROWS
-        while rows > 1 and rows * length > MAX_TOKENS:
-            rows //= 2
-        found.setdefault(rows, []).append(length)
-    return [(rows, tuple(lengths)) for rows, lengths in found.items()]
+def shape_for(longest: int, count: int, limit: int) -> tuple[int, int]:
+    """Rows and length of a batch.
+
+    Args:
+        longest: Tokens of its longest row.
+        count: Rows that are left.
+        limit: Tokens in a row at most.
+    """
+    length = next((length for length in LENGTHS if longest <= length < limit), limit)
+    most = max(1, MAX_TOKENS // length)
+    return min(1 << (most.bit_length() - 1), 1 << (count - 1).bit_length()), length
 
 
 def run_rows(
@@ -60,18 +60,17 @@ def run_rows(
             found[row] = jax.tree.unflatten(tree, [leaf[place] for leaf in leaves])
         done(len(index))
 
-    shorter = 0
-    for max_rows, lengths in shapes(limit):
-        among = np.flatnonzero((rows.lengths > shorter) & (rows.lengths <= lengths[-1]))
-        shorter = lengths[-1]
-        if not len(among):
-            continue
-        own = Rows([rows.tokens[row] for row in among.tolist()], rows.second_at[among], None)
-        size = min(max_rows, 1 << (len(among) - 1).bit_length())
-        for index, batch in eval_batches(own, lengths, size, pad_id):
-            pending.append((among[index], function(batch)))
-            if len(pending) > 1:  # the device works on one while the one before it is read
-                take()
+    order = np.argsort(-rows.lengths, kind="stable")
+    at = 0
+    while at < len(order):
+        size, length = shape_for(int(rows.lengths[order[at]]), len(order) - at, limit)
+        index = order[at : at + size]
+        own = Rows([rows.tokens[row] for row in index.tolist()], rows.second_at[index], None)
+        ((_, batch),) = eval_batches(own, (length,), size, pad_id)
+        pending.append((index, function(batch)))
+        if len(pending) > 1:  # the device works on one while the one before it is read
+            take()
+        at += size
     while pending:
         take()
     return found

@@ -9,7 +9,7 @@ from asked_models import HEADS, TOKENIZER, WORDS, random_model
 from bert_jax.errors import UserError
 from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.infer import network
-from bert_jax.infer.batching import MAX_TOKENS, shapes
+from bert_jax.infer.batching import MAX_TOKENS, shape_for
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.tag import split_words
 from bert_jax.model.layer_outputs import layer_outputs
@@ -68,9 +68,10 @@ def test_a_call_compiles_nothing_that_one_before_it_compiled(classifying):
     model.classify([long, "dog ran", "", short])
     model.classify(["dog", "dog", "the dog sat under a hill . " * 4])
     assert network._row_logits._cache_size() == before
-    # All that there can be: lengths times powers of 2.
-    assert sum(len(lengths) for _, lengths in shapes(512)) == 15
-    assert all(rows * lengths[-1] <= MAX_TOKENS for rows, lengths in shapes(512))
+    every = {shape_for(n, count, 512) for n in range(1, 513) for count in range(1, 500)}
+    assert len({length for _, length in every}) == 15
+    assert len(every) == 61
+    assert all(rows * length <= MAX_TOKENS for rows, length in every)
 
 
 def test_order_is_kept_over_batches(classifying):
