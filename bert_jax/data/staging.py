@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -107,8 +108,8 @@ class StagedDirectory:
             raise disk_full(self.target, error) from error
 
     def _siblings(self, kind: str) -> list[Path]:
-        prefix = f"{self.target.name}.{kind}-"
-        return sorted(p for p in self.target.parent.iterdir() if p.name.startswith(prefix))
+        ours = re.compile(rf"{re.escape(self.target.name)}\.{kind}-\d+(-\d+)?")
+        return sorted(p for p in self.target.parent.iterdir() if ours.fullmatch(p.name))
 
     def _recover(self) -> None:
         """Removes what dead processes left; puts an old target back that lost its successor."""

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from bert_jax.data.staging import write_synced
-from bert_jax.exchange.huggingface import _write_tokenizer, config_of
+from bert_jax.exchange.huggingface import config_of, write_tokenizer
 from bert_jax.finetune.saved_model import SavedModel
 
 
@@ -15,6 +15,6 @@ def write_description(saved: SavedModel, directory: Path) -> None:
         UserError: The tokenizer cannot be said in Hugging Face's format.
         OSError: The files cannot be written.
     """
-    _write_tokenizer(saved, directory)
+    write_tokenizer(saved, directory)
     config = json.dumps(config_of(saved), indent=2, ensure_ascii=False) + "\n"
     write_synced(directory / "config.json", config.encode())

@@ -102,7 +102,7 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
         UserError: The tokenizer cannot be said in Hugging Face's format.
         OSError: The files cannot be written.
     """
-    _write_tokenizer(saved, directory)
+    write_tokenizer(saved, directory)
     config = json.dumps(config_of(saved), indent=2, ensure_ascii=False) + "\n"
     write_synced(directory / "config.json", config.encode())
     # Not `save_file`: its files are readable by their owner alone, its errors are no OSErrors.
@@ -110,7 +110,8 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     write_synced(directory / WEIGHTS, weights)
 
 
-def _write_tokenizer(saved: SavedModel, directory: Path) -> None:
+def write_tokenizer(saved: SavedModel, directory: Path) -> None:
+    """The tokenizer's files, as Transformers' `AutoTokenizer` and `load_tokenizer` read them."""
     tokenizer = saved.tokenizer
     tokenizer.save(directory)
     path = directory / CONFIG_NAME

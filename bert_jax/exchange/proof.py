@@ -136,7 +136,8 @@ def logits_of(
     params = _with_zeros(saved)
     # Training may compute in fewer bits, and its kernels take some lengths alone.
     config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
-    found = _outputs(config, head, parts, saved.has_pooler, params, batch)
+    with jax.default_matmul_precision("highest"):  # accelerators compute with less by default
+        found = outputs_of(config, head, parts, saved.has_pooler, params, batch)
     return {name: np.asarray(array) for name, array in found.items()}
 
 
@@ -153,7 +154,7 @@ def _with_zeros(saved: SavedModel) -> Params:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _outputs(
+def outputs_of(
     config: ModelConfig,
     head: TaskHeadConfig | None,
     parts: tuple[str, ...],
@@ -161,6 +162,16 @@ def _outputs(
     params: Any,
     batch: Batch,
 ) -> dict[str, jax.Array]:
+    """The outputs of `logits_of` as a function that can be traced.
+
+    Args:
+        config: The architecture.
+        head: Of a fine-tuned model.
+        parts: Those of `mlm` and `nsp` that are wanted.
+        pooler: Whether the pooled first token is.
+        params: As of a pretraining model, the entry `head` beside.
+        batch: The rows.
+    """
     inputs: tuple[Any, Any, Any] = batch
     hidden, pooled = encode(config, params, *inputs)
     found = {"hidden": hidden.astype("float32")}

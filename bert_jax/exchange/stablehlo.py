@@ -27,7 +27,7 @@ from bert_jax.convert.huggingface_files import WEIGHTS
 from bert_jax.convert.huggingface_names import TABLE, TASK_TABLES, Entry, canonical_names
 from bert_jax.data.staging import write_synced
 from bert_jax.exchange.huggingface import write_huggingface
-from bert_jax.exchange.proof import Batch, _outputs
+from bert_jax.exchange.proof import Batch, outputs_of
 from bert_jax.exchange.shapes import compare
 from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.model.heads import Params, init_params
@@ -86,7 +86,7 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
         batch = Batch(tokens, type_ids, segment_ids)
         # On TPU and on newer GPUs a product of float32 is of fewer bits unless this is asked for.
         with jax.default_matmul_precision("highest"):
-            return _outputs(config, head, parts, pooler, params, batch)
+            return outputs_of(config, head, parts, pooler, params, batch)
 
     batch, length = export.symbolic_shape(
         "batch, length",

@@ -167,6 +167,9 @@ def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool
         params = parts_from_huggingface(arrays, config, head, pretraining=not encoder_only)
     except UserError as error:
         raise UserError(f"{directory}: {error}") from error
+    untrained = found.get("untrained_parts")  # see `exchange.huggingface`
+    if isinstance(untrained, list) and "pooler" in untrained:
+        params["encoder"].pop("pooler", None)
     return SavedModel(
         config=config,
         params=params,

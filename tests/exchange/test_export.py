@@ -130,10 +130,10 @@ def _without_a_tensor(monkeypatch):
 
 
 def _with_another_tokenizer(monkeypatch):
-    write = huggingface._write_tokenizer
+    write = huggingface.write_tokenizer
     other = dataclasses.replace(model_of("class"), tokenizer=_swapped())
     monkeypatch.setattr(
-        huggingface, "_write_tokenizer", lambda saved, directory: write(other, directory)
+        huggingface, "write_tokenizer", lambda saved, directory: write(other, directory)
     )
 
 
