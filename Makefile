@@ -41,7 +41,7 @@ test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full dis
 	BERT_JAX_CHAOS=1 $(BIN)/python -m pytest $(PARALLEL) -rs tests/chaos tests/training/test_stalled.py \
 		tests/training/test_remote_run.py tests/training/test_processes.py tests/test_fuzz.py \
 		tests/finetune/test_finetune_run.py tests/finetune/test_finetune_tasks.py \
-		tests/finetune/test_finetune_bucket.py
+		tests/finetune/test_finetune_bucket.py tests/infer/test_inference_verbs.py
 
 test-parity: $(VENV)/.installed-parity  ## live comparison with transformers and torch (libtpu too: `make test` then compiles for TPUs)
 	$(BIN)/python -m pytest -m parity
