@@ -40,6 +40,9 @@ class FastTokenizer:
 
     Offsets leave out spaces: a token of spaces alone has an empty span, and each of the bytes of a
     character has the span of the character.
+
+    Attributes:
+        mask_takes_blank: the mask stands for a word with the blank before it, as RoBERTa's does.
     """
 
     kind = "fast"
@@ -73,6 +76,7 @@ class FastTokenizer:
         self.fingerprint = hashlib.sha256(
             json.dumps(["fast", 1, vars(pipeline)], sort_keys=True).encode()
         ).hexdigest()
+        self.mask_takes_blank = pipeline.roles[4] in pipeline.eats_space
         self._bare = self._ids.get(SPACE if last["type"] == "Metaspace" else "Ġ", -1)
         self._decoder = _decoder(pipeline)
         self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(self._definition()))
@@ -200,7 +204,7 @@ class FastTokenizer:
             "clean_up_tokenization_spaces": False,
             **names,
         }
-        if pipeline.roles[4] in pipeline.eats_space:
+        if self.mask_takes_blank:
             config["mask_token"] = {"__type": "AddedToken", **_added(pipeline.roles[4], True)}
         files = {
             # Not the library's own text, in which a score may differ in its last digit.

@@ -56,6 +56,8 @@ class MaskFiller:
             raise UserError(f"top is {top}; it must be at least 1")
         self.network = network
         self._special = network.tokenizer.special_ids
+        # RoBERTa's mask stands for a word with the blank before it.
+        self._takes_blank = getattr(network.tokenizer, "mask_takes_blank", False)
         self._spellings = {MASK, network.tokenizer.id_to_token(self._special.mask)}
         specials = sorted(set(dataclasses.astuple(self._special)))
         self._top = min(top, network.config.vocab_size - len(specials))
@@ -129,6 +131,8 @@ class MaskFiller:
         for number, piece in enumerate(pieces):
             if number:
                 row.append(np.array([self._special.mask], np.int32))
+            if self._takes_blank and number < len(pieces) - 1:
+                piece = piece.rstrip()
             row.append(self.network.tokenizer.encode(piece).ids)
         row.append(np.array([self._special.sep], np.int32))
         ids = np.concatenate(row)

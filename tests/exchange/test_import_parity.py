@@ -205,3 +205,30 @@ def test_rows_of_our_proof_hold_pairs(tmp_path):
     saved = read_source(tmp_path / "theirs").saved
     rows = proof_rows(saved)
     assert any(row.count(saved.tokenizer.special_ids.sep) == 2 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("family", "takes_blank"),
+    [("Bert", False), ("Roberta", False), ("Roberta", True), ("Camembert", True)],
+)
+def test_masks_are_filled_as_in_the_source(tmp_path, family, takes_blank):
+    """The mask of the published RoBERTa takes the blank before it."""
+    import transformers
+
+    import bert_jax
+
+    save_family(tmp_path / "theirs", family, "ForMaskedLM")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    mask = transformers.AddedToken(tokenizer.mask_token, lstrip=takes_blank, special=True)
+    tokenizer.add_special_tokens({"mask_token": mask})
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    import_model(tmp_path / "theirs", tmp_path / "ours", tolerance=TOLERANCE)
+    theirs = transformers.pipeline("fill-mask", model=str(tmp_path / "theirs"), device="cpu")
+    mask, size = theirs.tokenizer.mask_token, len(theirs.tokenizer)
+    for text in (f"the cat {mask} on the mat .", f"{mask} brown fox", f"the dog {mask}"):
+        (answer,) = bert_jax.load(tmp_path / "ours").fill_mask(text, top=5)
+        expected = {each["token"]: each["score"] for each in theirs(text, top_k=size)}
+        by_id = load_tokenizer(tmp_path / "ours").token_to_id
+        for candidate in answer["masks"][0]:
+            id = by_id(candidate["token"])
+            assert candidate["probability"] == pytest.approx(expected[id], abs=2e-5)
