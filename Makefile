@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKDIR ?= work/demo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-chaos test-parity lint format clean
+.PHONY: help demo test test-slow test-chaos test-parity lint format clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -37,8 +37,11 @@ PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=loadfile
 test: $(VENV)/.installed-dev  ## all tests (BERT_JAX_DATA=DIR adds those on real data)
 	$(BIN)/python -m pytest $(PARALLEL)
 
+test-slow: $(VENV)/.installed-dev  ## tests of half a minute or more: several processes, kills, a full disk
+	$(BIN)/python -m pytest $(PARALLEL) -m slow
+
 test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full disks, corruption and damaged files: 15 minutes or more
-	BERT_JAX_CHAOS=1 $(BIN)/python -m pytest $(PARALLEL) -rs tests/chaos tests/training/test_stalled.py \
+	BERT_JAX_CHAOS=1 $(BIN)/python -m pytest $(PARALLEL) -m 'not parity' -rs tests/chaos tests/training/test_stalled.py \
 		tests/training/test_remote_run.py tests/training/test_processes.py tests/test_fuzz.py \
 		tests/finetune/test_finetune_run.py tests/finetune/test_finetune_tasks.py \
 		tests/finetune/test_finetune_bucket.py tests/infer/test_inference_verbs.py

@@ -12,6 +12,7 @@ from small_run import write_corpus
 _MOUNT = 'mount -t tmpfs -o size=16m tmpfs "$0" && exec "$@"'
 
 
+@pytest.mark.slow
 def test_the_disk_of_a_run(tmp_path, cache):
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -45,6 +45,7 @@ def random_kills(rng: random.Random, num_steps: int, seconds: float) -> list[Kil
     return kills
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("objective", "processes", "devices"), CASES)
 def test_killed_runs_equal_the_whole_one(tmp_path, cache, objective, processes, devices):
     seed = new_seed()

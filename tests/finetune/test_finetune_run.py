@@ -366,7 +366,7 @@ def test_other_verbs_on_a_fine_tuned_model(one_run, tmp_path, capsys):
         ["status", work, f"--png={tmp_path / 'x.png'}"],
     ):
         assert main(arguments) == 2, arguments
-        assert "fine-tuning" in capsys.readouterr().err
+        assert "fine-tun" in capsys.readouterr().err
     assert snapshot(one_run) == before
 
 

@@ -84,6 +84,7 @@ def alone(tmp_path_factory):
     return here, config, corpus
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "mesh"),
     [

@@ -148,6 +148,7 @@ def tries(messages):
     ]
 
 
+@pytest.mark.slow
 def test_a_peer_that_stops_and_one_that_dies(pods):
     stop, kill = ("batch", 8, signal.SIGSTOP, 1), ("batch", 3, signal.SIGKILL, 1)
     code, messages = pods.run("lost", stop, kill)
@@ -167,6 +168,7 @@ def test_a_peer_that_stops_and_one_that_dies(pods):
     assert pods.fingerprint("lost") == pods.fingerprint("calm")
 
 
+@pytest.mark.slow
 def test_one_process_that_is_asked_to_stop_stops_all(pods):
     code, messages = pods.run("asked", ("batch", 4, signal.SIGTERM, 1))
     assert code == 0, messages  # of both
