@@ -96,6 +96,7 @@ def assert_restores(workdir: Path, config, corpus, number: int) -> dict[str, str
     return hashes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
 def test_one_process_on_other_devices(tmp_path, cache, corpus, monkeypatch, chain):
     whole = Recorder(monkeypatch)
