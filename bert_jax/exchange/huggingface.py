@@ -102,12 +102,22 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
         UserError: The tokenizer cannot be said in Hugging Face's format.
         OSError: The files cannot be written.
     """
-    write_tokenizer(saved, directory)
-    config = json.dumps(config_of(saved), indent=2, ensure_ascii=False) + "\n"
-    write_synced(directory / "config.json", config.encode())
+    write_description(saved, directory)
     # Not `save_file`: its files are readable by their owner alone, its errors are no OSErrors.
     weights = safetensors.numpy.save(state_dict_of(saved), metadata={"format": "pt"})
     write_synced(directory / WEIGHTS, weights)
+
+
+def write_description(saved: SavedModel, directory: Path) -> None:
+    """What lies beside the weights of every format: `config.json` and the tokenizer's files.
+
+    Raises:
+        UserError: The tokenizer cannot be said in Hugging Face's format.
+        OSError: The files cannot be written.
+    """
+    write_tokenizer(saved, directory)
+    config = json.dumps(config_of(saved), indent=2, ensure_ascii=False) + "\n"
+    write_synced(directory / "config.json", config.encode())
 
 
 def write_tokenizer(saved: SavedModel, directory: Path) -> None:

@@ -5,10 +5,7 @@ Once by `read_model`, which always runs: tensors bit for bit, ids of texts, outp
 within the tolerance.
 """
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,12 +24,13 @@ from bert_jax.exchange.proof import (
     ProofFailedError,
     batch_of,
     differences,
+    keep_worst,
     logits_of,
+    row_batches,
 )
+from bert_jax.exchange.source_model import quiet
 from bert_jax.finetune.saved_model import SavedModel, read_model
 
-_ROWS = 8
-"""At a time: the scores of a multilingual vocabulary take 60 MB a row."""
 _AUTO_CLASSES = {
     "BertForPreTraining": "AutoModelForPreTraining",
     "BertForMaskedLM": "AutoModelForMaskedLM",
@@ -70,18 +68,15 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     ours: dict[str, float] = {}
     others: dict[str, float] = {}
     length = max(map(len, rows))
-    starts = range(0, len(rows), _ROWS)
-    for start in tqdm(starts, "proof", unit="batch", disable=None, leave=False):
-        # The last rows once more where they do not fill a batch, so that one shape is compiled.
-        some = rows[max(0, min(start, len(rows) - _ROWS)) :][:_ROWS]
+    for some in tqdm(row_batches(rows), "proof", unit="batch", disable=None, leave=False):
         batch = batch_of(saved, some, length)
         source = logits_of(saved, some, length)
         found = logits_of(back, some, length)
         if missing := source.keys() - found.keys() - {"pooled"}:
             raise ProofFailedError(f"what was read back does not give {sorted(missing)}")
-        _raise(ours, differences(source, found, batch.segment_ids))
+        keep_worst(ours, differences(source, found, batch.segment_ids))
         if theirs is not None:
-            _raise(others, differences(source, theirs.outputs(*batch), batch.segment_ids))
+            keep_worst(others, differences(source, theirs.outputs(*batch), batch.segment_ids))
     proofs: dict[str, Any] = {
         "bert_jax": {
             "ran": True, "class": "read_model", "tensors_bit_equal": True,
@@ -101,11 +96,6 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         versions |= {name: metadata.version(name) for name in ("transformers", "torch")}
     both = {name: max(ours.get(name, 0.0), others.get(name, 0.0)) for name in ours | others}
     return {"differences": both, "proofs": proofs, "versions": versions}
-
-
-def _raise(worst: dict[str, float], found: dict[str, float]) -> None:
-    for name, gap in found.items():
-        worst[name] = max(gap, worst.get(name, 0.0))
 
 
 def _read_back(saved: SavedModel, out: Path) -> SavedModel:
@@ -184,7 +174,7 @@ class _Transformers:
         self._torch = torch
         name = class_of(saved)
         self._head = saved.outputs is not None
-        with _quiet():
+        with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
             self._model, info = getattr(transformers, auto_class(name)).from_pretrained(
                 out, local_files_only=True, use_safetensors=True, trust_remote_code=False,
@@ -197,7 +187,7 @@ class _Transformers:
         wrong = {key: sorted(map(str, keys)) for key, keys in info.items() if keys}
         if wrong:
             raise ProofFailedError(f"transformers reports {wrong}")
-        with _quiet():
+        with quiet():
             self.equal, self.ties = _check_ids(saved, tokenizer)
 
     def outputs(
@@ -270,21 +260,3 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     if found != list(vars(special).values()):
         raise ProofFailedError(f"{who} has the special ids {found}, not {vars(special)}")
     return len(compared) - len(ties), ties
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without their advice on texts beyond the model's length, and their bars."""
-    from transformers.utils import logging as theirs
-
-    level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
-    theirs.set_verbosity(logging.ERROR)
-    theirs.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        theirs.set_verbosity(level)
-        if bars:
-            theirs.enable_progress_bar()

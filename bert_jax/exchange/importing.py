@@ -49,18 +49,18 @@ from bert_jax.exchange.proof import (
     ProofFailedError,
     batch_of,
     differences,
+    keep_worst,
     logits_of,
     proof_rows,
+    row_batches,
 )
 from bert_jax.exchange.source_model import SourceModel, source_tokenizer
 from bert_jax.exchange.staging import staged
-from bert_jax.finetune.saved_model import Origin, SavedModel, read_model
+from bert_jax.finetune.saved_model import Origin, SavedModel, check_vocabulary, read_model
 from bert_jax.model.heads import Params
 from bert_jax.untrusted.json_file import read_json_object
 
 REPORT = "import.json"
-_ROWS = 8
-"""Compared at a time: the scores of a multilingual vocabulary take 130 MB a row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,11 +204,7 @@ def saved_model(
 ) -> SavedModel:
     """A model under BERT's names as one of ours; all that does not fit at once."""
     config = model_config_from_huggingface(form.config, where=f"{where}")
-    if tokenizer.vocab_size > config.vocab_size:
-        raise UserError(
-            f"{files}: the tokenizer has {tokenizer.vocab_size:,} tokens and the model has "
-            f"embeddings for {config.vocab_size:,}; they are not of one model"
-        )
+    check_vocabulary(tokenizer, config.vocab_size, files)
     try:
         outputs = head_from_huggingface(form.config, form.arrays)
         head = None if outputs is None else outputs.head
@@ -290,13 +286,10 @@ def compare_with_source(found: Source, tolerance: float) -> dict[str, Any] | str
     theirs = SourceModel(found.directory, found.config, saved)
     length = max(map(len, rows))
     gaps: dict[str, float] = {}
-    for start in range(0, len(rows), _ROWS):
-        some = rows[max(0, min(start, len(rows) - _ROWS)) :][:_ROWS]  # of one shape
+    for some in row_batches(rows):
         batch = batch_of(saved, some, length)
-        with jax.default_matmul_precision("highest"):  # a GPU's default drops bits of float32
-            ours = logits_of(saved, some, length)
-        here = differences(ours, theirs.outputs(batch), batch.segment_ids)
-        gaps = {name: max(gap, gaps.get(name, 0.0)) for name, gap in here.items()}
+        ours = logits_of(saved, some, length)
+        keep_worst(gaps, differences(ours, theirs.outputs(batch), batch.segment_ids))
     above = {name: gap for name, gap in gaps.items() if not gap <= tolerance}
     if above or "hidden" not in gaps:
         said = ", ".join(f"{name} by {gap:.2g}" for name, gap in above.items())

@@ -20,7 +20,7 @@ import numpy as np
 
 from bert_jax.data.staging import write_synced
 from bert_jax.errors import UserError
-from bert_jax.exchange.description import write_description
+from bert_jax.exchange.huggingface import write_description
 from bert_jax.exchange.proof import ProofFailedError
 from bert_jax.exchange.shapes import compare
 from bert_jax.finetune.saved_model import SavedModel

@@ -3,10 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from bert_jax.exchange.proof import Batch, ProofFailedError, batch_of, differences, logits_of
+from bert_jax.exchange.proof import (
+    Batch,
+    ProofFailedError,
+    batch_of,
+    differences,
+    keep_worst,
+    logits_of,
+)
 from bert_jax.finetune.saved_model import SavedModel
 
 _ROWS = 16
@@ -47,12 +53,10 @@ def compare(
     for some, wanted in [*work, (rows[:2], padded), ([longest], length)]:
         batch = batch_of(saved, some, wanted)
         found = run(batch)
-        with jax.default_matmul_precision("highest"):  # or a GPU's source would be of fewer bits
-            source = logits_of(saved, some, wanted)
+        source = logits_of(saved, some, wanted)
         if lacking := source.keys() - found.keys() - optional:
             raise ProofFailedError(f"the artefact has no output {', '.join(sorted(lacking))}")
-        for name, gap in differences(source, found, batch.segment_ids).items():
-            worst[name] = max(gap, worst.get(name, 0.0))
+        keep_worst(worst, differences(source, found, batch.segment_ids))
         if list(batch.tokens.shape) not in shapes:
             shapes.append(list(batch.tokens.shape))
     return {"differences": worst, "shapes": shapes}

@@ -49,7 +49,7 @@ class SourceModel:
         if "mlm" in saved.params and not name.endswith(("ForMaskedLM", "BertForPreTraining")):
             names.append("AutoModelForMaskedLM")
         for each in names:
-            with _quiet():
+            with quiet():
                 self._models[each] = getattr(transformers, each).from_pretrained(
                     directory, dtype=torch.float32, use_safetensors=True, local_files_only=True,
                     trust_remote_code=False, attn_implementation="eager",
@@ -64,7 +64,7 @@ class SourceModel:
         inputs["attention_mask"] = torch.tensor(batch.segment_ids).long()
         found: dict[str, np.ndarray] = {}
         for name, model in self._models.items():
-            with _quiet(), torch.no_grad():
+            with quiet(), torch.no_grad():
                 out = model(**inputs, output_hidden_states=True)
             for key, value in _outputs(out, name, self._saved).items():
                 found.setdefault(key, value.float().numpy())
@@ -95,7 +95,7 @@ def source_tokenizer(directory: Path) -> Any:
     """Their tokenizer; or, as text, why they have none."""
     import transformers
 
-    with _quiet():
+    with quiet():
         try:
             return transformers.AutoTokenizer.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False
@@ -105,8 +105,8 @@ def source_tokenizer(directory: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Transformers' report of the heads that a class does not have."""
+def quiet() -> Iterator[None]:
+    """Without Transformers' reports, advice and bars."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

@@ -184,9 +184,18 @@ def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool
 
 def _tokenizer(files: Path, vocab_size: int) -> Tokenizer:
     tokenizer = load_tokenizer(files)
+    check_vocabulary(tokenizer, vocab_size, files)
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, files: Path) -> None:
+    """Refuses a tokenizer with more tokens than a model has embeddings.
+
+    Raises:
+        UserError: Names `files` and both numbers.
+    """
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
             f"{files}: the tokenizer has {tokenizer.vocab_size:,} tokens and the model has "
             f"embeddings for {vocab_size:,}; they are not of one model"
         )
-    return tokenizer
