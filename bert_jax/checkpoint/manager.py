@@ -10,20 +10,28 @@ A save that fails does not end the run: it is reported, and the next one is trie
 
 import contextlib
 import logging
-import re
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from etils import epath
 
 from bert_jax.checkpoint import storage
 from bert_jax.checkpoint.digest import leaf_digests
 from bert_jax.checkpoint.reading import Damaged, Restored, barrier, restore_newest, worst
 from bert_jax.checkpoint.record import Record, RecordFaultError, grouped, named_leaves, read_record
 from bert_jax.checkpoint.retention import Retention
-from bert_jax.checkpoint.storage import AnyPath, Pending, as_path, one_line, saved_steps
+from bert_jax.checkpoint.storage import (
+    AnyPath,
+    Pending,
+    as_path,
+    one_line,
+    save_fault,
+    saved_steps,
+)
 from bert_jax.checkpoint.verify import (
+    Verdict,
     VerificationStoppedError,
     is_verified,
     verified_steps,
@@ -154,7 +162,7 @@ class Checkpoints:
         if save.error is None:
             self._reader.start(save.step)
         else:  # at once, not when the next save is due
-            _log.error("%s", self._explained(save.step, _reason(save.error)))
+            _log.error("%s", self._explained(save.step, save_fault(save.error)))
 
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of this step."""
@@ -178,11 +186,11 @@ class Checkpoints:
                 self._report("damaged", damaged.step, f"read back, {damaged.fault}; set aside")
             if save and (error or not damaged):
                 self._clean_up()
-                reason = _reason(error) if error else "another process could not write its part"
+                reason = save_fault(error) if error else "another process could not write its part"
                 self._report("save_failed", save.step, self._explained(save.step, reason))
         if self._failures >= self._max_failures:
             step = save.step if save else damaged.step if damaged else -1
-            reason = _reason(error) if error else damaged.fault if damaged else "not written"
+            reason = save_fault(error) if error else damaged.fault if damaged else "not written"
             raise SaveFailedError(
                 f"{self._failures} saves in a row have failed, so the run stops. "
                 + self._explained(step, reason)
@@ -356,9 +364,9 @@ class _Reader:
         owner = self._owner
         path = owner._directory / str(step)
         if not is_verified(path):
-            verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
+            verdict = self._verdict(path)
             if not verdict.intact:  # the disk may have been gone for a moment
-                verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
+                verdict = self._verdict(path)
             if not verdict.intact:
                 storage.set_aside(path, owner._aside)
                 with self._lock:
@@ -366,27 +374,12 @@ class _Reader:
                 return
         owner._prune()
 
+    def _verdict(self, path: epath.Path) -> Verdict:
+        """What is in the checkpoint, unless it is away.
 
-def _reason(error: BaseException) -> str:
-    """Why a save failed, from the error and what caused it."""
-    chain: list[BaseException] = []
-    known: BaseException | None = error
-    while known is not None and not any(known is seen for seen in chain):  # it may be a ring
-        chain.append(known)
-        known = known.__cause__ or known.__context__
-    messages = "\n".join(map(str, chain))
-    for pattern, meaning in _MEANINGS.items():
-        if re.search(pattern, messages):
-            return meaning
-    return one_line(error)
-
-
-_MEANINGS = {
-    "No space left": "the disk is full",
-    "Disk quota exceeded": "the quota is used up",
-    "Read-only file system": "the file system is read-only",
-    "Permission denied": "permission is denied",
-    "File too large": "the file is too large for the file system or a limit of this process",
-    "No such file or directory": "the directory is gone",
-    "Input/output error": "the disk reports an input/output error",
-}
+        It is there when this returns, so a second verdict is of a disk that has come back.
+        """
+        verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
+        if not verdict.intact and not path.exists():
+            raise FileNotFoundError(f"{path} is gone")
+        return verdict

@@ -30,6 +30,15 @@ _OUT_OF_REACH = (  # TensorStore's words, in a ValueError
 _ARRAY, _DICT_KEY = {"value_type": "jax.Array", "skip_deserialize": False}, 2
 """How Orbax describes an array of a nested dict."""
 _UNFINISHED = ("*.orbax-checkpoint-tmp*", "*.deleted")
+_SAVE_FAULTS = {
+    "No space left": "the disk is full",
+    "Disk quota exceeded": "the quota is used up",
+    "Read-only file system": "the file system is read-only",
+    "Permission denied": "permission is denied",
+    "File too large": "the file is too large for the file system or a limit of this process",
+    "No such file or directory": "the directory is gone",
+    "Input/output error": "the disk reports an input/output error",
+}
 
 AnyPath: TypeAlias = epath.Path | Path
 """Local, or `gs://`."""
@@ -273,6 +282,20 @@ def damage(error: Exception, path: AnyPath) -> str:
         or re.search(_OUT_OF_REACH, str(error))
     ):
         raise ConnectionError(f"{path} cannot be read now: {one_line(error)}") from error
+    return one_line(error)
+
+
+def save_fault(error: BaseException) -> str:
+    """Why a save failed, as a phrase, from the error and what caused it."""
+    chain: list[BaseException] = []
+    known: BaseException | None = error
+    while known is not None and not any(known is seen for seen in chain):  # it may be a ring
+        chain.append(known)
+        known = known.__cause__ or known.__context__
+    messages = "\n".join(map(str, chain))
+    for pattern, meaning in _SAVE_FAULTS.items():
+        if re.search(pattern, messages):
+            return meaning
     return one_line(error)
 
 

@@ -144,6 +144,32 @@ def test_a_directory_that_is_gone_for_a_moment_is_no_damage(tmp_path, monkeypatc
     assert run.reports == []
 
 
+def test_a_directory_that_comes_back_after_its_verification_is_no_damage(tmp_path, monkeypatch):
+    run = Run(tmp_path)
+    verify, set_aside = manager.verify_checkpoint, manager.storage.set_aside
+    away = tmp_path / "away"
+
+    def gone(path, **options):
+        if run.directory.exists():
+            run.directory.rename(away)
+        return verify(path, **options)
+
+    def back(*arguments):
+        away.rename(run.directory)
+        return set_aside(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "verify_checkpoint", gone)
+        patch.setattr(manager.storage, "set_aside", back)
+        run.checkpoints.save_last(1, make_state(1), read_back=True, config=CONFIG, extra={})
+    assert not (tmp_path / "damaged").exists()
+    away.rename(run.directory)
+    assert run.save(2)
+    run.checkpoints.close()
+    assert saved_steps(run.directory) == [1, 2]
+    assert run.reports == []
+
+
 def test_a_directory_that_is_gone_is_not_made_again(tmp_path):
     run = Run(tmp_path)
     assert run.save(1)
