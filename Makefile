@@ -37,7 +37,7 @@ PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=loadfile
 test: $(VENV)/.installed-dev  ## all tests (BERT_JAX_DATA=DIR adds those on real data)
 	$(BIN)/python -m pytest $(PARALLEL)
 
-test-slow: $(VENV)/.installed-dev  ## tests of half a minute or more: several processes, kills, a full disk
+test-slow: $(VENV)/.installed-dev  ## the tests that take longest: several processes, kills, a full disk
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
 
 test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full disks, corruption and damaged files: 15 minutes or more

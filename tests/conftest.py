@@ -1,5 +1,6 @@
 """Test set-up: fake devices, run-time shape checks, and where real data lies."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -12,6 +13,10 @@ jax.config.update("jax_num_cpu_devices", 8)
 # Most of the tests' time is XLA's: unoptimised machine code takes half of it to make. What the
 # tests look at (values, partitioning, donation) is decided before that stage.
 jax.config.update("jax_disable_most_optimizations", True)
+
+# Programs and their traces are millions of objects that stay: looking through them for what may go
+# took a tenth of the tests' time.
+gc.set_threshold(100_000, 20, 100)
 
 # Every public signature's shapes and dtypes are checked while tests run, and only then.
 install_import_hook("bert_jax", "beartype.beartype")

@@ -32,6 +32,7 @@ def test_attention_smoke():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_gpu_train_step_smoke_of_our_side():
     rows = run("train_step.py", "--device=gpu", "--smoke", "--ours-only").splitlines()
     assert rows[0].startswith("bfloat16 matmul:")

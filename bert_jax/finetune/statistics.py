@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import stdtrit  # type: ignore[import-untyped]
+from scipy.special import stdtrit
 
 from bert_jax.data.shuffle import below, hash_key, hash_u64
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from scipy.special import expit, softmax
 
 from bert_jax.data.staging import replace_file
 from bert_jax.data.tokenizer import Tokenizer
@@ -201,11 +202,10 @@ class TextSplit:
             return [{"score": score} for score in predicted.tolist()]
         names = self._task.learned.labels
         if self._task.objective == "class":
-            weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-            shares = weights / weights.sum(axis=1, keepdims=True)
+            shares = softmax(logits, axis=1)
             answers = [{"label": names[number]} for number in predicted.tolist()]
         else:
-            shares = 0.5 * (1 + np.tanh(0.5 * logits))
+            shares = expit(logits)
             answers = [{"labels": [names[n] for n in np.flatnonzero(held)]} for held in predicted]
         listed = np.round(shares, 6).tolist()
         return [

@@ -29,6 +29,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.training.config import build, diff, to_dict
 from bert_jax.training.remote import WorkDir, open_workdir
+from bert_jax.training.workdir import MAX_CONFIG_BYTES, holds_run, refuse_other_run
 from bert_jax.untrusted.json_file import read_json_object
 
 KIND = "finetune"
@@ -43,7 +44,6 @@ NO_MODEL = (
     "directory"
 )
 
-_MAX_CONFIG_BYTES = 1 << 20
 _log = logging.getLogger("bert_jax")
 
 
@@ -77,7 +77,7 @@ def is_finetuning(workdir: Path) -> bool:
     path = workdir / "config.json"
     if not path.is_file():
         return False
-    return read_json_object(path, max_bytes=_MAX_CONFIG_BYTES).get("kind") == KIND
+    return read_json_object(path, max_bytes=MAX_CONFIG_BYTES).get("kind") == KIND
 
 
 def read_finetune_record(workdir: Path) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def read_finetune_record(workdir: Path) -> dict[str, Any]:
             f"{workdir} holds no run: it has no config.json. Give the work directory of a "
             "`bert-jax finetune` run"
         )
-    record = read_json_object(path, max_bytes=_MAX_CONFIG_BYTES)
+    record = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
     if record.get("kind") != KIND:
         raise UserError(
             f"{workdir} holds a run that is not one of fine-tuning; give the work directory of a "
@@ -133,18 +133,10 @@ def check_finetune_workdir(
     Raises:
         UserError: Lists the fields that differ, with the run's value and the one given.
     """
-    workdir = place.local
-    if not (workdir / "config.json").exists():
-        if workdir.exists() and not workdir.is_dir():
-            raise UserError(f"{workdir} is a file; the work directory must be a directory")
-        if place.checkpoints.exists():
-            raise UserError(
-                f"{place.name} has checkpoints and no config.json, so that it cannot be said what "
-                "they are of. Choose another work directory, or put config.json back"
-            )
+    if not holds_run(place):
         return
-    record = read_finetune_record(workdir)
-    there = build(FinetuneConfig, record["config"], where=str(workdir / "config.json"))
+    record = read_finetune_record(place.local)
+    there = build(FinetuneConfig, record["config"], where=str(place.local / "config.json"))
     rows = [
         f"{name}: {json.dumps(old)} there, {json.dumps(new)} given"
         for name, old, new in diff(there, config)
@@ -156,12 +148,7 @@ def check_finetune_workdir(
         for name, given in fingerprints.items()
         if known.get(name) != given
     ]
-    if rows:
-        raise UserError(
-            f"{place.name} belongs to a run of another configuration ({'; '.join(rows)}). To "
-            "continue that run, give its configuration; to start another, choose another work "
-            "directory"
-        )
+    refuse_other_run(place, rows)
 
 
 def prepare_finetune_workdir(

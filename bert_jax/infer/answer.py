@@ -5,11 +5,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jax import Array
+from scipy.special import softmax
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.rows import Batch, Rows
 from bert_jax.finetune.task_config import TaskConfig
-from bert_jax.infer.asker import Answer, Prepared, finite, softmax, text_field
+from bert_jax.infer.asker import Answer, Prepared, finite, text_field
 from bert_jax.infer.network import Network
 from bert_jax.tasks.examples import Origin, Question
 from bert_jax.tasks.squad_answers import Candidate, Prediction, find_answers
@@ -114,7 +115,7 @@ class Answerer:
             else:
                 candidates.append(prediction.null)
                 candidates[1:] = sorted(candidates[1:], key=lambda each: -each.score)
-        shares = softmax(np.array([each.score for each in candidates]))
+        shares = softmax([each.score for each in candidates])
         listed = [
             _listed(each, float(share)) for each, share in zip(candidates, shares, strict=True)
         ]

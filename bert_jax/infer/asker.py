@@ -109,9 +109,3 @@ def finite(outputs: Sequence[np.ndarray], name: str) -> None:
     """
     if not all(np.isfinite(output).all() for output in outputs):
         raise UserError(f"{name}: outputs are not finite; the model has diverged or is damaged")
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    """Probabilities along the last axis, in float64."""
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True), dtype=np.float64)
-    return weights / weights.sum(axis=-1, keepdims=True)

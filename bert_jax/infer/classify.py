@@ -5,11 +5,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jax import Array
+from scipy.special import expit, softmax
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.rows import Batch
 from bert_jax.finetune.text_rows import text_rows
-from bert_jax.infer.asker import Answer, Prepared, finite, softmax, text_field
+from bert_jax.infer.asker import Answer, Prepared, finite, text_field
 from bert_jax.infer.network import Network
 from bert_jax.tasks.examples import Origin, TextExample
 
@@ -86,9 +87,8 @@ class Classifier:
         if known.objective == "score":
             return {"score": round(float(logits[0]), 6)}
         several = known.objective == "classes"
-        shares = (
-            0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64))) if several else softmax(logits)
-        )
+        scores = logits.astype(np.float64)
+        shares = expit(scores) if several else softmax(scores)
         best = np.argsort(-shares, kind="stable")
         names = known.labels
         listed = {names[n]: round(float(shares[n]), 6) for n in best[: self._top]}

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jax import Array
+from scipy.special import softmax
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.rows import Batch, Rows
 from bert_jax.finetune.task_config import TaskConfig
-from bert_jax.infer.asker import Answer, Prepared, finite, softmax, text_field
+from bert_jax.infer.asker import Answer, Prepared, finite, text_field
 from bert_jax.infer.network import Network
 from bert_jax.tasks.examples import Origin, TaggedExample
 from bert_jax.tasks.tag_schemes import entities, split_tag, to_tags
@@ -155,7 +156,9 @@ class Tagger:
             answer["offsets"] = [list(offset) for offset in example.offsets]
         if not self._of_entities:
             return answer
-        shares = softmax(logits).max(axis=-1) if len(words) else np.zeros(0)
+        shares = (
+            softmax(logits.astype(np.float64), axis=-1).max(axis=-1) if len(words) else np.zeros(0)
+        )
         found = entities(tags)
         answer["tags"] = list(to_tags(found, len(tags), "iob2"))
         answer["entities"] = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 from bert_jax.data.staging import replace_file
 from bert_jax.errors import UserError
@@ -275,9 +276,8 @@ def _listed(prediction: Prediction, with_null: bool) -> list[dict[str, Any]]:
     if with_null:
         candidates.append(prediction.null)
         candidates.sort(key=lambda candidate: -candidate.score)
-    scores = np.array([candidate.score for candidate in candidates])
-    weights = np.exp(scores - scores.max())
+    shares = softmax([candidate.score for candidate in candidates])
     return [
-        {**candidate._asdict(), "probability": float(weight)}
-        for candidate, weight in zip(candidates, weights / weights.sum(), strict=True)
+        {**candidate._asdict(), "probability": float(share)}
+        for candidate, share in zip(candidates, shares, strict=True)
     ]

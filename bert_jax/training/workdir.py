@@ -20,7 +20,7 @@ from bert_jax.training.config import PretrainConfig, binding_diff, build, to_dic
 from bert_jax.training.remote import WorkDir
 from bert_jax.untrusted.json_file import read_json_object
 
-_MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
 
 
 def read_config(workdir: Path) -> PretrainConfig:
@@ -39,15 +39,8 @@ def check_workdir(place: WorkDir, config: PretrainConfig, store: TokenStore) -> 
         UserError: Lists the fields that differ, with the run's value and the one given.
     """
     workdir = place.local
-    if not (workdir / "config.json").exists():
-        if workdir.exists() and not workdir.is_dir():
-            raise UserError(f"{workdir} is a file; the work directory must be a directory")
+    if not holds_run(place):
         _check_tokenizer(workdir, store)
-        if place.checkpoints.exists():
-            raise UserError(
-                f"{place.name} has checkpoints and no config.json, so that it cannot be said what "
-                "they are of. Choose another work directory, or put config.json back"
-            )
         return
     rows = [
         f"{name}: {_show(old)} there, {_show(new)} given"
@@ -59,10 +52,37 @@ def check_workdir(place: WorkDir, config: PretrainConfig, store: TokenStore) -> 
             f"the training corpus: fingerprint {str(there)[:12]} there, "
             f"{store.fingerprint[:12]} given"
         )
-    if rows:
+    refuse_other_run(place, rows)
+
+
+def holds_run(place: WorkDir) -> bool:
+    """Whether a run was begun in a work directory.
+
+    Raises:
+        UserError: It is a file, or holds checkpoints of which nothing says what they are.
+    """
+    if (place.local / "config.json").exists():
+        return True
+    if place.local.exists() and not place.local.is_dir():
+        raise UserError(f"{place.local} is a file; the work directory must be a directory")
+    if place.checkpoints.exists():
         raise UserError(
-            f"{place.name} belongs to a run of another configuration ({'; '.join(rows)}). To "
-            "continue that run, give its configuration; to start another, choose another work "
+            f"{place.name} has checkpoints and no config.json, so that it cannot be said what "
+            "they are of. Choose another work directory, or put config.json back"
+        )
+    return False
+
+
+def refuse_other_run(place: WorkDir, differences: list[str]) -> None:
+    """Ends a run that is not the one in its work directory.
+
+    Raises:
+        UserError: There are differences.
+    """
+    if differences:
+        raise UserError(
+            f"{place.name} belongs to a run of another configuration ({'; '.join(differences)}). "
+            "To continue that run, give its configuration; to start another, choose another work "
             "directory"
         )
 
@@ -134,7 +154,7 @@ def read_record(workdir: Path) -> dict[str, Any]:
             "`bert-jax pretrain` run"
         )
     try:
-        record = read_json_object(path, max_bytes=_MAX_CONFIG_BYTES)
+        record = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
         if not isinstance(record.get("config"), dict):
             raise UserError("it has no field config")
     except UserError as error:

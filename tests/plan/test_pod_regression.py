@@ -54,6 +54,7 @@ def small_plan(name: str, cache: Path) -> Plan:
     return predict(config, 0, topology, cache=cache)
 
 
+@pytest.mark.slow
 def test_a_chip_of_a_larger_slice_does_the_same(cache):
     small, large = small_plan("v5e:4x4", cache), small_plan("v5e:8x8", cache)
     assert small.compiled.fits

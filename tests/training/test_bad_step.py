@@ -343,6 +343,7 @@ def test_too_many_skips_in_a_row_stop_a_run(tmp_path, corpus, monkeypatch):
     assert kinds.count("bad_step") == 1
 
 
+@pytest.mark.slow
 def test_several_processes_compute_a_bad_step_again_together(tmp_path):
     """A learning rate that no model bears, so nothing is patched; both end with code 4."""
     write_corpus(tmp_path / "corpus")

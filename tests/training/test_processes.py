@@ -122,6 +122,7 @@ def test_processes_train_evaluate_and_save_as_one_does(number, mesh, alone):
     pod.rename(here / f"pod of {number}")
 
 
+@pytest.mark.slow
 def test_an_error_in_one_process_does_not_wait_for_the_others(alone):
     here, _, _ = alone
     environ = os.environ | {"CLI": f"{sys.executable} -m bert_jax.cli", "HERE": str(here)}

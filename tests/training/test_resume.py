@@ -98,6 +98,7 @@ with share_compilations(Path(sys.argv[2])):
 """
 
 
+@pytest.mark.slow
 def test_killed_and_continued_equals_uninterrupted(tmp_path, cache, corpus, uninterrupted):
     workdir, log = tmp_path / "work", tmp_path / "log"
     directory = corpus.train.path.parent
