@@ -1,8 +1,7 @@
 """Byte-level BPE (RoBERTa's) and pieces with "▁" (XLM-R's), from a `tokenizer.json`.
 
 Special tokens have the names that the model's files give them; code that needs one takes it from
-`special_ids`, so that rows are <s> text </s>, and <s> text </s> second text </s>. Text that spells
-one is ordinary text, as everywhere here.
+`special_ids`. Text that spells one is ordinary text, as everywhere here.
 """
 
 import hashlib
@@ -73,8 +72,12 @@ class FastTokenizer:
         last = pipeline.pre_tokenizer[-1]
         prefixed = last.get("add_prefix_space", last.get("prepend_scheme") != "never")
         self.word_prefix = "" if prefixed else " "
+        self.num_between = pipeline.num_between
+        described = dict(vars(pipeline))
+        if self.num_between == 1:  # fingerprints from before it could be another number stay
+            del described["num_between"]
         self.fingerprint = hashlib.sha256(
-            json.dumps(["fast", 1, vars(pipeline)], sort_keys=True).encode()
+            json.dumps(["fast", 1, described], sort_keys=True).encode()
         ).hexdigest()
         self.mask_takes_blank = pipeline.roles[4] in pipeline.eats_space
         self._bare = self._ids.get(SPACE if last["type"] == "Metaspace" else "Ġ", -1)
@@ -178,7 +181,7 @@ class FastTokenizer:
         """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
         `AutoTokenizer` loads them; there, special tokens are matched in text. It makes the rows
-        that are made here, with one separator between two texts.
+        that are made here.
         """
         pipeline, ids = self.pipeline, self._ids
         definition = self._definition()
@@ -194,7 +197,7 @@ class FastTokenizer:
         definition["decoder"] = json.loads(self._decoder.__getstate__())
         template = processors.TemplateProcessing(
             single=[cls, "$A", sep],
-            pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
+            pair=[cls, "$A", *[sep] * self.num_between, "$B:1", f"{sep}:1"],
             special_tokens=[(cls, ids[cls]), (sep, ids[sep])],
         )
         definition["post_processor"] = json.loads(template.__getstate__())

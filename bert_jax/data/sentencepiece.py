@@ -53,6 +53,7 @@ class SentencePieceTokenizer:
 
     kind = "sentencepiece"
     word_prefix = ""
+    num_between = 1
 
     def __init__(self, model: bytes, *, where: str = "SentencePiece model") -> None:
         """Load a serialised model.

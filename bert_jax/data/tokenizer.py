@@ -27,6 +27,8 @@ MAX_TOKENS = 1_000_000
 """Most tokens a vocabulary may have; the largest published BERT vocabulary has 501,153."""
 MAX_FILE_BYTES = 32 * 1024 * 1024
 """Largest tokenizer file that is read; the multilingual BERT's tokenizer.json has 3 MB."""
+MAX_SPECIAL = 4
+"""Most special tokens that a row has besides its texts."""
 MAX_TOKEN_CHARS = 1000
 """Longest token; none is matched that is longer than `max_input_chars_per_word`."""
 
@@ -65,6 +67,8 @@ class Tokenizer(Protocol):
     word_prefix: str
     """What goes in front of a word or sentence that follows another one: a space where only that
     tells it from the rest of a word (byte-level BPE), else nothing."""
+    num_between: int
+    """Separators between the two texts of a row: 1, or 2 as in RoBERTa and XLM-R."""
 
     def encode(self, text: str) -> Encoding:
         """Ids and character offsets; starts and ends never decrease."""
@@ -95,6 +99,37 @@ class Tokenizer(Protocol):
     def save(self, directory: Path) -> None:
         """Write what `load_tokenizer` reads; nothing half-written is left behind."""
         ...
+
+
+class Row(NamedTuple):
+    """One or two texts with special tokens around them."""
+
+    ids: np.ndarray
+    """(n,) int32."""
+    second_at: int
+    """Where the second text begins; n where there is none."""
+
+
+def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> Row:
+    """[CLS] first [SEP], or [CLS] first [SEP] second [SEP], by the roles of a tokenizer's tokens.
+
+    Args:
+        tokenizer: says which tokens they are, and how many are between two texts.
+        first: (n,) ids without special tokens.
+        second: the same.
+    """
+    special = tokenizer.special_ids
+    cls, sep = np.array([special.cls], np.int32), np.array([special.sep], np.int32)
+    if second is None:
+        return Row(np.concatenate([cls, first, sep]), len(first) + 2)
+    between = np.repeat(sep, tokenizer.num_between)
+    row = np.concatenate([cls, first, between, second, sep])
+    return Row(row, len(first) + 1 + tokenizer.num_between)
+
+
+def num_special(tokenizer: Tokenizer, pair: bool) -> int:
+    """Special tokens in a row of one text, or of two."""
+    return 2 + tokenizer.num_between if pair else 2
 
 
 def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:

@@ -28,6 +28,8 @@ _USUAL = {
     "sep_token": ("</s>", "[SEP]"),
     "mask_token": ("<mask>", "[MASK]"),
 }
+_ROBERTAS = 2
+"""Separators between two texts."""
 _MAX_PARTS = 16
 _MAX_CHARSMAP = 1 << 20
 """Bytes; XLM-R's, of all of Unicode, has 240,000."""
@@ -55,6 +57,7 @@ class Pipeline:
         roles: tokens for padding, unknown, beginning, separator, mask.
         specials: other tokens that text never becomes.
         eats_space: special tokens that take the space before them, where Transformers reads them.
+        num_between: separators between the two texts of a row.
     """
 
     kind: str
@@ -69,6 +72,7 @@ class Pipeline:
     roles: tuple[str, ...]
     specials: tuple[str, ...] = ()
     eats_space: tuple[str, ...] = ()
+    num_between: int = 1
 
 
 def read_pipeline(path: Path) -> Pipeline:
@@ -137,6 +141,9 @@ def read_pipeline(path: Path) -> Pipeline:
         roles=roles,
         specials=specials,
         eats_space=tuple(token for token, eats in added.items() if eats),
+        num_between=_ROBERTAS
+        if path.name == "vocab.json"
+        else reading.num_between(whole.get("post_processor"), roles),
     )
 
 
@@ -319,6 +326,43 @@ class _Reading:
             f"pre_tokenizer.type is {_short(kind)}; ByteLevel, Metaspace or WhitespaceSplit is "
             "needed"
         )
+
+    def num_between(self, found: object, roles: tuple[str, ...]) -> int:
+        """Separators between two texts; 1 where nothing puts special tokens into rows."""
+        parts = self.parts("post_processor", found, "processors")
+        makers = [part for part in parts if part.get("type") != "ByteLevel"]  # of offsets alone
+        if not makers:
+            return 1
+        cls, sep = roles[2:4]
+        rows = {number: [cls, "A", *[sep] * number, "B", sep] for number in (1, 2)}
+        made = [name for maker in makers for name in self._pair(maker)]
+        for number, row in rows.items():
+            if made == row:
+                return number
+        return self.refuse(
+            f"post_processor makes {' '.join(made)[:80]!r} of two texts A and B; "
+            f"{' or '.join(repr(' '.join(row)) for row in rows.values()):.200} is needed"
+        )
+
+    def _pair(self, maker: Mapping[str, Any]) -> list[str]:
+        """A row of the texts A and B, by the names of its tokens."""
+        kinds = ("BertProcessing", "RobertaProcessing", "TemplateProcessing")
+        kind = self.one_of("post_processor.type", maker.get("type"), kinds)
+        if kind != "TemplateProcessing":
+            cls, sep = (
+                f"{pair[0] if isinstance(pair, list) and pair else pair}"
+                for pair in (maker.get("cls"), maker.get("sep"))
+            )
+            return [cls, "A", *[sep] * (1 if kind == "BertProcessing" else _ROBERTAS), "B", sep]
+        pair = maker.get("pair")
+        if not isinstance(pair, list) or len(pair) > _MAX_PARTS:
+            self.refuse(f"post_processor.pair is {_short(pair)}; a list of at most {_MAX_PARTS}")
+        return [
+            f"{token.get('id')}"
+            for piece in pair
+            for token in self.mapping("post_processor.pair", piece).values()
+            if isinstance(token, dict)
+        ]
 
     def unigram(self, model: Mapping[str, Any]) -> tuple[list[str], list[float]]:
         pairs = model.get("vocab")

@@ -88,6 +88,7 @@ class WordPieceTokenizer:
 
     kind = "wordpiece"
     word_prefix = ""
+    num_between = 1
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from bert_jax.convert.sentencepiece_json import is_tie
 from bert_jax.data.sentencepiece import SentencePieceTokenizer
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizer import Tokenizer, make_row
 from bert_jax.exchange.huggingface import class_of, specials_of
 from bert_jax.exchange.proof import (
     PROOF_TEXTS,
@@ -229,7 +229,6 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     special, who = ours.special_ids, "transformers' tokenizer"
     names = specials_of(saved)
     ids = [found.tolist() for found in ours.encode_batch(PROOF_TEXTS)]
-    rows = []
     compared = set[str]()
     ties: list[str] = []
 
@@ -243,7 +242,6 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
 
     for text, found in zip(PROOF_TEXTS, ids, strict=True):
         row = [special.cls, *found, special.sep]
-        rows.append(row)
         if not any(name in text for name in names):
             check(who, text, row, theirs(text)["input_ids"])
         if ours.kind != "fast":  # whose file takes names of tokens for them in any case
@@ -251,8 +249,9 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
             check(f"{who}, told to split special tokens,", text, row, split)
     first, second = PROOF_TEXTS[:2]
     both = theirs(first, second)
-    check(f"{who}, of two texts,", first, [*rows[0], *rows[1][1:]], both["input_ids"])
-    types = [0] * len(rows[0]) + [1] * (len(rows[1]) - 1)
+    pair = make_row(ours, *ours.encode_batch([first, second]))
+    check(f"{who}, of two texts,", first, pair.ids.tolist(), both["input_ids"])
+    types = (np.arange(len(pair.ids)) >= pair.second_at).astype(int).tolist()
     if saved.config.num_types > 1 and list(both["token_type_ids"]) != types:
         raise ProofFailedError(f"{who} gives other types to two texts: {both['token_type_ids']}")
     fields = ("pad_token_id", "unk_token_id", "cls_token_id", "sep_token_id", "mask_token_id")

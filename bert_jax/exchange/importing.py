@@ -34,7 +34,7 @@ from bert_jax.convert.huggingface_head import head_from_huggingface
 from bert_jax.convert.huggingface_names import parts_from_huggingface
 from bert_jax.convert.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
 from bert_jax.data.staging import write_synced
-from bert_jax.data.tokenizer import CONFIG_NAME, Tokenizer, load_tokenizer
+from bert_jax.data.tokenizer import CONFIG_NAME, Tokenizer, load_tokenizer, make_row
 from bert_jax.errors import UserError
 from bert_jax.exchange import vocabulary
 from bert_jax.exchange.huggingface import (
@@ -317,7 +317,10 @@ def _compare_tokens(found: Source) -> dict[str, Any]:
             f"{found.saved.name}: the tokenizer gives other ids than Transformers for "
             f"{len(other)} of {len(texts)} texts, the first {other[0]!r:.200}"
         )
-    return {"texts_with_equal_ids": len(texts)}
+    pair = texts[0], texts[1]
+    row = make_row(ours, *ours.encode_batch(list(pair))).ids.tolist()
+    same = list(theirs(*pair)["input_ids"]) == row
+    return {"texts_with_equal_ids": len(texts), "pairs_have_equal_ids": same}
 
 
 def _other_ids(ours: Tokenizer, theirs: Any, texts: Sequence[str]) -> list[str]:

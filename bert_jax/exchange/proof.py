@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from bert_jax.data.staging import write_synced
+from bert_jax.data.tokenizer import make_row, num_special
 from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, apply_pretraining, encode, init_params
@@ -88,16 +89,17 @@ class Batch(NamedTuple):
 
 def proof_rows(saved: SavedModel, texts: Sequence[str] = PROOF_TEXTS) -> list[list[int]]:
     """A row for each text, cut to the model's length, and then rows of two texts each."""
-    special = saved.tokenizer.special_ids
+    tokenizer = saved.tokenizer
     length = min(saved.max_length, saved.config.num_positions, 128)
-    ids = [found.tolist() for found in saved.tokenizer.encode_batch(list(texts))]
-    rows = [[special.cls, *found[: length - 2], special.sep] for found in ids]
-    half = (length - 3) // 2
-    pairs = [
-        [special.cls, *first[:half], special.sep, *second[:half], special.sep]
+    room = length - num_special(tokenizer, pair=False)
+    half = (length - num_special(tokenizer, pair=True)) // 2
+    ids = tokenizer.encode_batch(list(texts))
+    rows = [make_row(tokenizer, found[:room]) for found in ids]
+    rows += [
+        make_row(tokenizer, first[:half], second[:half])
         for first, second in zip(ids[0::2], ids[1::2], strict=False)
     ]
-    return rows + pairs
+    return [row.ids.tolist() for row in rows]
 
 
 def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | None = None) -> Batch:

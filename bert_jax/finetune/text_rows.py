@@ -1,10 +1,10 @@
-"""Texts and pairs of texts to rows: [CLS] text [SEP], or [CLS] text [SEP] second text [SEP]."""
+"""Texts and pairs of texts to rows of token ids."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizer import Row, Tokenizer, make_row, num_special
 from bert_jax.finetune.rows import Rows
 from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.problems import counted
@@ -30,36 +30,31 @@ def text_rows(
     Returns:
         The rows, and a warning with the lines of what was cut.
     """
-    special = tokenizer.special_ids
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]
     seconds = iter(tokenizer.encode_batch([pair for pair in pairs if pair is not None]))
-    cls, sep = np.array([special.cls], np.int32), np.array([special.sep], np.int32)
-    tokens: list[np.ndarray] = []
-    second_at: list[int] = []
+    rows: list[Row] = []
     long: list[int] = []
     for example, first in zip(examples, firsts, strict=True):
-        if example.text_pair is None:
-            a, b = min(len(first), max_length - 2), 0
-            row = np.concatenate([cls, first[:a], sep])
-            second_at.append(len(row))
-            whole = len(first)
+        second = None if example.text_pair is None else next(seconds)
+        room = max_length - num_special(tokenizer, second is not None)
+        whole = len(first)
+        if second is None:
+            rows.append(make_row(tokenizer, first[:room]))
         else:
-            second = next(seconds)
-            a, b = pair_lengths(len(first), len(second), max_length - 3)
-            row = np.concatenate([cls, first[:a], sep, second[:b], sep])
-            second_at.append(a + 2)
-            whole = len(first) + len(second)
-        if a + b < whole:
+            whole += len(second)
+            a, b = pair_lengths(len(first), len(second), room)
+            rows.append(make_row(tokenizer, first[:a], second[:b]))
+        if whole > room:
             long.append(example.origin.line)
-        tokens.append(row)
     warnings: tuple[str, ...] = ()
     if long:
         what = "texts" if pairs[0] is None else "pairs of texts"
-        room = max_length - (2 if pairs[0] is None else 3)
+        room = max_length - num_special(tokenizer, pairs[0] is not None)
         path = examples[0].origin.path
         warnings = (counted(path, f"{what} of more than {room} tokens, cut there", long),)
-    return Rows(tokens, np.array(second_at, np.int32), labels), warnings
+    second_at = np.array([row.second_at for row in rows], np.int32)
+    return Rows([row.ids for row in rows], second_at, labels), warnings
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:

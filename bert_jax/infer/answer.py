@@ -7,6 +7,7 @@ import numpy as np
 from jax import Array
 from scipy.special import softmax
 
+from bert_jax.data.tokenizer import MAX_SPECIAL
 from bert_jax.errors import UserError
 from bert_jax.finetune.rows import Batch, Rows
 from bert_jax.finetune.task_config import TaskConfig
@@ -134,4 +135,4 @@ def _windows(max_length: int) -> WindowOptions:
     """Those of BERT's `run_squad.py`, or what a model of few positions has room for."""
     length = min(max_length, 384)
     question = min(64, length // 4)
-    return WindowOptions(length, max(1, min(128, (length - question - 3) // 2)), question)
+    return WindowOptions(length, max(1, min(128, (length - question - MAX_SPECIAL) // 2)), question)

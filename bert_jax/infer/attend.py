@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 import bert_jax
-from bert_jax.data.tokenizer import Tokenizer, replace_surrogates
+from bert_jax.data.tokenizer import Tokenizer, make_row, replace_surrogates
 from bert_jax.errors import UserError
 from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.model.layer_outputs import layer_outputs
@@ -79,26 +79,27 @@ def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L
 
 
 def _row(saved: SavedModel, text: str, text_b: str | None) -> _Row:
-    special = saved.tokenizer.special_ids
-    ids, words = [special.cls], [""]
-    second_at = None
     parts = [("text", text)] if text_b is None else [("text", text), ("second text", text_b)]
+    ids: list[np.ndarray] = []
+    words: list[list[str]] = []
     for name, part in parts:
-        if name == "second text":
-            second_at = len(ids)
         found = saved.tokenizer.encode(part)
         if not len(found.ids):
             raise UserError(f"the {name} {part!r} has no tokens; give one with a word in it")
-        ids += [*(int(i) for i in found.ids), special.sep]
-        words += [*(part[start:end] for start, end in found.offsets), ""]
+        ids.append(found.ids)
+        words.append([part[start:end] for start, end in found.offsets])
+    row = make_row(saved.tokenizer, *ids)
     limit = min(MAX_TOKENS, saved.max_length)
-    if len(ids) > limit:
+    if len(row.ids) > limit:
         whose = "a page shows" if limit == MAX_TOKENS else f"{saved.name} takes"
         raise UserError(
-            f"the text has {len(ids)} tokens with the special ones, and {whose} at most {limit}; "
-            f"give a shorter text or a part of it"
+            f"the text has {len(row.ids)} tokens with the special ones, and {whose} at most "
+            f"{limit}; give a shorter text or a part of it"
         )
-    return _Row(np.array(ids, np.int32), words, len(ids) if second_at is None else second_at)
+    of_row = ["", *words[0], ""]
+    if len(words) > 1:
+        of_row += [""] * (row.second_at - len(of_row)) + [*words[1], ""]
+    return _Row(row.ids, of_row, row.second_at)
 
 
 def _token_texts(tokenizer: Tokenizer, row: _Row) -> list[str]:

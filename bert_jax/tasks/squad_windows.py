@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int8, Int32
 
-from bert_jax.data.tokenizer import Encoding, Tokenizer
+from bert_jax.data.tokenizer import MAX_SPECIAL, Encoding, Tokenizer, make_row, num_special
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import Answer, Question
 from bert_jax.tasks.squad import is_placed, question_name
@@ -43,13 +43,13 @@ class WindowOptions:
         for name in ("max_length", "stride", "max_question"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; 1 is the least")
-        room = self.max_length - self.max_question - 3
+        room = self.max_length - self.max_question - MAX_SPECIAL
         if room < self.stride:
             raise UserError(
                 f"max_length {self.max_length} leaves {max(room, 0)} tokens for the context beside "
-                f"a question of {self.max_question} and three special tokens, and stride "
+                f"a question of {self.max_question} and special tokens ({MAX_SPECIAL}), and stride "
                 f"{self.stride} would leave tokens between windows out. Let max_length be at least "
-                f"{self.max_question + 3 + self.stride}, or lower stride or max_question"
+                f"{self.max_question + MAX_SPECIAL + self.stride}, or lower stride or max_question"
             )
 
 
@@ -120,7 +120,6 @@ def build_windows(
         UserError: a context has no token in which an answer could stand.
     """
     options = options or WindowOptions()
-    special = tokenizer.special_ids
     contexts: dict[str, Encoding] = {}  # questions of one paragraph share its context
     windows: list[Window] = []
     cut: list[int] = []
@@ -142,20 +141,19 @@ def build_windows(
         answer, known = _target(question, spans)
         if not known and question.answers:
             unplaced.append(number)
-        head = np.concatenate([[special.cls], asked, [special.sep]]).astype(np.int32)
-        tail = np.array([special.sep], np.int32)
-        room = options.max_length - len(head) - 1
+        room = options.max_length - len(asked) - num_special(tokenizer, pair=True)
         begins = window_begins(len(ids), room, options.stride)
         best = most_context(len(ids), begins, room)
         for w, begin in enumerate(begins):
             end = min(begin + room, len(ids))
             inside = answer is not None and begin <= answer[0] and answer[1] < end
-            shift = len(head) - begin
+            row = make_row(tokenizer, asked, ids[begin:end])
+            shift = row.second_at - begin
             windows.append(
                 Window(
                     question=number,
-                    ids=np.concatenate([head, ids[begin:end], tail]),
-                    context_at=len(head),
+                    ids=row.ids,
+                    context_at=row.second_at,
                     spans=spans[begin:end],
                     has_most_context=best[begin:end] == w,
                     target=None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32, Integer
 
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.tokenizer import Tokenizer, make_row
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet, TaggedExample
 from bert_jax.tasks.problems import counted
@@ -106,11 +106,10 @@ def tag_windows(
             f"stride is {stride}; from 1 to {room} for max_length {max_length}, else sub-words "
             "would fall between two windows"
         )
-    special = tokenizer.special_ids
     words = list(dict.fromkeys(word for each in examples for word in each.tokens))
     texts = [tokenizer.word_prefix + word for word in words]
     pieces = dict(zip(words, tokenizer.encode_batch(texts), strict=True))
-    unknown = np.array([special.unk], np.int32)
+    unknown = np.array([tokenizer.special_ids.unk], np.int32)
     windows: list[TagWindow] = []
     long: list[TaggedExample] = []
     unreadable: list[TaggedExample] = []
@@ -136,8 +135,8 @@ def tag_windows(
             owned[places] = mine
             marks = np.full(end - start + 2, IGNORED, np.int32)
             marks[places] = label[mine]
-            row = np.concatenate([[special.cls], ids[start:end], [special.sep]]).astype(np.int32)
-            windows.append(TagWindow(number, row, owned, marks))
+            row = make_row(tokenizer, ids[start:end])
+            windows.append(TagWindow(number, row.ids, owned, marks))
     warnings = _warnings(long, f"sentences of more than {room} sub-words, read in windows")
     warnings += _warnings(unreadable, "words of which the tokenizer leaves nothing, read as [UNK]")
     return TagWindows(tuple(windows), tuple(len(each.tokens) for each in examples), warnings)

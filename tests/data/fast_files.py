@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, and the dog sleeps.",
@@ -53,6 +53,13 @@ def _definition(kind: str) -> str:
             [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
         )
     made.add_special_tokens(SPECIALS)
+    ends = [(token, SPECIALS.index(token)) for token in ("</s>", "<s>")]
+    if kind == "bpe":
+        made.post_processor = processors.RobertaProcessing(*ends)
+    elif kind == "unigram":
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ends
+        )
     text: str = made.to_str()
     return text
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Library
 
 from bert_jax.data.fast_tokenizer import FastTokenizer
 from bert_jax.data.sentencepiece import train_sentencepiece
-from bert_jax.data.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.data.tokenizer import Tokenizer, load_tokenizer, make_row, num_special
 from bert_jax.data.wordpiece import train_wordpiece
 from bert_jax.errors import UserError
 
@@ -126,8 +126,13 @@ def test_saved_and_pickled_it_is_the_same(made, kind, tmp_path):
     special = tokenizer.special_ids
     first, second = (tokenizer.encode(text).ids.tolist() for text in ("the dog", "jugs"))
     found = library.encode("the dog", "jugs")
-    assert found.ids == [special.cls, *first, special.sep, *second, special.sep]
-    assert found.type_ids == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    between = [special.sep] * (1 if kind == "pieces" else 2)
+    assert found.ids == [special.cls, *first, *between, *second, special.sep]
+    assert found.type_ids == [0] * (len(first) + 1 + len(between)) + [1] * (len(second) + 1)
+    row = make_row(tokenizer, *(tokenizer.encode(text).ids for text in ("the dog", "jugs")))
+    assert row.ids.tolist() == found.ids
+    assert row.second_at == found.type_ids.index(1)
+    assert num_special(tokenizer, pair=True) == found.special_tokens_mask.count(1)
 
 
 def test_everything_that_determines_ids_is_in_the_fingerprint(tmp_path):
@@ -143,8 +148,10 @@ def test_everything_that_determines_ids_is_in_the_fingerprint(tmp_path):
     (tmp_path / "d/tokenizer_config.json").write_text(
         json.dumps({"cls_token": "</s>", "sep_token": {"content": "<s>"}})
     )
-    prints.add(loaded("bpe", tmp_path / "d").fingerprint)
-    assert len(prints) == 4
+    other = definition("bpe") | {"post_processor": None}
+    prints.add(load_tokenizer(write_fast(tmp_path / "d", "bpe", **other)).fingerprint)
+    prints.add(load_tokenizer(write_fast(tmp_path / "e", "bpe", **other)).fingerprint)
+    assert len(prints) == 5
 
 
 def test_roles_are_those_of_the_files_beside(tmp_path):
@@ -152,7 +159,8 @@ def test_roles_are_those_of_the_files_beside(tmp_path):
         json.dumps({"bos_token": "</s>", "eos_token": "<s>", "mask_token": "<pad>",
                     "pad_token": "<mask>"})
     )  # fmt: skip
-    special = loaded("bpe", tmp_path).special_ids
+    path = write_fast(tmp_path, "bpe", post_processor=None)
+    special = load_tokenizer(path).special_ids
     assert (special.cls, special.sep, special.mask, special.pad) == (2, 0, 1, 4)
 
 
@@ -256,6 +264,14 @@ def changed(kind, path, value):
         ("unigram", ["pre_tokenizer", "pretokenizers", 1, "replacement"], "_",
          "replacement is '_'"),
         ("unigram", ["pre_tokenizer"], {"type": "ByteLevel"}, "ByteLevel goes with BPE"),
+        ("bpe", ["post_processor", "sep"], ["<s>", 0], "makes '<s> A <s> <s> B <s>' of two texts"),
+        ("bpe", ["post_processor", "sep"], None, "'<s> A </s> B </s>' or '<s> A </s> </s> B </s>'"),
+        ("bpe", ["post_processor", "type"], "Other", "post_processor.type is 'Other'"),
+        ("bpe", ["post_processor"], "Other", "post_processor is 'Other'; an object"),
+        ("unigram", ["post_processor", "pair"], {}, "pair is an object of 0; a list"),
+        ("unigram", ["post_processor", "pair", 0], "A", "post_processor.pair is 'A'; an object"),
+        ("unigram", ["post_processor", "pair", 0], {}, "makes 'A </s> </s> B </s>' of two texts"),
+        ("unigram", ["post_processor", "pair"], [{}] * 17, "a list of at most 16"),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path, kind, path, value, said):

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from squad_examples import question
+from tokenizers import Tokenizer as Library
 
 from bert_jax.corpus.build import build_corpus
 from bert_jax.data.store import open_store
 from bert_jax.data.tokenizer import load_tokenizer
-from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample
+from bert_jax.finetune.text_rows import text_rows
+from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample, TextExample
 from bert_jax.tasks.squad_windows import WindowOptions, build_windows
 from bert_jax.tasks.tag_windows import tag_windows
 
@@ -50,6 +52,29 @@ def test_the_tokens_of_an_answer_spell_it(made, kind):
         begin = len(window.ids) - 1 - len(spans)
         start, end = spans[first - begin][0], spans[last - begin][1]
         assert CONTEXT[start:end] == answer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_two_texts_are_those_of_the_library(made, kind, tmp_path):
+    """RoBERTa and XLM-R have two separators between texts; a pair and a window are such rows."""
+    tokenizer = made[kind]
+    tokenizer.save(tmp_path / "saved")
+    library = Library.from_file(f"{tmp_path / 'saved/tokenizer.json'}")
+    found = library.encode("the dog?", CONTEXT)
+    asked = question(CONTEXT, "lazy", text="the dog?")
+    (window,) = build_windows([asked], tokenizer, WindowOptions()).windows
+    assert window.ids.tolist() == found.ids
+    assert window.type_ids.tolist() == found.type_ids
+    separators = window.ids.tolist().count(tokenizer.special_ids.sep)
+    assert separators == (2 if kind == "pieces" else 3)
+    pair = TextExample("0", "the dog?", CONTEXT, None, Origin("a", 1))
+    rows, warnings = text_rows([pair], tokenizer, len(found.ids), None)
+    assert rows.tokens[0].tolist() == found.ids
+    assert rows.second_at[0] == window.context_at
+    assert not warnings
+    rows, warnings = text_rows([pair], tokenizer, len(found.ids) - 1, None)
+    assert len(rows.tokens[0]) == len(found.ids) - 1
+    assert warnings
 
 
 @pytest.mark.parametrize("kind", KINDS)
