@@ -146,6 +146,14 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     sub = verb(
+        "tfds",
+        runs.tfds,
+        "download a data set of TensorFlow Datasets and prepare it, without TensorFlow",
+        "bert-jax tfds glue/mrpc",
+    )
+    sub.add_argument("name", help="as in its catalogue; goes to TFDS_DATA_DIR")
+
+    sub = verb(
         "pretrain",
         runs.pretrain,
         "pretrain, or continue a run in its work directory",

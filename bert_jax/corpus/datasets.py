@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_jax.corpus.lines import HashedFile
 from bert_jax.corpus.sources import ReadOptions, field_text, missing_field, paragraphs
+from bert_jax.data.tfds import open_tfds
 from bert_jax.errors import UserError
 
 
@@ -99,29 +100,7 @@ class TfdsSource:
             UserError: tensorflow-datasets is missing, the data set is unknown or not prepared, or
                 its examples lack the field.
         """
-        try:
-            import tensorflow_datasets as tfds
-            import tensorflow_datasets.text  # registers glue, wikipedia, ... without TensorFlow
-        except ImportError as error:
-            raise UserError(
-                f"{self.name}: reading TFDS needs tensorflow-datasets: "
-                "pip install 'bert_jax[data]'."
-            ) from error
-        try:
-            # Only reads: a download of many gigabytes is not started by a typing error.
-            builder = tfds.builder(self._dataset, file_format="array_record")
-            prepared = (builder.data_path / "dataset_info.json").exists()
-            examples = builder.as_data_source(split=self._split) if prepared else ()
-        except Exception as error:  # its own errors have no common class
-            message = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-            raise UserError(f"{self.name}: {type(error).__name__}: {message}") from error
-        if not prepared:
-            raise UserError(
-                f"{self.name} is not prepared: {builder.data_path} is not there. Prepare it once: "
-                f"tfds build {self._dataset} --file_format=array_record (TFDS_DATA_DIR names "
-                "another place)."
-            )
-        self._version = str(builder.version)
+        _, examples, self._version = open_tfds(self.name, self._dataset, self._split)
         self._digest = hashlib.sha256()
         self.size = len(examples)
         found = False

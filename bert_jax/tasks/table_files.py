@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from bert_jax.data.tfds import open_tfds
 from bert_jax.errors import UserError
 from bert_jax.tasks.delimited import (
     MAX_BYTES,
@@ -145,7 +146,7 @@ def _tfds(name: str, columns: Sequence[str], problems: Problems) -> Iterator[Row
     _, dataset, *split = name.split(":", 2)
     if not dataset or not split:
         raise UserError(f"{name}: write tfds:NAME:SPLIT, for example tfds:glue/mrpc:train")
-    features, examples = _open_tfds(name, dataset, split[0])
+    features, examples, _ = open_tfds(name, dataset, split[0])
     for column in columns:
         if column not in features:
             raise MissingColumn(column, f"{name}: {_missing(column, list(features))}")
@@ -161,31 +162,6 @@ def _tfds(name: str, columns: Sequence[str], problems: Problems) -> Iterator[Row
             problems.add(f"{origin}: a text is not UTF-8: {error}")
             continue
         yield Row(origin, tuple(values))
-
-
-def _open_tfds(name: str, dataset: str, split: str) -> tuple[Any, Any]:
-    try:
-        import tensorflow_datasets as tfds
-        import tensorflow_datasets.text  # registers glue, imdb_reviews, ... without TensorFlow
-    except ImportError as error:
-        raise UserError(
-            f"{name}: reading TFDS needs tensorflow-datasets: pip install 'bert_jax[data]'."
-        ) from error
-    try:
-        # Only reads: a download is not started by a typing error.
-        builder = tfds.builder(dataset, file_format="array_record")
-        prepared = (builder.data_path / "dataset_info.json").exists()
-        examples = builder.as_data_source(split=split) if prepared else ()
-    except Exception as error:  # its own errors have no common class
-        message = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise UserError(f"{name}: {type(error).__name__}: {message}") from error
-    if not prepared:
-        raise UserError(
-            f"{name} is not prepared: {builder.data_path} is not there (TFDS_DATA_DIR names "
-            "another place). Prepare it once, in Python: "
-            f"from bert_jax.tasks.tfds_prepare import prepare_tfds; prepare_tfds({dataset!r})"
-        )
-    return builder.info.features, examples
 
 
 def _tfds_value(value: Any, names: Sequence[str] | None) -> Any:

@@ -86,6 +86,14 @@ def corpus(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def tfds(arguments: argparse.Namespace) -> int:
+    """Downloads and prepares a data set of TensorFlow Datasets."""
+    from bert_jax.data.tfds import prepare_tfds
+
+    print(prepare_tfds(arguments.name))
+    return 0
+
+
 def pretrain(arguments: argparse.Namespace) -> int:
     """Trains or continues."""
     from bert_jax.training.config import PretrainConfig

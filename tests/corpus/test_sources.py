@@ -189,7 +189,7 @@ def prepared(tmp_path, monkeypatch):
 def test_tfds(prepared):
     import sys
 
-    with pytest.raises(UserError, match=r"not prepared: .*tfds build bert_jax_text"):
+    with pytest.raises(UserError, match=r"not prepared: .*bert-jax tfds bert_jax_text"):
         read("tfds:bert_jax_text")
     prepared()
     (source,) = resolve_sources(["tfds:bert_jax_text:train"])

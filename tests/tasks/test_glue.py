@@ -1,10 +1,13 @@
 """The files of GLUE with their quirks, and the files that its leaderboard takes."""
 
+import contextlib
 import functools
 import http.server
 import json
+import re
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax import cli
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet
 from bert_jax.tasks.glue import (
@@ -307,9 +311,9 @@ def test_tfds_has_the_same_labels_and_columns(tfds, name):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tfds_from_a_zip_without_tensorflow(tfds, tmp_path):
-    """As the library downloads it: a server, an archive, no TensorFlow to unpack it."""
-    from bert_jax.tasks.tfds_prepare import prepare_tfds
+def test_tfds_from_a_zip_without_tensorflow(tfds, tmp_path, monkeypatch, capsys):
+    """The library's own code for GLUE: a server, an archive, no TensorFlow to unpack it."""
+    from tensorflow_datasets.text.glue import Glue
 
     (tmp_path / "www").mkdir()
     with zipfile.ZipFile(tmp_path / "RTE.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -318,54 +322,72 @@ def test_tfds_from_a_zip_without_tensorflow(tfds, tmp_path):
             archive.writestr(f"RTE/{split}.tsv", rows)
         rows = "".join(f"{n}\tt{n}\tu\n" for n in range(3))
         archive.writestr("RTE/test.tsv", "index\tsentence1\tsentence2\n" + rows)
-    handler = functools.partial(QuietHandler, directory=str(tmp_path / "www"))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    from tensorflow_datasets.text.glue import Glue, GlueConfig
-
-    class BertJaxGlue(Glue):
-        BUILDER_CONFIGS = (
-            GlueConfig(
-                name="rte",
-                text_features={"sentence1": "sentence1", "sentence2": "sentence2"},
-                label_classes=["entailment", "not_entailment"],
-                label_column="label",
-                data_url=f"http://127.0.0.1:{server.server_address[1]}/RTE.zip",
-                data_dir="RTE",
-                citation="",
-                url="http://127.0.0.1",
-            ),
-        )
-
-    dataset = "bert_jax_glue/rte"
-    try:
-        with pytest.raises(UserError, match=r"not prepared.*prepare_tfds\('bert_jax_glue/rte'\)"):
-            read_glue_tfds("rte", "train", dataset)
-        with pytest.raises(UserError, match=r"glue/rte could not be prepared: .*HTTP code: 404"):
-            prepare_tfds(dataset)
+    with served(tmp_path / "www") as address:
+        monkeypatch.setattr(Glue.builder_configs["rte"], "data_url", f"{address}/RTE.zip")
+        with pytest.raises(UserError, match=r"not prepared.*: bert-jax tfds glue/rte"):
+            read_glue_tfds("rte", "train")
+        assert cli.main(["tfds", "glue/rte"]) == 2
+        assert re.search("glue/rte could not be prepared: .*code: 404", capsys.readouterr().err)
         (tmp_path / "RTE.zip").rename(tmp_path / "www/RTE.zip")
-        where = prepare_tfds(dataset)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-    assert prepare_tfds(dataset) == where  # is there already: no server is asked
-    (train,) = read_glue_tfds("rte", "train", dataset).examples
+        assert cli.main(["tfds", "glue/rte"]) == 0
+    where = capsys.readouterr().out
+    assert cli.main(["tfds", "glue/rte"]) == 0  # is there already: no server is asked
+    assert capsys.readouterr().out == where
+    (train,) = read_glue_tfds("rte", "train").examples
     assert (train.text, train.text_pair, train.label) == ('a "train', "b", 0)
-    data = read_glue_tfds("rte", "dev", dataset)
+    data = read_glue_tfds("rte", "dev")
     assert [e.label for e in data.examples] == [1]
     assert data.labels == LabelSet(("entailment", "not_entailment"))
-    test = read_glue_tfds("rte", "test", dataset).examples
+    test = read_glue_tfds("rte", "test").examples
     assert {(e.id, e.text, e.label) for e in test} == {(f"{n}", f"t{n}", None) for n in range(3)}
     assert "tensorflow" not in sys.modules
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_tfds_from_a_tar(tfds, tmp_path):
+    """Unpacked here; read from inside the archive by TensorFlow only, which is said."""
+    from bert_jax.data.tfds import open_tfds, prepare_tfds
+
+    (tmp_path / "www").mkdir()
+    with tarfile.open(tmp_path / "www/a.tar.gz", "w:gz") as archive:
+        (tmp_path / "a.txt").write_text("one\ntwo\n")
+        archive.add(tmp_path / "a.txt", "in/a.txt")
+
+    class BertJaxTar(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, download):
+            path = download.download(f"{address}/a.tar.gz")
+            if inside:
+                text = next(iter(download.iter_archive(path)))[1].read().decode()
+            else:
+                text = (download.extract(path) / "in/a.txt").read_text()
+            return {"train": enumerate({"text": line} for line in text.split())}
+
+        def _generate_examples(self):
+            raise NotImplementedError
+
+    with served(tmp_path / "www") as address:
+        inside = True
+        with pytest.raises(UserError, match=r"needs TensorFlow.*tfds build bert_jax_tar"):
+            prepare_tfds("bert_jax_tar")
+        inside = False
+        prepare_tfds("bert_jax_tar")
+    split = open_tfds("a", "bert_jax_tar", "train")
+    assert {each["text"] for each in split.examples} == {b"one", b"two"}
+
+
 def test_tfds_scores_of_the_test_set_are_no_scores(monkeypatch):
+    from bert_jax.data.tfds import Split
     from bert_jax.tasks import table_files
 
     example = {"sentence1": b"a", "sentence2": b"b", "label": np.float32(-1), "idx": np.int32(7)}
-    monkeypatch.setattr(table_files, "_open_tfds", lambda *_: (dict.fromkeys(example), [example]))
+    split = Split(dict.fromkeys(example), [example], "1.0.0")
+    monkeypatch.setattr(table_files, "open_tfds", lambda *_: split)
     (read,) = read_glue_tfds("stsb", "test").examples
     assert (read.id, read.text, read.text_pair, read.label) == ("7", "a", "b", None)
     assert read.origin.path == "tfds:glue/stsb:test"
@@ -377,12 +399,27 @@ def test_tfds_scores_of_the_test_set_are_no_scores(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 def test_tfds_with_a_name_that_is_not_there(tfds):
-    from bert_jax.tasks.tfds_prepare import prepare_tfds
+    from bert_jax.data.tfds import prepare_tfds
 
     with pytest.raises(UserError, match="nonesuch"):
         prepare_tfds("nonesuch")
     with pytest.raises(UserError, match="glue/colla: "):
         prepare_tfds("glue/colla")
+
+
+@contextlib.contextmanager
+def served(directory):
+    """Serves the files of a directory; gives the address."""
+    handler = functools.partial(QuietHandler, directory=str(directory))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):

@@ -1,0 +1,138 @@
+"""TensorFlow Datasets without TensorFlow: preparing a data set, reading one that is prepared.
+
+Most of that library works without TensorFlow; unpacking a downloaded archive does not. It takes an
+archive as unpacked where its directory is there already, so archives are unpacked here, within
+bounds, and the preparation is started again.
+"""
+
+import contextlib
+import io
+import logging
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_jax.errors import UserError
+from bert_jax.untrusted.archives import extract_tar, extract_zip
+
+_ARCHIVES = {
+    ".zip": ("ZIP", extract_zip),
+    ".tar.gz": ("TAR_GZ", extract_tar),
+    ".tgz": ("TAR_GZ", extract_tar),
+    ".tar": ("TAR", extract_tar),
+}
+"""By the end of their names: what the library calls it, and what unpacks it."""
+
+
+class Split(NamedTuple):
+    """Examples of a prepared data set."""
+
+    features: Any
+    """By name; of classes with their names."""
+    examples: Any
+    """A sequence of dicts."""
+    version: str
+
+
+def open_tfds(name: str, dataset: str, split: str) -> Split:
+    """A split of a data set that is prepared; downloads nothing.
+
+    Args:
+        name: what the user wrote, for messages.
+        dataset: its name at TensorFlow Datasets, for example glue/cola.
+        split: its name.
+
+    Raises:
+        UserError: tensorflow-datasets is missing, there is no such data set or split, or it is not
+            prepared.
+    """
+    tfds = _library(name)
+    try:
+        builder = tfds.builder(dataset, file_format="array_record")
+        prepared = (builder.data_path / "dataset_info.json").exists()
+        examples = builder.as_data_source(split=split) if prepared else ()
+    except Exception as error:  # its own errors have no common class
+        raise UserError(f"{name}: {type(error).__name__}: {_first_line(error)}") from error
+    if not prepared:
+        raise UserError(
+            f"{name} is not prepared: {builder.data_path} is not there (TFDS_DATA_DIR names "
+            f"another place). Prepare it once: bert-jax tfds {dataset}"
+        )
+    return Split(builder.info.features, examples, str(builder.version))
+
+
+def prepare_tfds(dataset: str) -> Path:
+    """Downloads a data set and writes it as array_record files, unless that is done.
+
+    Args:
+        dataset: its name at TensorFlow Datasets, for example glue/cola. It goes where
+            TFDS_DATA_DIR says, by default to ~/tensorflow_datasets.
+
+    Returns:
+        Its directory.
+
+    Raises:
+        UserError: tensorflow-datasets is missing, there is no such data set, its server does not
+            answer, an archive is not sound, or the data set's own code needs TensorFlow.
+    """
+    tfds = _library(dataset)
+    try:
+        builder = tfds.builder(dataset, file_format="array_record")
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:  # ValueError: of configurations
+        raise UserError(f"{dataset}: {_first_line(error)}") from error
+    downloads = Path(builder.data_dir_root) / "downloads"
+    extracted = downloads / "extracted"
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    # An archive may be fetched only after another was unpacked; each round unpacks one or more.
+    while True:
+        try:
+            # Its bars go to stderr; what it prints is that TensorFlow is not there.
+            with contextlib.redirect_stdout(io.StringIO()):
+                builder.download_and_prepare(
+                    download_dir=downloads,
+                    download_config=tfds.download.DownloadConfig(extract_dir=extracted),
+                    file_format="array_record",
+                )
+            return Path(builder.data_path)
+        except Exception as error:  # its own errors have no common class
+            if not _unpack(downloads / builder.name, extracted):
+                raise UserError(_why_not(dataset, error)) from error
+
+
+def _library(name: str) -> Any:
+    try:
+        import tensorflow_datasets as tfds
+        import tensorflow_datasets.text  # registers glue, imdb_reviews, ... without TensorFlow
+    except ImportError as error:
+        raise UserError(
+            f"{name}: TFDS needs tensorflow-datasets: pip install 'bert_jax[data]'."
+        ) from error
+    return tfds
+
+
+def _unpack(downloads: Path, extracted: Path) -> int:
+    """Unpacks the archives that are not; returns how many."""
+    count = 0
+    for path in sorted(downloads.glob("*")):
+        for suffix, (method, extract) in _ARCHIVES.items():
+            target = extracted / f"{method}.{path.name}"
+            if path.name.endswith(suffix) and not target.exists():
+                logging.getLogger(__name__).info("unpacking %s", path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                extract(path, target)
+                count += 1
+    return count
+
+
+def _why_not(dataset: str, error: Exception) -> str:
+    if "No module named 'tensorflow'" in str(error):
+        return (
+            f"{dataset}: the code that prepares it needs TensorFlow. Where that is installed, run "
+            f"tfds build {dataset} --file_format=array_record; what it writes is read here"
+        )
+    return f"{dataset} could not be prepared: {type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
