@@ -203,6 +203,38 @@ def test_a_bert_comes_back_byte_for_byte(tmp_path, task):
         assert array.tobytes() == before[name].tobytes(), name
 
 
+@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
+def test_pairs_and_questions_are_asked_as_of_the_source(tmp_path, family):
+    """Two separators stand between their texts."""
+    import torch
+    import transformers
+
+    import bert_jax
+
+    save_family(tmp_path / "pairs", family, "ForSequenceClassification", num_labels=3)
+    import_model(tmp_path / "pairs", tmp_path / "ours", tolerance=TOLERANCE)
+    theirs = transformers.pipeline("text-classification", str(tmp_path / "pairs"), device="cpu")
+    (answer,) = bert_jax.load(tmp_path / "ours").classify(["the dog"], ["sleeps."])
+    found = theirs({"text": "the dog", "text_pair": "sleeps."}, top_k=None)
+    expected = {each["label"]: each["score"] for each in found}
+    assert answer["probabilities"] == pytest.approx(expected, abs=TOLERANCE)
+
+    model = save_family(tmp_path / "spans", family, "ForQuestionAnswering").eval()
+    import_model(tmp_path / "spans", tmp_path / "asked", tolerance=TOLERANCE)
+    asked, context = "the fox?", "The lazy dog sleeps; the jugs are heavy."
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "spans")
+    batch = tokenizer(asked, context, return_tensors="pt")
+    with torch.inference_mode():
+        out = model(**batch)
+    inside = [n for n, part in enumerate(batch.sequence_ids(0)) if part == 1]
+    sums = np.add.outer(out.start_logits[0, inside].numpy(), out.end_logits[0, inside].numpy())
+    sums[~np.triu(np.ones_like(sums, bool))] = -np.inf
+    first, last = np.unravel_index(sums.argmax(), sums.shape)
+    spans = [batch.token_to_chars(inside[n]) for n in (first, last)]
+    (answer,) = bert_jax.load(tmp_path / "asked").answer([asked], context)
+    assert answer["answer"] == context[spans[0].start : spans[1].end].strip()
+
+
 def test_rows_of_our_proof_hold_pairs(tmp_path):
     save_family(tmp_path / "theirs", "XLMRoberta", "Model")
     saved = read_source(tmp_path / "theirs").saved
