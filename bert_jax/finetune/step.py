@@ -136,13 +136,14 @@ def init_sweep(
     """
 
     def one(seed: Array, number: Array, encoders: Sequence[Any]) -> Any:
-        fresh = init_task_params(config.model, config.head, jax.random.key(seed))
-        trees = [{**fresh["encoder"], **encoder} for encoder in encoders]
-        chosen = jax.tree.map(
+        starts = [
+            init_task_params(config.model, config.head, jax.random.key(seed), encoder=encoder)
+            for encoder in encoders
+        ]
+        return jax.tree.map(
             lambda *leaves: jnp.stack([jnp.asarray(leaf, jnp.float32) for leaf in leaves])[number],
-            *trees,
+            *starts,
         )
-        return {**fresh, "encoder": chosen}
 
     def state(seeds: Array, which: Array, encoders: Sequence[Any]) -> SweepState:
         params = jax.vmap(one, in_axes=(0, 0, None))(seeds, which, encoders)
