@@ -72,7 +72,7 @@ def test_fields_are_explained():
         (lambda: TaskConfig("glue", glue=GlueConfig("ax")), "no training data; fine-tune mnli"),
         (lambda: TaskConfig("glue", glue=GlueConfig("sst")), "'sst' is no task of GLUE"),
         (lambda: TaskConfig(max_length=7), "max_length is 7; it must be at least 8"),
-        (lambda: TaskConfig("squad", max_length=96), "task.squad: max_length 96 leaves 29"),
+        (lambda: TaskConfig("squad", max_length=96), "task.squad: max_length 96 leaves 28"),
         (
             lambda: TaskConfig("tagging", 32, tagging=TaggingConfig(stride=31)),
             "task.tagging.stride is 31; it must be from 1 to 30",
