@@ -14,8 +14,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 # tests look at (values, partitioning, donation) is decided before that stage.
 jax.config.update("jax_disable_most_optimizations", True)
 
-# Programs and their traces are millions of objects that stay: looking through them for what may go
-# took a tenth of the tests' time.
+# Programs and their traces are a million objects that stay; looking through them for what may go
+# took 6% of the time of the tests of model, finetune and checkpoint.
 gc.set_threshold(100_000, 20, 100)
 
 # Every public signature's shapes and dtypes are checked while tests run, and only then.
