@@ -6,9 +6,12 @@ import fcntl
 import os
 import re
 import shutil
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from bert_jax.errors import UserError
 
@@ -74,6 +77,28 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Ctrl-C and SIGTERM that come in the body are acted on at its end.
+
+    Between making a thing and knowing that it is to be removed, nothing may be raised. It only acts
+    in the main thread, the one that Python lets handle signals.
+    """
+    came: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not None:  # else it was set outside Python
+                before[number] = signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for again in came[:1]:
+            signal.raise_signal(again)
+
+
 class StagedDirectory:
     """Builds `target` under a temporary name beside it; one rename makes it appear.
 
@@ -99,13 +124,20 @@ class StagedDirectory:
         self._replaceable = replaceable
         self._overwrite = overwrite
         self._committed = False
+        made: Path | None = None
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
             self._recover()
             self._check_target()
-            self.path = self._make()
+            with signals_wait():
+                made = self._make()
         except OSError as error:
             raise disk_full(self.target, error) from error
+        except BaseException:
+            if made is not None:
+                self._remove(made)
+            raise
+        self.path = made
 
     def _siblings(self, kind: str) -> list[Path]:
         ours = re.compile(rf"{re.escape(self.target.name)}\.{kind}-\d+(-\d+)?")
@@ -172,8 +204,13 @@ class StagedDirectory:
 
     def close(self) -> None:
         """Removes what was written unless it was committed; once only."""
-        if not self._committed:
-            shutil.rmtree(self.path, ignore_errors=True)
+        if self._committed:
+            os.close(self._lock)
+        else:
+            self._remove(self.path)
+
+    def _remove(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
         os.close(self._lock)
 
     def __enter__(self) -> "StagedDirectory":

@@ -167,7 +167,8 @@ def test_a_bad_line_is_named_and_the_next_is_read(tmp_path, line, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("a.gz", b"no gzip\n"), ("b.gz", gzip.compress(b"x\n" * 999, mtime=0)[:-9])]
+    ("name", "content"),
+    [("a.gz", b"no gzip\n"), ("b.gz", gzip.compress(b"x\n" * 999, mtime=0)[:-9])],
 )
 def test_a_file_that_is_damaged_is_named(tmp_path, name, content):
     with pytest.raises(UserError, match=rf"{name} cannot be read"):
