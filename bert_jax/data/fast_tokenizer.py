@@ -24,7 +24,8 @@ from bert_jax.data.tokenizer import (
     replace_surrogates,
     write_directory,
 )
-from bert_jax.data.tokenizer_json import MAP_NAME, ROLES, SPACE, Pipeline, read_pipeline
+from bert_jax.data.tokenizer_json import MAP_NAME, ROLES, Pipeline, read_pipeline
+from bert_jax.data.tokenizer_parts import SPACE
 from bert_jax.errors import UserError
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in wordpiece.py
