@@ -40,9 +40,6 @@ class FastTokenizer:
 
     Offsets leave out spaces: a token of spaces alone has an empty span, and each of the bytes of a
     character has the span of the character.
-
-    Attributes:
-        mask_takes_blank: the mask stands for a word with the blank before it, as RoBERTa's does.
     """
 
     kind = "fast"

@@ -54,6 +54,7 @@ class SentencePieceTokenizer:
     kind = "sentencepiece"
     word_prefix = ""
     num_between = 1
+    mask_takes_blank = False
 
     def __init__(self, model: bytes, *, where: str = "SentencePiece model") -> None:
         """Load a serialised model.

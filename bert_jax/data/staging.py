@@ -95,8 +95,8 @@ def signals_wait() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for again in came[:1]:
-            signal.raise_signal(again)
+        if came:
+            signal.raise_signal(came[0])
 
 
 class StagedDirectory:

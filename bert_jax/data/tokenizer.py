@@ -69,6 +69,8 @@ class Tokenizer(Protocol):
     tells it from the rest of a word (byte-level BPE), else nothing."""
     num_between: int
     """Separators between the two texts of a row: 1, or 2 as in RoBERTa and XLM-R."""
+    mask_takes_blank: bool
+    """The mask stands for a word with the blank before it, as RoBERTa's does."""
 
     def encode(self, text: str) -> Encoding:
         """Ids and character offsets; starts and ends never decrease."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.data.tokenizer import CONFIG_NAME, MAX_FILE_BYTES, MAX_TOKENS
-from bert_jax.data.tokenizer_parts import ROBERTAS, Reading, short
+from bert_jax.data.tokenizer_parts import ROBERTAS, Reading
 from bert_jax.errors import UserError
-from bert_jax.untrusted.json_file import read_json_object
+from bert_jax.untrusted.json_file import read_json_object, short
 from bert_jax.untrusted.whole_file import read_text
 
 MAP_NAME = "special_tokens_map.json"

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from bert_jax.data.tokenizer import MAX_TOKEN_CHARS, MAX_TOKENS
 from bert_jax.errors import UserError
+from bert_jax.untrusted.json_file import short
 
 SPACE = "▁"
 ROBERTAS = 2
@@ -296,10 +297,3 @@ class Reading:
                     f"the special token {token[:80]!r} is made from text by model.merges, or is "
                     "one character; a text could place it"
                 )
-
-
-def short(value: object) -> str:
-    """A value in a message."""
-    if isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    return "missing" if value is None else repr(value)[:80]

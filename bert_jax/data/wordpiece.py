@@ -89,6 +89,7 @@ class WordPieceTokenizer:
     kind = "wordpiece"
     word_prefix = ""
     num_between = 1
+    mask_takes_blank = False
 
     def __init__(
         self,

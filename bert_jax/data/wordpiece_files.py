@@ -18,7 +18,7 @@ from bert_jax.data.tokenizer import (
 )
 from bert_jax.data.wordpiece import CONTINUATION, WordPieceOptions, WordPieceTokenizer
 from bert_jax.errors import UserError
-from bert_jax.untrusted.json_file import read_json_object
+from bert_jax.untrusted.json_file import read_json_object, short
 from bert_jax.untrusted.whole_file import read_text
 
 
@@ -127,14 +127,14 @@ def _read_tokenizer_json(path: Path) -> tuple[list[str], WordPieceOptions]:
         found_type = found.get("type") if isinstance(found, dict) else found
         if not isinstance(found, dict) or found_type != type_name:
             raise UserError(
-                f"{path}: {name}.type is {_short(found_type)}; BERT's WordPiece tokenizer has "
+                f"{path}: {name}.type is {short(found_type)}; BERT's WordPiece tokenizer has "
                 f"{type_name}"
             )
         return found
 
     def expect(name: str, value: object, *right: object) -> None:
         if not any(value is r or (isinstance(r, str) and value == r) for r in right):
-            raise UserError(f"{path}: {name} is {_short(value)}; {right[0]!r} is needed")
+            raise UserError(f"{path}: {name} is {short(value)}; {right[0]!r} is needed")
 
     model = part("model", "WordPiece")
     normalizer = part("normalizer", "BertNormalizer")
@@ -159,7 +159,7 @@ def _read_tokenizer_json(path: Path) -> tuple[list[str], WordPieceOptions]:
 def _vocab_in_order(path: Path, found: object) -> list[str]:
     """Tokens by id; the ids must be 0 to n - 1."""
     if not isinstance(found, dict) or not found:
-        raise UserError(f"{path}: model.vocab is {_short(found)}; an object from token to id is "
+        raise UserError(f"{path}: model.vocab is {short(found)}; an object from token to id is "
                         "needed")  # fmt: skip
     if len(found) > MAX_TOKENS:
         raise UserError(f"{path}: model.vocab has {len(found):,} tokens; the limit is "
@@ -168,7 +168,7 @@ def _vocab_in_order(path: Path, found: object) -> list[str]:
     for token, id in found.items():
         if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < len(vocab):
             raise UserError(
-                f"{path}: model.vocab[{token[:80]!r}] is {_short(id)}; the {len(vocab):,} tokens "
+                f"{path}: model.vocab[{token[:80]!r}] is {short(id)}; the {len(vocab):,} tokens "
                 f"need the ids 0 to {len(vocab) - 1}, each once"
             )
         if vocab[id] is not None:
@@ -187,18 +187,11 @@ def _check_added(path: Path, added: object, vocab: list[str]) -> None:
         id = token.get("id") if isinstance(token, dict) else None
         if content not in SPECIAL_TOKENS:
             raise UserError(
-                f"{path}: added_tokens[{i}] is {_short(content)}; only {', '.join(SPECIAL_TOKENS)} "
+                f"{path}: added_tokens[{i}] is {short(content)}; only {', '.join(SPECIAL_TOKENS)} "
                 "may be added tokens (put words of your own into the vocabulary)"
             )
         if not isinstance(id, int) or not 0 <= id < len(vocab) or vocab[id] != content:
             raise UserError(
-                f"{path}: added_tokens[{i}] gives {content} the id {_short(id)}, model.vocab does "
+                f"{path}: added_tokens[{i}] gives {content} the id {short(id)}, model.vocab does "
                 "not"
             )
-
-
-def _short(value: object) -> str:
-    """A value for an error message, at most a line of it."""
-    if isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    return "missing" if value is None else repr(value)[:80]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bert_jax.data.tokenizer import make_row
 from bert_jax.errors import UserError
 from bert_jax.finetune.rows import Batch, Rows
 from bert_jax.finetune.saved_model import read_model
@@ -56,8 +57,6 @@ class MaskFiller:
             raise UserError(f"top is {top}; it must be at least 1")
         self.network = network
         self._special = network.tokenizer.special_ids
-        # RoBERTa's mask stands for a word with the blank before it.
-        self._takes_blank = getattr(network.tokenizer, "mask_takes_blank", False)
         self._spellings = {MASK, network.tokenizer.id_to_token(self._special.mask)}
         specials = sorted(set(dataclasses.astuple(self._special)))
         self._top = min(top, network.config.vocab_size - len(specials))
@@ -127,15 +126,15 @@ class MaskFiller:
                 f"{example.origin}: the text {example.text[:60]!r} has no {MASK}; mark the place "
                 f"to fill with {MASK}"
             )
-        row = [np.array([self._special.cls], np.int32)]
+        tokenizer = self.network.tokenizer
+        found: list[np.ndarray] = []
         for number, piece in enumerate(pieces):
             if number:
-                row.append(np.array([self._special.mask], np.int32))
-            if self._takes_blank and number < len(pieces) - 1:
+                found.append(np.array([self._special.mask], np.int32))
+            if tokenizer.mask_takes_blank and number < len(pieces) - 1:
                 piece = piece.rstrip()
-            row.append(self.network.tokenizer.encode(piece).ids)
-        row.append(np.array([self._special.sep], np.int32))
-        ids = np.concatenate(row)
+            found.append(tokenizer.encode(piece).ids)
+        ids = make_row(tokenizer, np.concatenate(found)).ids
         limit = self.network.config.num_positions
         if len(ids) > limit:
             raise UserError(

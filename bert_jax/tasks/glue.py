@@ -170,13 +170,12 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> TextData
     return _read(task, split, path, text, label, table)
 
 
-def read_glue_tfds(name: str, split: str, dataset: str = "") -> TextData:
+def read_glue_tfds(name: str, split: str) -> TextData:
     """Reads a split that TensorFlow Datasets has prepared, in the order it lies there.
 
     Args:
         name: of the task, see `TASKS`.
         split: as in `read_glue`.
-        dataset: its name at TensorFlow Datasets; "" is glue/NAME.
 
     Raises:
         UserError: no such task or split, the data set is not prepared, or rows are wrong.
@@ -184,7 +183,7 @@ def read_glue_tfds(name: str, split: str, dataset: str = "") -> TextData:
     task = glue_task(name)
     _check_split(name, task, split)
     config, text, text_pair = task.tfds
-    source = f"tfds:{dataset or f'glue/{config}'}:{split.replace('dev', 'validation')}"
+    source = f"tfds:glue/{config}:{split.replace('dev', 'validation')}"
     test = split.startswith("test")
     columns = TextColumns(
         text,

@@ -91,6 +91,13 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
     return value
 
 
+def short(value: object) -> str:
+    """A value for an error message, at most a line of it."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    return "missing" if value is None else repr(value)[:80]
+
+
 def _check_structure(raw: bytes, where: str, max_depth: int) -> None:
     """Depth and number of values, from the bytes, before a parser sees them.
 

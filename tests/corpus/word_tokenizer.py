@@ -15,6 +15,7 @@ class WordTokenizer:
     kind = "wordpiece"
     word_prefix = ""
     num_between = 1
+    mask_takes_blank = False
     special_ids = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 
     def __init__(self, vocab_size: int = 1000):
