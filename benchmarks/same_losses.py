@@ -5,7 +5,7 @@
 
 Four runs are trained by `bert-jax pretrain` from both trees, one after the other on this machine:
 next-sentence rows; packed rows with whole words; LAMB across a change of length; and a mesh of
-2 x 2 x 2 fake devices with two micro-batches. Exit code 1: a loss differs by more than the tolerance.
+2 x 2 x 2 fake devices with two micro-batches. Exit code 1: a loss differs by more than allowed.
 """
 
 import argparse
