@@ -1,6 +1,5 @@
 """Where text comes from: files, TFDS data sets, and the documentation of installed packages."""
 
-import difflib
 import glob
 import itertools
 import json
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from bert_jax.corpus.lines import COMPRESSIONS, MAX_LINE_BYTES, HashedFile, read_lines
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 
 PYTHON_DOCS = "python-docs"
 _TEXT_SUFFIXES = (".txt", ".text", ".md", "")
@@ -107,8 +106,8 @@ def _match(spec: str) -> list[str]:
         parent = Path(os.path.dirname(re.split(r"[*?[]", spec)[0]))
         there = "which does not exist" if not parent.is_dir() else _listing(parent)
         raise UserError(f"no file matches {spec!r} (looked in {parent.resolve()}, {there}).")
-    near = difflib.get_close_matches(path.name, _names(path.parent), 1)
-    hint = f" Did you mean {path.parent / near[0]}?" if near else ""
+    near = nearest(path.name, _names(path.parent))
+    hint = f" Did you mean {path.parent / near}?" if near else ""
     raise UserError(f"there is no file {spec}.{hint}")
 
 
@@ -285,7 +284,7 @@ def field_text(example: dict[str, Any], field: str, where: str) -> str:
 def missing_field(field: str, present: list[str]) -> str:
     """Says that a field is not there, which ones are, and the nearest of them."""
     present = [name[:40] for name in present[:1000]]  # one object may have a million
-    near = difflib.get_close_matches(field, present, 1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(field, present)
+    hint = f" Did you mean {near!r}?" if near else ""
     shown = ", ".join(present[:20]) or "none"
     return f"no field {field!r}; the fields present are {shown}.{hint}"

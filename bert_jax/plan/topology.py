@@ -6,7 +6,6 @@ data-centre network (a comma and not a star, which a shell would expand).
 """
 
 import contextlib
-import difflib
 import itertools
 import math
 import os
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.chips import CHIPS, Chip
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 
 _SMALL_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _SMALL_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
@@ -74,8 +73,8 @@ def parse_topology(name: str) -> Topology:
     chip = CHIPS.get(kind)
     if not isinstance(chip, Chip):
         known = [key for key, value in CHIPS.items() if isinstance(value, Chip)]
-        near = difflib.get_close_matches(kind, [*known, *_ALIASES], n=1, cutoff=0.4)
-        hint = f"; did you mean {_ALIASES.get(near[0], near[0])}?" if near else "."
+        near = nearest(kind, [*known, *_ALIASES])
+        hint = f"; did you mean {_ALIASES.get(near, near)}?" if near else "."
         raise UserError(
             f"--topology {name!r}: there is no chip {kind!r}{hint} Known: {', '.join(known)}"
         )

@@ -4,13 +4,12 @@ Nothing is guessed and nothing is repaired: a row whose fields cannot be told ap
 """
 
 import csv
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 from bert_jax.tasks.examples import Origin
 from bert_jax.tasks.problems import MissingColumn, Problems
 from bert_jax.untrusted.whole_file import read_text
@@ -191,8 +190,8 @@ def _place(
             f"{name}: without a header columns have numbers (from 1), not names such as "
             f"{column!r}. Line 1: {shown(first)}"
         )
-    near = difflib.get_close_matches(str(column), first, 1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(str(column), first)
+    hint = f" Did you mean {near!r}?" if near else ""
     if len(first) == 1:
         other = next((mark for mark in "\t;,|" if mark in first[0]), None)
         if other is not None and other != delimiter:

@@ -1,12 +1,11 @@
 """What a fine-tuning task reads: texts, tagged sentences, questions; and the names of labels."""
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 
 
 class Origin(NamedTuple):
@@ -57,7 +56,7 @@ class TaggedExample:
     Attributes:
         id: as the file names it, else its number from 0.
         tokens: the words.
-        tags: one for each word; None where the file has none.
+        tags: one for each word, empty where a word has none; None where the file has no tags.
         document: number of the document the sentence belongs to, from 0.
         origin: where its first word was read.
     """
@@ -120,10 +119,10 @@ class LabelSet:
             raise UserError("there are no labels; at least one is needed")
         for number, name in enumerate(self.names):
             if not name:
-                raise UserError(f"label {number} has an empty name; labels: {_listed(self.names)}")
+                raise UserError(f"label {number} has an empty name; labels: {listed(self.names)}")
         if len(self._numbers) != len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise UserError(f"the label {twice!r} occurs twice; labels: {_listed(self.names)}")
+            raise UserError(f"the label {twice!r} occurs twice; labels: {listed(self.names)}")
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "LabelSet":
@@ -146,25 +145,45 @@ class LabelSet:
         Raises:
             UserError: not a label of this set; names the nearest that is.
         """
-        number = self._numbers.get(name)
+        number = self.find(name)
         if number is None:
-            # A number is not a misspelling of another.
-            known = () if name.isdigit() else self.names
-            near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
-            folded = {known.casefold(): known for known in self.names}
-            nearest = folded.get(name.strip().casefold(), near[0] if near else None)
-            hint = f" Did you mean {nearest!r}?" if nearest is not None else ""
-            raise UserError(
-                f"{origin}: the label {name[:80]!r} is not known; known are "
-                f"{_listed(self.names)}.{hint}"
-            )
+            raise UnknownLabel(name, origin, self.names)
         return number
+
+    def find(self, name: str) -> int | None:
+        """The number of a label; None for a label that is not of this set."""
+        return self._numbers.get(name)
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.names)}
 
 
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return ", ".join(repr(name[:80]) for name in names[:20]) + more
+class UnknownLabel(UserError):
+    """A label that is not of a set.
+
+    A file may have a million of them, of which five are shown: the message is made when it is read.
+
+    Args:
+        name: The label.
+        origin: Its place.
+        known: Names of the set.
+    """
+
+    def __init__(self, name: str, origin: Origin, known: tuple[str, ...]) -> None:
+        super().__init__(name, origin, known)
+        self._parts = name, origin, known
+
+    def __str__(self) -> str:
+        name, origin, known = self._parts
+        folded = {each.casefold(): each for each in known}
+        # A number is not a misspelling of another.
+        near = folded.get(name.strip().casefold()) or nearest(name, () if name.isdigit() else known)
+        hint = f" Did you mean {near!r}?" if near is not None else ""
+        return f"{origin}: the label {name[:80]!r} is not known; known are {listed(known)}.{hint}"
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Names for a message, quoted; those after the first `most` are counted."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name[:80]) for name in names[:most]) + more

@@ -1,6 +1,5 @@
 """Columns of tables: CSV, TSV, JSON lines, parquet, and prepared TensorFlow Datasets."""
 
-import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -8,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from bert_jax.data.tfds import open_tfds
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 from bert_jax.tasks.delimited import (
     MAX_BYTES,
     Column,
@@ -80,8 +79,8 @@ def _kind(name: str, table: TableFormat) -> Kind:
 
 
 def _missing(column: str, present: Sequence[str]) -> str:
-    near = difflib.get_close_matches(column, present[:1000], 1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(column, present)
+    hint = f" Did you mean {near!r}?" if near else ""
     return f"no column {column!r}; there are {shown(present) or 'none'}.{hint}"
 
 
@@ -105,10 +104,9 @@ def _json_lines(name: str, columns: Sequence[str], problems: Problems) -> Iterat
         lacks = [column for column in columns if column not in value]
         rows += 1
         if lacks:
-            message = f"{origin}: {_missing(lacks[0], list(value))}"
             if rows == 1:  # the first row stands for the file
-                raise MissingColumn(lacks[0], message)
-            problems.add(message)
+                raise MissingColumn(lacks[0], f"{origin}: {_missing(lacks[0], list(value))}")
+            problems.add(f"{origin}: no column {lacks[0]!r}; there are {shown(list(value))}")
             continue
         yield Row(origin, tuple([value[column] for column in columns]))
 

@@ -1,7 +1,6 @@
 """The configuration of a pretraining run: one frozen value, built strictly from a nested dict."""
 
 import dataclasses
-import difflib
 import itertools
 import json
 import math
@@ -13,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from bert_jax.checkpoint import Retention
 from bert_jax.data.pipeline import DataConfig, Phase
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 from bert_jax.model.config import ModelConfig
 from bert_jax.training.guard import GuardConfig
 from bert_jax.training.masking import MaskingConfig
@@ -256,8 +255,8 @@ def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
 def unknown_field(name: str, section: str, known: Sequence[str], where: str) -> UserError:
     """The error for a field that `section` (dotted; "" at the top) does not have."""
     prefix = f"{section}." if section else ""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {prefix}{near[0]}? " if near else ""
+    near = nearest(name, known)
+    hint = f"did you mean {prefix}{near}? " if near else ""
     return UserError(
         f"{where}: unknown field {prefix}{name}; {hint}"
         f"Known here: {', '.join(known) or 'no fields, it is a value'}"
@@ -321,9 +320,9 @@ def _convert(hint: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
     if origin is Literal:
         if isinstance(value, str) and value in arguments:
             return value
-        near = difflib.get_close_matches(str(value), [str(a) for a in arguments], n=1, cutoff=0.5)
+        near = nearest(str(value), map(str, arguments))
         wanted = "one of " + ", ".join(repr(a) for a in arguments)
-        raise _wrong_type(value, wanted + (f" (nearest: {near[0]!r})" if near else ""), where, path)
+        raise _wrong_type(value, wanted + (f" (nearest: {near!r})" if near else ""), where, path)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None

@@ -1,5 +1,7 @@
 """Texts with labels from every kind of table, and what is said of bad ones."""
 
+import difflib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 from bert_jax.tasks.delimited import TableFormat
 from bert_jax.tasks.examples import LabelSet, Origin
 from bert_jax.tasks.tables import TextColumns, read_texts
@@ -355,6 +357,29 @@ def test_label_sets():
         LabelSet(("2", "3")).id("23", Origin("a.parquet", 4))
     with pytest.raises(UserError, match=r"f\.csv, line 4: .* and 10 more\."):
         LabelSet(tuple(f"{i}" for i in range(30))).id("x", Origin("f.csv", 4))
+
+
+def test_the_work_for_hints_is_bounded(tmp_path, monkeypatch):
+    """Only what is shown is compared, and of long lists the beginning."""
+    compared = []
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *a, **_: compared.append(a) or [])
+    labels = LabelSet(tuple(f"label {n}" for n in range(3000)))
+    wrong = put(tmp_path / "a.csv", "text,label\n" + "".join(f"a,lable {n}\n" for n in range(50)))
+    with pytest.raises(UserError, match="50 rows are wrong"):
+        read_texts(wrong, COLUMNS, labels=labels)
+    assert 0 < len(compared) <= 5
+    assert max(len(names) for _, names, *_ in compared) <= 1000
+    compared.clear()
+    lines = [json.dumps({"text": "a", "label": "b"}), *['{"text": "a", "lable": "b"}'] * 50]
+    with pytest.raises(UserError, match="50 rows are wrong"):
+        read_texts(put(tmp_path / "a.jsonl", "\n".join(lines)), COLUMNS)
+    assert len(compared) <= 5
+
+
+def test_nearest_is_bounded():
+    assert nearest("lable", ["x", "label"]) == "label"
+    assert nearest("lable", itertools.repeat("x")) is None
+    assert nearest("ab" * 40, ["ab" * 40 + "c"]) is None
 
 
 def test_texts_as_labels_are_refused(tmp_path):
