@@ -106,6 +106,24 @@ def test_scores_by_hand():
     assert entity_scores(gold, guess, scheme="iob2").overall == (2, 3, 3)
 
 
+@pytest.mark.parametrize(
+    ("gold", "guess"),
+    [
+        ("B-PER I-PER O", "B-PER O O"),  # another end
+        ("B-PER I-PER O", "O B-PER O"),  # another start
+        ("B-PER I-PER O", "B-LOC I-LOC O"),  # another type
+        ("B-PER O O", "O O B-PER"),  # elsewhere
+        ("B-PER I-PER I-PER", "B-PER B-PER I-PER"),  # one as two
+    ],
+)
+@pytest.mark.parametrize("scheme", [None, "iob2"])
+def test_right_is_what_has_the_same_start_end_and_type(gold, guess, scheme):
+    for one, two in ((gold, guess), (guess, gold)):
+        assert entity_scores([one.split()], [two.split()], scheme=scheme).overall.correct == 0
+        same = entity_scores([one.split()], [one.split()], scheme=scheme).overall
+        assert same.correct == same.gold == same.predicted
+
+
 def test_a_sentence_ends_its_entities():
     apart = entity_scores([["B-PER"], ["I-PER"]], [["B-PER"], ["I-PER"]])
     assert apart.overall.gold == 2
