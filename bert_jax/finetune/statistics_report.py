@@ -12,7 +12,8 @@ from bert_jax.finetune.statistics import LEVEL, Comparison, Group, Summary, rate
 from bert_jax.finetune.statistics_plot import statistics_figure
 
 _SHOWN = 10  # failed runs by name
-_HUNDREDTHS = {"accuracy", "f1", "matthews", "pearson", "spearman", "precision", "recall"}
+_HUNDREDTHS = {"accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision",
+               "recall"}  # fmt: skip
 """Scores that are shown times 100, where they are not percent already."""
 
 

@@ -9,6 +9,7 @@ import pytest
 from bert_jax.finetune.statistics import Member, Outcome, judge, rate_name, summarise
 from bert_jax.finetune.statistics_plot import statistics_figure
 from bert_jax.finetune.statistics_report import summary_json, summary_lines, write_summary
+from bert_jax.finetune.task_config import METRICS
 
 
 def run(init, rate, seed, best, **scores):
@@ -71,6 +72,14 @@ def test_the_text_says_what_is_known(sweep):
         "prediction gets",
         "random, 1e-4, seed 2: no evaluation gave a finite score",
     ]
+
+
+def test_all_metrics_of_a_task_are_shown_on_one_scale():
+    for names in METRICS.values():
+        row = {"step": 1, "epoch": 1.0, **dict.fromkeys(names, 0.5)}
+        outcomes = [Outcome(Member("a", 1e-5, 0), [row], 0.5, 1, "", 1.0)]
+        shown = ", ".join(f"{name} 50.0" for name in names[1:])
+        assert f"  a, 1e-5: {shown}" in summary_lines(summarise(outcomes, names[0]))
 
 
 def test_one_seed_and_percent():
