@@ -54,8 +54,8 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
 
     Args:
         workdir: Of `bert-jax finetune`.
-        data: A file with the columns that the model was trained on, with or without labels; of
-            GLUE also a split.
+        data: A file with the columns that the model was trained on; labels are not read. Of GLUE
+            also a split.
         out: Directory for them.
 
     Returns:
@@ -69,7 +69,7 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a directory")
     model = load_finetuned(workdir)
-    split = _open(model, data)
+    split = _open(model, data, labelled=False)
     return split.write_predictions(split_outputs(model, split), out, model.scores)
 
 
@@ -91,8 +91,8 @@ def split_outputs(model: Finetuned, split: Split, *, batch_size: int = 64) -> Ou
     return outputs
 
 
-def _open(model: Finetuned, data: str) -> Split:
-    split = model.task.open_split(data)
+def _open(model: Finetuned, data: str, *, labelled: bool = True) -> Split:
+    split = model.task.open_split(data, labelled=labelled)
     for warning in split.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     return split

@@ -88,9 +88,10 @@ class SpanTask:
             raise UserError("a task read from a checkpoint has no dev data; name a file")
         return [self._dev]
 
-    def open_split(self, source: str) -> "SpanSplit":
+    def open_split(self, source: str, *, labelled: bool = True) -> "SpanSplit":
         """See `task.Task`."""
-        file = read_squad(source, misplaced=self.config.squad.misplaced)
+        misplaced = self.config.squad.misplaced if labelled else "keep"
+        file = read_squad(source, misplaced=misplaced)
         return SpanSplit(self, Path(source).name, file)
 
     def describe(self) -> dict[str, Any]:

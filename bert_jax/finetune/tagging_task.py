@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,11 +16,18 @@ from bert_jax.finetune.rows import Rows
 from bert_jax.finetune.task import Learned, Objective, Outputs, describe
 from bert_jax.finetune.task_config import TaggingConfig, TaskConfig
 from bert_jax.tasks.entity_metrics import entity_scores
-from bert_jax.tasks.examples import LabelSet, TaggedExample
+from bert_jax.tasks.examples import LabelSet, TaggedExample, listed
 from bert_jax.tasks.problems import MissingColumn
-from bert_jax.tasks.tag_schemes import convert, detect_scheme, entities, tag_labels, to_tags
+from bert_jax.tasks.tag_schemes import (
+    convert,
+    detect_scheme,
+    entities,
+    split_tag,
+    tag_labels,
+    to_tags,
+)
 from bert_jax.tasks.tag_windows import tag_windows
-from bert_jax.tasks.tagging import read_columns, read_token_lists, read_wikiann
+from bert_jax.tasks.tagging import read_columns, read_conllu, read_token_lists, read_wikiann
 
 
 class TaggingTask:
@@ -58,20 +65,28 @@ class TaggingTask:
     @classmethod
     def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> "TaggingTask":
         """Reads training and dev data; see `task.open_task`."""
-        read = [_read(config.source(name), config.tagging) for name in ("train", "dev")]
-        is_plain = config.tagging.scheme == "plain" or (
-            not config.tagging.lenient and detect_scheme(read[0]) == "plain"
+        tagging = config.tagging
+        read = [_read(config.source(name), tagging) for name in ("train", "dev")]
+        for name, examples in zip((tagging.train, tagging.dev), read, strict=True):
+            if examples[0].tags is None:
+                raise UserError(
+                    f"{name}: the column {tagging.conllu_column} is _ in every line, so there are "
+                    "no tags; set task.tagging.conllu_column to upos, xpos or deprel"
+                )
+        is_plain = (
+            tagging.scheme == "plain"
+            or _format(tagging.train, tagging) == "conllu"
+            or (not tagging.lenient and detect_scheme(read[0]) == "plain")
         )
-        learned = Learned(scheme="plain" if is_plain else "iob2")
-        train, dev = (_in_scheme(examples, config.tagging, learned) for examples in read)
-        labels = tag_labels(train, learned.scheme)
-        if len(labels) < 2:
+        scheme: Literal["iob2", "plain"] = "plain" if is_plain else "iob2"
+        train, dev = (_in_scheme(examples, tagging, scheme) for examples in read)
+        labels = _labels(train, tagging, scheme)
+        if not _met(dev) & set(labels.names):
             raise UserError(
-                f"{config.tagging.train}: the only tag is {labels.names[0]!r}, from which nothing "
-                "can be learned; is it the column of the tags?"
+                f"{tagging.dev}: no tag ({listed(sorted(_met(dev)), 5)}) is among those to learn "
+                f"({listed(labels.names, 5)}); is it the column of the tags?"
             )
-        learned = Learned(labels.names, scheme=learned.scheme)
-        return cls(config, learned, tokenizer, train, dev)
+        return cls(config, Learned(labels.names, scheme=scheme), tokenizer, train, dev)
 
     def train_split(self) -> "TaggingSplit":
         """See `task.Task`."""
@@ -85,17 +100,26 @@ class TaggingTask:
             raise UserError("a task read from a checkpoint has no dev data; name a file")
         return [self._dev]
 
-    def open_split(self, source: str) -> "TaggingSplit":
+    def open_split(self, source: str, *, labelled: bool = True) -> "TaggingSplit":
         """See `task.Task`."""
-        notes: tuple[str, ...] = ()
+        config, why = self.config.tagging, ""
+        examples: Sequence[TaggedExample] = ()
         try:
-            examples = _read(source, self.config.tagging)
+            examples = _in_scheme(_read(source, config), config, self.learned.scheme)
+            if met := _met(examples):
+                known = met & set(self.labels.names)
+                why = "" if known else f"the model knows no tag of it ({listed(sorted(met), 5)})"
         except MissingColumn as error:  # of another column than the tags' it will be raised again
-            examples = _read(source, self.config.tagging, with_tags=False)
-            notes = (f"{source}: there is no column {error.column!r}, so its words have no tags",)
+            why = f"there is no column {error.column!r}"
+        except UserError as error:
+            if labelled:
+                raise
+            why = f"{error}".removeprefix(f"{source}: ").partition("\n")[0]
+        if why:
+            examples = _read(source, config, with_tags=False)
+        notes = (f"{source}: {why}, so its words have no tags",) if why else ()
         name = source if source.startswith("tfds:") else Path(source).name
-        converted = _in_scheme(examples, self.config.tagging, self.learned)
-        return TaggingSplit(self, name, converted, notes)
+        return TaggingSplit(self, name, examples, notes)
 
     def describe(self) -> dict[str, Any]:
         """See `task.Task`."""
@@ -133,13 +157,24 @@ class TaggingSplit:
 
     @cached_property
     def constant_score(self) -> float:
-        """See `task.Split`; without any entity F1 is 0."""
+        """See `task.Split`; of entities, every word is one, or every sentence."""
         if not self._has_tags:
             return float("nan")
-        if self._task.metric == "f1":
-            return 0.0
-        counts = Counter(tag for tags in self._gold() for tag in tags)
-        return max(counts.values()) / counts.total()
+        gold, names = self._gold(), self._task.learned.labels
+        if self._task.metric == "accuracy":
+            counts = Counter(tag for tags in gold for tag in tags if tag)
+            return max(counts[name] for name in names) / counts.total()
+        words, sentences = Counter[str](), Counter[str]()
+        found = [entities(tags) for tags in gold]
+        for tags, some in zip(gold, found, strict=True):
+            words.update(each.type for each in some if each.end - each.start == 1)
+            sentences.update(each.type for each in some if each.end - each.start == len(tags))
+        total = sum(map(len, found))
+        known = {part[1] for name in names if (part := split_tag(name)) and part[0] != "O"}
+        best_word = max((words[kind] for kind in known), default=0)
+        best_sentence = max((sentences[kind] for kind in known), default=0)
+        num_words = sum(map(len, gold))
+        return 2 * max(best_word / (num_words + total), best_sentence / (len(gold) + total))
 
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
         """See `task.Split`; accuracy is over words."""
@@ -151,8 +186,8 @@ class TaggingSplit:
         predicted = self._predicted(outputs)
         if self._task.metric == "accuracy":
             pairs = zip(gold, predicted, strict=True)
-            hits = sum(a == b for g, p in pairs for a, b in zip(g, p, strict=True))
-            return {"accuracy": hits / sum(map(len, gold))}
+            hits = [a == b for g, p in pairs for a, b in zip(g, p, strict=True) if a]
+            return {"accuracy": sum(hits) / len(hits)}
         found = entity_scores(gold, predicted)
         overall = found.overall
         values = (overall.f1, overall.precision, overall.recall, found.token_accuracy)
@@ -177,7 +212,7 @@ class TaggingSplit:
             entries.append(json.dumps(entry, ensure_ascii=False))
             columns = [example.tokens, tags]
             if example.tags is not None:
-                columns.insert(1, example.tags)
+                columns.insert(1, tuple(tag or "_" for tag in example.tags))
             blocks.append("\n".join(map(mark.join, zip(*columns, strict=True))))
         paths = [Path(out) / "predictions.jsonl", Path(out) / "predictions.txt"]
         for path, lines, between in zip(paths, (entries, blocks), ("\n", "\n\n"), strict=True):
@@ -205,18 +240,30 @@ class TaggingSplit:
 
 
 _ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
+_ROWS = (".jsonl", ".ndjson", ".json", ".parquet")
+
+
+def _format(source: str, config: TaggingConfig) -> str:
+    if config.format != "auto":
+        return config.format
+    if source.startswith("tfds:") or source.lower().endswith(_ROWS):
+        return "rows"
+    return "conllu" if source.lower().endswith(".conllu") else "columns"
 
 
 def _read(source: str, config: TaggingConfig, *, with_tags: bool = True) -> list[TaggedExample]:
-    if config.format == "rows":
+    format_ = _format(source, config)
+    if format_ == "rows":
         return read_token_lists(
             source,
             tokens=config.tokens,
             tags=config.tags if with_tags else None,
             tag_names=config.tag_names or None,
         )
-    if config.format == "wikiann" and with_tags:
-        return read_wikiann(source)
+    if format_ == "conllu":
+        return read_conllu(source, config.conllu_column if with_tags else None)
+    if format_ == "wikiann":
+        return read_wikiann(source, with_tags=with_tags)
     return read_columns(
         source,
         token_column=config.token_column,
@@ -225,9 +272,37 @@ def _read(source: str, config: TaggingConfig, *, with_tags: bool = True) -> list
     )
 
 
+def _met(examples: Sequence[TaggedExample]) -> set[str]:
+    return {tag for example in examples for tag in example.tags or ()} - {""}
+
+
+def _labels(
+    train: Sequence[TaggedExample], config: TaggingConfig, scheme: Literal["iob2", "plain"]
+) -> LabelSet:
+    """The tags to learn: those of the configuration, else those of the training data."""
+    if not config.labels:
+        labels = tag_labels(train, scheme)
+        if len(labels) < 2:
+            raise UserError(
+                f"{config.train}: the only tag is {labels.names[0]!r}, from which nothing can be "
+                "learned; is it the column of the tags?"
+            )
+        return labels
+    labels = LabelSet(config.labels)
+    where = f"task.tagging.labels ({listed(config.labels)})"
+    odd = [name for name in config.labels if name[:1] not in tuple("OBI") or not split_tag(name)]
+    if scheme == "iob2" and (odd or "O" not in config.labels):
+        raise UserError(
+            f"{where}: {config.train} has entities, which are learned as IOB2: O, and B- and I- "
+            "with each type. Write the tags so, or set task.tagging.scheme=plain"
+        )
+    lacks = sorted(_met(train) - set(config.labels))
+    if lacks:
+        raise UserError(f"{where} lacks tags of {config.train}: {listed(lacks)}; add them")
+    return labels
+
+
 def _in_scheme(
-    examples: Sequence[TaggedExample], config: TaggingConfig, learned: Learned
+    examples: Sequence[TaggedExample], config: TaggingConfig, scheme: str
 ) -> Sequence[TaggedExample]:
-    if learned.scheme == "plain":
-        return examples
-    return convert(examples, lenient=config.lenient)
+    return examples if scheme == "plain" else convert(examples, lenient=config.lenient)

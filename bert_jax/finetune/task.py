@@ -97,8 +97,12 @@ class Task(Protocol):
         """
         ...
 
-    def open_split(self, source: str) -> Split:
+    def open_split(self, source: str, *, labelled: bool = True) -> Split:
         """Another file with the same columns, with or without labels; of GLUE also a split's name.
+
+        Args:
+            source: the file or split.
+            labelled: False where labels are not needed, so that wrong ones do no harm.
 
         Raises:
             UserError: it cannot be read, or has a label that is not among those learned.

@@ -109,21 +109,27 @@ class TaggingConfig:
     """The file to train on."""
     dev: str = ""
     """The file to choose the best checkpoint by."""
-    format: Literal["columns", "wikiann", "rows"] = "columns"
-    """columns: a word a line, as CoNLL has it. wikiann: en:WORD, tab, tag. rows: lists of words and
-    of tags in JSON lines, parquet or tfds:NAME:SPLIT."""
+    format: Literal["auto", "columns", "conllu", "wikiann", "rows"] = "auto"
+    """columns: a word a line, as CoNLL has it. conllu: CoNLL-U. wikiann: en:WORD, tab, tag. rows:
+    lists of words and of tags in JSON lines, parquet or tfds:NAME:SPLIT. auto: conllu and rows by
+    the suffix of the file, else columns."""
     token_column: int = 1
     """Number of the word's column from 1, from -1 backwards (columns)."""
     tag_column: int = -1
     """Number of the tag's column, likewise (columns)."""
     comment: str = ""
     """Lines that begin with it are passed over (columns); empty: there are none."""
+    conllu_column: Literal["upos", "xpos", "deprel"] = "upos"
+    """Column of the tags (conllu)."""
     tokens: str = "tokens"
     """Column of the words (rows)."""
     tags: str = "tags"
     """Column of the tags (rows)."""
     tag_names: tuple[str, ...] = ()
     """What numbers stand for, in their order, where tags are numbers (rows)."""
+    labels: tuple[str, ...] = ()
+    """Tags in the order of the model's outputs, those of entities as IOB2 with O; empty: those of
+    the training file. A tag of another file that is not among them counts as a miss."""
     scheme: Literal["auto", "plain"] = "auto"
     """auto: IOB1, IOB2 and IOBES are told apart, and what is none of them is plain. plain: tags are
     not of entities; accuracy is the metric."""

@@ -50,13 +50,18 @@ def open_table(config: TableConfig, train: str) -> tuple[TextSource, TextSource]
     return TextSource("train", data), TextSource("dev", _labelled(config.dev, dev, config))
 
 
-def read_table(config: TableConfig, source: str, labels: LabelSet | None) -> TextSource:
+def read_table(
+    config: TableConfig, source: str, labels: LabelSet | None, *, labelled: bool = True
+) -> TextSource:
     """Another table with the same columns; the label may be missing.
 
     Raises:
-        UserError: it cannot be read, or has a label that is not among `labels`.
+        UserError: it cannot be read, or, where it is `labelled`, has a label that is not among
+            `labels`.
     """
     columns = _columns(config)
+    if not labelled:
+        columns = replace(columns, label=None, label_columns=())
     try:
         data = read_texts(source, columns, _format(config), labels)
     except MissingColumn as error:  # of another column than the label's it will be raised again
@@ -162,7 +167,7 @@ def open_glue(config: GlueConfig) -> tuple[TextSource, tuple[TextSource, ...]]:
     return _glue_split(config, "train"), tuple(_glue_split(config, split) for split in devs)
 
 
-def read_glue_source(config: GlueConfig, source: str) -> TextSource:
+def read_glue_source(config: GlueConfig, source: str, *, labelled: bool = True) -> TextSource:
     """A split of the task by its name, one of its official files, or a table.
 
     Args:
@@ -170,6 +175,7 @@ def read_glue_source(config: GlueConfig, source: str) -> TextSource:
         source: the name of a split (for a model of MNLI `ax`, too); else a file: where it has the
             name of an official one it is read as such, else its columns have GLUE's names or those
             of TensorFlow Datasets.
+        labelled: False leaves the labels of a file with other columns out.
 
     Raises:
         UserError: there is nothing of this name, or it cannot be read.
@@ -188,7 +194,7 @@ def read_glue_source(config: GlueConfig, source: str) -> TextSource:
             if path.name == file:
                 data = read_glue(path.parent, name, split)
                 return TextSource(path.name, data, _submission(name, split))
-    return TextSource(path.name, _glue_table(task, source))
+    return TextSource(path.name, _glue_table(task, source, labelled=labelled))
 
 
 def _glue_split(config: GlueConfig, split: str) -> TextSource:
@@ -207,7 +213,7 @@ def _submission(name: str, split: str) -> tuple[str, str] | None:
     return (name, split) if split in TASKS[name].submissions else None
 
 
-def _glue_table(task: GlueTask, source: str) -> TextData:
+def _glue_table(task: GlueTask, source: str, *, labelled: bool) -> TextData:
     """A table with the columns of the official files, or of TensorFlow Datasets."""
     kind: LabelKind = "class" if task.labels else "score"
     layouts = [
@@ -217,8 +223,9 @@ def _glue_table(task: GlueTask, source: str) -> TextData:
     missing: MissingColumn | None = None
     for text, text_pair, label, names in layouts:
         columns = TextColumns(
-            text, text_pair, label, kind=kind, score_range=task.score_range, empty="keep"
-        )
+            text, text_pair, label if labelled else None, kind=kind,
+            score_range=task.score_range, empty="keep",
+        )  # fmt: skip
         try:
             return read_texts(source, columns, labels=LabelSet(names) if task.labels else None)
         except MissingColumn as error:

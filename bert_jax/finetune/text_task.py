@@ -100,11 +100,12 @@ class TextTask:
             raise UserError("a task read from a checkpoint has no dev data; name a file")
         return self._devs
 
-    def open_split(self, source: str) -> "TextSplit":
+    def open_split(self, source: str, *, labelled: bool = True) -> "TextSplit":
         """See `task.Task`."""
         if self.config.kind == "glue":
-            return TextSplit(self, read_glue_source(self.config.glue, source))
-        return TextSplit(self, read_table(self.config.table, source, self.labels))
+            return TextSplit(self, read_glue_source(self.config.glue, source, labelled=labelled))
+        found = read_table(self.config.table, source, self.labels, labelled=labelled)
+        return TextSplit(self, found)
 
     def describe(self) -> dict[str, Any]:
         """See `task.Task`."""
@@ -129,18 +130,23 @@ class TextTask:
         return {"f1": f1.micro, "macro_f1": f1.macro, "accuracy": same}
 
     def best_constant(self, labels: np.ndarray) -> float:
-        """What is had in the task's metric by predicting one value for everything."""
-        constants: list[np.ndarray] = []
+        """The task's metric where the same is predicted for every row, and as well as can be."""
+        rows = len(labels)
         if self.objective == "class":
-            counts = np.bincount(labels, minlength=self.num_outputs)
-            # The F1 is that of class 1.
-            constants = [np.full_like(labels, label) for label in {int(counts.argmax()), 1}]
-        elif self.objective == "classes":
-            frequent = np.argsort(-labels.sum(axis=0), kind="stable")
-            for number in range(self.num_outputs + 1):
-                held = np.isin(np.arange(self.num_outputs), frequent[:number])
-                constants.append(np.broadcast_to(held, labels.shape))
-        return max((self.scores(labels, guess)[self.metric] for guess in constants), default=0.0)
+            # The majority class, except for the F1, which is that of class 1.
+            best = 1 if self.metric == "f1" else int(np.bincount(labels).argmax())
+            return self.scores(labels, np.full_like(labels, best))[self.metric]
+        if self.objective == "score":
+            return 0.0
+        if self.metric == "accuracy":  # the most frequent set of labels
+            _, counts = np.unique(np.packbits(labels, axis=1), axis=0, return_counts=True)
+            return float(counts.max() / rows)
+        held = np.sort(labels.sum(axis=0))[::-1]
+        if self.metric == "macro_f1":  # all labels: none makes that of another worse
+            return float(np.mean(2 * held / (rows + held)))
+        # Of sets of one size, the one with the most frequent labels has the most hits.
+        hits, predicted = held.cumsum(), rows * np.arange(1, len(held) + 1)
+        return float(np.max(2 * hits / (predicted + held.sum())))
 
 
 class TextSplit:

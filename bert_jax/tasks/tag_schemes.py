@@ -18,6 +18,7 @@ Scheme = Literal["iob1", "iob2", "iobes"]
 SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "iobes")
 _PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I"}
 _SHOWN = 3
+_PLAIN = "set scheme=plain"
 _OUTSIDE = ("O", "")
 
 
@@ -125,7 +126,8 @@ def to_tags(found: Iterable[Entity], length: int, scheme: Scheme) -> tuple[str, 
 def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"]:
     """The one scheme that all tags keep to; `plain` where they are no tags of entities.
 
-    Without any entity it is `iob2`; sentences without tags are passed over.
+    Without any entity it is `iob2`; sentences without tags are passed over. Letters without a type
+    (M for numerals) are parts of speech where most tags are neither letters nor have a type.
 
     Raises:
         UserError: the tags break every scheme, or some are of entities and some are not; names the
@@ -133,33 +135,36 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
     """
     broken = {scheme: _Breaches() for scheme in SCHEMES}
     other = _Breaches()
-    prefixes: set[str] = set()
+    met: set[str] = set()
     for example in examples:
+        met.update(example.tags or ())
         parts = [split_tag(tag) for tag in example.tags or ()]
         for place, part in enumerate(parts):
             if part is None:
                 other.add(example, place, "")
-            else:
-                prefixes.add(part[0])
         sound = [part or _OUTSIDE for part in parts]
         for place, (scheme, why) in _breaches(sound):
             broken[scheme].add(example, place, why)
-    if other.count and prefixes <= {"O"}:
+    others = {tag for tag in met if split_tag(tag) is None}
+    typed = {tag for tag in met - others if "-" in tag}
+    if not typed and len(others) > len(met - others - {"O"}):
         return "plain"
     if other.count:
         raise UserError(
             f"{other.first[0]}: neither O nor a prefix (B, I, E, S) with a type, as other tags of "
-            f"these sentences are{other.more()}. Mend it, or name the column of the tags"
+            f"these sentences are{other.more()}. Fix the tag or name the column of the tags; where "
+            f"tags are not of entities (parts of speech), {_PLAIN}"
         )
     for scheme in SCHEMES:
         if not broken[scheme].count:
             return scheme
-    candidates = SCHEMES[2:] if prefixes & {"E", "S"} else SCHEMES[:2]
-    nearest = min(candidates, key=lambda scheme: broken[scheme].count)
+    ends = any(prefix in "ES" for prefix, _ in _split(sorted(met)))
+    nearest = min(SCHEMES[2:] if ends else SCHEMES[:2], key=lambda scheme: broken[scheme].count)
+    letters = "" if typed else f"; where letters are parts of speech, {_PLAIN}"
     raise UserError(
         f"{'; '.join(broken[nearest].first)}{broken[nearest].more()}. The tags are not sound "
-        f"{nearest.upper()}, and no other scheme. Mend them, or say lenient to have them read as "
-        "the CoNLL script does"
+        f"{nearest.upper()}, and no other scheme. Fix them, or say lenient to have them read as "
+        f"the CoNLL script does{letters}"
     )
 
 
@@ -181,7 +186,10 @@ def convert(
         for example in examples:
             for place, tag in enumerate(example.tags or ()):
                 if split_tag(tag) is None:
-                    raise UserError(f"{_word(example, place)}: neither O nor a prefix with a type")
+                    raise UserError(
+                        f"{_word(example, place)}: neither O nor a prefix with a type. Fix the "
+                        f"tag, or {_PLAIN}, not lenient"
+                    )
     elif detect_scheme(examples) == "plain":
         first = next(each for each in examples if each.tags)
         raise UserError(f"{_word(first, 0)}: not a tag of entities, so there is no scheme")
@@ -212,7 +220,7 @@ def tag_labels(
     examples = list(examples)
     if scheme is None:
         scheme = detect_scheme(examples)
-    met = {tag for example in examples for tag in example.tags or ()}
+    met = {tag for example in examples for tag in example.tags or () if tag}
     if scheme == "plain" or not met:
         return LabelSet.of(met)
     kinds = sorted({kind for prefix, kind in _split(sorted(met)) if prefix != "O"})

@@ -13,7 +13,7 @@ from jaxtyping import Int32, Integer
 
 from bert_jax.data.tokenizer import Tokenizer, make_row
 from bert_jax.errors import UserError
-from bert_jax.tasks.examples import LabelSet, TaggedExample
+from bert_jax.tasks.examples import LabelSet, TaggedExample, listed
 from bert_jax.tasks.problems import counted
 
 IGNORED = -1
@@ -90,13 +90,13 @@ def tag_windows(
         tokenizer: encodes each word by itself, as one inside a sentence. A word of which it leaves
             nothing (a zero-width space) becomes [UNK], so that it too is labelled.
         labels: the tags that there are; None leaves all labels `IGNORED`, as do sentences without
-            tags.
+            tags. So does a tag that is not among them, which a warning names.
         max_length: most ids in a sequence, [CLS] and [SEP] included.
         stride: ids from the beginning of one window to that of the next (BERT's `doc_stride`; what
             Transformers calls so is the overlap).
 
     Raises:
-        UserError: a tag that is not in `labels`; `max_length` or `stride` out of range.
+        UserError: `max_length` or `stride` out of range.
     """
     room = max_length - 2
     if room < 1:
@@ -113,6 +113,7 @@ def tag_windows(
     windows: list[TagWindow] = []
     long: list[TaggedExample] = []
     unreadable: list[TaggedExample] = []
+    strange: list[tuple[str, TaggedExample]] = []
     for number, example in enumerate(examples):
         parts = [pieces[word] for word in example.tokens]
         if not all(map(len, parts)):
@@ -122,14 +123,18 @@ def tag_windows(
         first = np.cumsum([0, *map(len, parts[:-1])])
         label = np.full(len(parts), IGNORED, np.int32)
         if labels is not None and example.tags is not None:
-            label[:] = [labels.id(tag, example.origin) for tag in example.tags]
+            for place, tag in enumerate(example.tags):
+                if (known := labels.find(tag)) is not None:
+                    label[place] = known
+                elif tag:
+                    strange.append((tag, example))
         starts = np.arange(0, max(1, len(ids) - room + stride), stride)
         ends = np.minimum(starts + room, len(ids))
         if len(starts) > 1:
             long.append(example)
-        owner = _most_context(first, starts, ends)
-        for window, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            mine = np.flatnonzero(owner == window)
+        bounds = np.searchsorted(first, _ends_of_most_context(starts, ends))
+        words_of = np.split(np.arange(len(parts)), bounds[:-1])
+        for start, end, mine in zip(starts, ends, words_of, strict=True):
             places = first[mine] - start + 1
             owned = np.full(end - start + 2, -1, np.int32)
             owned[places] = mine
@@ -139,23 +144,22 @@ def tag_windows(
             windows.append(TagWindow(number, row.ids, owned, marks))
     warnings = _warnings(long, f"sentences of more than {room} sub-words, read in windows")
     warnings += _warnings(unreadable, "words of which the tokenizer leaves nothing, read as [UNK]")
+    names = listed(sorted({tag for tag, _ in strange}), 100)
+    what = f"words with tags that the model does not know, counted as misses: {names}"
+    warnings += _warnings([example for _, example in strange], what)
     return TagWindows(tuple(windows), tuple(len(each.tokens) for each in examples), warnings)
 
 
-def _most_context(
-    places: Integer[np.ndarray, " W"],
-    starts: Integer[np.ndarray, " N"],
-    ends: Integer[np.ndarray, " N"],
-) -> Integer[np.ndarray, " W"]:
-    """For each place the window in which its shorter side is longest.
+def _ends_of_most_context(
+    starts: Integer[np.ndarray, " N"], ends: Integer[np.ndarray, " N"]
+) -> Integer[np.ndarray, " N"]:
+    """For each window the end of the places whose shorter side is longest in this window.
 
-    Between equal ones the longer window, then the first.
+    A later window has more to the right of a place and less to the left, so the places of the
+    windows follow each other. Between two windows with the same context, the first has the place.
     """
-    left = places[:, None] - starts
-    right = ends - 1 - places[:, None]
-    context = np.minimum(left, right)
-    lengths = ends - starts
-    return np.argmax(context * (lengths.max() + 1) + lengths, axis=1)
+    # The next window has more context from where its left side is more than the right one here.
+    return np.append((starts[1:] + ends[:-1] - 1) // 2 + 1, ends[-1])
 
 
 def _warnings(examples: Sequence[TaggedExample], what: str) -> tuple[str, ...]:

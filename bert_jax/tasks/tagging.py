@@ -1,4 +1,4 @@
-"""Sentences of words with tags: CoNLL column files, WikiANN, JSON lines, parquet, TFDS.
+"""Sentences of words with tags: CoNLL column files, CoNLL-U, WikiANN, JSON lines, parquet, TFDS.
 
 Tags come as the file has them; `tag_schemes.convert` makes one scheme of them. A file says where a
 document begins with a line `-DOCSTART-`, which is no sentence. Where it has none of them nothing
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.delimited import TableFormat
@@ -84,6 +85,8 @@ def read_columns(
             if len(columns) != usual:
                 start = " ".join(columns)[:40]
                 wrong = f"{len(columns)} columns ({start!r}), where most lines have {usual}"
+                if start.startswith("#"):
+                    wrong += "; say comment='#' where this is a comment, format='conllu' of CoNLL-U"
             elif not (word := columns[token_place]):
                 wrong = f"the word (column {token_place + 1}) is empty"
             elif token_prefix and word.removeprefix(token_prefix) in ("", word):
@@ -105,8 +108,59 @@ def read_columns(
     return found
 
 
-def read_wikiann(path: str | Path) -> list[TaggedExample]:
+def read_conllu(
+    path: str | Path, column: Literal["upos", "xpos", "deprel"] | None = "upos"
+) -> list[TaggedExample]:
+    """CoNLL-U: ten columns apart by tabs, the word in the second, comments behind `#`.
+
+    The words are the syntactic ones: lines of a range (`3-4  zum`), which repeat the words after
+    them as they are written, and empty nodes (`5.1`) are passed over. A tag `_` is none; where
+    there are no others, the sentences have no tags.
+
+    Args:
+        path: the file, UTF-8.
+        column: of the tag; None reads no tags.
+
+    Raises:
+        UserError: no such file or not UTF-8; no words; and, all in one message, lines without ten
+            columns, with an empty word or tag, or with an id that is none.
+    """
+    path = Path(path)
+    problems = Problems(str(path), "lines")
+    place = {"upos": 3, "xpos": 4, "deprel": 7}.get(column or "")
+    found: list[TaggedExample] = []
+    for sentence in _sentences(path, "#"):
+        words: list[tuple[str, str]] = []
+        for line, columns in sentence or ():
+            number = columns[0]
+            if len(columns) != 10:
+                wrong = f"{len(columns)} columns apart by tabs; CoNLL-U has 10"
+            elif not re.fullmatch(r"\d+([-.]\d+)?", number, re.ASCII):
+                wrong = f"the id is {number[:40]!r}; it must be a number, a range or an empty node"
+            elif number.isdigit() and not (columns[1] and columns[place or 1]):
+                wrong = f"the word or its tag ({column}) is empty; write _ where there is none"
+            else:
+                if number.isdigit():
+                    words.append((columns[1], columns[place or 1]))
+                continue
+            problems.add(f"{path}, line {line}: {wrong}")
+        if sentence and words:
+            tokens, tags = zip(*words, strict=True)
+            tags = tuple("" if tag == "_" else tag for tag in tags)
+            origin = Origin(str(path), sentence[0][0])
+            found.append(TaggedExample(f"{len(found)}", tokens, tags, len(found), origin))
+    problems.check()
+    if not found:
+        raise UserError(f"{path}: no words; a line of ten columns for each word is needed")
+    if place is None or not any(any(example.tags or ()) for example in found):
+        return [replace(example, tags=None) for example in found]
+    return found
+
+
+def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExample]:
     """WikiANN: word TAB tag, each word behind its language as in `en:Paris`, which is taken off.
+
+    Without tags, words without a language are read, too.
 
     Raises:
         UserError: the first word has no language, another is of another one; see `read_columns`.
@@ -117,13 +171,16 @@ def read_wikiann(path: str | Path) -> list[TaggedExample]:
         raise UserError(f"{path}: no words; WikiANN has lines such as 'en:Paris', tab, 'B-LOC'")
     line, columns = sentence[0]
     language = re.match(r"[a-z][a-z-]*:", columns[0])
+    if language is None and not with_tags:
+        return read_columns(path, tag_column=None)
     if language is None:
         message = (
             f"{path}, line {line}: the word {columns[0][:40]!r} has no language before it, as in "
             "'en:Paris'; read a file without them as columns"
         )
         raise MissingColumn("-1", message) if len(columns) == 1 else UserError(message)
-    return read_columns(path, token_prefix=language.group())
+    tag_column = -1 if with_tags else None
+    return read_columns(path, tag_column=tag_column, token_prefix=language.group())
 
 
 def read_token_lists(

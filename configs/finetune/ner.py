@@ -4,14 +4,15 @@
         --config.task.tagging.train=eng.train --config.task.tagging.dev=eng.testa \
         --workdir=work/conll
 
-Files have a word a line, the word in the first column and the tag in the last; `ner.py:wikiann`
-reads WikiANN's, `ner.py:rows` JSON lines or parquet with lists of tokens and tags.
+Files have a word a line, the word in the first column and the tag in the last; CoNLL-U, JSON lines
+and parquet with lists of tokens and tags are told by their suffix (else `ner.py:conllu`,
+`ner.py:rows`). `ner.py:wikiann` reads WikiANN's.
 """
 
 from ml_collections import ConfigDict
 
 
-def get_config(data_format: str = "columns") -> ConfigDict:
+def get_config(data_format: str = "auto") -> ConfigDict:
     """The recipe; any field of `bert_jax.finetune.config.FinetuneConfig` may be set."""
     return ConfigDict(
         {

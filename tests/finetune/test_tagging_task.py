@@ -42,7 +42,7 @@ def test_two_schemes_are_one(tmp_path):
         assert [row.tolist() for row in split.rows.labels] == [first, [-1, 0, -1, 0, -1, -1, -1]]
         assert split.rows.second_at.tolist() == split.rows.lengths.tolist() == [14, 7]
     assert dev.score(outputs(dev, 5)) == {"f1": 1, "precision": 1, "recall": 1, "accuracy": 1}
-    assert dev.constant_score == 0
+    assert dev.constant_score == 2 * 2 / (6 + 3)  # B-PER for each word finds ann and bea
     wrong = [np.where(row == 1, 0, row) for row in dev.rows.labels]
     found = dev.score(outputs(dev, 5, wrong))
     assert found["accuracy"] == pytest.approx(5 / 6)
@@ -71,6 +71,85 @@ def test_predictions_are_sound_iob2(tmp_path):
     )
     scores = dev.score(outputs(dev, 5, rows))
     assert scores["f1"] == entity_scores(gold, guess).overall.f1 == 0.4
+
+
+def test_the_best_constant_of_entities(tmp_path):
+    """Against each tag for all words."""
+    random = np.random.default_rng(0)
+    for number in range(20):
+        tags = random.choice(["O", "B-X", "I-X", "B-Y", "I-Y"], 24, p=[0.5, 0.2, 0.1, 0.1, 0.1])
+        lines = [f"a {tag}" + "\n" * (random.random() < 0.4) for tag in tags]
+        path = put(tmp_path / f"{number}", "a B-X", "a B-Y", "", *lines)
+        task = opened(tagging(train=path, dev=path, lenient=True))
+        [dev] = task.dev_splits()
+        best = max(
+            dev.score(outputs(dev, 5, [np.full_like(row, tag) for row in dev.rows.labels]))["f1"]
+            for tag in range(5)
+        )
+        assert dev.constant_score == pytest.approx(best)
+
+
+def test_predicting_needs_no_tags(tmp_path):
+    path = put(tmp_path / "a", *IOB1)
+    task = opened(tagging(train=path, dev=path))
+    for lines in (["ann ?", "x ?"], ["ann _", "x O?"], ["ann", "x"], ["ann NN", "x VB"],
+                  ["ann I-PER", "x B-LOC"]):  # fmt: skip
+        source = put(tmp_path / "b", *lines)
+        split = task.open_split(source, labelled=False)
+        assert split.rows.labels is None
+        assert "so its words have no tags" in split.warnings[0]
+        [_, written] = split.write_predictions([np.zeros((9, 5))], tmp_path, {})
+        assert written.read_text() == "ann O\nx O\n"
+    with pytest.raises(UserError, match="say lenient"):
+        task.open_split(source)
+    with pytest.raises(UserError, match="2 columns"):
+        task.open_split(put(tmp_path / "b", "a", "b", "c O"), labelled=False)
+    known = task.open_split(path, labelled=False)
+    assert [row.tolist() for row in known.rows.labels] == [
+        row.tolist() for row in task.dev_splits()[0].rows.labels
+    ]
+    rows = put_json(tmp_path / "c.jsonl", {"tokens": ["ann", "x"], "tags": None})
+    assert task.open_split(rows, labelled=False).rows.labels is None
+
+
+def test_plain_tags_that_are_not_known(tmp_path):
+    path = put(tmp_path / "a", "a DET", "dog NOUN", "is VERB", "a DET")
+    task = opened(tagging(train=path, dev=path))
+    split = task.open_split(put(tmp_path / "b", "a ?", "dog ?"))
+    assert "the model knows no tag of it ('?')" in split.warnings[0]
+    with pytest.raises(UserError, match="b has no tags, so it cannot be scored"):
+        split.score([np.zeros((9, 3))])
+    with pytest.raises(UserError, match=r"b: no tag \('\?'\) is among those to learn \('DET'"):
+        opened(tagging(train=path, dev=f"{tmp_path / 'b'}"))
+
+
+def test_conllu(tmp_path):
+    def words(*each):
+        return ["\t".join([f"{n}", w, "_", u, x, *"_____"]) for n, (w, u, x) in enumerate(each, 1)]
+
+    lines = words(("a", "DET", "DT"), ("dog", "NOUN", "_"), ("is", "VERB", "VBZ"))
+    path = put(tmp_path / "a.conllu", "# x", "1-2\tadog" + "\t_" * 8, *lines)
+    task = opened(tagging(train=path, dev=path))
+    assert (task.metric, task.learned.labels) == ("accuracy", ("DET", "NOUN", "VERB"))
+    task = opened(tagging(train=path, dev=path, conllu_column="xpos"))
+    assert task.learned.labels == ("DT", "VBZ")
+    [dev] = task.dev_splits()
+    assert [row.tolist() for row in dev.rows.labels] == [[-1, 0, -1, -1, -1, 1, -1, -1]]
+    # A word without a tag is no part of the score.
+    assert dev.score(outputs(dev, 2)) == {"accuracy": 1}
+    assert (
+        dev.score(outputs(dev, 2, [np.zeros_like(r) for r in dev.rows.labels]))["accuracy"] == 0.5
+    )
+    assert dev.constant_score == 0.5
+    [_, written] = dev.write_predictions(outputs(dev, 2), tmp_path, {})
+    assert written.read_text() == "a DT DT\ndog _ DT\nis VBZ VBZ\n"
+    with pytest.raises(UserError, match=r"a\.conllu: the column deprel is _ in every line"):
+        opened(tagging(train=path, dev=path, conllu_column="deprel"))
+    # A file of plain columns is read by its own suffix.
+    assert task.open_split(put(tmp_path / "b", "a DT")).rows.labels[0].tolist() == [-1, 0, -1]
+    letters = words(("a", "S", "M"), ("b", "B", "M"), ("c", "S", "M"))
+    path = put(tmp_path / "b.conllu", *letters)
+    assert opened(tagging(train=path, dev=path)).learned.labels == ("B", "S")
 
 
 def test_files_without_tags(tmp_path):
@@ -124,11 +203,44 @@ def test_tags_that_are_not_of_entities(tmp_path):
         assert read_json_lines(tmp_path / "predictions.jsonl")[0]["tags"][2] == "DET"
 
 
+def test_tags_of_dev_alone_are_misses(tmp_path):
+    """What conlleval says of them: an entity that was not found."""
+    path = put(tmp_path / "train", *IOB1)
+    dev = put(tmp_path / "dev", "a O", "", "b I-LOK", "c I-LOK", "d I-ORG", "e O", "f I-LOC")
+    task = opened(tagging(train=path, dev=dev))
+    assert task.learned.labels == LABELS
+    [split] = task.dev_splits()
+    assert split.warnings == (
+        f"{dev}: 3 words with tags that the model does not know, counted as misses: 'B-LOK', "
+        "'B-ORG', 'I-LOK' (lines 3, 3, 3)",
+    )
+    found = split.score(outputs(split, 5))  # O where it is not known
+    assert found == {"f1": 0.5, "precision": 1, "recall": 1 / 3, "accuracy": 3 / 6}
+    assert split.constant_score == 2 * 1 / (6 + 3)  # B-ORG cannot be predicted
+
+
+def test_labels_that_are_given(tmp_path):
+    path = put(tmp_path / "train", *IOB1)
+    names = ("B-ORG", "I-ORG", "O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    task = opened(tagging(train=path, dev=path, labels=names))
+    assert (task.learned.labels, task.num_outputs) == (names, 7)
+    row = [-1, 5, -1, -1, 5, -1, -1, 2, -1, 3, -1, -1, -1, -1]
+    assert task.train_split().rows.labels[0].tolist() == row
+    for wrong, message in [
+        (names[:5], r"task\.tagging\.labels \('B-ORG', .* lacks tags of .*train: 'B-PER'; add"),
+        (names[:2], r"task\.tagging\.labels .*train has entities, .* as IOB2"),
+        (("O", "LOC", "PER"), r"as IOB2: O, and B- and I- .* task\.tagging\.scheme=plain"),
+        (("O", "O"), "occurs twice"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            opened(tagging(train=path, dev=path, labels=wrong))
+    plain = put(tmp_path / "plain", "a DET", "dog NOUN")
+    task = opened(tagging(train=plain, dev=plain, labels=("NOUN", "X", "DET")))
+    assert task.train_split().rows.labels[0].tolist() == [-1, 2, 0, -1, -1, -1]
+
+
 def test_tags_that_cannot_be_learned(tmp_path):
     path = put(tmp_path / "train", *IOB1)
-    dev = put(tmp_path / "dev", "a O", "", "b I-LOK", "c O")
-    with pytest.raises(UserError, match=r"dev, line 3: the label 'B-LOK' .* mean 'B-LOC'"):
-        opened(tagging(train=path, dev=dev))
     unsound = put(tmp_path / "unsound", "a I-LOC", "b B-LOC", "c O", "d B-LOC")
     with pytest.raises(UserError, match="say lenient"):
         opened(tagging(train=unsound, dev=path))

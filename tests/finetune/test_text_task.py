@@ -11,9 +11,10 @@ from task_examples import TOKENIZER, opened, pointing_at, put, put_json, read_js
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune import text_sources
-from bert_jax.finetune.task import Split, open_task, restore_task
-from bert_jax.finetune.task_config import GlueConfig, TableConfig, TaskConfig
+from bert_jax.finetune.task import Learned, Split, open_task, restore_task
+from bert_jax.finetune.task_config import METRICS, GlueConfig, TableConfig, TaskConfig
 from bert_jax.finetune.text_rows import pair_lengths
+from bert_jax.finetune.text_task import TextTask
 from bert_jax.tasks.glue import TASKS, read_glue
 
 
@@ -208,6 +209,59 @@ def test_several_labels_a_row(tmp_path):
     assert task.train_split().rows.labels.tolist() == [[1, 0], [0, 0], [1, 1]]
 
 
+@pytest.mark.parametrize("metric", METRICS["classes"])
+def test_the_best_constant_of_several_labels(metric):
+    """Against all constants; the labels of a row hang together, so prefixes are not enough."""
+    random = np.random.default_rng(0)
+    config = table(kind="classes", metric=metric)
+    task = TextTask(config, Learned(("a", "b", "c", "d")), TOKENIZER)
+    for number in range(40):
+        kinds = random.random((3, 4)) < random.random()
+        truth = kinds[random.integers(0, 3, 1 + number % 9)]
+        best = max(
+            task.scores(truth, np.broadcast_to(guess, truth.shape))[metric]
+            for guess in itertools.product([False, True], repeat=4)
+        )
+        assert task.best_constant(truth) == pytest.approx(best)
+    rows = np.array([[1, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [1, 0, 1, 0], [1, 0, 0, 1]], bool)
+    if metric == "accuracy":
+        assert task.best_constant(rows) == 2 / 5
+
+
+@pytest.mark.parametrize("metric", METRICS["class"])
+def test_the_best_constant_of_one_label(metric):
+    random = np.random.default_rng(0)
+    task = TextTask(table(metric=metric), Learned(("a", "b")), TOKENIZER)
+    for number in range(40):
+        truth = random.integers(0, 2, 1 + number % 9)
+        guesses = [np.full_like(truth, label) for label in (0, 1)]
+        best = max(task.scores(truth, guess)[metric] for guess in guesses)
+        assert task.best_constant(truth) == pytest.approx(best)
+
+
+def test_predicting_needs_no_labels(tmp_path):
+    """Test sets as Kaggle and others write them."""
+    head, label = "text,label", {"class": ("x", "y"), "classes": ("x", "y"), "score": ("1", "2")}
+    for kind, (one, two) in label.items():
+        train = put(tmp_path / "train.csv", head, f"a,{one}", f"b,{two}")
+        task = opened(table(train=train, dev=train, kind=kind))
+        for lines in (["a,?", "b,?"], ["a,", "b,"], ["a,-1", f"b,{one}"], ["a,nan", "b,"]):
+            split = task.open_split(put(tmp_path / "test.csv", head, *lines), labelled=False)
+            assert split.rows.labels is None
+            assert split.warnings == ()
+        bare = put(tmp_path / "bare.csv", "text,other", "a,1")
+        assert task.open_split(bare, labelled=False).warnings == ()
+        with pytest.raises(UserError, match="no column 'text'"):
+            task.open_split(put(tmp_path / "c.csv", "txt,label", "a,x"), labelled=False)
+        with pytest.raises(UserError, match="line 2: "):  # scores are of known labels
+            task.open_split(put(tmp_path / "test.csv", head, "a,?x", "b,?"))
+    train = put(tmp_path / "train.csv", "text,x,y", "a,0,1", "b,1,0")
+    task = opened(table(train=train, dev=train, kind="classes", label_columns=("x", "y")))
+    for lines in (["text,x,y", "a,?,?"], ["text,x,y", "a,,"], ["text,x", "a,-1"], ["text", "a"]):
+        path = put(tmp_path / "test.csv", *lines)
+        assert task.open_split(path, labelled=False).rows.labels is None
+
+
 def test_numbers_are_standardised(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", "a,1", "b,2", "c,6")
     dev_path = put(tmp_path / "dev.csv", "text,label", "a,-4", "b,9", "c,10")
@@ -354,6 +408,8 @@ def test_other_files_for_a_task_of_glue(tmp_path):
     assert task.open_split(own).rows.labels.tolist() == [2]
     assert task.open_split(bare).rows.labels is None
     assert task.open_split(own).rows.second_at.tolist() == [3]
+    unknown = put(tmp_path / "e.csv", "premise,hypothesis,label", "a,b,?")
+    assert task.open_split(unknown, labelled=False).rows.labels is None
     with pytest.raises(UserError, match=r"d.csv: no column 'premise'"):
         task.open_split(put(tmp_path / "d.csv", "one,two", "a,b"))
     with pytest.raises(

@@ -73,6 +73,19 @@ def test_detected():
     assert detect_scheme([example("NN VB O"), example("PER")]) == "plain"
 
 
+def test_letters_are_parts_of_speech_among_others():
+    assert detect_scheme([example("NN CD M"), example("M O VB")]) == "plain"
+    assert detect_scheme([example("N V S B A E R")]) == "plain"
+    assert detect_scheme([example("B I O B")]) == "iob2"
+    assert detect_scheme([example("B E S B M E")]) == "iobes"  # words of Chinese
+    with pytest.raises(UserError, match=r"word 2 .*'PER'\): neither O .* set scheme=plain"):
+        detect_scheme([example("B PER I O")])  # rather a slip of the pen
+    with pytest.raises(UserError, match=r"no other scheme\. .*letters are .* set scheme=plain"):
+        detect_scheme([example("S M O B")])
+    with pytest.raises(UserError, match="set scheme=plain"):
+        convert([example("NN M CD")], lenient=True)
+
+
 @pytest.mark.parametrize(
     ("tags", "expected"),
     [

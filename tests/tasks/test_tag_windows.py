@@ -1,5 +1,7 @@
 """Sentences as sequences: first sub-words, windows, and one value a word back from them."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -92,9 +94,35 @@ def test_without_tags():
     assert (found.windows[0].labels == IGNORED).all()
 
 
-def test_unknown_tag():
-    with pytest.raises(UserError, match=r"a\.txt, line 7: the label 'B-Y' .*Did you mean 'B-X'"):
-        tag_windows([example(["a"], ["B-Y"], line=7)], TOKENIZER, LABELS)
+def test_unknown_tags_are_not_learned_and_named_once():
+    tags = [["B-Y", "I-Y", "O"], ["Z", "B-X", "B-Y"]]
+    found = tag_windows(
+        [example("aba", each, line=7 + n) for n, each in enumerate(tags)], TOKENIZER, LABELS
+    )
+    assert [each.labels.tolist() for each in found.windows] == [[-1, -1, -1, 0, -1],
+                                                                [-1, -1, 1, -1, -1]]  # fmt: skip
+    assert found.warnings == (
+        "a.txt: 4 words with tags that the model does not know, counted as misses: 'B-Y', 'I-Y', "
+        "'Z' (lines 7, 7, 8, 8)",
+    )
+
+
+def test_a_word_without_a_tag_is_not_learned():
+    found = tag_windows([example("ab", ["B-X", ""])], TOKENIZER, LABELS)
+    assert found.windows[0].labels.tolist() == [-1, 1, -1, -1]
+    assert found.warnings == ()
+
+
+def test_memory_grows_with_the_words():
+    """A file without blank lines is one sentence."""
+    peaks = []
+    for number in (2_000, 8_000):
+        sentence = [example(["a"] * number)]
+        tracemalloc.start()
+        tag_windows(sentence, TOKENIZER, max_length=18, stride=8)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 6 * peaks[0]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.tag_schemes import convert, detect_scheme, entities
-from bert_jax.tasks.tagging import read_columns, read_token_lists, read_wikiann
+from bert_jax.tasks.tagging import read_columns, read_conllu, read_token_lists, read_wikiann
 
 
 @pytest.fixture
@@ -132,6 +132,71 @@ def test_wikiann(put):
         read_wikiann(put("en:a\tO\nde:R\tO\n"))
     with pytest.raises(UserError, match="no words"):
         read_wikiann(put("\n\n"))
+
+
+def test_wikiann_without_tags(put):
+    for text in ("en:ann\nen:x\n", "en:ann\t?\nen:x\tB-\n", "ann\nx\n"):
+        (found,) = read_wikiann(put(text), with_tags=False)
+        assert (found.tokens, found.tags) == (("ann", "x"), None)
+
+
+def conllu(*lines):
+    return "".join("\t".join(line.split("|")) + "\n" for line in lines)
+
+
+# From UD German and UD Chinese, with an empty node and an unknown tag of our own.
+CONLLU = conllu(
+    "# sent_id = 1",
+    "# text = Sie geht zum Arzt.",
+    "1|Sie|er|PRON|PPER|_|2|nsubj|_|_",
+    "2|geht|gehen|VERB|VVFIN|Mood=Ind|0|root|_|_",
+    "3-4|zum|_|_|_|_|_|_|_|_",
+    "3|zu|zu|ADP|APPR|_|5|case|_|_",
+    "4|dem|der|DET|ART|_|5|det|_|_",
+    "5|Arzt|Arzt|NOUN|NN|_|2|obl|_|SpaceAfter=No",
+    "5.1|geht|gehen|VERB|VVFIN|_|_|_|0:x|_",
+    "6|.|.|PUNCT|$.|_|2|punct|_|_",
+    "",
+    "# text = #三 New York",
+    "1|#三|三|NUM|_|_|3|nummod|_|_",
+    "2|New York|New York|PROPN|NNP|_|0|root|_|_",
+)
+
+
+def test_conllu(put):
+    path = put(CONLLU, "a.conllu")
+    words = ("Sie", "geht", "zu", "dem", "Arzt", ".")
+    assert content(read_conllu(path)) == [
+        (words, ("PRON", "VERB", "ADP", "DET", "NOUN", "PUNCT"), 0, 3),
+        (("#三", "New York"), ("NUM", "PROPN"), 1, 13),
+    ]
+    xpos = read_conllu(path, "xpos")
+    assert xpos[0].tags == ("PPER", "VVFIN", "APPR", "ART", "NN", "$.")
+    assert xpos[1].tags == ("", "NNP")  # _
+    assert read_conllu(path, "deprel")[1].tags == ("nummod", "root")
+    bare = put(conllu("1|a|_|_|_|_|_|_|_|_", "2|_|_|_|_|_|_|_|_|_"), "b.conllu")
+    for found in (read_conllu(path, None)[1:], read_conllu(bare)):
+        assert [each.tags for each in found] == [None]
+    assert read_conllu(bare)[0].tokens == ("a", "_")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("2|a|DET", "line 2: 3 columns apart by tabs; CoNLL-U has 10"),
+        ("x|a|_|DET|_|_|_|_|_|_", "line 2: the id is 'x'; it must be a number, a range"),
+        ("2||_|DET|_|_|_|_|_|_", r"line 2: the word or its tag \(upos\) is empty"),
+        ("2|a|_||_|_|_|_|_|_", r"line 2: the word or its tag \(upos\) is empty"),
+    ],
+)
+def test_bad_conllu(put, line, expected):
+    good = "1|a|_|DET|_|_|_|_|_|_"
+    with pytest.raises(UserError, match=rf"a\.conllu, {expected}"):
+        read_conllu(put(conllu(good, line), "a.conllu"))
+    with pytest.raises(UserError, match="no words"):
+        read_conllu(put("# text = nothing\n\n", "a.conllu"))
+    with pytest.raises(UserError, match=r"line 1: 5 columns \('# sent_id.*format='conllu'"):
+        read_columns(put("# sent_id = 1 x\n" + "a DET\n" * 3))
 
 
 def rows(*each):
