@@ -138,6 +138,9 @@ def test_nothing_found():
     assert (scores.overall.precision, scores.overall.recall, scores.overall.f1) == (0, 0, 0)
     assert (scores.macro_f1, scores.token_accuracy) == (0, 1)
     assert "all" in scores.table()
+    missed = entity_scores([["B-PER", "O"]], [["O", "O"]])
+    assert (missed.overall, missed.overall.recall) == ((0, 0, 1), 0)
+    assert entity_scores([["O", "O"]], [["B-PER", "O"]]).overall == (0, 1, 0)
 
 
 def test_refuses_unequal():
