@@ -466,6 +466,7 @@ READERS = {
     "csv": Reader("a.csv", tasks.tables(","), tasks.use_table),
     "tsv": Reader("a.tsv", tasks.tables("\t"), tasks.use_table),
     "columns": Reader("a.conll", tasks.columns, tasks.use_columns),
+    "conllu": Reader("a.conllu", tasks.conllu, tasks.use_conllu),
     "token_lists": Reader("tags.jsonl", tasks.token_lists, tasks.use_token_lists),
     "squad": Reader("squad.json", tasks.squads, tasks.use_squad, True),
     "predictions": Reader("predictions.json", tasks.predictions, tasks.use_predictions, True),

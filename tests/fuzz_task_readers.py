@@ -63,6 +63,22 @@ def use_columns(path: Path) -> None:
     tag_labels(convert(read_columns(path)))
 
 
+def conllu(_: Path) -> list[bytes]:
+    """CoNLL-U with a comment, a range and an empty node."""
+    ids = ["# text = zum", "1-2", "1", "2", "2.1"]
+    rows = [f"{each}\tzu\tzu\tADP\tAPPR\t_\t5\tcase\t_\t_" for each in ids[1:]]
+    return ["\n".join([ids[0], *rows, "", *rows, ""]).encode()]
+
+
+def use_conllu(path: Path) -> None:
+    """Read with both tags."""
+    from bert_jax.tasks.tag_schemes import tag_labels
+    from bert_jax.tasks.tagging import read_conllu
+
+    tag_labels(read_conllu(path, "xpos"), "plain")
+    read_conllu(path)
+
+
 def token_lists(_: Path) -> list[bytes]:
     """JSON lines of words and tags."""
     rows = [{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, {"tokens": ["a"], "tags": ["O"]}]
