@@ -27,7 +27,13 @@ from bert_jax.tasks.tag_schemes import (
     to_tags,
 )
 from bert_jax.tasks.tag_windows import tag_windows
-from bert_jax.tasks.tagging import read_columns, read_conllu, read_token_lists, read_wikiann
+from bert_jax.tasks.tagging import (
+    is_conllu,
+    read_columns,
+    read_conllu,
+    read_token_lists,
+    read_wikiann,
+)
 
 
 class TaggingTask:
@@ -107,17 +113,17 @@ class TaggingTask:
         try:
             examples = _in_scheme(_read(source, config), config, self.learned.scheme)
             if met := _met(examples):
-                known = met & set(self.labels.names)
-                why = "" if known else f"the model knows no tag of it ({listed(sorted(met), 5)})"
+                known, some = met & set(self.labels.names), listed(sorted(met), 5)
+                why = "" if known else f"{source}: the model knows no tag of it ({some})"
         except MissingColumn as error:  # of another column than the tags' it will be raised again
-            why = f"there is no column {error.column!r}"
+            why = f"{source}: there is no column {error.column!r}"
         except UserError as error:
             if labelled:
                 raise
-            why = f"{error}".removeprefix(f"{source}: ").partition("\n")[0]
+            why = f"{error}".partition("\n")[0]
         if why:
             examples = _read(source, config, with_tags=False)
-        notes = (f"{source}: {why}, so its words have no tags",) if why else ()
+        notes = (f"{why}, so its words have no tags",) if why else ()
         name = source if source.startswith("tfds:") else Path(source).name
         return TaggingSplit(self, name, examples, notes)
 
@@ -248,7 +254,11 @@ def _format(source: str, config: TaggingConfig) -> str:
         return config.format
     if source.startswith("tfds:") or source.lower().endswith(_ROWS):
         return "rows"
-    return "conllu" if source.lower().endswith(".conllu") else "columns"
+    # Of columns, the first has words, where CoNLL-U has numbers.
+    numbered = source.lower().endswith(".conllu") or (
+        config.token_column == 1 and is_conllu(source)
+    )
+    return "conllu" if numbered else "columns"
 
 
 def _read(source: str, config: TaggingConfig, *, with_tags: bool = True) -> list[TaggedExample]:

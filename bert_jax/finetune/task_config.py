@@ -111,8 +111,8 @@ class TaggingConfig:
     """The file to choose the best checkpoint by."""
     format: Literal["auto", "columns", "conllu", "wikiann", "rows"] = "auto"
     """columns: a word a line, as CoNLL has it. conllu: CoNLL-U. wikiann: en:WORD, tab, tag. rows:
-    lists of words and of tags in JSON lines, parquet or tfds:NAME:SPLIT. auto: conllu and rows by
-    the suffix of the file, else columns."""
+    lists of words and of tags in JSON lines, parquet or tfds:NAME:SPLIT. auto: rows by the suffix
+    of the file, conllu by its columns, else columns."""
     token_column: int = 1
     """Number of the word's column from 1, from -1 backwards (columns)."""
     tag_column: int = -1

@@ -192,7 +192,7 @@ def convert(
                     )
     elif detect_scheme(examples) == "plain":
         first = next(each for each in examples if each.tags)
-        raise UserError(f"{_word(first, 0)}: not a tag of entities, so there is no scheme")
+        raise UserError(f"{_word(first, 0)}: not a tag of entities (O, or B-PER)")
     return [
         example
         if example.tags is None

@@ -5,6 +5,7 @@ document begins with a line `-DOCSTART-`, which is no sentence. Where it has non
 says that two sentences belong together, and each is a document of its own.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from bert_jax.untrusted.whole_file import read_text
 
 MAX_BYTES = 512 << 20
 DOCUMENT_MARK = "-DOCSTART-"
+_COMMENT = "; if lines with # are comments, say comment='#'"
 
 
 def read_columns(
@@ -62,13 +64,15 @@ def read_columns(
             f"{path}: no words; a line for each word is needed, word and tag in columns"
         )
     ((usual, _),) = widths.most_common(1)
+    is_comment = next(each for each in sentences if each)[0][1][0].startswith("#")
     token_place = _place(path, token_column, usual, "words")
     tag_place = None if tag_column is None else _place(path, tag_column, usual, "tags")
     if tag_place is not None and token_place == tag_place:
         raise MissingColumn(
             f"{tag_column}",
             f"{path}: words and tags are the same column, {token_place + 1} of {usual}; words come "
-            f"from column {token_column}, tags from {tag_column} (-1 is the last)",
+            f"from column {token_column}, tags from {tag_column} (-1 is the last)"
+            + (_COMMENT if is_comment else ""),
         )
     found: list[TaggedExample] = []
     marks = document = opened = 0
@@ -85,8 +89,7 @@ def read_columns(
             if len(columns) != usual:
                 start = " ".join(columns)[:40]
                 wrong = f"{len(columns)} columns ({start!r}), where most lines have {usual}"
-                if start.startswith("#"):
-                    wrong += "; say comment='#' where this is a comment, format='conllu' of CoNLL-U"
+                wrong += _COMMENT if start.startswith("#") else ""
             elif not (word := columns[token_place]):
                 wrong = f"the word (column {token_place + 1}) is empty"
             elif token_prefix and word.removeprefix(token_prefix) in ("", word):
@@ -106,6 +109,17 @@ def read_columns(
     if not marks:
         found = [replace(example, document=number) for number, example in enumerate(found)]
     return found
+
+
+def is_conllu(path: str | Path) -> bool:
+    """Whether the first line that is no comment is CoNLL-U's; False where there is no file."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = itertools.islice(file, 1000)
+            first = next((line for line in lines if line[0] not in "#\n"), "")
+    except OSError:
+        return False
+    return first.count("\t") == 9 and re.match(r"[01][-.\d]*\t", first) is not None
 
 
 def read_conllu(

@@ -4,9 +4,9 @@
         --config.task.tagging.train=eng.train --config.task.tagging.dev=eng.testa \
         --workdir=work/conll
 
-Files have a word a line, the word in the first column and the tag in the last; CoNLL-U, JSON lines
-and parquet with lists of tokens and tags are told by their suffix (else `ner.py:conllu`,
-`ner.py:rows`). `ner.py:wikiann` reads WikiANN's.
+Files have a word a line, the word in the first column and the tag in the last; CoNLL-U is known by
+its columns, JSON lines and parquet with lists of tokens and tags by their suffix (else
+`ner.py:conllu`, `ner.py:rows`). `ner.py:wikiann` reads WikiANN's.
 """
 
 from ml_collections import ConfigDict

@@ -155,7 +155,9 @@ def test_a_table_to_a_classifier(files, tmp_path, capsys):
     assert {json.loads(line)["label"] for line in first.splitlines()} <= {"cat", "dog"}
     moved = work.rename(tmp_path / "elsewhere")
     Path(table).unlink()
-    assert main(["predict", str(moved), "--data", unlabelled, "--out", str(tmp_path / "b")]) == 0
+    marked = tmp_path / "marked.csv"
+    marked.write_text(Path(unlabelled).read_text().replace("\n", ",?\n").replace("?", "label", 1))
+    assert main(["predict", str(moved), "--data", str(marked), "--out", str(tmp_path / "b")]) == 0
     assert (tmp_path / "b" / "predictions.jsonl").read_bytes() == first
     assert main(["evaluate", str(moved)]) == 2  # its dev data were rows of the table
     assert "mine.csv" in capsys.readouterr().err

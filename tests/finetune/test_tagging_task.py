@@ -145,7 +145,11 @@ def test_conllu(tmp_path):
     assert written.read_text() == "a DT DT\ndog _ DT\nis VBZ VBZ\n"
     with pytest.raises(UserError, match=r"a\.conllu: the column deprel is _ in every line"):
         opened(tagging(train=path, dev=path, conllu_column="deprel"))
-    # A file of plain columns is read by its own suffix.
+    # Another name does no harm, nor do columns.
+    moved = put(tmp_path / "a.txt", *lines)
+    assert opened(tagging(train=moved, dev=path)).learned.labels == ("DET", "NOUN", "VERB")
+    numbers = opened(tagging(train=moved, dev=moved, token_column=2, tag_column=4))
+    assert numbers.train_split().rows.lengths.tolist() == [8]
     assert task.open_split(put(tmp_path / "b", "a DT")).rows.labels[0].tolist() == [-1, 0, -1]
     letters = words(("a", "S", "M"), ("b", "B", "M"), ("c", "S", "M"))
     path = put(tmp_path / "b.conllu", *letters)

@@ -8,7 +8,13 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.tag_schemes import convert, detect_scheme, entities
-from bert_jax.tasks.tagging import read_columns, read_conllu, read_token_lists, read_wikiann
+from bert_jax.tasks.tagging import (
+    is_conllu,
+    read_columns,
+    read_conllu,
+    read_token_lists,
+    read_wikiann,
+)
 
 
 @pytest.fixture
@@ -195,8 +201,22 @@ def test_bad_conllu(put, line, expected):
         read_conllu(put(conllu(good, line), "a.conllu"))
     with pytest.raises(UserError, match="no words"):
         read_conllu(put("# text = nothing\n\n", "a.conllu"))
-    with pytest.raises(UserError, match=r"line 1: 5 columns \('# sent_id.*format='conllu'"):
+
+
+def test_comments_are_named(put):
+    with pytest.raises(UserError, match=r"line 1: 5 columns \('# sent_id.*say comment='#'"):
         read_columns(put("# sent_id = 1 x\n" + "a DET\n" * 3))
+    with pytest.raises(UserError, match=r"are the same column, 1 of 1.*say comment='#'"):
+        read_columns(put("# sent_id = 1 x\n" + "a\tDET\n" * 3))
+
+
+def test_conllu_is_known_by_its_columns(put):
+    assert is_conllu(put(CONLLU))
+    assert is_conllu(put("\n# a\n1-2\tzum" + "\t_" * 8 + "\n"))
+    assert not is_conllu(put("a\tb" + "\t_" * 8 + "\n"))
+    assert not is_conllu(put("1\tO\n"))
+    assert not is_conllu(put("# a\n"))
+    assert not is_conllu(put("").with_name("none"))
 
 
 def rows(*each):
