@@ -129,8 +129,11 @@ def _table_row(row: Row, found: dict[str, Any], init: str) -> str:
         if group is None:
             cells.append("-")
             continue
-        low, high = group["low_quartile"] * scale, group["high_quartile"] * scale
-        cells.append(f"{group['median'] * scale:.1f} ({low:.1f} to {high:.1f})")
+        median, low, high = (
+            "lost" if group[name] is None else f"{group[name] * scale:.1f}"
+            for name in ("median", "low_quartile", "high_quartile")
+        )
+        cells.append(f"{median} ({low} to {high})")
     comparison = found["comparisons"][-1]
     difference = "-"
     if comparison["mean"] is not None:

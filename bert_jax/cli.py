@@ -28,7 +28,8 @@ _INPUT_HELP = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code."""
-    parser = _parser()
+    argv = sys.argv[1:] if argv is None else argv
+    parser = _parser(needed="--fields" not in argv)
     arguments, rest = parser.parse_known_args(argv)
     if rest and not getattr(arguments, "takes_fields", False):
         parser.error(f"unknown argument {rest[0]!r} (see bert-jax {arguments.verb} --help)")
@@ -59,11 +60,13 @@ def _terminate(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, needed: bool = True) -> argparse.ArgumentParser:
+    """Make the parser; with `needed` False, the fields of a run are listed without a run."""
     parser = argparse.ArgumentParser(
         prog="bert-jax",
         description="Pretrain and fine-tune BERT-style encoders in JAX.",
-        epilog="Start with `bert-jax demo`. `bert-jax VERB --help` explains a verb.",
+        epilog="Start with `bert-jax demo`. `bert-jax VERB --help` explains a verb; `bert-jax "
+        "pretrain --fields` and `bert-jax finetune --fields` list the fields of a configuration.",
     )
     parser.add_argument("--version", action="version", version=f"bert_jax {bert_jax.__version__}")
     subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -160,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         "bert-jax pretrain --config=configs/pretrain/bert_tiny.py --workdir=work/tiny \\\n"
         "      --config.data.corpus=work/corpus --config.training.num_steps=20000",
     )
-    _add_run(sub)
+    _add_run(sub, needed=needed)
 
     sub = verb(
         "finetune",
@@ -171,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
         "  bert-jax finetune --config=configs/finetune/table.py --config.init=work/tiny \\\n"
         "      --config.task.table.train=reviews.csv --config.sweep.seeds=5 --workdir=work/reviews",
     )
-    _add_run(sub)
+    _add_run(sub, needed=needed)
 
     sub = verb(
         "plan",
@@ -180,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
         EXAMPLE,
     )
     sub.set_defaults(takes_fields=True)
-    add_arguments(sub, needed="--fields" not in sys.argv)
+    add_arguments(sub, needed=needed)
 
     sub = verb(
         "status",
@@ -255,18 +258,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_run(sub: argparse.ArgumentParser) -> None:
+def _add_run(sub: argparse.ArgumentParser, *, needed: bool) -> None:
     sub.set_defaults(takes_fields=True)
     sub.add_argument(
         "--config",
-        required="--fields" not in sys.argv,
+        required=needed,
         metavar="FILE",
         help="a Python file with get_config(), optionally FILE:ARGUMENT. Any field is "
         "set with --config.SECTION.FIELD=VALUE; --fields lists them",
     )
     sub.add_argument(
         "--workdir",
-        required="--fields" not in sys.argv,
+        required=needed,
         metavar="DIR",
         help="where checkpoints and metrics go, local or gs://BUCKET/DIR; made if missing",
     )

@@ -1,8 +1,7 @@
 """`--config=FILE --config.a.b=value` on the command line, to a frozen dataclass.
 
-A configuration file names only what it sets; the dataclass has the rest. So that every field can
-be overridden, the file's values are laid over the dataclass's defaults before the overrides are
-parsed.
+A configuration file names only what it sets; the dataclass has the rest. The type of a field in
+the dataclass says how its text on the command line is read.
 """
 
 import ast
@@ -11,8 +10,9 @@ import dataclasses
 import importlib.util
 import inspect
 import itertools
+import json
 import re
-import sys
+import shlex
 import textwrap
 import traceback
 import types
@@ -21,13 +21,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from absl import flags
-from ml_collections import ConfigDict, config_dict, config_flags
+from ml_collections import ConfigDict
 
 from bert_jax.errors import UserError
-from bert_jax.training.config import build, unknown_field
+from bert_jax.training.config import build, to_dict, unknown_field
 
 Config = TypeVar("Config")
+
+_WHERE = "on the command line"
+_EXAMPLES: dict[Any, str] = {float: "2e-5,3e-5", int: "1,2", str: "first,second"}
+_QUOTED = ("(", "[", "'", '"')
+_BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
 def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> Config:
@@ -43,34 +47,49 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
         UserError: No such file, a file that fails or has no `get_config`, an unknown field, a value
             of the wrong type.
     """
-    named, _, argument = spec.partition(":")
-    path = _find(named)
+    name, _, argument = spec.partition(":")
+    path = _find(name)
     module = _run(path)
     given = _unwrapped(_get_config(module, path, argument))
     if not isinstance(given, dict):
         raise UserError(f"{path}: get_config gave {given!r}; it must return a ConfigDict or a dict")
-    build(cls, given, where=str(path))  # names a wrong field as the file's, before any override
-    merged = ConfigDict(_overlay(cls, given))
-    return build(cls, _unwrapped(_override(merged, overrides)), where="config")
+    named = build(cls, given, where=str(path))  # a wrong field is the file's, before any override
+    values = to_dict(named)
+    _override(cls, values, overrides)
+    return build(cls, values, where=_WHERE)
 
 
 def fields_help(cls: type, prefix: str = "--config") -> str:
-    """The fields that can be overridden, with their defaults and what the source says of them."""
+    """The fields that can be overridden, with their defaults and what the source says of them.
+
+    Each line that begins with -- is an argument that sets the default, quoted for a shell.
+    """
+    return _explained(cls, cls(), prefix)
+
+
+def _explained(cls: type, default: Any, prefix: str) -> str:
     hints, notes = typing.get_type_hints(cls), _notes(cls)
-    default = cls()
     lines = []
     for field in dataclasses.fields(cls):
-        value, hint = getattr(default, field.name), hints[field.name]
+        value, hint, name = getattr(default, field.name), hints[field.name], field.name
+        element = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+        text = textwrap.wrap(
+            notes.get(name, ""), 88, initial_indent="      ", subsequent_indent="      "
+        )
         if dataclasses.is_dataclass(hint):
-            lines.append("\n" + fields_help(typing.cast(type, hint), f"{prefix}.{field.name}"))
-            continue
-        lines.append(f"{prefix}.{field.name}={value}")
-        if isinstance(value, tuple):
-            lines[-1] = f"{prefix}.{field.name}[0].FIELD=...  (default: {value})"
-        lines.extend(textwrap.wrap(notes.get(field.name, ""), 88, initial_indent="      ",
-                                   subsequent_indent="      "))  # fmt: skip
+            lines.append("\n" + _explained(typing.cast(type, hint), value, f"{prefix}.{name}"))
+        elif dataclasses.is_dataclass(element):
+            shown = json.dumps([dataclasses.asdict(each) for each in value])
+            lines += [shlex.quote(f"{prefix}.{name}={shown}"), *text]
+            lines += [_explained(typing.cast(type, element), each, f"{prefix}.{name}[{number}]")
+                      for number, each in enumerate(value)]  # fmt: skip
+        else:
+            shown = ",".join(map(str, value)) if element else value
+            lines += [shlex.quote(f"{prefix}.{name}={shown}"), *text]
         if typing.get_origin(hint) is typing.Literal:
             lines.append(f"      one of {', '.join(typing.get_args(hint))}")
+        elif element in (str, float, int):
+            lines.append(f"      several: with commas between them, as {_EXAMPLES[element]}")
     return "\n".join(lines)
 
 
@@ -143,37 +162,6 @@ def _blaming(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _overlay(cls: type, given: dict[str, Any]) -> dict[str, Any]:
-    """The defaults of `cls` with `given` on top; None becomes a placeholder that knows its type."""
-    hints = typing.get_type_hints(cls)
-    merged: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            merged[field.name] = _overlay(typing.cast(type, hint), given.get(field.name) or {})
-            continue
-        if field.name in given:
-            value = given[field.name]
-        elif field.default is not dataclasses.MISSING:
-            value = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            value = field.default_factory()
-        else:
-            continue
-        merged[field.name] = _placeholder(hint) if value is None else _plain(value)
-    return merged
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, dict):
-        return ConfigDict(value)
-    if isinstance(value, list | tuple):
-        return tuple(_plain(item) for item in value)
-    return value
-
-
 def _unwrapped(value: Any) -> Any:
     """Plain dicts, inside tuples too, which `ConfigDict.to_dict` leaves alone."""
     if isinstance(value, ConfigDict):
@@ -185,57 +173,71 @@ def _unwrapped(value: Any) -> Any:
     return value
 
 
-def _placeholder(hint: Any) -> Any:
-    kinds = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-    kind = kinds[0] if len(kinds) == 1 and isinstance(kinds[0], type) else object
-    return config_dict.placeholder(kind)
+def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Lay `--config.a.b=value`, or `--config.a.b value`, over nested values, in place."""
+    arguments = iter(overrides)
+    for argument in arguments:
+        if not argument.startswith("-"):
+            raise UserError(
+                f"unexpected argument {argument!r}; fields of the configuration are set as "
+                "--config.section.field=value"
+            )
+        name, equals, text = argument.partition("=")
+        section, dot, fields = name.lstrip("-").partition(".")
+        if section != "config" or not dot:
+            raise UserError(
+                f"unknown argument {argument!r}; fields of the configuration are set as "
+                "--config.section.field=value (--fields lists them)"
+            )
+        holder, key, hint = _find_field(cls, values, fields)
+        given: str | None = text
+        if not equals:
+            given = "True" if hint is bool else next(arguments, None)
+        if given is None:
+            raise UserError(f"{_WHERE}: missing value for {name}; write {name}=VALUE")
+        holder[key] = _value(hint, given)
 
 
-def _check_field(config: ConfigDict, argument: str) -> None:
-    """Refuses a field that is not there, in the words of `build`; the value is not looked at."""
-    name, dot, fields = argument.partition("=")[0].lstrip("-").partition(".")
-    if not argument.startswith("-"):
-        return  # the value of the argument before, or refused later
-    if name != "config" or not dot:
-        raise UserError(
-            f"unknown argument {argument!r}; fields of the configuration are set as "
-            "--config.section.field=value (bert-jax pretrain --fields lists them)"
-        )
-    value: Any = config
+def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any]:
+    """The dict or list that holds a field such as `training.phases[0].length`, key and type."""
+    holder, key, hint = None, None, typing.cast(Any, cls)
+    value: Any = values
     seen = ""
     for part in re.findall(r"[^.\[\]]+|\[[^\]]*\]", fields):
-        if isinstance(value, tuple) and part[0] == "[":
+        if isinstance(value, list) and part[0] == "[":
             if not (part[1:-1].isdecimal() and int(part[1:-1]) < len(value)):
                 raise UserError(
-                    f"on the command line: there is no {seen}{part}; the configuration has "
-                    f"{seen}[0] to [{len(value) - 1}]. To have more, write them in a "
-                    "configuration file"
+                    f"{_WHERE}: there is no {seen}{part}; {seen} holds {len(value)}, counted "
+                    f"from 0. Set all of them, as --fields shows for {seen}, or in a file"
                 )
-            value, seen = value[int(part[1:-1])], seen + part
-            continue
-        known = sorted(value) if isinstance(value, ConfigDict) else []
-        if part not in known:
-            raise unknown_field(part, seen, known, "on the command line")
-        value, seen = value.get(part), f"{seen}.{part}" if seen else part
+            key, hint, seen = int(part[1:-1]), typing.get_args(hint)[0], seen + part
+        else:
+            known = sorted(value) if isinstance(value, dict) else []
+            if part not in known:
+                raise unknown_field(part, seen, known, _WHERE)
+            key, hint = part, typing.get_type_hints(hint)[part]
+            seen = f"{seen}.{part}" if seen else part
+        holder, value = value, value[key]
+    if dataclasses.is_dataclass(hint):
+        names = ", ".join(field.name for field in dataclasses.fields(hint))
+        raise UserError(f"{_WHERE}: {seen or 'config'} is a group of fields; set one of {names}")
+    return holder, key, hint
 
 
-def _override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-    for argument in overrides:
-        _check_field(config, argument)
-    values = flags.FlagValues()
-    program, sys.argv = sys.argv, ["bert-jax", *overrides]  # config_flags looks at sys.argv itself
-    try:
-        config_flags.DEFINE_config_dict("config", config, flag_values=values)
-        rest = values(sys.argv)
-    except (flags.Error, AttributeError, KeyError, ValueError, TypeError) as error:
-        message = re.sub(r"\\?['\"]|\\n|\s+", " ", str(error))  # it is a repr inside a repr
-        raise UserError(f"on the command line: {' '.join(message.split())}") from error
-    finally:
-        sys.argv = program
-    if len(rest) > 1:
-        raise UserError(
-            f"unexpected argument {rest[1]!r}; fields of the configuration are set as "
-            "--config.section.field=value"
-        )
-    result: ConfigDict = values.config
-    return result
+def _value(hint: Any, text: str) -> Any:
+    """What a field of this type holds; text that is no such value stays, for `build` to refuse."""
+    kinds = typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return None if text == "None" else _value(kinds[0], text)
+    if typing.get_origin(hint) is tuple:
+        if text[:1] in _QUOTED:
+            with contextlib.suppress(ValueError, SyntaxError):
+                found = ast.literal_eval(text)
+                return found if isinstance(found, list | tuple) else [found]
+        return [_value(kinds[0], part.strip()) for part in text.split(",") if part.strip()]
+    if hint is bool:
+        return _BOOLEANS.get(text.lower(), text)
+    if hint in (int, float):
+        with contextlib.suppress(ValueError):
+            return hint(text)
+    return text

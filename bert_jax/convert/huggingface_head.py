@@ -66,10 +66,12 @@ def head_from_huggingface(
     if problem is None:
         problem = "regression" if len(bias) == 1 else "single_label_classification"
     objective: Any = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
-    if objective is None or (objective == "score") != (len(bias) == 1):
+    fits = {"score": len(bias) == 1, "class": len(bias) > 1, "classes": True}
+    if not fits.get(objective):
         raise UserError(
             f"config.json: problem_type is {problem!r:.80} and the head has {len(bias)} outputs; "
-            "regression has one, and single_label_classification or multi_label_classification more"
+            "regression has one, single_label_classification two or more, and "
+            "multi_label_classification any number"
         )
     return TaskOutputs(head, objective, () if objective == "score" else labels)
 

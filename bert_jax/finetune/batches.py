@@ -86,11 +86,12 @@ class TrainBatches:
         Args:
             rows: at least one.
             buckets: ascending; the last holds the longest row.
-            batch_size: B.
+            batch_size: B; at most all rows.
             pad_id: token of padding.
         """
         if len(rows) == 0:
             raise UserError("there are no rows to train on")
+        batch_size = min(batch_size, len(rows))
         self._padded = _Padded(rows, pad_id)
         self._buckets = _Buckets(rows.lengths, buckets, batch_size)
         self.num_batches = len(self._buckets.batch_lengths)

@@ -10,6 +10,8 @@ from bert_jax.training.optim import OptimizerConfig
 FREE_FIELDS = ("init", "training.stall_seconds", "training.eval_batch_size")
 """Fields that a restart may change; of `init` what it holds is compared instead."""
 
+_MAX_SEEDS = 1000
+
 
 @dataclass(frozen=True)
 class FinetuneTrainingConfig:
@@ -26,8 +28,8 @@ class FinetuneTrainingConfig:
     max_buckets: int = 4
     """Lengths to which rows are padded; each is compiled once. 1: all to the longest."""
     dropout_rate: float | None = 0.1
-    """In the encoder, its attention and before the head; None: the encoder as it was pretrained,
-    0.1 before the head."""
+    """Rate in the encoder, its attention and before the head, but for squad's, which has none;
+    None: the encoder as it was pretrained, 0.1 before the head."""
     stall_seconds: float = 1800.0
     """Nothing completed for so long: the process writes the stacks of its threads and ends with
     exit code 6. 0: never."""
@@ -73,8 +75,8 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         """Refuse an empty sweep."""
-        if self.seeds < 1:
-            raise UserError(f"sweep.seeds is {self.seeds}; it must be at least 1")
+        if not 1 <= self.seeds <= _MAX_SEEDS:
+            raise UserError(f"sweep.seeds is {self.seeds}; it must be from 1 to {_MAX_SEEDS:,}")
         if self.at_once < 0:
             raise UserError(f"sweep.at_once is {self.at_once}; it must be at least 0")
         for rate in self.learning_rates:

@@ -150,7 +150,7 @@ def _from_finetuned(place: WorkDir) -> SavedModel:
         outputs=TaskOutputs(loaded.head, loaded.task.objective, tuple(learned["labels"])),
         tokenizer=loaded.tokenizer,
         tokenizer_files=loaded.tokenizer_files,
-        max_length=loaded.config.task.length,
+        max_length=min(loaded.config.task.length, loaded.model.num_positions),
         name=f"{place.name}, fine-tuned, step {loaded.step}",
         origin=Origin("finetune", loaded.step, to_dict(loaded.config), loaded.scores),
     )

@@ -16,6 +16,7 @@ from bert_jax.finetune.task import Split, Task, open_task
 from bert_jax.finetune.workdir import fingerprint, rows_fingerprint
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.training.config import MAX_STEPS
 
 RANDOM = "random"
 _HEADS: dict[str, Any] = {"tags": "tagging", "span": "span"}
@@ -41,11 +42,16 @@ class Setup:
     train: Split
     dev: tuple[Split, ...]
     batches: TrainBatches
-    eval_steps: tuple[int, ...]
-    """Updates after which the dev splits are scored; the last is the last of the run."""
+    steps_per_eval: float
+    """Updates from one evaluation of the dev splits to the next; at least 1."""
     waves: tuple[tuple[Member, ...], ...]
     """Members that train together; all waves have the same number, the last filled up with
     repetitions of its last member."""
+
+    def evaluates_after(self, step: int) -> bool:
+        """Say whether the dev splits are scored after so many updates; after the last they are."""
+        nearest = round(step / self.steps_per_eval) * self.steps_per_eval
+        return step == self.step.num_steps or step == round(nearest)
 
 
 def set_up(config: FinetuneConfig) -> Setup:
@@ -79,14 +85,22 @@ def set_up(config: FinetuneConfig) -> Setup:
     head = TaskHeadConfig(
         _HEADS.get(task.objective, "classification"),
         num_labels=task.num_outputs,
-        dropout_rate=_HEAD_DROPOUT if rate is None else rate,
+        # BERT's SQuAD head reads the encoder's output as it is.
+        dropout_rate=0.0 if task.objective == "span" else _HEAD_DROPOUT if rate is None else rate,
     )
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
     pad_id = initial.tokenizer.special_ids.pad
     batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id)
-    num_steps = max(1, round(config.training.num_epochs * batches.num_batches))
+    steps = config.training.num_epochs * batches.num_batches
+    if steps > MAX_STEPS:
+        raise UserError(
+            f"training.num_epochs is {config.training.num_epochs:g}, {steps:.4g} steps of "
+            f"{batches.num_batches:,} an epoch; a run has at most {MAX_STEPS:,}: set it to "
+            f"{MAX_STEPS // batches.num_batches:,} or less"
+        )
+    num_steps = max(1, round(steps))
     members = tuple(
         Member(init, rate, config.seed + number)
         for init, rate, number in itertools.product(
@@ -116,7 +130,7 @@ def set_up(config: FinetuneConfig) -> Setup:
         train=train,
         dev=dev,
         batches=batches,
-        eval_steps=_eval_steps(config, num_steps, batches.num_batches),
+        steps_per_eval=max(1.0, batches.num_batches / config.training.evals_per_epoch),
         waves=_waves(members, config.sweep.at_once or len(members)),
     )
 
@@ -144,13 +158,6 @@ def _with_dropout(model: ModelConfig, rate: float | None) -> ModelConfig:
     if rate is None:
         return model
     return dataclasses.replace(model, hidden_dropout_rate=rate, attention_dropout_rate=rate)
-
-
-def _eval_steps(config: FinetuneConfig, num_steps: int, per_epoch: int) -> tuple[int, ...]:
-    every = per_epoch / config.training.evals_per_epoch
-    count = int(num_steps / every + 1e-9)
-    steps = {max(1, round(every * number)) for number in range(1, count + 1)}
-    return tuple(sorted({min(step, num_steps) for step in steps} | {num_steps}))
 
 
 def _waves(members: tuple[Member, ...], at_once: int) -> tuple[tuple[Member, ...], ...]:

@@ -187,13 +187,14 @@ class SpanSplit:
         return self._questions
 
     def _predictions(self, outputs: Outputs, num_best: int) -> list[Prediction]:
+        config = self._task.config
         return find_answers(
             self._questions,
             self._windows,
             [logits[:, 0] for logits in outputs],
             [logits[:, 1] for logits in outputs],
             num_best=num_best,
-            max_answer_tokens=self._task.config.squad.max_answer_tokens,
+            max_answer_tokens=min(config.squad.max_answer_tokens, config.length),
         )
 
     def _is_finite(self, outputs: Outputs) -> bool:

@@ -2,14 +2,15 @@
 
 One run of a small task says little: the score moves with the seed (Dodge et al. 2020), and some
 runs end no better than a constant prediction (Mosbach et al. 2021). So runs are counted together,
-and two initialisations are compared over equal seeds and learning rates.
+and two initialisations are compared over equal seeds and learning rates. A run without a finite
+score is lost; a lost run counts as worse than every other.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -18,7 +19,7 @@ from scipy.special import stdtrit
 from bert_jax.data.shuffle import below, hash_key, hash_u64
 
 LEVEL = 0.95
-"""Of the intervals."""
+"""Level of the intervals, and of the bound that a run must exceed."""
 _EXACT_UP_TO = 8  # seeds: 6,435 samples; beyond, so many are drawn:
 _DRAWS = 10_000
 _BOOTSTRAP = 0x626F6F74  # purpose of the random numbers
@@ -40,10 +41,13 @@ class Outcome:
     Attributes:
         member: which run.
         scores: of each evaluation, by name, with `step` and `epoch`.
-        best: of the metric that chooses; None where no evaluation gave a finite one.
-        best_step: when.
+        best: best score in the metric that chooses, of all evaluations; None where no evaluation
+            gave a finite one.
+        best_step: step of that evaluation.
         failed: why it counts as failed; empty where it does not.
         seconds: its share of the time.
+        best_epoch: epoch of the best evaluation.
+        last: score of the last evaluation, at the end of training; None where it is not finite.
     """
 
     member: Member
@@ -52,6 +56,8 @@ class Outcome:
     best_step: int
     failed: str
     seconds: float
+    best_epoch: float | None = None
+    last: float | None = None
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Outcome":
@@ -79,10 +85,15 @@ class Group:
         init: name.
         learning_rate: None: all of them.
         runs: number.
-        failed: how many of them failed; they are in the statistics all the same,
-        lost: but for those that have no finite score.
-        median: and the others, of the best score of each run; None without runs. Quartiles are
-            interpolated (linear); `std` divides by n - 1 and needs two runs.
+        failed: number of failed runs; included in the statistics.
+        lost: number of runs without a finite score, which count as the worst.
+        median: median of the runs' best scores. Quartiles are interpolated (linear). None without
+            runs, and where the value is that of a lost run.
+        best: highest score.
+        mean: mean of the runs' best scores; None where a run is lost.
+        std: deviation, by n - 1, of two or more runs; None where a run is lost.
+        last: median score of the last evaluations, at the end of training.
+        best_epoch: median epoch of the best evaluations.
         medians: of every score at the runs' best evaluations, by name.
         seconds: all runs together.
     """
@@ -98,6 +109,8 @@ class Group:
     best: float | None
     mean: float | None
     std: float | None
+    last: float | None
+    best_epoch: float | None
     medians: dict[str, float]
     seconds: float
 
@@ -106,9 +119,10 @@ class Group:
 class Comparison:
     """Differences of the best scores, first less second, of runs that differ in `init` only.
 
-    Runs with one seed share the order of examples and the first weights of the head, so the seeds
-    are what was sampled: the differences of a seed are meant first, and the intervals are of the
-    mean over seeds.
+    A lost run enters with the lowest score of the sweep, or the constant prediction's if that is
+    lower. Runs with one seed share the order of examples and the first weights of the head, so the
+    seeds are what was sampled: the differences of a seed are meant first, and the intervals are of
+    the mean over seeds.
 
     Attributes:
         first: an initialisation.
@@ -123,7 +137,7 @@ class Comparison:
             over 10,000; None for fewer than two seeds.
         wins: pairs in which the first is better.
         ties: pairs that are equal.
-        unpaired: runs left out, for want of a partner with a finite score or of one of their own.
+        unpaired: runs left out, for want of a partner.
     """
 
     first: str
@@ -142,21 +156,25 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of all runs of a sweep.
+    """Statistics of all runs of a sweep; scores are those of the best evaluations.
 
     Attributes:
         metric: name of the score that chooses.
         constant_score: what the best constant prediction gets, if it is known.
+        goal: score above which the last evaluation of a run must be, else the run has failed.
+        evaluations: number of evaluations of each run, from which the best is taken.
         outcomes: all runs.
         groups: for each initialisation one a learning rate, then, where there are several, all.
         best_learning_rates: of each initialisation, by the median; the lowest of equal ones.
-            Without those that have no finite score.
+            Without those of which most runs are lost.
         comparisons: of each two initialisations: at each learning rate; where there are several,
             over all, and each at its best.
     """
 
     metric: str
     constant_score: float | None
+    goal: float | None
+    evaluations: int
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
     best_learning_rates: dict[str, float]
@@ -173,27 +191,11 @@ class Summary:
         return tuple(sorted({outcome.member.learning_rate for outcome in self.outcomes}))
 
 
-def judge(best: float | None, constant_score: float, finite: bool) -> str:
-    """Why a run failed; empty where it did not.
-
-    Args:
-        best: score of its best evaluation, None where none was finite.
-        constant_score: of the best constant prediction, by the same metric.
-        finite: whether all of its losses and scores were.
-    """
-    if best is None:
-        return "no evaluation gave a finite score"
-    reasons = [] if finite else ["a loss or a score was not finite"]
-    if not best > constant_score:
-        reasons.append(
-            f"its best score {best:.4f} is not above {constant_score:.4f}, which a constant "
-            "prediction gets"
-        )
-    return "; ".join(reasons)
-
-
 def summarise(
-    outcomes: Sequence[Outcome], metric: str, constant_score: float | None = None
+    outcomes: Sequence[Outcome],
+    metric: str,
+    constant_score: float | None = None,
+    goal: float | None = None,
 ) -> Summary:
     """Statistics and comparisons of the runs of a sweep.
 
@@ -201,6 +203,7 @@ def summarise(
         outcomes: one a run.
         metric: name of the score that `best` is.
         constant_score: of the best constant prediction.
+        goal: from `progress.goal_score`.
     """
     members = [outcome.member for outcome in outcomes]
     if len(set(members)) < len(members):
@@ -215,51 +218,75 @@ def summarise(
         ]
         scored = [group for group in each if group.median is not None]
         if scored:
-            best = max(scored, key=lambda group: (group.median, -(group.learning_rate or 0)))
+            best = max(scored, key=lambda g: (g.median, -g.lost, -(g.learning_rate or 0)))
             best_rates[init] = best.learning_rate or 0.0
         groups += each if len(rates) == 1 else [*each, _group(init, None, own)]
+    known = [o.best for o in outcomes if o.best is not None and math.isfinite(o.best)]
+    if known and _is_finite(constant_score):
+        known.append(cast(float, constant_score))
+    worst = min(known, default=None)
     comparisons = []
     for first, second in combinations(dict.fromkeys(member.init for member in members), 2):
-        comparisons += _comparisons(outcomes, first, second, best_rates)
+        comparisons += _comparisons(outcomes, first, second, best_rates, worst)
     return Summary(
-        metric, constant_score, tuple(outcomes), tuple(groups), best_rates, tuple(comparisons)
-    )
+        metric, constant_score, goal, max((len(o.scores) for o in outcomes), default=0),
+        tuple(outcomes), tuple(groups), best_rates, tuple(comparisons),
+    )  # fmt: skip
 
 
 def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) -> Group:
-    values = np.array([o.best for o in outcomes if _is_finite(o.best)], np.float64)
-    low, median, high = (
-        np.quantile(values, [0.25, 0.5, 0.75]).tolist() if len(values) else [None] * 3
-    )
-    every: dict[str, list[float]] = {}
-    for outcome in outcomes:
-        for name, value in outcome.best_scores.items():
-            every.setdefault(name, []).append(value)
+    scores = [o.best for o in outcomes]
+    values = np.array([score for score in scores if _is_finite(score)], np.float64)
+    lost = len(scores) - len(values)
+    rows = [o.best_scores for o in outcomes]
+    medians = {
+        name: quantile([row.get(name) for row in rows], 0.5)
+        for name in dict.fromkeys(name for row in rows for name in row)
+    }
     return Group(
         init=init,
         learning_rate=learning_rate,
         runs=len(outcomes),
         failed=sum(bool(o.failed) for o in outcomes),
-        lost=len(outcomes) - len(values),
-        median=median,
-        low_quartile=low,
-        high_quartile=high,
+        lost=lost,
+        median=quantile(scores, 0.5),
+        low_quartile=quantile(scores, 0.25),
+        high_quartile=quantile(scores, 0.75),
         best=float(values.max()) if len(values) else None,
-        mean=float(values.mean()) if len(values) else None,
-        std=float(values.std(ddof=1)) if len(values) > 1 else None,
-        medians={name: float(np.median(found)) for name, found in every.items()},
+        mean=float(values.mean()) if len(values) and not lost else None,
+        std=float(values.std(ddof=1)) if len(values) > 1 and not lost else None,
+        last=quantile([o.last for o in outcomes], 0.5),
+        best_epoch=quantile([o.best_epoch for o in outcomes if o.best_epoch is not None], 0.5),
+        medians={name: value for name, value in medians.items() if value is not None},
         seconds=sum(o.seconds for o in outcomes),
     )
 
 
+def quantile(scores: Sequence[float | None], share: float) -> float | None:
+    """Quantile, interpolated; a score that is not finite is below all others.
+
+    Returns:
+        None without scores, and where the quantile reaches down to a score that is not finite.
+    """
+    known = [score for score in scores if score is not None and math.isfinite(score)]
+    lost = len(scores) - len(known)
+    if not known or share * (len(scores) - 1) < lost:
+        return None
+    return float(np.quantile([min(known)] * lost + known, share))
+
+
 def _comparisons(
-    outcomes: Sequence[Outcome], first: str, second: str, best_rates: Mapping[str, float]
+    outcomes: Sequence[Outcome],
+    first: str,
+    second: str,
+    best_rates: Mapping[str, float],
+    worst: float | None,
 ) -> list[Comparison]:
     scores: dict[str, dict[tuple[float, int], float | None]] = {first: {}, second: {}}
     for outcome in outcomes:
         member = outcome.member
         if member.init in scores:
-            best = outcome.best if _is_finite(outcome.best) else None
+            best = outcome.best if _is_finite(outcome.best) else worst
             scores[member.init][member.learning_rate, member.seed] = best
 
     def compare(rates: tuple[float, float] | None, *, chosen: bool = False) -> Comparison:

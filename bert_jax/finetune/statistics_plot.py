@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.finetune.statistics import Outcome, Summary, rate_name
+from bert_jax.finetune.statistics import Outcome, Summary, quantile, rate_name
 
 _COLOURS = ["#2b6cb0", "#c2410c", "#2f855a", "#6b46c1", "#b7791f", "#4a5568"]
 _FAILED, _BASELINE, _INK = "#c53030", "#4a5568", "#1a202c"
@@ -15,8 +15,8 @@ _LONGEST_NAME = 40
 def statistics_figure(summary: Summary, *, title: str = "", percent: bool = False) -> Any:
     """Strips of points with boxes of the quartiles, side by side for each learning rate.
 
-    Failed runs are crosses; those without a finite score stand on the axis. The whiskers reach the
-    lowest and the highest run.
+    Failed runs are crosses; those without a finite score stand on the axis, and boxes reach down
+    to the axis where they count. The whiskers reach the lowest and the highest run.
 
     Args:
         summary: Of the runs.
@@ -43,6 +43,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
             xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
             va="center", color=_BASELINE, fontsize=9,
         )  # fmt: skip
+    _limits(axis, summary, scale)
     step = 0.8 / max(len(inits), 1)
     # A seed stands at the same place in every box, and equal scores do not hide each other.
     seeds = sorted({outcome.member.seed for outcome in summary.outcomes})
@@ -56,18 +57,24 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
                 for outcome in summary.outcomes
                 if (outcome.member.init, outcome.member.learning_rate) == (init, rate)
             ]
-            _strip(
-                axis, r + (i - (len(inits) - 1) / 2) * step, 0.62 * step, runs, aside, scale, colour
-            )
+            at, width = r + (i - (len(inits) - 1) / 2) * step, 0.62 * step
+            if len(runs) > 1:
+                _box(axis, at, width, runs, scale, colour)
+            _points(axis, at, width, runs, aside, scale, colour)
     if any(outcome.failed for outcome in summary.outcomes):
         lost = any(group.lost for group in summary.groups)
-        label = "failed; on the axis: no finite score" if lost else "failed"
+        label = "failed: the last evaluation"
+        if summary.goal is not None and np.isfinite(summary.goal):
+            label += f" is not above {summary.goal * scale:.1f}"
+        label += "\n(on the axis: lost, no finite score)" if lost else ""
         axis.plot([], [], "x", color=_FAILED, markersize=6, label=label)
-    _limits(axis, summary, scale)
     axis.set_xticks(range(len(rates)), [rate_name(rate) for rate in rates])
     axis.set_xlim(-0.5, max(len(rates), 1) - 0.5)
     axis.set_xlabel("learning rate")
-    axis.set_ylabel(f"{summary.metric}{'' if percent else ' x 100'}, best evaluation")
+    which = "best evaluation"
+    if summary.evaluations > 1:
+        which = f"best of {summary.evaluations} evaluations"
+    axis.set_ylabel(f"{summary.metric}{'' if percent else ' x 100'}, {which}")
     axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -79,7 +86,23 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     return figure
 
 
-def _strip(
+def _box(
+    axis: Any, at: float, width: float, runs: list[Outcome], scale: float, colour: str
+) -> None:
+    """Draw the quartiles; those of lost runs are at the bottom of the picture."""
+    bottom = axis.get_ylim()[0]
+    ends = [quantile([run.best for run in runs], share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    values = [bottom if end is None else end * scale for end in ends]
+    axis.bxp(
+        [dict(zip(("whislo", "q1", "med", "q3", "whishi"), values, strict=True))],
+        positions=[at], widths=width, manage_ticks=False, showfliers=False, zorder=2,
+        patch_artist=True, boxprops={"facecolor": colour, "alpha": 0.18, "edgecolor": colour},
+        whiskerprops={"color": colour, "alpha": 0.6}, capprops={"color": colour, "alpha": 0.6},
+        medianprops={"color": colour, "linewidth": 2},
+    )  # fmt: skip
+
+
+def _points(
     axis: Any,
     at: float,
     width: float,
@@ -88,16 +111,6 @@ def _strip(
     scale: float,
     colour: str,
 ) -> None:
-    scored = [run for run in runs if run.best is not None and np.isfinite(run.best)]
-    values = np.array([run.best for run in scored], float) * scale
-    if len(values) > 1:
-        axis.boxplot(
-            [values], positions=[at], widths=width, whis=(0, 100), manage_ticks=False,
-            showfliers=False, zorder=2, patch_artist=True,
-            boxprops={"facecolor": colour, "alpha": 0.18, "edgecolor": colour},
-            whiskerprops={"color": colour, "alpha": 0.6}, capprops={"color": colour, "alpha": 0.6},
-            medianprops={"color": colour, "linewidth": 2},
-        )  # fmt: skip
     for run in runs:
         x = at + 0.8 * width * aside[run.member.seed]
         if run.best is None or not np.isfinite(run.best):

@@ -12,8 +12,9 @@ from bert_jax.finetune.statistics import LEVEL, Comparison, Group, Summary, rate
 from bert_jax.finetune.statistics_plot import statistics_figure
 
 _SHOWN = 10  # failed runs by name
-_HUNDREDTHS = {"accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision",
-               "recall"}  # fmt: skip
+_HUNDREDTHS = {
+    "accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision", "recall",
+}  # fmt: skip
 """Scores that are shown times 100, where they are not percent already."""
 
 
@@ -26,14 +27,23 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
     """
     scale = 1.0 if percent else 100.0
     head = f"{summary.metric}{'' if percent else ' x 100'}: best evaluation of each run"
+    if summary.evaluations > 1:
+        head = head.replace("evaluation", f"of the {summary.evaluations} evaluations")
     if summary.constant_score is not None:
         head += f"; a constant prediction gets {summary.constant_score * scale:.1f}"
-    lines = [head, *_group_table(summary, scale)]
+    lines = [head]
+    if summary.goal is not None and math.isfinite(summary.goal):
+        goal = f"{summary.goal * scale:.1f}"
+        lines.append(f"failed: a run that is not above {goal} at its last evaluation, or diverged")
+    lines += _group_table(summary, scale)
+    lines.append("epoch: median of the best evaluations; last: median of the last evaluations")
     if len(summary.learning_rates) > 1:
         lines.append("* the best learning rate by the median")
+    if any(group.lost for group in summary.groups):
+        lines.append("lost: runs without a finite score; they count as the worst")
     others = [line for group in summary.groups if (line := _others(summary, group, percent))]
     if others:
-        lines += ["", "medians of the other scores at these evaluations:", *others]
+        lines += ["", "medians of the other scores at the best evaluations:", *others]
     return [*lines, *_comparison_lines(summary, scale), *_failed_lines(summary)]
 
 
@@ -79,27 +89,23 @@ def _group_table(summary: Summary, scale: float) -> list[str]:
     def cell(value: float | None) -> str:
         return "-" if value is None else f"{value * scale:.1f}"
 
+    def rank(value: float | None) -> str:
+        return "lost" if value is None else cell(value)
+
     heads = [
-        "init",
-        "rate",
-        "runs",
-        "failed",
-        "median",
-        "quartiles",
-        "best",
-        "mean",
-        "std",
-        "seconds",
-    ]
+        "init", "rate", "runs", "failed", "lost", "median", "quartiles", "best", "mean", "std",
+        "epoch", "last", "seconds",
+    ]  # fmt: skip
     rows = []
     for group in summary.groups:
-        quartiles = f"{cell(group.low_quartile)} to {cell(group.high_quartile)}"
+        quartiles = f"{rank(group.low_quartile)} to {rank(group.high_quartile)}"
+        epoch = "-" if group.best_epoch is None else f"{group.best_epoch:.3g}"
         best = summary.best_learning_rates.get(group.init) == group.learning_rate
         mark = "*" if best and len(summary.learning_rates) > 1 else ""
         rows.append([
             group.init, f"{rate_name(group.learning_rate)}{mark}", f"{group.runs}",
-            f"{group.failed}", cell(group.median), quartiles if group.median is not None else "-",
-            cell(group.best), cell(group.mean), cell(group.std), f"{group.seconds:.0f}",
+            f"{group.failed}", f"{group.lost}", rank(group.median), quartiles, cell(group.best),
+            cell(group.mean), cell(group.std), epoch, rank(group.last), f"{group.seconds:.0f}",
         ])  # fmt: skip
     return _aligned([heads, *rows])
 

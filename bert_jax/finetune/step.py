@@ -6,6 +6,7 @@ share shapes, so that one compiled step serves all, those of a later wave too. D
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
+from bert_jax.errors import UserError
 from bert_jax.finetune.losses import loss_sum, num_labelled
 from bert_jax.finetune.task import Objective
 from bert_jax.model.config import ModelConfig
@@ -170,6 +172,27 @@ def abstract_sweep(config: FinetuneStepConfig, mesh: Mesh, num_members: int) -> 
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         jax.eval_shape(state),
     )
+
+
+def check_memory(config: FinetuneStepConfig, mesh: Mesh, num_members: int) -> None:
+    """Refuse members whose parameters and moments alone exceed the memory of a device.
+
+    Raises:
+        UserError: names the number of members that fit.
+    """
+    device = mesh.local_mesh.devices.flat[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if device.platform == "cpu":
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // mesh.local_mesh.size
+    one = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(
+        abstract_sweep(config, mesh, mesh.shape[MEMBER]))) // mesh.shape[MEMBER]  # fmt: skip
+    needed = one * num_members // mesh.shape[MEMBER]
+    if limit is not None and needed > limit:
+        raise UserError(
+            f"{num_members:,} runs at once need {needed / 2**30:,.1f} GiB on each device for their "
+            f"weights and the optimizer's; it has {limit / 2**30:,.1f} GiB. Set sweep.at_once to "
+            f"{max(1, limit // one):,} or less"
+        )
 
 
 def make_sweep_step(

@@ -136,10 +136,10 @@ def describe(config: TaskConfig, learned: Learned) -> dict[str, Any]:
 
 
 def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> Task:
-    """Reads training and dev data.
+    """Read training and dev data.
 
     Args:
-        config: the task.
+        config: the task; its default length is lowered to `max_positions`.
         tokenizer: of the model.
         max_positions: of the model: the longest row it can take.
 
@@ -147,6 +147,7 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
         UserError: a file that is missing, cannot be read or is wrong, see the readers; labels from
             which nothing can be learned; rows longer than `max_positions`.
     """
+    config = config.fitted(max_positions)
     if config.length > max_positions:
         raise UserError(
             f"task.max_length is {config.length}, but the model has {max_positions} positions; set "

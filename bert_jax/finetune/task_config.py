@@ -181,8 +181,9 @@ class TaskConfig:
     kind: Literal["glue", "table", "tagging", "squad"] = "table"
     """Which section says what the data are."""
     max_length: int = 0
-    """Tokens in a row, special tokens included; 0: 128, for squad 384. Longer texts are cut and
-    counted in a warning; tagged sentences and the contexts of squad are read in windows."""
+    """Tokens in a row, special tokens included; 0: 128, for squad 384, or the model's positions
+    where they are fewer. Longer texts are cut and counted in a warning; tagged sentences and the
+    contexts of squad are read in windows."""
     glue: GlueConfig = field(default_factory=GlueConfig)
     table: TableConfig = field(default_factory=TableConfig)
     tagging: TaggingConfig = field(default_factory=TaggingConfig)
@@ -216,6 +217,16 @@ class TaskConfig:
     def length(self) -> int:
         """Tokens in a row at most, special tokens included."""
         return self.max_length or (SQUAD_MAX_LENGTH if self.kind == "squad" else MAX_LENGTH)
+
+    def fitted(self, max_positions: int) -> "TaskConfig":
+        """Lower the default length, and squad's default question, to what a model has room for."""
+        if self.max_length or self.length <= max_positions:
+            return self
+        squad = self.squad
+        if self.kind == "squad" and squad.max_question == SquadConfig.max_question:
+            question = min(squad.max_question, max_positions // 4)
+            squad = dataclasses.replace(squad, max_question=question)
+        return dataclasses.replace(self, max_length=max_positions, squad=squad)
 
     @property
     def tag_stride(self) -> int:

@@ -15,12 +15,13 @@ from bert_jax.checkpoint.reading import all_agree
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.evaluate import finite, member_outputs
-from bert_jax.finetune.progress import Losses, Output, Progress
+from bert_jax.finetune.progress import Losses, Output, Progress, goal_score
 from bert_jax.finetune.saves import Saves, Wave
 from bert_jax.finetune.setup import Setup, set_up
-from bert_jax.finetune.statistics import Member, Outcome, summarise
+from bert_jax.finetune.statistics import LEVEL, Member, Outcome, summarise
 from bert_jax.finetune.statistics_report import summary_lines, write_summary
 from bert_jax.finetune.step import (
+    check_memory,
     init_sweep,
     make_eval_step,
     make_keep_best,
@@ -93,6 +94,7 @@ def finetune(
     check_finetune_workdir(place, config, setup.fingerprints)
     if (place.local / STATISTICS).exists():
         return _finished_before(setup, place, echo)
+    check_memory(setup.step, sweep_mesh(len(setup.waves[0])), len(setup.waves[0]))
     run = _Run(config, setup, place, echo)
     with StopRequest() as stop:
         return run.run(stop)
@@ -135,7 +137,13 @@ class _Run:
             choose_buckets(split.rows.lengths, config.training.max_buckets, limit=limit)
             for split in setup.dev
         ]
-        self.constant = setup.dev[0].constant_score
+        self.percent = setup.step.objective == "span"
+        dev, scale = setup.dev[0], 100.0 if self.percent else 1.0
+        self.constant = dev.constant_score
+        labels = setup.task.num_outputs if setup.task.objective == "class" else 0
+        self.goal = scale * goal_score(
+            setup.task.metric, self.constant / scale, len(dev.rows), labels
+        )
         self.outcomes: list[Outcome] = []
         self.saved_at = self.started = time.monotonic()
 
@@ -230,7 +238,7 @@ class _Run:
             # Asked at every step: several processes stop at one that they agree upon. After the
             # last one the wave is finished first.
             stopping = stop.due(self.saves.total(wave)) and wave.step < num_steps
-            evaluating = wave.step in self.setup.eval_steps
+            evaluating = self.setup.evaluates_after(wave.step)
             if evaluating or stopping:
                 wave.losses.read(unread)
                 unread = None
@@ -243,7 +251,7 @@ class _Run:
                 self._save(wave)
         self.saves.save_best(wave, must=True)
         seconds = wave.elapsed() / len(wave.progress)
-        self.outcomes += [each.outcome(self.constant, seconds) for each in wave.progress]
+        self.outcomes += [each.outcome(self.goal, seconds) for each in wave.progress]
         return True
 
     def _save(self, wave: Wave, *, last: bool = False) -> None:
@@ -267,7 +275,7 @@ class _Run:
             outputs = member_outputs(
                 setup.step, self.mesh, self.eval_step, wave.state.params, split.rows,
                 buckets=buckets,
-                batch_size=self.config.training.eval_batch_size,
+                batch_size=min(self.config.training.eval_batch_size, len(split.rows)),
                 pad_id=setup.initial.tokenizer.special_ids.pad,
                 done=lambda _: self.watchdog.alive("a batch of an evaluation"),
             )  # fmt: skip
@@ -290,8 +298,8 @@ class _Run:
             wave.state = self.keep_best(wave.state, place_members(better, self.mesh))
 
     def _finish(self, seconds: float) -> None:
-        summary = summarise(self.outcomes, self.setup.task.metric, self.constant)
-        percent = self.setup.step.objective == "span"
+        summary = summarise(self.outcomes, self.setup.task.metric, self.constant, self.goal)
+        percent = self.percent
         if jax.process_index() == 0:
             try:
                 write_summary(
@@ -321,6 +329,13 @@ class _Run:
                   for text in split.warnings]  # fmt: skip
         shapes = ", ".join(f"{n} x {length}" for length, n in setup.batches.batches_of.items())
         sizes = ", ".join(f"{split.name} {len(split.rows):,}" for split in setup.dev)
+        task = self.config.task
+        fitted = task.fitted(setup.step.model.num_positions)
+        if fitted.length < task.length:
+            lines.append(
+                f"length   {fitted.length} tokens a row: the model has no more positions; "
+                f"task.max_length is {task.length} by default"
+            )
         lines += [
             f"data     {len(setup.train.rows):,} rows to train on; {sizes}",
             f"batches  {setup.batches.num_batches:,} of {self.config.training.batch_size} rows an "
@@ -331,8 +346,9 @@ class _Run:
         ]
         if math.isfinite(self.constant):
             lines.append(
-                f"goal     {setup.task.metric} above {self.constant:.4g}, which the best "
-                "constant prediction has"
+                f"goal     {setup.task.metric} above {self.goal:.4g} at the end of training (a "
+                f"constant prediction has {self.constant:.4g}; {LEVEL:.0%} bound for "
+                f"{len(setup.dev[0].rows):,} rows)"
             )
         return lines
 

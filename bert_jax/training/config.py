@@ -48,6 +48,10 @@ def _at_least(config: Any, section: str, **limits: int) -> None:
             raise UserError(f"{section}: {name} is {value}; it must be at least {limit}")
 
 
+MAX_STEPS = 2**31 - 1
+"""Number of steps that 32 bits count."""
+
+
 @dataclass(frozen=True)
 class PretrainModelConfig(ModelConfig):
     """An encoder whose vocabulary size may be left to the corpus."""
@@ -105,6 +109,10 @@ class TrainingConfig:
         """Refuse phases that do not cover the run."""
         _at_least(self, "training", num_steps=1, accumulation=1, log_every_steps=1,
                   eval_every_steps=0, stall_seconds=0)  # fmt: skip
+        if self.num_steps > MAX_STEPS:
+            raise UserError(
+                f"training.num_steps is {self.num_steps}; at most {MAX_STEPS} are counted"
+            )
         if self.eval_rows is not None:
             _at_least(self, "training", eval_rows=1)
         if not self.phases:

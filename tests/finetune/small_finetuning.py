@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from huggingface_directory import write_huggingface, write_safetensors
+from huggingface_directory import MODEL, write_huggingface, write_safetensors
 
 from bert_jax.checkpoint import load_newest, saved_steps
 from bert_jax.finetune.config import FinetuneConfig
@@ -29,10 +29,12 @@ def write_table(path: Path, num_rows: int, seed: int, *, labels: bool = True) ->
     return str(path)
 
 
-def write_files(directory: Path) -> dict[str, str]:
+def write_files(directory: Path, num_positions: int = MODEL.num_positions) -> dict[str, str]:
     """A model, and tables for training and for choosing."""
     directory.mkdir(exist_ok=True)
-    weights = write_huggingface(directory / "bert")
+    weights = write_huggingface(directory / "bert", max_position_embeddings=num_positions)
+    name = "bert.embeddings.position_embeddings.weight"
+    weights[name] = weights[name][:num_positions]
     for name in weights:
         scale, shift = (0.1, "LayerNorm.weight" in name) if "LayerNorm" in name else (0.3, 0)
         weights[name] = weights[name] * np.float32(scale) + np.float32(shift)

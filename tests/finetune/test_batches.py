@@ -86,7 +86,7 @@ def test_an_epoch_has_every_row_once(lengths, batch_size, max_buckets, epoch):
     for member in range(2):
         assert sorted(i for batch in seen for i in real(batch)[member]) == list(range(len(rows)))
     ragged = [batch for batch in seen if not batch["weights"].all()]
-    assert len(ragged) == (len(rows) % batch_size > 0)
+    assert len(ragged) == (len(rows) % min(batch_size, len(rows)) > 0)
     found = sorted(batch["tokens"].shape[-1] for batch in seen)
     assert found == [n for n, count in batches.batches_of.items() for _ in range(count)]
     assert set(found) <= set(buckets)
@@ -103,6 +103,13 @@ def test_rows_move_up_only_for_want_of_a_batch():
             moved |= {(i, batch["tokens"].shape[-1]) for i in real(batch)[0] if i < 10}
     # Which ones is for the shuffle to say, not for their place in the file or for their length.
     assert moved == {(i, length) for i in range(10) for length in (8, 16, 24)}
+
+
+def test_a_batch_is_at_most_all_rows():
+    batches = TrainBatches(make_rows([5, 9, 16]), (8, 16), 10**12, PAD)
+    (batch,) = batches.epoch(0, [0])
+    assert batch["tokens"].shape == (1, 3, 16)
+    assert batch["weights"].all()
 
 
 def test_a_length_that_no_row_has():

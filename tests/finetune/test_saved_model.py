@@ -112,6 +112,7 @@ def test_heads_of_hugging_face(tmp_path):
     heads = (
         TaskOutputs(TaskHeadConfig("classification", 3), "class", ("a", "b", "c")),
         TaskOutputs(TaskHeadConfig("classification", 2, 0.3), "classes", ("x", "LABEL_1")),
+        TaskOutputs(TaskHeadConfig("classification", 1), "classes", ("toxic",)),
         TaskOutputs(TaskHeadConfig("classification", 1), "score"),
         TaskOutputs(TaskHeadConfig("tagging", 2, 0.0), "tags", ("O", "B-PER")),
         TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span"),
@@ -131,7 +132,7 @@ def test_heads_of_hugging_face(tmp_path):
         np.testing.assert_array_equal(found.params["head"]["kernel"], params["head"]["kernel"])
         assert set(read_model(tmp_path, encoder_only=True).params) == {"encoder"}
         if head.kind == "classification":
-            for wrong in ({"id2label": {"0": "a"}}, {"problem_type": "x"}):
+            for wrong in ({"id2label": {"1": "a"}}, {"problem_type": "x"}):
                 (tmp_path / "config.json").write_text(json.dumps(config | fields | wrong))
                 if (outputs.objective, *wrong) != ("score", "id2label"):
                     assert next(iter(wrong)) in refused(tmp_path)

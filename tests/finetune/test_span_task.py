@@ -201,3 +201,22 @@ def test_real_squad(real_data, tmp_path):
     assert len(dev.questions) == 1190 < len(dev.rows)
     targets = outputs(dev)
     assert dev.score(targets)["exact"] > 99.7  # some answers end within a token
+
+
+@pytest.mark.parametrize("positions", [8, 32, 64, 128, 200, 384])
+def test_default_windows_of_a_model_of_few_positions(tmp_path, positions):
+    path = put_squad(tmp_path / "a.json", entry("1", "cat"))
+    task = opened(squad(train=path, dev=path), max_positions=positions)
+    assert task.config.windows.max_length == positions
+    assert task.train_split().rows.lengths.max() <= positions
+    with pytest.raises(UserError, match=r"leaves|positions"):  # what is given is not changed
+        opened(squad(train=path, dev=path, max_question=380), max_positions=positions)
+
+
+def test_answers_of_any_length_and_number(tmp_path):
+    path = put_squad(tmp_path / "a.json", entry("1", "cat"))
+    task = opened(squad(train=path, dev=path, max_answer_tokens=10**12, num_best=10**12))
+    (dev,) = task.dev_splits()
+    assert dev.score(outputs(dev))["f1"] == 100
+    dev.write_predictions(outputs(dev), tmp_path / "out", {})
+    assert len(json.loads((tmp_path / "out" / "nbest.json").read_text())["1"]) > 20

@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from bert_jax.finetune.statistics import Member, Outcome, judge, rate_name, summarise
+from bert_jax.finetune.progress import judge
+from bert_jax.finetune.statistics import Member, Outcome, rate_name, summarise
 from bert_jax.finetune.statistics_plot import statistics_figure
 from bert_jax.finetune.statistics_report import summary_json, summary_lines, write_summary
 from bert_jax.finetune.task_config import METRICS
@@ -14,8 +15,8 @@ from bert_jax.finetune.task_config import METRICS
 
 def run(init, rate, seed, best, **scores):
     row = {"step": 10, "epoch": 1.0, "accuracy": best, **scores}
-    failed = judge(best, 0.68, best is not None)
-    return Outcome(Member(init, rate, seed), [row], best, 10, failed, 2.0)
+    failed = judge(best, best, 0.72, best is not None)
+    return Outcome(Member(init, rate, seed), [row, row], best, 10, failed, 2.0, 1.0, best)
 
 
 @pytest.fixture
@@ -35,23 +36,34 @@ def sweep():
         ],
         "accuracy",
         0.68,
+        0.72,
     )
 
 
 def test_the_text_says_what_is_known(sweep):
     lines = summary_lines(sweep)
-    assert lines[:18] == [
-        "accuracy x 100: best evaluation of each run; a constant prediction gets 68.0",
-        "init     rate  runs  failed  median     quartiles  best  mean  std  seconds",
-        "wiki     2e-5     3       0    81.0  80.5 to 82.0  83.0  81.3  1.5        6",
-        "wiki    1e-4*     3       0    83.0  82.5 to 86.5  90.0  85.0  4.4        6",
-        "wiki      all     6       0    82.5  81.2 to 83.0  90.0  83.2  3.5       12",
-        "random  2e-5*     3       1    70.0  65.0 to 71.0  72.0  67.3  6.4        6",
-        "random   1e-4     3       1    70.0  70.0 to 70.0  70.0  70.0  0.0        6",
-        "random    all     6       2    70.0  70.0 to 70.0  72.0  68.4  4.8       12",
+    assert lines[:21] == [
+        "accuracy x 100: best of the 2 evaluations of each run; a constant prediction gets 68.0",
+        "failed: a run that is not above 72.0 at its last evaluation, or diverged",
+        "init     rate  runs  failed  lost  median     quartiles  best  mean  std  epoch  last  "
+        "seconds",
+        "wiki     2e-5     3       0     0    81.0  80.5 to 82.0  83.0  81.3  1.5      1  81.0  "
+        "      6",
+        "wiki    1e-4*     3       0     0    83.0  82.5 to 86.5  90.0  85.0  4.4      1  83.0  "
+        "      6",
+        "wiki      all     6       0     0    82.5  81.2 to 83.0  90.0  83.2  3.5      1  82.5  "
+        "     12",
+        "random  2e-5*     3       3     0    70.0  65.0 to 71.0  72.0  67.3  6.4      1  70.0  "
+        "      6",
+        "random   1e-4     3       3     1    70.0  lost to 70.0  70.0     -    -      1  70.0  "
+        "      6",
+        "random    all     6       6     1    70.0  62.5 to 70.0  72.0     -    -      1  70.0  "
+        "     12",
+        "epoch: median of the best evaluations; last: median of the last evaluations",
         "* the best learning rate by the median",
+        "lost: runs without a finite score; they count as the worst",
         "",
-        "medians of the other scores at these evaluations:",
+        "medians of the other scores at the best evaluations:",
         "  wiki, 2e-5: f1 81.0, mean_loss 0.5",
         "  wiki, 1e-4: f1 83.0, mean_loss 0.5",
         "  wiki, all: f1 82.5, mean_loss 0.5",
@@ -60,18 +72,18 @@ def test_the_text_says_what_is_known(sweep):
         "  random, all: f1 70.0, mean_loss 0.5",
         "",
     ]
-    assert [" ".join(line.split()) for line in lines[18:]] == [
+    assert [" ".join(line.split()) for line in lines[21:30]] == [
         "wiki less random mean 95% by t by bootstrap better in",
         "2e-5 +14.0 -5.4 to +33.4 +9.0 to +23.0 3 of 3",
-        "1e-4 +12.5 +6.1 to +18.9 +12.0 to +13.0 2 of 2, 2 runs unpaired",
-        "all learning rates +15.0 -2.2 to +32.2 +11.0 to +23.0 5 of 5, 2 runs unpaired",
+        "1e-4 +18.3 -6.8 to +43.5 +12.0 to +30.0 3 of 3",
+        "all learning rates +16.2 -6.1 to +38.4 +11.0 to +26.5 6 of 6",
         "each at its best: 1e-4, 2e-5 +17.7 -8.9 to +44.2 +11.0 to +30.0 3 of 3",
         "",
-        "failed: 2 of 12 runs",
-        "random, 2e-5, seed 2: its best score 0.6000 is not above 0.6800, which a constant "
-        "prediction gets",
-        "random, 1e-4, seed 2: no evaluation gave a finite score",
+        "failed: 6 of 12 runs",
+        "random, 2e-5, seed 0: the last evaluation's score 0.7000 is not above 0.7200",
+        "random, 2e-5, seed 1: the last evaluation's score 0.7200 is not above 0.7200",
     ]
+    assert lines[-1] == "  random, 1e-4, seed 2: no evaluation gave a finite score"
 
 
 def test_all_metrics_of_a_task_are_shown_on_one_scale():
@@ -84,17 +96,23 @@ def test_all_metrics_of_a_task_are_shown_on_one_scale():
 
 def test_one_seed_and_percent():
     outcomes = [
-        Outcome(Member(init, 3e-5, 0), [{"step": 10, "recall": best}], best, 10, "", 60.0)
+        Outcome(
+            Member(init, 3e-5, 0), [{"step": 10, "recall": best}], best, 10, "", 60.0, 2.0, 60.5
+        )
         for init, best in (("wiki", 61.25), ("random", 61.251))
     ]
     lines = summary_lines(summarise(outcomes, "f1"), percent=True)
     assert lines == [
         "f1: best evaluation of each run",
-        "init    rate  runs  failed  median     quartiles  best  mean  std  seconds",
-        "wiki    3e-5     1       0    61.2  61.2 to 61.2  61.2  61.2    -       60",
-        "random  3e-5     1       0    61.3  61.3 to 61.3  61.3  61.3    -       60",
+        "init    rate  runs  failed  lost  median     quartiles  best  mean  std  epoch  last  "
+        "seconds",
+        "wiki    3e-5     1       0     0    61.2  61.2 to 61.2  61.2  61.2    -      2  60.5  "
+        "     60",
+        "random  3e-5     1       0     0    61.3  61.3 to 61.3  61.3  61.3    -      2  60.5  "
+        "     60",
+        "epoch: median of the best evaluations; last: median of the last evaluations",
         "",
-        "medians of the other scores at these evaluations:",
+        "medians of the other scores at the best evaluations:",
         "  wiki, 3e-5: recall 61.25",
         "  random, 3e-5: recall 61.25",
         "",
@@ -102,6 +120,13 @@ def test_one_seed_and_percent():
         "  3e-5            +0.0         -             -     0 of 1",
         "one seed in common: no interval",
     ]
+
+
+def test_shares_are_shown_on_one_scale():
+    names = {name for listed in METRICS.values() for name in listed} - {"accuracy"}
+    outcome = run("a", 1e-5, 0, 0.5, **dict.fromkeys(names, 0.25))
+    (shown,) = [line for line in summary_lines(summarise([outcome], "accuracy")) if "macro" in line]
+    assert all(f"{name} 25.0" in shown for name in names)
 
 
 def test_many_failed_runs_are_counted():
@@ -118,9 +143,10 @@ def test_files_appear_whole(sweep, tmp_path, monkeypatch):
     assert text.read_text().splitlines() == summary_lines(sweep)
     assert picture.read_bytes().startswith(b"\x89PNG")
     read = json.loads(values.read_text())
-    assert read["metric"] == "accuracy"
+    assert (read["metric"], read["goal"], read["evaluations"]) == ("accuracy", 0.72, 2)
     assert read["groups"][0]["median"] == 0.81
     assert read["outcomes"][-1]["best"] is None
+    assert (read["outcomes"][0]["best_epoch"], read["outcomes"][0]["last"]) == (1.0, 0.8)
     assert read["outcomes"][0]["member"] == {"init": "wiki", "learning_rate": 2e-5, "seed": 0}
 
     def fail(*_, **__):
@@ -143,11 +169,9 @@ def test_the_picture_has_every_run(sweep):
     (axis,) = statistics_figure(sweep, title="MRPC").axes
     points = [line for line in axis.lines if line.get_marker() == "o" and len(line.get_xdata())]
     crosses = [line for line in axis.lines if line.get_marker() == "x" and len(line.get_xdata())]
-    assert sorted(round(line.get_ydata()[0]) for line in points) == [
-        70, 70, 70, 72, 80, 81, 82, 83, 83, 90,
-    ]  # fmt: skip
-    failed, lost = crosses
-    assert failed.get_ydata()[0] == 60
+    assert sorted(round(line.get_ydata()[0]) for line in points) == [80, 81, 82, 83, 83, 90]
+    *failed, lost = crosses
+    assert [round(line.get_ydata()[0]) for line in failed] == [70, 72, 60, 70, 70]
     assert lost.get_transform() == axis.get_xaxis_transform()  # on the axis, whatever the scores
     low, high = axis.get_ylim()
     assert low < 60
@@ -155,6 +179,8 @@ def test_the_picture_has_every_run(sweep):
     dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
     assert [line.get_ydata()[0] for line in dashed] == [68]
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2e-5", "1e-4"]
+    assert axis.get_ylabel() == "accuracy x 100, best of 2 evaluations"
+    assert "the last evaluation is not above 72.0" in axis.get_legend_handles_labels()[1][-1]
     # The seeds of a group stand apart, and in the same order everywhere.
     at = [line.get_xdata()[0] for line in points[:3]]
     assert np.diff(at).min() > 0.01
@@ -164,3 +190,16 @@ def test_names_of_rates():
     assert [rate_name(r) for r in (2e-5, 1e-4, 2.5e-5, 1.0, None)] == [
         "2e-5", "1e-4", "2.5e-5", "1e+0", "all",
     ]  # fmt: skip
+
+
+def test_boxes_reach_down_to_lost_runs():
+    """Of five runs, one and four are lost."""
+    outcomes = [
+        run(init, 1e-4, seed, None if seed < lost else 0.8 + seed / 100)
+        for init, lost in (("a", 1), ("b", 4))
+        for seed in range(5)
+    ]
+    (axis,) = statistics_figure(summarise(outcomes, "accuracy", 0.68, 0.72)).axes
+    bottom = axis.get_ylim()[0]
+    boxes = [sorted(set(patch.get_path().vertices[:, 1].round(6))) for patch in axis.patches]
+    assert boxes == [pytest.approx([81, 83]), pytest.approx([bottom])]

@@ -1,5 +1,7 @@
 """A sweep's step: members are runs of their own, on any devices."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,13 @@ import optax
 import pytest
 from small_run import compiled_directory, share_compilations
 
+from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets, eval_batches
 from bert_jax.finetune.rows import Rows
 from bert_jax.finetune.step import (
     FinetuneStepConfig,
     abstract_sweep,
+    check_memory,
     init_sweep,
     make_eval_step,
     make_keep_best,
@@ -103,6 +107,28 @@ def test_state_is_what_a_restore_is_told(together):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), abstract) == jax.tree.map(
         lambda x: (x.shape, x.dtype), state
     )
+
+
+def test_members_that_differ_in_the_seed_alone(rows):
+    """The seed of a member decides its dropout: parameters, rates and rows are the same."""
+    mesh = sweep_mesh(4, jax.devices()[:1])
+    state = init_sweep(CONFIG, mesh, np.full(4, 3), [{}], np.zeros(4))
+    batches = TrainBatches(rows, choose_buckets(rows.lengths, 1), 8, 0)
+    batch = place_rows(next(batches.epoch(0, [3] * 4)), mesh)
+    settings = place_settings([1e-2] * 4, [3, 4, 3, 5], mesh)
+    _, metrics = make_sweep_step(CONFIG, mesh)(state, settings, batch)
+    first, second, again, third = np.asarray(metrics["loss"]).tolist()
+    assert first == again
+    assert len({first, second, third}) == 3
+
+
+def test_more_members_than_the_memory_holds(monkeypatch):
+    mesh = sweep_mesh(1, jax.devices()[:1])
+    one = 4 * sum(leaf.size for leaf in jax.tree.leaves(abstract_sweep(CONFIG, mesh, 1)))
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": one, "SC_PHYS_PAGES": 4}.get)
+    check_memory(CONFIG, mesh, 3)
+    with pytest.raises(UserError, match=r"5 runs at once need .* Set sweep.at_once to 4 or less"):
+        check_memory(CONFIG, mesh, 5)
 
 
 def test_logits_of_members(rows, together):

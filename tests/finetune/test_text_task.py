@@ -341,8 +341,18 @@ def test_a_restored_task(tmp_path):
 def test_rows_longer_than_the_model(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", "a,x", "b,y")
     with pytest.raises(UserError, match="max_length is 128, but the model has 64 positions"):
-        opened(table(train=path), max_positions=64)
+        opened(table(train=path, max_length=128), max_positions=64)
     opened(table(train=path, max_length=64), max_positions=64)
+
+
+def test_the_default_length_is_at_most_the_positions(tmp_path):
+    """Rows are cut there, and what is saved of the task says so."""
+    path = put(tmp_path / "a.csv", "text,label", f"{'a' * 100},x", "b,y", "c,x")
+    task = opened(table(train=path, dev=path), max_positions=64)
+    assert task.train_split().rows.lengths.max() == 64
+    restored = restore_task(task.describe(), TOKENIZER)
+    assert restored.open_split(path).rows.lengths.max() == 64
+    assert opened(table(train=path, dev=path)).train_split().rows.lengths.max() == 102
 
 
 # GLUE

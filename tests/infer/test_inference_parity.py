@@ -51,7 +51,8 @@ def test_fill_mask(tmp_path):
 @pytest.mark.parametrize(
     ("problem", "labels"),
     [
-        ("single_label_classification", 3), ("multi_label_classification", 3), ("regression", 1),
+        ("single_label_classification", 3), ("multi_label_classification", 3),
+        ("multi_label_classification", 1), ("regression", 1),
     ],
 )  # fmt: skip
 def test_classify(tmp_path, problem, labels):
@@ -66,7 +67,7 @@ def test_classify(tmp_path, problem, labels):
         for given, answer in zip(inputs, answers, strict=True):
             found = theirs(given, top_k=None)
             expected = {each["label"]: each["score"] for each in found}
-            if labels == 1:
+            if problem == "regression":
                 assert answer["score"] == pytest.approx(expected["LABEL_0"], abs=2e-5)
             else:
                 assert answer["probabilities"] == pytest.approx(expected, abs=2e-5)

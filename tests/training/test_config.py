@@ -120,6 +120,7 @@ def test_phases_cover_the_run():
         ({"training": {"phases": []}}, r"phases is empty"),
         ({"training": {"accumulation": 3}}, r"batch_size 256 is not divisible by .*accumulation 3"),
         ({"training": {"num_steps": 0}}, r"num_steps is 0; it must be at least 1"),
+        ({"training": {"num_steps": 10**13}}, r"num_steps is 10000000000000; at most 2147483647"),
         (
             {"training": {"num_steps": 3, "phases": [{"share": 0.9}, {"share": 0.1}]}},
             r"phases\[1\]: a share of 0.1 of 3 steps is no step",
