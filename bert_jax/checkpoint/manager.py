@@ -126,7 +126,8 @@ class Checkpoints:
             step: The next step to train. A step that has a checkpoint is not saved again.
             state: A pytree with a `params` field that is a nested dict.
             config: The run's configuration, JSON values.
-            extra: JSON values to hand back on restore.
+            extra: JSON values to hand back on restore. `lowest_at` among them is also for
+                `Retention.superfluous`.
             metrics: An evaluation of exactly this state, for `Retention.keep_best`.
 
         Raises:
@@ -277,7 +278,11 @@ class Checkpoints:
                 except RecordFaultError:
                     self._metrics[step] = {}
         verified = verified_steps(self._directory)
-        for step in self._retention.superfluous(saved, verified, self._metrics):
+        if not verified:
+            return
+        newest = read_record(self._directory / str(verified[-1]))
+        lowest_at = newest.extra.get("lowest_at")
+        for step in self._retention.superfluous(saved, verified, self._metrics, lowest_at):
             storage.delete(self._directory / str(step))
 
 

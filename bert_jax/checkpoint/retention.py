@@ -34,6 +34,7 @@ class Retention:
         saved: Sequence[int],
         verified: Sequence[int],
         metrics: Mapping[int, Mapping[str, float]],
+        lowest_at: int | None = None,
     ) -> list[int]:
         """The steps whose checkpoints may go.
 
@@ -44,6 +45,8 @@ class Retention:
             saved: Steps of all checkpoints, ascending.
             verified: Those among them that were read back.
             metrics: Evaluations by step.
+            lowest_at: Step of the lowest training loss. The newest verified checkpoint that is no
+                newer stays too, or where all are newer, the oldest: the way back from a divergence.
         """
         if len(verified) < self.keep:
             return []
@@ -55,6 +58,8 @@ class Retention:
             if self.best_metric in metrics.get(step, {})
         )
         best = {-negated for _, negated in ranked[: self.keep_best]}
+        if lowest_at is not None:
+            best.add(max((step for step in verified if step <= lowest_at), default=verified[0]))
         return [
             step
             for step in saved

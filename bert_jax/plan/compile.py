@@ -228,6 +228,7 @@ def _step_config(config: PretrainConfig) -> Any:
         accumulation=config.training.accumulation,
         seed=config.seed,
         guard=config.guard,
+        phase_starts=config.training.phase_starts,
     )
 
 

@@ -1,29 +1,53 @@
-"""Is the model learning context, or only word frequencies?
+"""Checks of the training loss: does it leave the unigram entropy, and does it rise again?
 
 A masked LM falls within minutes to the unigram entropy of its corpus, the loss of predicting each
-token by its frequency. Some runs never leave that level. Every run is therefore compared with it.
+token by its frequency. Some runs never leave that level, and some climb back to it.
 """
 
 import math
+import sys
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 from bert_jax.data.store import TokenStore
 from bert_jax.training.config import PretrainConfig
 
 MARGIN = 0.05
-"""Nats below the baseline from which on a run counts as having left it."""
-
+"""Distance below the baseline, in nats, from which on a run counts as having left it."""
+RISE = 0.5
+"""Rise of the smoothed loss above its lowest value, in nats, that is reported as a divergence."""
 
 _FAR_ABOVE = 0.3  # nats; a loss so far above the line is not the plateau
+_CLIMB = 0.3  # nats; rise that is reported where it leads back above the line
+_FILLED = 0.4  # weight of the mean once half a window of losses is in it
+_SETTLED = 0.86  # after two windows; positions that are new in a phase are learnt within less
+_STATE = ("mean", "weight", "done", "step", "lowest", "lowest_at", "alarm")
+
+
+class DivergedError(RuntimeError):
+    """Divergence of a run whose guard says to stop."""
+
+    exit_code = 4
+
+
+class Finding(NamedTuple):
+    """Result of a check, for people and for `events.jsonl`."""
+
+    kind: Literal["plateau", "diverged", "recovered"]
+    message: str
 
 
 @dataclass
-class PlateauDetector:
-    """Watches the masked-LM loss of training and explains, once, why it may have stopped falling.
+class LossMonitor:
+    """Monitor of the masked-LM loss of training.
 
-    The judgement falls a quarter of the run after the warm-up (at most 10,000 steps after it, and
-    at the end of the run at the latest): healthy runs spend their first steps at the baseline too.
+    Plateau: judged once, a quarter of the run after the warm-up (at most 10,000 steps after it, and
+    at the end of the run at the latest), because healthy runs begin at the baseline too.
+
+    Divergence: judged at each step, by the distance of the smoothed loss from its lowest value. A
+    mean that follows the loss upwards cannot see a slow rise; the lowest value never follows. Both
+    values start anew with each phase, and count once half a window of losses is in them.
     """
 
     baseline: float
@@ -34,17 +58,30 @@ class PlateauDetector:
     mean: float = 0.0
     weight: float = 0.0
     done: bool = False
+    """Whether the plateau was judged."""
+    step: int = 0
+    """Step of the newest loss."""
+    lowest: float = sys.float_info.max
+    """Lowest smoothed loss of the phase, nats."""
+    lowest_at: int = 0
+    """Step of the lowest smoothed loss."""
+    alarm: int = 0
+    """Divergence reported: 0 none, 1 a rise, 2 a rise to the baseline."""
 
     @classmethod
-    def of(cls, store: TokenStore, config: PretrainConfig) -> "PlateauDetector":
-        """For a run on this store."""
+    def of(cls, store: TokenStore, config: PretrainConfig) -> "LossMonitor":
+        """Make the monitor of a run on this store."""
         unknown = int(store.unigram_counts[store.special_ids.unk])
         return cls(store.unigram_entropy, unknown / max(1, store.num_tokens), config)
 
-    @property
+    @cached_property
+    def _phase_starts(self) -> tuple[int, ...]:
+        return self.config.training.phase_starts
+
+    @cached_property
     def window(self) -> int:
-        """Steps over which the loss is smoothed."""
-        return max(5, min(100, self.config.training.num_steps // 20))
+        """Number of steps over which the loss is smoothed."""
+        return max(5, min(50, self.config.training.num_steps // 20))
 
     @property
     def judged_at(self) -> int:
@@ -59,25 +96,75 @@ class PlateauDetector:
         """The smoothed loss, nats; NaN before the first step."""
         return self.mean / self.weight if self.weight else math.nan
 
-    def observe(self, step: int, mlm_loss: float) -> str | None:
-        """Takes the loss of one step (the number of updates made); the warning, when it is due."""
+    def observe(self, step: int, mlm_loss: float) -> list[Finding]:
+        """Add the loss of one step (the number of updates made) and return what is to be said."""
+        phase_start = max((n for n in self._phase_starts if n < step), default=0)
+        if self.step <= phase_start:
+            self.mean = self.weight = 0.0
+        self.step = step
         decay = 1 - 1 / self.window
         self.mean = decay * self.mean + (1 - decay) * mlm_loss
         self.weight = decay * self.weight + (1 - decay)
-        if self.done or step < self.judged_at:
-            return None
-        self.done = True
-        if self.smoothed < self.baseline - MARGIN:
-            return None
-        return self._explanation(step)
+        found = [self._judge_plateau(step), self._judge_rise(step, phase_start)]
+        return [finding for finding in found if finding]
 
     def state(self) -> dict[str, Any]:
-        """JSON values that `restore` takes."""
-        return {"mean": self.mean, "weight": self.weight, "done": self.done}
+        """Return JSON values for `restore`."""
+        return {name: getattr(self, name) for name in _STATE}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continues from what `state` gave."""
-        self.mean, self.weight, self.done = state["mean"], state["weight"], state["done"]
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        """Continue from the values of `state` after `step` steps; older versions saved fewer."""
+        for name, value in {"step": step, **state}.items():
+            setattr(self, name, value)
+
+    def _judge_plateau(self, step: int) -> Finding | None:
+        last = step == self.config.training.num_steps
+        if self.done or step < self.judged_at or not (last or self.weight >= _FILLED):
+            return None
+        self.done = True
+        if self.smoothed < self.baseline - MARGIN or self.alarm == 2:  # was reported as a rise
+            return None
+        return Finding("plateau", self._explanation(step))
+
+    def _judge_rise(self, step: int, phase_start: int) -> Finding | None:
+        loss = self.smoothed
+        if self.weight < _FILLED:
+            return None
+        climbed = self.lowest + _CLIMB < self.baseline < loss
+        outdated = self.lowest_at <= phase_start and not self.alarm
+        if outdated and climbed and self.weight < _SETTLED:
+            return None
+        if loss < self.lowest or (outdated and not climbed):
+            self.lowest, self.lowest_at = loss, step
+        rise = loss - self.lowest
+        level = 2 if climbed else 1 if rise > RISE else 0
+        if level > self.alarm:
+            self.alarm = level
+            return Finding("diverged", self._divergence(step))
+        if self.alarm and level == 0 and rise < RISE / 2:
+            self.alarm = 0
+            text = f"The masked-LM loss has recovered: {loss:.3f} nats at step {step:,}"
+            return Finding("recovered", text)
+        return None
+
+    def _divergence(self, step: int) -> str:
+        text = (
+            f"the masked-LM loss has risen to {self.smoothed:.3f} nats at step {step:,} "
+            f"(mean of the last {self.window} or so); its lowest value was {self.lowest:.3f} at "
+            f"step {self.lowest_at:,}"
+        )
+        if self.alarm == 2:
+            text += (
+                f". The run has climbed back above the unigram entropy of the corpus, "
+                f"{self.baseline:.3f}: the model has lost all it had learnt from context"
+            )
+        kept = f"the newest checkpoint of step {self.lowest_at:,} or before is kept"
+        if self.lowest_at < self.config.checkpoint.save_every_steps:
+            kept = "no checkpoint was due before"
+        return (
+            f"{text}; {kept}. Most often the learning rate, {self.config.optimizer.learning_rate:g}"
+            ", is too high or the warm-up too short; docs/pretraining.md says how to go back"
+        )
 
     def _explanation(self, step: int) -> str:
         training, optimizer = self.config.training, self.config.optimizer
@@ -112,7 +199,7 @@ class PlateauDetector:
             f"({100 * self.unknown_rate:.2g}% of its tokens are unknown)"
         )
         return (
-            f"Warning: the masked-LM loss is {self.smoothed:.3f} nats at step {step:,} (mean of "
+            f"the masked-LM loss is {self.smoothed:.3f} nats at step {step:,} (mean of "
             f"the last {self.window} or so), and the unigram entropy of the corpus is "
             f"{self.baseline:.3f}: {met}. Runs that are still there after the warm-up tend to "
             f"stay. Likely causes, the most frequent first: {'; '.join(causes)}."

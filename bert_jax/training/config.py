@@ -143,6 +143,11 @@ class TrainingConfig:
         ends[-1] = self.num_steps
         return tuple(end - start for start, end in itertools.pairwise(ends))
 
+    @property
+    def phase_starts(self) -> tuple[int, ...]:
+        """Numbers of the first batches of the phases after the first."""
+        return tuple(itertools.accumulate(self.phase_steps))[:-1]
+
 
 @dataclass(frozen=True)
 class CheckpointConfig(Retention):

@@ -75,4 +75,5 @@ def step_config(config: PretrainConfig, corpus: Corpus) -> StepConfig:
         accumulation=config.training.accumulation,
         seed=config.seed,
         guard=config.guard,
+        phase_starts=config.training.phase_starts,
     )

@@ -1,7 +1,7 @@
-"""Which steps are taken: a loss that is not finite, or far above the ones before it, is not.
+"""Reject steps with a non-finite loss or a loss spike.
 
-The decision is part of the step and made on the device, from nothing but the state and the batch:
-the same on every device and after every restart, and without waiting for the host.
+The step itself decides, on the device, from its state and its batch alone. So the decision is the
+same on every device and after every restart, and needs no transfer to the host.
 """
 
 import math
@@ -16,37 +16,40 @@ from jaxtyping import Array, Bool, Float, Int
 from bert_jax.errors import UserError
 
 MIN_EXCESS = 1.0
-"""Nats above the mean that count as a spike at least, however steady the loss is."""
+"""Least height of a spike above the mean, in nats, however steady the loss is."""
 _LARGEST = 1e6
-"""Nats: a larger loss enters the statistics as this."""
+"""Upper bound of a loss in the statistics, in nats."""
 
 GUARD_METRICS = ("bad", "halted", "guard_skipped", "guard_mean", "guard_std", "guard_limit")
-"""What `judge` adds to the metrics of a step."""
+"""Metrics that `judge` adds to those of a step."""
 
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """What happens to a step whose loss or gradient is not finite, or whose loss spikes."""
+    """Treatment of steps with a non-finite loss or gradient, or a loss spike."""
 
     on_bad_step: Literal["stop", "skip"] = "stop"
-    """stop: the run ends before the step. skip: the batch is left out, parameters and optimizer
-    stay as they are, and the run goes on."""
+    """Reaction to a bad step. stop: the run ends before the step. skip: the run leaves the batch
+    out, keeps parameters and optimizer as they are, and goes on."""
+    on_divergence: Literal["report", "stop"] = "report"
+    """Reaction to a loss that rises by degrees and stays up, where no step alone is bad (see
+    `baseline.LossMonitor`). report: the run says so and goes on. stop: the run also ends."""
     max_skips: int = 10
-    """Batches left out in a row; one more stops the run."""
+    """Largest number of batches skipped in a row; one more stops the run."""
     spike_sigmas: float = 10.0
-    """A loss is a spike so many standard deviations above the mean of the recent steps, and at
-    least 1 nat above it; 0: only what is not finite is bad."""
+    """Least height of a spike above the mean of the recent losses, in standard deviations; a spike
+    is also at least 1 nat high. 0: only non-finite values are bad."""
     window: int = 128
-    """Steps over which mean and deviation are taken. Half of them must have been good before a
-    loss is judged."""
+    """Number of recent steps in mean and deviation. Both start anew with each phase, and the guard
+    looks for spikes once half a window of good steps is in them."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot judge."""
+        """Refuse values out of range."""
         checks = {
             "max_skips": (self.max_skips >= 1, "at least 1"),
             "spike_sigmas": (
                 self.spike_sigmas >= 0 and math.isfinite(self.spike_sigmas),
-                "at least 0, where 0 means that only what is not finite is bad",
+                "at least 0, where 0 means that only non-finite values are bad",
             ),
             "window": (self.window >= 2, "at least 2"),
         }
@@ -56,39 +59,50 @@ class GuardConfig:
 
     @property
     def allowed_skips(self) -> int:
-        """Bad steps in a row that do not stop the run."""
+        """Number of bad steps in a row that do not stop the run."""
         return self.max_skips if self.on_bad_step == "skip" else 0
 
     @property
     def first_judged(self) -> int:
-        """Good steps after which a spike can be told."""
+        """Number of good steps before the guard looks for spikes."""
         return self.window // 2
 
 
 class GuardState(NamedTuple):
-    """What the guard remembers between steps: scalars, replicated on any mesh."""
+    """Memory of the guard between steps: scalars, replicated on any mesh."""
 
     num_good: Int[Array, ""]
-    """Good steps so far; statistics are over them."""
+    """Number of good steps in the statistics."""
     mean: Float[Array, ""]
-    """Of the loss, in nats."""
+    """Mean loss, in nats."""
     variance: Float[Array, ""]
     skipped: Int[Array, ""]
-    """Steps left out in a row until now."""
+    """Number of steps skipped in a row until now."""
     halted: Int[Array, ""]
-    """1: a bad step stopped the run, and no step after it changes the state."""
+    """Flag: 1 after a bad step has stopped the run; no later step changes the state."""
 
 
 def fresh_guard() -> GuardState:
-    """Before the first step."""
+    """Make the state before the first step."""
     zero, nothing = jnp.zeros([], jnp.float32), jnp.zeros([], jnp.int32)
     return GuardState(num_good=nothing, mean=zero, variance=zero, skipped=nothing, halted=nothing)
 
 
-def cleared(guard: GuardState) -> GuardState:
-    """The same with `halted` cleared: what the step that was stopped started from.
+def forget_losses(guard: GuardState, where: Bool[Array, ""]) -> GuardState:
+    """Empty the statistics where a phase begins: its losses have another level.
 
-    Works for arrays over several processes; all must call it.
+    Rows of 512 tokens after rows of 128 raise the loss at once, by more than a spike.
+    """
+    kept = jnp.where(where, 0, 1)
+    return guard._replace(
+        num_good=guard.num_good * kept, mean=guard.mean * kept, variance=guard.variance * kept
+    )
+
+
+def cleared(guard: GuardState) -> GuardState:
+    """Clear `halted`, which restores the state that the stopped step started from.
+
+    The arrays may span several processes; all must call this function.
     """
     halted = guard.halted
     zero = np.zeros(halted.shape, halted.dtype)
@@ -98,34 +112,34 @@ def cleared(guard: GuardState) -> GuardState:
 
 
 class Judgement(NamedTuple):
-    """Of one step."""
+    """Decision about one step."""
 
     taken: Bool[Array, ""]
     """Whether parameters and optimizer take the update."""
     advance: Int[Array, ""]
-    """0 or 1, for the step counter: 0 when the run is halted."""
+    """Increment of the step counter: 0 when the run is halted, else 1."""
     guard: GuardState
-    """After the step."""
+    """State after the step."""
     metrics: dict[str, Array]
-    """`GUARD_METRICS`: bad and halted (0 or 1) and guard_skipped (in a row, after the step), int32;
-    guard_mean, guard_std and guard_limit, float32 in nats: what the loss was judged by, the limit
-    infinite while spikes are not judged."""
+    """Values of `GUARD_METRICS`. int32: bad and halted (0 or 1), guard_skipped (in a row, after the
+    step). float32, in nats: guard_mean and guard_std before the step, and guard_limit, which is
+    infinite while the guard does not look for spikes."""
 
 
 def judge(
     config: GuardConfig, guard: GuardState, loss: Float[Array, ""], grad_norm: Float[Array, ""]
 ) -> Judgement:
-    """Decides over a step; a few scalar operations.
+    """Decide about a step, in a few scalar operations.
 
-    Mean and variance weigh the newest loss with 1 / window, and all losses alike until there are
-    that many, so the early ones do not hang on a starting value. A bad loss does not enter them,
-    and neither does one after the run was halted.
+    Mean and variance give the newest loss the weight 1 / window. Until a window is full, all losses
+    weigh alike, so no starting value remains. A bad loss stays out, and so does every loss after
+    the run was halted.
 
     Args:
-        config: What is bad, and what then.
-        guard: Before the step.
-        loss: Of the batch, in nats.
-        grad_norm: Of the batch.
+        config: Limits and reactions.
+        guard: State before the step.
+        loss: Loss of the batch, in nats.
+        grad_norm: Gradient norm of the batch.
     """
     std = jnp.sqrt(guard.variance)
     limit = jnp.float32(jnp.inf)

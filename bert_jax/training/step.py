@@ -26,7 +26,7 @@ from bert_jax.training.collectives import (
     reduce_gradients,
     reduce_sums,
 )
-from bert_jax.training.guard import GuardConfig, GuardState, fresh_guard, judge
+from bert_jax.training.guard import GuardConfig, GuardState, forget_losses, fresh_guard, judge
 from bert_jax.training.losses import LossSums, pretraining_loss, pretraining_sums, ratio
 from bert_jax.training.masking import MaskingConfig, mask_tokens
 from bert_jax.training.optim import OptimizerConfig, learning_rate_schedule, make_optimizer
@@ -72,6 +72,8 @@ class StepConfig:
     seed: int = 0
     """Of masks and dropout."""
     guard: GuardConfig = field(default_factory=GuardConfig)
+    phase_starts: tuple[int, ...] = ()
+    """Numbers of the first batches of the phases after the first."""
 
     def __post_init__(self) -> None:
         """Refuse a step of no micro-batches."""
@@ -142,8 +144,9 @@ def make_train_step(
     nats), mlm_accuracy, nsp_accuracy, grad_norm (before clipping), learning_rate, num_masked,
     num_tokens (padding excluded), and the guard's (see `guard.Judgement`).
 
-    A step that the guard finds bad returns parameters and optimizer bit for bit as they were; one
-    that stops the run, and every one after it, also the step counter. Only `guard.halted` differs.
+    A step that the guard finds bad returns parameters and optimizer bit for bit as they were. A
+    step that stops the run, and every later one, also returns the same step counter; only
+    `guard.halted` changes, and at the first step of a phase the guard's statistics.
 
     Raises:
         UserError: when traced, if the batch does not divide over mesh and micro-batches.
@@ -171,7 +174,10 @@ def make_train_step(
             "num_masked": sums.mlm_count,
             "num_tokens": jnp.sum(batch["segment_ids"] > 0, dtype=jnp.int32),
         }
-        verdict = judge(config.guard, state.guard, metrics["loss"], metrics["grad_norm"])
+        guard = state.guard
+        if config.phase_starts:
+            guard = forget_losses(guard, jnp.any(state.step == jnp.array(config.phase_starts)))
+        verdict = judge(config.guard, guard, metrics["loss"], metrics["grad_norm"])
         # Part of the loop that writes the update, which reads the old values anyway.
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(verdict.taken, new, old),

@@ -21,7 +21,7 @@ from bert_jax.training.bad_step import (
     skipped_message,
     without_guard,
 )
-from bert_jax.training.baseline import PlateauDetector, compare
+from bert_jax.training.baseline import DivergedError, LossMonitor, compare
 from bert_jax.training.config import PretrainConfig, to_dict
 from bert_jax.training.corpus import Corpus, open_corpus, step_config
 from bert_jax.training.evaluate import HeldOut
@@ -116,7 +116,7 @@ class _Run:
         self.held_out = None
         if corpus.heldout is not None:
             self.held_out = HeldOut(config, corpus.heldout, self.step_config, self.mesh)
-        self.plateau = PlateauDetector.of(store, config)
+        self.monitor = LossMonitor.of(store, config)
         self.means = Means()
         self.unread: tuple[int, Any] | None = None
         self.echo = echo
@@ -183,7 +183,7 @@ class _Run:
                 workdir=self.shown,
                 step=step,
                 finished=step == self.config.training.num_steps,
-                baseline=self.plateau.baseline,
+                baseline=self.monitor.baseline,
                 train_metrics=self.train_metrics,
                 eval_metrics=self.eval_metrics,
                 seconds=self.clock.elapsed,
@@ -209,7 +209,7 @@ class _Run:
             return state._replace(params=started_from(self.initial, state.params)), 0
         extra = restored.record.extra
         self.means = Means(**extra["means"])
-        self.plateau.restore(extra["plateau"])
+        self.monitor.restore(extra["plateau"], restored.step)
         self.last_saved = restored.step
         for row in read_metrics(self.workdir / "metrics.jsonl"):
             values = {name: value for name, value in row.items() if name != "step"}
@@ -282,9 +282,9 @@ class _Run:
         self.out.step_done(step, tokens, values["mlm_loss"])
         if bad is None:
             self.means.add(values)
-            warning = self.plateau.observe(step, values["mlm_loss"])
-            if warning:
-                self.out.say(warning)
+            for kind, message in self.monitor.observe(step, values["mlm_loss"]):
+                stops = kind == "diverged" and self.config.guard.on_divergence == "stop"
+                self._warn(kind, message, step, DivergedError(message) if stops else None)
         training = self.config.training
         due = step % training.log_every_steps == 0 or step == training.num_steps
         if due and self.means.count:
@@ -295,7 +295,7 @@ class _Run:
             self.out.progress_line(step, self.train_metrics)
 
     def _bad_step(self, bad: BadStep, state: Any) -> None:
-        """Says that a batch was skipped, or computes it again and raises why the run stops."""
+        """Say that a batch was skipped, or compute it again and raise why the run stops."""
         error = None
         if bad.halted:
             batch = self.stream.local_batch(bad.batch, *self.shard)
@@ -303,20 +303,23 @@ class _Run:
             error = BadStepError(bad, verdict, self.shown, self.last_saved)
         kind = "bad_step" if error else "skipped_step"
         message = str(error) if error else skipped_message(bad, self.shown)
-        self.out.write(self.step, {f"event/{kind}": bad.batch})
+        self._warn(kind, message, bad.batch, error, batch=bad.batch, **bad.statistics)
+
+    def _warn(
+        self, kind: str, message: str, number: int, error: Exception | None, **values: Any
+    ) -> None:
+        """Write an event, and say or raise it."""
+        self.out.write(self.step, {f"event/{kind}": number})
         if jax.process_index() == 0:
-            self.events.write(kind, message, step=self.step, batch=bad.batch, **bad.statistics)
+            self.events.write(kind, message, step=self.step, **values)
         if error:
             raise error
-        self.out.say(f"Warning: {message}")
+        self.out.say(message if kind == "recovered" else f"Warning: {message}")
 
     def _evaluation_due(self, step: int) -> bool:
-        every = self.config.training.eval_every_steps
-        return bool(every and step % every == 0) or step in self._phase_ends()
-
-    def _phase_ends(self) -> list[int]:
-        steps = self.config.training.phase_steps
-        return [sum(steps[: number + 1]) for number in range(len(steps))]
+        training, every = self.config.training, self.config.training.eval_every_steps
+        ends = (*training.phase_starts, training.num_steps)
+        return bool(every and step % every == 0) or step in ends
 
     def _evaluate(self, params: Any, step: int) -> None:
         if self.held_out is None:
@@ -326,7 +329,7 @@ class _Run:
             self.stream.phase_of(step - 1),
             alive=lambda: self.watchdog.alive("a batch of an evaluation"),
         )
-        baseline = self.plateau.baseline
+        baseline = self.monitor.baseline
         values["eval/nats_below_unigram"] = baseline - values["eval/mlm_loss"]
         self.eval_metrics, self.evaluated = values, step
         self.out.write(step, values)
@@ -357,7 +360,8 @@ class _Run:
             "config": to_dict(self.config),
             "extra": {
                 "means": {"sums": self.means.sums, "count": self.means.count},
-                "plateau": self.plateau.state(),
+                "plateau": self.monitor.state(),
+                "lowest_at": self.monitor.lowest_at,
             },
             "metrics": self.eval_metrics if self.evaluated == step else {},
         }
@@ -366,17 +370,14 @@ class _Run:
         if jax.process_index() != 0:
             return
         self.drawn = self.clock.elapsed
-        phases = self.config.phases
+        starts, phases = self.config.training.phase_starts, self.config.phases[1:]
         try:
             draw_loss_curve(
                 read_metrics(self.workdir / "metrics.jsonl"),
-                self.plateau.baseline,
+                self.monitor.baseline,
                 self.workdir / "loss.png",
                 title=Path(self.place.name).name,
-                phase_ends=[
-                    (end, f"length {phase.length}")
-                    for end, phase in zip(self._phase_ends()[:-1], phases[1:], strict=True)
-                ],
+                phase_ends=[(n, f"length {p.length}") for n, p in zip(starts, phases, strict=True)],
             )
         except OSError as error:
             _log.warning("%s cannot be drawn: %s", self.workdir / "loss.png", error)

@@ -6,8 +6,9 @@ from bert_jax.checkpoint import Retention
 from bert_jax.errors import UserError
 
 
-def left(retention, saved, verified=None, metrics=None):
-    gone = retention.superfluous(saved, saved if verified is None else verified, metrics or {})
+def left(retention, saved, verified=None, metrics=None, lowest_at=None):
+    verified = saved if verified is None else verified
+    gone = retention.superfluous(saved, verified, metrics or {}, lowest_at)
     return [step for step in saved if step not in gone]
 
 
@@ -25,6 +26,16 @@ def test_one_that_was_not_read_back_replaces_none():
 def test_every_mth_stays():
     steps = list(range(500, 5001, 500))
     assert left(Retention(keep=1, keep_every_steps=2000), steps) == [2000, 4000, 5000]
+
+
+def test_the_newest_before_the_lowest_loss_stays():
+    steps = [10, 20, 30, 40, 50]
+    assert left(Retention(keep=1), steps, lowest_at=20) == [20, 50]
+    assert left(Retention(keep=2), steps, lowest_at=29) == [20, 40, 50]
+    assert left(Retention(keep=2), steps, lowest_at=47) == [40, 50]  # a healthy run: one of those
+    assert left(Retention(keep=1), steps, lowest_at=60) == [50]
+    assert left(Retention(keep=1), steps, lowest_at=5) == [10, 50]  # the nearest there is
+    assert left(Retention(keep=1), steps, verified=[10, 30, 50], lowest_at=20) == [10, 50]
 
 
 def test_the_best_stay():

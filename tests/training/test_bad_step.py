@@ -31,6 +31,7 @@ from bert_jax.training.bad_step import (
     skipped_message,
     without_guard,
 )
+from bert_jax.training.baseline import DivergedError
 from bert_jax.training.config import to_dict
 from bert_jax.training.corpus import Corpus
 from bert_jax.training.events import read_events
@@ -341,6 +342,38 @@ def test_too_many_skips_in_a_row_stop_a_run(tmp_path, corpus, monkeypatch):
     kinds = [e["kind"] for e in read_events(workdir / "events.jsonl")]
     assert kinds.count("skipped_step") == 3
     assert kinds.count("bad_step") == 1
+
+
+def diverging_config(on_divergence):
+    """A learning rate that grows until the loss rises, which no single step is stopped for."""
+    return small_config(
+        training__num_steps=8,
+        training__phases=[{"length": 32, "batch_size": BATCH}],
+        training__accumulation=1,
+        training__eval_every_steps=0,
+        optimizer={"learning_rate": 0.4, "warmup_steps": 8},
+        checkpoint={"save_every_steps": 2, "keep": 1},
+        guard={"spike_sigmas": 0.0, "on_divergence": on_divergence},
+    )
+
+
+def test_a_run_that_diverges_says_so_and_keeps_what_was_good(tmp_path, corpus):
+    workdir, said = tmp_path / "work", []
+    assert train(diverging_config("report"), workdir, corpus=corpus, echo=said.append).finished
+    [event] = [e for e in read_events(workdir / "events.jsonl") if e["kind"] == "diverged"]
+    assert event["step"] < 8
+    assert "the newest checkpoint of step 3 or before is kept" in event["message"]
+    assert f"Warning: {event['message']}" in said
+    assert {"step": event["step"], "event/diverged": event["step"]} in read_metrics(
+        workdir / "metrics.jsonl"
+    )
+    assert saved_steps(workdir / "checkpoints") == [2, 8]
+
+    stopped = tmp_path / "stopped"
+    with pytest.raises(DivergedError) as error:
+        train(diverging_config("stop"), stopped, corpus=corpus, echo=lambda _: None)
+    assert (str(error.value), error.value.exit_code) == (event["message"], 4)
+    assert max(saved_steps(stopped / "checkpoints")) < event["step"]
 
 
 @pytest.mark.slow

@@ -175,6 +175,7 @@ CONFIG = StepConfig(
     num_steps=10,
     special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
     guard=GuardConfig(on_bad_step="skip", window=2),
+    phase_starts=(8,),
 )  # fmt: skip
 ROWS, LENGTH = 32, 16
 BAD = {1: "gradient", 3: "spike", 4: "nan", 6: "inf"}
@@ -278,6 +279,27 @@ def test_every_mesh_decides_alike(skipping):
         for a, b in zip(states, other_states, strict=True):
             assert a.step == b.step
             np.testing.assert_allclose(a.guard, b.guard, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mesh", RUNS)
+def test_a_phase_starts_with_new_statistics(skipping, mesh):
+    """The batch that was a spike in the middle of a phase is the first of the next phase."""
+    stepper, _, _ = skipping[mesh]
+    states, metrics = stepper.run([0, 2, 5, 7, 0, 2, 5, 3, 3, 4, 5])
+    assert [int(values["bad"]) for values in metrics] == [0] * 7 + [1, 0, 1, 0]
+    assert [int(state.guard.num_good) for state in states[1:]] == [*range(1, 8), 7, 1, 1, 2]
+    first = metrics[8]
+    assert first["guard_limit"] == np.inf
+    assert first["guard_mean"] == first["guard_std"] == 0
+    assert states[9].guard.mean == first["loss"] > 100
+    assert metrics[10]["guard_mean"] == first["loss"]
+
+
+def test_a_phase_whose_first_batch_is_skipped_starts_with_new_statistics(skipping):
+    stepper, _, _ = skipping["1"]
+    states, metrics = stepper.run([0, 2, 5, 7, 0, 2, 5, 7, 4, 3])
+    assert [int(values["bad"]) for values in metrics[8:]] == [1, 0]
+    assert [int(state.guard.num_good) for state in states[9:]] == [0, 1]
 
 
 def test_a_halted_state_is_the_input_of_the_bad_step():

@@ -19,7 +19,7 @@ from small_run import (
 )
 
 from bert_jax.checkpoint import saved_steps
-from bert_jax.training.corpus import Corpus
+from bert_jax.training.corpus import Corpus, step_config
 from bert_jax.training.telemetry import read_metrics
 from bert_jax.training.train import train
 
@@ -36,6 +36,14 @@ def cache(tmp_path_factory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Corpus:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def test_the_step_knows_where_phases_begin(corpus):
+    config = CONFIG.with_vocabulary(corpus.train.vocab_size)
+    assert step_config(config, corpus).phase_starts == CONFIG.training.phase_starts == (7,)
+    three = [{"length": 32, "share": share} for share in (0.5, 0.25, 0.25)]
+    changed = small_config(training__num_steps=100, training__phases=three)
+    assert changed.training.phase_starts == (50, 75)
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +86,11 @@ def test_stopped_twice_and_continued_equals_uninterrupted(tmp_path, corpus, unin
     result = train(CONFIG, workdir, corpus=corpus, echo=everything.append)
     assert result.finished
     assert fingerprint(workdir, CONFIG, corpus) == uninterrupted
-    # 12 steps leave this model at the baseline: it is said at step 8, and not again after it.
+    # 12 steps leave this model at the baseline: it is said at step 10, when the mean of the second
+    # phase has filled, and once.
     assert sum(line.startswith("Warning: the masked-LM loss") for line in everything) == 1
     steps = [row["step"] for row in read_metrics(workdir / "metrics.jsonl")]
-    assert steps == [3, 4, 6, 7, 8, 9, 12, 12]
+    assert steps == [3, 4, 6, 7, 8, 9, 10, 12, 12]
 
 
 _CHILD = """

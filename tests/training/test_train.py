@@ -1,7 +1,9 @@
 import json
 import re
 import shutil
+import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from small_run import (
@@ -15,12 +17,15 @@ from small_run import (
 
 from bert_jax.checkpoint import saved_steps
 from bert_jax.errors import UserError
+from bert_jax.training import train as train_module
 from bert_jax.training.bad_step import BadStepError
 from bert_jax.training.config import PretrainConfig, build
 from bert_jax.training.corpus import Corpus, open_corpus
+from bert_jax.training.events import read_events
 from bert_jax.training.pretrained import load_params
 from bert_jax.training.telemetry import read_metrics
 from bert_jax.training.train import train
+from bert_jax.training.watchdog import Watchdog
 from bert_jax.training.workdir import read_config
 
 SHORT = {
@@ -62,7 +67,8 @@ def test_work_directory_holds_what_is_promised(finished, corpus):
     assert read_config(workdir) == config.with_vocabulary(64)
     assert snapshot(workdir / "tokenizer") == snapshot(corpus.train.path / "tokenizer")
     rows = read_metrics(workdir / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2, 2]
+    assert [row["step"] for row in rows] == [1, 2, 2, 2]
+    assert rows.pop(1) == {"step": 2, "event/plateau": 2}
     assert {name for name in rows[0] if name.startswith("train/")} == {
         f"train/{name}"
         for name in (
@@ -201,6 +207,33 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, corpus):
         "step": batch + 1,
         "event/bad_step": batch,
     }
+
+
+def test_the_run_ends_when_it_stands_still_for_as_long_as_it_says(tmp_path, corpus, monkeypatch):
+    """In the middle of its preparations, so that nothing has to be compiled."""
+    codes, ended = [], threading.Event()
+
+    def end(code):
+        codes.append(code)
+        ended.set()
+
+    class StoppedError(Exception):
+        pass
+
+    def hang(*_):
+        ended.wait(20)
+        raise StoppedError
+
+    monkeypatch.setattr(train_module, "Watchdog", partial(Watchdog, exit=end))
+    monkeypatch.setattr(train_module, "prepare_workdir", hang)
+    workdir = tmp_path / "work"
+    workdir.mkdir()
+    with pytest.raises(StoppedError):
+        train(small_config(**SHORT, training__stall_seconds=0.2), workdir, corpus=corpus)
+    assert codes == [6]
+    (event,) = read_events(workdir / "events.jsonl")
+    assert (event["kind"], event["seconds"]) == ("stalled", 0.2)
+    assert event["message"] in (workdir / "stacks.0.txt").read_text()
 
 
 def test_a_record_written_by_an_older_field_set_names_the_field(finished, tmp_path):
