@@ -31,20 +31,24 @@ _NOT_OURS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
              errno.ENAMETOOLONG, errno.EIO}  # fmt: skip
 
 
+def exit_code(error: BaseException) -> int | None:
+    """Return the exit code that an error stands for; None for a bug."""
+    if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno in _NOT_OURS):
+        return 2
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return getattr(error, "exit_code", None) if isinstance(error, RuntimeError) else None
+
+
 def explained(error: BaseException, verb: str) -> int | None:
-    """Says what went wrong and gives the exit code; None for a bug, which keeps its traceback."""
-    code, text = None, f"{error}"
+    """Print what went wrong and return the exit code; None for a bug, which keeps its traceback."""
     if isinstance(error, SystemExit):  # _terminate
         return error.code if isinstance(error.code, int) else 1
-    if isinstance(error, UserError):
-        code = 2
-    elif isinstance(error, KeyboardInterrupt):
-        code, text = 130, "interrupted"
-    elif isinstance(error, OSError) and error.errno in _NOT_OURS:
-        hint = "Mend that or name another place, and give the command again; what is complete stays"
-        code, text = 2, f"{error}. {hint}"
-    elif isinstance(error, RuntimeError):
-        code = getattr(error, "exit_code", None)
+    code, text = exit_code(error), f"{error}"
+    if isinstance(error, KeyboardInterrupt):
+        text = "interrupted"
+    elif isinstance(error, OSError) and code == 2:
+        text += ". Fix that or name another place, and rerun the command; what is complete stays"
     if code is not None:
         print(f"bert-jax {verb}: {text}", file=sys.stderr)
     return code

@@ -16,7 +16,8 @@ gke.sh: pretrain on Kubernetes.
 both
   --image IMAGE          that has bert_jax and its packages (required)
   --slices N             TPU slices, or 1 (1)
-  --max-restarts N       of the whole set, after a failure or a preemption (20)
+  --max-restarts N       of the whole set, after a failure or a preemption; Kubernetes counts over
+                         the life of the job, whatever it has achieved (20)
 TPU, JobSet
   --accelerator A        node label gke-tpu-accelerator: tpu-v5-lite-podslice (default),
                          tpu-v5p-slice, tpu-v6e-slice, tpu7x
@@ -129,7 +130,7 @@ spec:
   failurePolicy:
     maxRestarts: $max_restarts
     rules:
-    - action: FailJobSet  # what a restart does not mend
+    - action: FailJobSet  # what a restart does not fix
       onJobFailureReasons: [PodFailurePolicy]
   replicatedJobs:
   - name: workers
@@ -163,14 +164,14 @@ YAML
   ((${#env[@]} == 0)) || { indented 14 env: && indented 14 "${env[@]}"; }
   ((${#mounts[@]} == 0)) || indented 14 "${mounts[@]}"
   indented 14 "resources: {limits: {$resource}}" command:
-  for word in "${command[@]}"; do indented 14 "- $(yaml "$word")"; done
+  for word in "${line[@]}"; do indented 14 "- $(yaml "$word")"; done
 }
 
 main() {
   local verb=${1:-} name='' image='' slices=1 max_restarts=20 accelerator=tpu-v5-lite-podslice
   local topology=4x4 chips_per_node=4 gpu_nodes='' gpus=8 namespace='' service_account='' claim=''
   local bucket='' mount=/mnt/bert_jax spot='' cluster='' type=v5litepod-16 project='' zone=''
-  local dry_run='' follow='' command=() where text
+  local dry_run='' follow='' command=() line=() where text
   case $verb in
     --help | -h | help) usage && return ;;
     yaml | apply | xpk | logs | status | delete) shift ;;
@@ -237,8 +238,7 @@ main() {
     yaml | apply | xpk)
       ((${#command[@]})) || die "$verb needs a command after --"
       [[ -n $image ]] || die "give --image, a container image that has bert_jax and its packages"
-      [[ ${command[0]} != bert-jax || ${command[1]:-} != pretrain ]] ||
-        command=(bert-jax pretrain --stopped-code=75 "${command[@]:2}")
+      with_stopped_code "${command[@]}"
       ;;
     *) ((${#command[@]} == 0)) || die "$verb takes no command" ;;
   esac
@@ -258,7 +258,7 @@ main() {
         "--num-slices=$slices" "--docker-image=$image" "--max-restarts=$max_restarts" \
         --restart-on-user-code-failure --termination-grace-period-seconds=180 \
         ${spot:+--spot} ${project:+"--project=$project"} ${zone:+"--zone=$zone"} \
-        "--command=$(quoted "${command[@]}")"
+        "--command=$(quoted "${line[@]}")"
       ;;
     logs)
       call kubectl logs "${where[@]}" ${follow:+--follow} \

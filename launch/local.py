@@ -8,12 +8,13 @@ The processes find each other over loopback and share the run as the hosts of a 
 0's output is shown; every process writes a log of its own. SIGINT and SIGTERM are passed on once,
 upon which the run saves and ends. When one process fails the others are ended, and its exit code is
 this command's. With --restarts the pod is then started again, unless the code is one that another
-try does not mend: 2 (input to correct), 3 (several saves in a row failed), 4 (a bad step) or 5 (no
-intact checkpoint).
+try does not fix: 2 (input to correct), 3 (several saves in a row failed), 4 (a bad step) or 5 (no
+intact checkpoint). A new checkpoint in the command's --workdir starts the count of restarts anew.
 """
 
 import argparse
 import contextlib
+import itertools
 import os
 import shlex
 import shutil
@@ -70,12 +71,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     signals: list[int] = []
     for handled in (signal.SIGINT, signal.SIGTERM):
         signal.signal(handled, lambda number, _: signals.append(number))
-    first_line = ""
-    for attempt in range(1, arguments.restarts + 2):
+    first_line, left, newest = "", arguments.restarts, _newest_step(command)
+    for attempt in itertools.count(2):
         code = _Pod(command, _places(arguments), logs, arguments.grace, signals).run(first_line)
-        if code in _FINAL or signals or attempt > arguments.restarts:
+        if (step := _newest_step(command)) > newest:
+            left, newest = arguments.restarts, step
+        if code in _FINAL or signals or not left:
             break
-        first_line = f"[local.py] try {attempt + 1}, after exit code {code}\n"
+        left -= 1
+        first_line = f"[local.py] try {attempt}, after exit code {code}\n"
         print(first_line, end="", file=sys.stderr, flush=True)
     return code
 
@@ -104,11 +108,23 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="of the whole pod, after an exit code that another try can mend (default: none)",
+        help="of the whole pod, after an exit code that another try can fix, without a new "
+        "checkpoint (default: none)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the commands and stop")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what every process runs")
     return parser
+
+
+def _newest_step(command: list[str]) -> int:
+    """Return the step of the newest checkpoint in the command's --workdir; -1 for none."""
+    workdir = Path(os.devnull)
+    for word, following in itertools.pairwise([*command, ""]):
+        name, _, value = word.partition("=")
+        if name == "--workdir":
+            workdir = Path(value or following)
+    found = itertools.chain(workdir.glob("checkpoints/*"), workdir.glob("resume/*"))
+    return max((int(path.name) for path in found if path.name.isdecimal()), default=-1)
 
 
 def _places(arguments: argparse.Namespace) -> list[dict[str, str]]:

@@ -8,19 +8,22 @@ on_host.sh: install bert_jax on a machine and keep a training command running th
 
   on_host.sh install [--extra tpu|gpu] [--nfs HOST:/SHARE] [--bucket NAME] [--mount DIR] [--setup COMMAND]
   on_host.sh start [--restarts N] [--pause SECONDS] -- COMMAND...
-  on_host.sh status       none | running | exit CODE
+  on_host.sh status [-- COMMAND...]     none | running | exit CODE; of COMMAND: also `running STEP`
+                          with its newest checkpoint, and `other` where another command runs
   on_host.sh log [--lines N] [--follow]
   on_host.sh stop [--wait SECONDS]      SIGTERM: the run saves and ends
 
-COMMAND runs apart from the terminal, in the checkout, with its .venv first on PATH. It is started
-again when it ends with a code that another try can mend: anything but 0 (done), 2 (input to
-correct), 3 (several saves in a row failed), 4 (a bad step) and 5 (no intact checkpoint).
+COMMAND runs apart from the terminal, in the checkout, with its .venv first on PATH. A host that runs
+COMMAND already is left alone. COMMAND is started again when it ends with a code that another try can
+fix: anything but 0 (done), 2 (input to correct), 3 (several saves in a row failed), 4 (a bad step)
+and 5 (no intact checkpoint). A signal that does not come from `stop` (the host goes down) leaves
+`none`: the run is to be started again.
 
---restarts N      at most so often (default 20)
+--restarts N      at most so often without a new checkpoint in its --workdir (default 20)
 --pause SECONDS   before it is started again (default 120: the other hosts' processes notice within
                   100 s that one is gone, and end)
 --dry-run         print the commands and stop
-The state is in $BERT_JAX_RUN (default ~/bert_jax_run): log, supervisor.pid, exit.
+The state is in $BERT_JAX_RUN (default ~/bert_jax_run): command, log, supervisor.pid, exit.
 HELP
 }
 
@@ -28,10 +31,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 state=${BERT_JAX_RUN:-$HOME/bert_jax_run}
 dry_run=
 
-die() {
-  echo "on_host.sh: $*" >&2
-  exit 2
-}
+# shellcheck source=/dev/null # checked by itself
+source "$here/launch/words.bash"
 
 call() {
   if [[ -n $dry_run ]]; then
@@ -44,8 +45,12 @@ call() {
 alive() {
   local pid
   # After a reboot the number may be another process's.
-  pid=$(cat "$state/supervisor.pid" 2>/dev/null) && grep -q on_host.sh "/proc/$pid/cmdline" 2>/dev/null
+  pid=$(cat "$state/supervisor.pid" 2>/dev/null) &&
+    grep -qzx supervise "/proc/$pid/cmdline" 2>/dev/null
 }
+
+# Whether the run here, if any, is that of a command.
+is_of() { [[ $(cat "$state/command" 2>/dev/null) == "$(quoted "$@")" ]]; }
 
 install() {
   local extra=tpu nfs='' bucket='' mount=/mnt/bert_jax setup='' python
@@ -100,14 +105,17 @@ start() {
   done
   (($#)) || die "start needs a command after --"
   if alive; then
-    die "a run is there already (supervisor $(cat "$state/supervisor.pid")); stop it first"
+    is_of "$@" || die "another run is there (supervisor $(cat "$state/supervisor.pid")); stop it first"
+    echo "runs already; supervisor $(cat "$state/supervisor.pid")"
+    return
   fi
   if [[ -n $dry_run ]]; then
     call nohup setsid bash "$here/launch/on_host.sh" supervise "$restarts" "$pause" "$@"
     return
   fi
   mkdir -p "$state"
-  rm -f "$state/exit"
+  rm -f "$state/exit" "$state/stop"
+  quoted "$@" >"$state/command"
   # All three streams away from the terminal, or ssh would stay until the run ends.
   nohup setsid bash "$here/launch/on_host.sh" supervise "$restarts" "$pause" "$@" \
     >>"$state/log" 2>&1 </dev/null &
@@ -116,12 +124,13 @@ start() {
 }
 
 supervise() {
-  local restarts=$1 pause=$2 tries=0 code=0 stopping='' child=''
+  local restarts=$1 pause=$2 tries=0 code=0 stopping='' child='' step newest
   shift 2
   echo $$ >"$state/supervisor.pid"
   trap 'stopping=1; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true' TERM
   cd "$here"
   export PATH="$here/.venv/bin:$PATH"
+  newest=$(newest_step "$@")
   while true; do
     echo "[on_host.sh] $(date -u +%FT%TZ) try $((tries + 1)): $(printf '%q ' "$@")"
     "$@" &
@@ -136,10 +145,14 @@ supervise() {
     child=''
     echo "[on_host.sh] $(date -u +%FT%TZ) ended with exit code $code"
     case $code in 0 | 2 | 3 | 4 | 5) break ;; esac
-    [[ -z $stopping ]] || break
-    ((tries++ < restarts)) || break
-    sleep "$pause" &
-    wait $! || true
+    step=$(newest_step "$@")
+    ((step <= newest)) || newest=$step tries=0
+    if [[ -z $stopping ]]; then
+      ((tries++ < restarts)) || break
+      sleep "$pause" &
+      wait $! || true
+    fi
+    [[ -z $stopping || -e $state/stop ]] || return 0 # the host goes down: to be started again
     [[ -z $stopping ]] || break
   done
   echo "$code" >"$state/exit.tmp"
@@ -147,10 +160,15 @@ supervise() {
 }
 
 status() {
-  if [[ -f $state/exit ]]; then
+  local running=running
+  [[ ${1:-} != -- ]] || shift
+  if (($#)) && ! is_of "$@"; then
+    if alive; then echo other; else echo none; fi
+  elif [[ -f $state/exit ]]; then
     echo "exit $(cat "$state/exit")"
   elif alive; then
-    echo running
+    ((!$#)) || running+=" $(cd "$here" && newest_step "$@")"
+    echo "$running"
   else
     echo none
   fi
@@ -176,13 +194,14 @@ stop() {
     echo "nothing runs here"
     return
   fi
+  call touch "$state/stop"
   call kill -TERM "$(cat "$state/supervisor.pid")"
   while alive && ((seconds-- > 0)); do sleep 1; done
   if alive; then
     echo "on_host.sh: still saving; ask again, or end it with kill -KILL" >&2
     exit 1
   fi
-  status
+  status --
 }
 
 main() {

@@ -16,7 +16,7 @@ slurm.sh: submit a pretraining job to Slurm.
   --partition P, --account A, --cpus-per-task N, --output FILE
   --sbatch-flag FLAG     any other, such as --sbatch-flag=--constraint=a100; may be repeated
   --setup COMMAND        in the job before the run, such as 'module load cuda'; may be repeated
-  --restarts N           times that a job may be put back into the queue (20)
+  --restarts N           times that a job may be put back into the queue without a new checkpoint (20)
   --dry-run              print the command and call nothing
 
 The job runs in the current directory, with its .venv first on PATH where there is one. At the time
@@ -48,23 +48,40 @@ set -uo pipefail
 [[ ! -d .venv/bin ]] || export PATH="\$PWD/.venv/bin:\$PATH"
 SCRIPT
   printf '%s\n' "${setup[@]}"
+  declare -f newest_step insisted
   cat <<SCRIPT
+newest() { newest_step $(quoted "$@"); }
+count=\${SLURM_RESTART_COUNT:-0}
+# The restart count when there was a new checkpoint.
+kept=.bert_jax-\$SLURM_JOB_ID
+before=\$(newest)
 code=0
 $(quoted "${run[@]}") || code=\$?
-# What another try does not mend. 75 is stopped and saved before the last step, 6 stood still.
-case \$code in 0 | 2 | 3 | 4 | 5) exit "\$code" ;; esac
+# What another try does not fix. 75 is stopped and saved before the last step, 6 stood still.
+case \$code in 0 | 2 | 3 | 4 | 5) rm -f "\$kept"; exit "\$code" ;; esac
+((\$(newest) <= before)) || echo "\$count" >"\$kept"
 # A cancelled job is not RUNNING and stays cancelled.
-if [[ \${SLURM_RESTART_COUNT:-0} -lt $restarts ]] &&
-  [[ \$(squeue --noheader --jobs="\$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
-  scontrol requeue "\$SLURM_JOB_ID"
+if ((count - \$(cat "\$kept" 2>/dev/null || echo 0) < $restarts)) &&
+  [[ \$(insisted squeue --noheader --jobs="\$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
+  insisted scontrol requeue "\$SLURM_JOB_ID"
 fi
 exit "\$code"
 SCRIPT
 }
 
+# Runs a command until it works, five times at most: Slurm's controller does not always answer.
+insisted() {
+  local pause
+  for pause in 10 30 60 120 ''; do
+    "$@" && return
+    [[ -z $pause ]] || sleep "$pause"
+  done
+  return 1
+}
+
 main() {
   local nodes=1 gpus=8 per=gpu name=bert_jax limit=1-00:00:00 restarts=20 dry_run=''
-  local output='%x-%j.out' extra=() setup=() command=() flags text code=0
+  local output='%x-%j.out' extra=() setup=() command=() line=() flags text code=0
   while (($#)); do
     case $1 in
       --help | -h) usage && return ;;
@@ -107,15 +124,15 @@ main() {
   for number in "nodes=$nodes" "gpus-per-node=$gpus"; do
     [[ ${number#*=} =~ ^[1-9][0-9]*$ ]] || die "--${number%%=*} is ${number#*=}; it must be a number above 0"
   done
-  [[ ${command[0]} != bert-jax || ${command[1]:-} != pretrain ]] ||
-    command=(bert-jax pretrain --stopped-code=75 "${command[@]:2}")
+  [[ $restarts =~ ^[0-9]+$ ]] || die "--restarts is $restarts; it must be a whole number"
+  with_stopped_code "${command[@]}"
   flags=(
     "--job-name=$name" "--nodes=$nodes" "--gpus-per-node=$gpus"
     "--ntasks-per-node=$([[ $per == gpu ]] && echo "$gpus" || echo 1)"
     "--time=$limit" --signal=TERM@180 --requeue --open-mode=append "--output=$output"
     "${extra[@]}"
   )
-  text=$(script "${command[@]}")
+  text=$(script "${line[@]}")
   if [[ -n $dry_run ]]; then
     printf "%s <<'SCRIPT'\n%s\nSCRIPT\n" "$(quoted sbatch "${flags[@]}")" "$text"
     return

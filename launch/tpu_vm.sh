@@ -9,8 +9,8 @@ tpu_vm.sh: pretrain on a Cloud TPU pod.
   tpu_vm.sh create  NAME [--type v5litepod-16] [--spot] [--slices N]   ask for the pod
   tpu_vm.sh wait    NAME                      until it is there
   tpu_vm.sh install NAME [--nfs HOST:/SHARE]  this checkout's HEAD and its packages on every host
-  tpu_vm.sh run     NAME -- bert-jax pretrain ...   on every host; outlives this terminal
-  tpu_vm.sh watch   NAME ... -- bert-jax pretrain ...   all of the above; again after a preemption
+  tpu_vm.sh run     NAME -- bert-jax pretrain ...   on every host that does not run it yet
+  tpu_vm.sh watch   NAME ... -- bert-jax pretrain ...   all of the above; again where need be
   tpu_vm.sh logs    NAME [--follow] [--lines N] [--worker K]
   tpu_vm.sh status  NAME                      of the request and of the run on each host
   tpu_vm.sh stop    NAME                      SIGTERM: the run saves and ends
@@ -33,9 +33,12 @@ the hosts
   --setup COMMAND        runs on every host before the packages are installed
   --internal-ip          ssh to internal addresses
 the run
-  --restarts N           on each host, after an error that another try can mend (20)
+  --restarts N           on each host, after an error that another try can fix; counted anew after
+                         each checkpoint (20)
   --poll SECONDS         how often `wait` and `watch` look (60)
-  --max-recreates N      `watch` gives up after so many (50)
+  --max-failures N       `wait` and `watch` give up after so many failures of gcloud in a row, with
+                         longer and longer pauses between them, up to 600 s (12)
+  --max-recreates N      `watch` gives up after so many pods without a new checkpoint (50)
   --wait-limit SECONDS   `wait` gives up after so long; 0: never (0)
   --dry-run              print the commands and call nothing
 
@@ -98,21 +101,22 @@ create() {
 
 # The request's state, or NONE. Nothing else of gcloud's errors is hidden.
 state() {
-  local errors code=0
-  errors=$(mktemp)
-  gcloud compute tpus queued-resources describe "$name" "${where[@]}" \
-    '--format=value(state.state)' 2>"$errors" || code=$?
+  local errors code=0 answer
+  errors=$(mktemp) || return
+  answer=$(gcloud compute tpus queued-resources describe "$name" "${where[@]}" \
+    '--format=value(state.state)' 2>"$errors") || code=$?
   if ((code)) && grep -q NOT_FOUND "$errors"; then
-    echo NONE
-    code=0
+    answer=NONE code=0
   elif ((code)); then
     cat "$errors" >&2
   fi
   rm -f "$errors"
-  return "$code"
+  [[ -n $answer ]] && echo "$answer"
+  return "$((code ? code : ${#answer} == 0))"
 }
 
-# The state of each slice's node: a preempted one may be gone before its request says so.
+# The state of each slice's node and the number of its hosts: a preempted node may be gone before its
+# request says so.
 node_states() {
   local index nodes=("$name")
   if ((slices > 1)); then
@@ -120,8 +124,25 @@ node_states() {
     for ((index = 0; index < slices; index++)); do nodes+=("$name-$index"); done
   fi
   for index in "${nodes[@]}"; do
-    gcloud compute tpus tpu-vm describe "$index" "${where[@]}" '--format=value(state)' || return
+    gcloud compute tpus tpu-vm describe "$index" "${where[@]}" \
+      '--format=value(state,networkEndpoints.len())' || return
   done
+}
+
+# After a failure in a row: waits longer than after the one before, and gives up at last.
+failed() { # EXIT_CODE
+  local seconds
+  ((++failures < max_failures)) || die "gcloud failed $failures times in a row" "$1"
+  seconds=$((poll << (failures < 9 ? failures : 9)))
+  ((seconds <= longest_pause)) || seconds=$((poll > longest_pause ? poll : longest_pause))
+  say "failure $failures of at most $max_failures in a row; again in $seconds s"
+  sleep "$seconds"
+}
+
+# Ends with what the request says of itself.
+refused() {
+  gcloud compute tpus queued-resources describe "$name" "${where[@]}" >&2 || true
+  die "the request $name is $1, not waiting for resources; delete it and ask again" 3
 }
 
 wait_until_active() {
@@ -132,13 +153,11 @@ wait_until_active() {
     return
   fi
   while true; do
-    now=$(state) || die "cannot ask for the state of $name" $?
+    now=$(state) || { failed $? && continue; }
+    failures=0
     case $now in
       ACTIVE) return ;;
-      FAILED | SUSPENDING | SUSPENDED | NONE)
-        gcloud compute tpus queued-resources describe "$name" "${where[@]}" >&2 || true
-        die "the request $name is $now, not waiting for resources; delete it and ask again" 3
-        ;;
+      FAILED | SUSPENDING | SUSPENDED | NONE) refused "$now" ;;
     esac
     ((wait_limit == 0 || SECONDS - begin < wait_limit)) || die "$name is still $now" 3
     say "$name is $now"
@@ -146,91 +165,142 @@ wait_until_active() {
   done
 }
 
+# Ships the commit to every host and installs it. With `--idle`: not where something runs.
 install() {
-  local archive=/tmp/bert_jax.tar.gz flags=()
-  local copy=(scp "$archive" "$name:" --worker=all "${ssh_flags[@]}")
+  local flags=() scratch line copy
   [[ -z $nfs ]] || flags+=(--nfs "$nfs")
   [[ -z $bucket ]] || flags+=(--bucket "$bucket")
   [[ -z $nfs$bucket ]] || flags+=(--mount "$mount")
   [[ -z $setup ]] || flags+=(--setup "$setup")
-  call git -C "$checkout" archive --format=tar.gz --prefix=bert_jax/ --output="$archive" HEAD
+  # A directory of its own, which nobody else can write: two pods may be installed at once.
+  scratch=$(mktemp -d ${dry_run:+-u}) || die "no temporary directory can be made" 1
+  # shellcheck disable=SC2064 # the value of now
+  trap "rm -rf $(quoted "$scratch")" EXIT
+  call git -C "$checkout" archive --format=tar.gz --prefix=bert_jax/ \
+    "--output=$scratch/bert_jax.tar.gz" "$commit"
+  copy=(scp "$scratch/bert_jax.tar.gz" "$name:" --worker=all "${ssh_flags[@]}")
   if ((slices > 1)); then
     queue "${copy[@]}" --node=all
   else
     call gcloud compute tpus tpu-vm "${copy[@]}" "${where[@]}"
   fi
-  on_hosts all "mkdir -p bert_jax && tar -xzf bert_jax.tar.gz && $(host_script install "${flags[@]}")"
+  line="mkdir -p bert_jax && tar -xzf bert_jax.tar.gz && $(host_script install "${flags[@]}")"
+  [[ ${1:-} != --idle ]] ||
+    line="case \$($(host_script status) 2>&1) in running*) ;; *) $line ;; esac"
+  on_hosts all "$line"
 }
 
+# Starts the run on the hosts that do not run it yet.
 run() {
-  local line=("${command[@]}")
-  # A run that a signal stopped is to be continued, and says so with this exit code.
-  [[ ${line[0]} != bert-jax || ${line[1]:-} != pretrain ]] ||
-    line=(bert-jax pretrain --stopped-code=75 "${line[@]:2}")
+  local line
+  with_stopped_code "${command[@]}"
   on_hosts all "$(host_script start --restarts "$restarts" -- "${line[@]}")"
-}
-
-recreate() {
-  ((recreates++ < max_recreates)) || die "$name was recreated $max_recreates times; giving up" 3
-  say "recreating $name"
-  queue delete "$name" --force --quiet
-  create
 }
 
 # Keeps the pod and the run alive until the run ends.
 watch() {
-  local now progress nodes failures=0 recreates=0 active=''
+  local request nodes runs active='' newest=0 recreates=0 line
   [[ -n $nfs$bucket$setup ]] ||
     die "a preempted pod's disks are lost; give --nfs, --bucket or a --setup that mounts what the work directory is on"
+  with_stopped_code "${command[@]}"
   if [[ -n $dry_run ]]; then
-    create
-    wait_until_active
-    install
-    run
-    echo "# every $poll s: the state of the request, of the nodes and of the run"
-    queue describe "$name" '--format=value(state.state)'
-    on_hosts 0 "$(host_script status)"
-    echo "# when the request is SUSPENDED or FAILED, or a node PREEMPTED or TERMINATED:"
-    queue delete "$name" --force --quiet
-    create
-    wait_until_active
-    install
-    run
+    dry_watch
     return
   fi
+  commit=$(git -C "$checkout" rev-parse HEAD) || die "$checkout is not a checkout with a commit"
   while true; do
-    progress='' nodes=''
-    # gcloud fails now and then; several times in a row it means something.
-    if now=$(state) && { [[ $now != ACTIVE ]] || nodes=$(node_states); }; then
-      if [[ $now == ACTIVE && ! $nodes =~ PREEMPTED|TERMINATED ]]; then
-        active=1
-        progress=$(on_hosts 0 "if [ -d bert_jax ]; then $(host_script status); else echo none; fi") ||
-          now=UNKNOWN
-        progress=${progress##*$'\n'}
-      fi
+    if look && act; then
+      failures=0
+      sleep "$poll"
     else
-      now=UNKNOWN
+      failed $?
     fi
-    [[ $now == UNKNOWN ]] && failures=$((failures + 1)) || failures=0
-    ((failures < 5)) || die "gcloud failed $failures times in a row" 1
-    say "request $now${nodes:+, nodes ${nodes//$'\n'/ }}${progress:+, run: $progress}"
-    case $now,$progress in
-      ACTIVE,'exit 0') return 0 ;;
-      ACTIVE,exit*) die "the run ended with exit code ${progress#exit }; see: tpu_vm.sh logs $name" "${progress#exit }" ;;
-      ACTIVE,none)
-        install
-        run
-        ;;
-      ACTIVE,'' | SUSPENDED,*) recreate ;;
-      FAILED,*)
-        [[ -n $active ]] || wait_until_active # which says why, and ends
-        recreate
-        ;;
-      NONE,*) create ;;
-    esac
-    sleep "$poll"
   done
 }
+
+dry_watch() {
+  create
+  wait_until_active
+  install
+  run
+  echo "# every $poll s: the state of the request, of the nodes and of the run on every host"
+  queue describe "$name" '--format=value(state.state)'
+  on_hosts all "$(asked_of_hosts)"
+  echo "# where a host does not run it: install and run again"
+  echo "# when the request is SUSPENDED or FAILED, or a node PREEMPTED or TERMINATED:"
+  queue delete "$name" --force --quiet
+  echo "# and all of the above again"
+}
+
+# The command line that makes a host say how the run does there.
+asked_of_hosts() {
+  # shellcheck disable=SC2016 # expanded on the host
+  printf 'echo "bert_jax on $(hostname): $(%s 2>/dev/null || echo none)"' \
+    "$(host_script status -- "${line[@]}")"
+}
+
+# Finds out the state of the request and of its nodes, and of the run, a line `HOST: STATE` for each
+# host. Fails where one of them does not answer.
+look() {
+  local answers hosts code=0
+  nodes='' runs=''
+  request=$(state) || return
+  [[ $request == ACTIVE ]] || return 0
+  active=1
+  answers=$(node_states) || return
+  nodes=$(cut -f 1 <<<"$answers" | paste -sd ' ' -)
+  hosts=$(awk '{ n += $2 } END { print n ? n : 1 }' <<<"$answers")
+  [[ $nodes =~ ^READY(\ READY)*$ ]] || return 0
+  answers=$(on_hosts all "$(asked_of_hosts)") || code=$?
+  runs=$(sed -nE 's/^bert_jax on ([^ ]+: (none|other|running [0-9]+|exit [0-9]+))$/\1/p' <<<"$answers" |
+    sort -u)
+  [[ ! $runs =~ exit\ [1-9] ]] || return 0 # the word of one host is enough
+  ((code == 0)) || return "$code"
+  (($(grep -c . <<<"$runs") >= hosts)) || { say "not all of $hosts hosts answered" && return 1; }
+}
+
+# Does what is to be done about it. Fails where a command of it has failed.
+act() {
+  say "request $request${nodes:+, nodes $nodes}${runs:+, run: $(counted)}"
+  case $request,$nodes in
+    ACTIVE,*PREEMPTED* | ACTIVE,*TERMINATED* | SUSPENDED,*) recreate ;;
+    FAILED,*) if [[ -n $active ]]; then recreate; else refused "$request"; fi ;;
+    NONE,*) if [[ -n $active ]]; then attempt create; else create; fi ;;
+    ACTIVE,*) [[ -z $runs ]] || act_on_runs ;;
+  esac
+}
+
+act_on_runs() {
+  local ended step
+  step=$(sed -n 's/.*: running //p' <<<"$runs" | sort -n | tail -n 1)
+  ((${step:-0} <= newest)) || newest=$step recreates=0
+  # Where several hosts have ended, 2 to 5 are reasons, and others often what followed from them.
+  if ended=$(grep -E ': exit [2-5]$' <<<"$runs" || grep -E ': exit [1-9]' <<<"$runs"); then
+    ended=${ended%%$'\n'*}
+    die "the run ended with exit code ${ended##* } on ${ended%%:*}; see: tpu_vm.sh logs $name --worker=all, and start it again with: tpu_vm.sh run" "${ended##* }"
+  fi
+  case $runs in
+    *': other'*) die "the hosts run another command; stop it first: tpu_vm.sh stop $name" ;;
+    *': none'*) attempt install --idle && attempt run ;;
+    *': running'*) ;;
+    *) exit 0 ;; # on every host
+  esac
+}
+
+recreate() {
+  ((recreates < max_recreates)) ||
+    die "$name was recreated $max_recreates times without a new checkpoint; giving up" 3
+  say "recreating $name"
+  attempt queue delete "$name" --force --quiet || return
+  recreates=$((recreates + 1))
+  attempt create
+}
+
+# Runs a function whose failure does not end the script.
+attempt() { ("$@"); }
+
+# How many hosts are in which state, as in `1 none,63 running 1200`.
+counted() { cut -d' ' -f2- <<<"$runs" | sort | uniq -c | sed 's/^ *//' | paste -sd, -; }
 
 logs() {
   local flags=(--lines "$lines")
@@ -246,7 +316,8 @@ status() {
 main() {
   local verb=${1:-} name='' project='' zone=us-west4-a type=v5litepod-16 runtime='' spot='' slices=1
   local nfs='' bucket='' mount=/mnt/bert_jax setup='' restarts=20 poll=60 max_recreates=50
-  local wait_limit=0 dry_run='' follow='' lines=50 worker=0 checkout
+  local wait_limit=0 dry_run='' follow='' lines=50 worker=0 checkout commit=HEAD
+  local max_failures=12 failures=0 longest_pause=600
   local command=() create_flags=() ssh_flags=() where=()
   checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case $verb in
@@ -288,6 +359,7 @@ main() {
           --setup) setup=$2 ;;
           --restarts) restarts=$2 ;;
           --poll) poll=$2 ;;
+          --max-failures) max_failures=$2 ;;
           --max-recreates) max_recreates=$2 ;;
           --wait-limit) wait_limit=$2 ;;
           --lines) lines=$2 ;;
@@ -304,7 +376,13 @@ main() {
     shift
   done
   [[ -n $name ]] || die "name the pod: tpu_vm.sh $verb NAME"
-  [[ $slices =~ ^[1-9][0-9]*$ ]] || die "--slices is $slices; it must be a number above 0"
+  local number
+  for number in "slices=$slices" "max-failures=$max_failures"; do
+    [[ ${number#*=} =~ ^[1-9][0-9]*$ ]] || die "--${number%%=*} is ${number#*=}; it must be a number above 0"
+  done
+  for number in "restarts=$restarts" "poll=$poll" "max-recreates=$max_recreates" "wait-limit=$wait_limit"; do
+    [[ ${number#*=} =~ ^[0-9]+$ ]] || die "--${number%%=*} is ${number#*=}; it must be a whole number"
+  done
   case $verb in
     run | watch | ssh) ((${#command[@]})) || die "$verb needs a command after --" ;;
     *) ((${#command[@]} == 0)) || die "$verb takes no command" ;;

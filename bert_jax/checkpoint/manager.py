@@ -18,8 +18,9 @@ import jax
 from etils import epath
 
 from bert_jax.checkpoint import storage
+from bert_jax.checkpoint.agreement import by_first, worst
 from bert_jax.checkpoint.digest import leaf_digests
-from bert_jax.checkpoint.reading import Damaged, Restored, barrier, restore_newest, worst
+from bert_jax.checkpoint.reading import Damaged, Restored, restore_newest
 from bert_jax.checkpoint.record import Record, RecordFaultError, grouped, named_leaves, read_record
 from bert_jax.checkpoint.retention import Retention
 from bert_jax.checkpoint.storage import (
@@ -82,9 +83,7 @@ class Checkpoints:
         self._reader = _Reader(self)
         self._metrics: dict[int, dict[str, float]] = {}
         self._made = self._directory.exists()
-        if jax.process_index() == 0:
-            storage.remove_unfinished(self._directory)
-        barrier("leftovers of interrupted saves are removed")
+        by_first(lambda: storage.remove_unfinished(self._directory))
 
     def restore(self, abstract: Any) -> Restored | None:
         """The newest intact checkpoint, or None when there is none at all.
@@ -103,11 +102,7 @@ class Checkpoints:
         restored = restore_newest(self._directory, abstract)
         if restored is None:
             return None
-        if restored.damaged and jax.process_index() == 0:
-            _log.warning("%s", restored.warning())
-            for bad in restored.damaged:
-                self._set_aside(bad)
-        barrier("damaged checkpoints are set aside")
+        by_first(lambda: self._set_aside(restored))
         self._reader.start(restored.step)
         return restored
 
@@ -134,7 +129,7 @@ class Checkpoints:
             SaveFailedError: This failure, or that of the save before, was one too many.
         """
         self.wait()
-        if worst(0 if self.has(step) else 1) == 0:
+        if by_first(lambda: (self._directory / str(step)).exists()):
             return
         self._save = _Save(step)
         try:
@@ -164,10 +159,6 @@ class Checkpoints:
             self._reader.start(save.step)
         else:  # at once, not when the next save is due
             _log.error("%s", self._explained(save.step, save_fault(save.error)))
-
-    def has(self, step: int) -> bool:
-        """Whether there is a checkpoint of this step."""
-        return (self._directory / str(step)).exists()
 
     def wait(self) -> bool:
         """Returns when the last save is on disk; whether it went well.
@@ -246,17 +237,13 @@ class Checkpoints:
 
         Made once at most, and the work directory never: where one is gone, a disk is not mounted.
         """
-        error: Exception | None = None
-        if jax.process_index() == 0:
-            try:
-                if not self._made:
-                    self._directory.mkdir(exist_ok=True)
-                self._made = True
-                storage.try_to_write(self._directory)
-            except Exception as failure:  # a bucket's errors are of many types
-                error = failure
-        if worst(1 if error else 0):
-            raise error or OSError("process 0 cannot make the directory")
+        by_first(self._make_here)
+
+    def _make_here(self) -> None:
+        if not self._made:
+            self._directory.mkdir(exist_ok=True)
+        self._made = True
+        storage.try_to_write(self._directory)
 
     def _clean_up(self) -> None:
         try:
@@ -264,9 +251,12 @@ class Checkpoints:
         except Exception as error:
             _log.warning("Leftovers in %s stay for now: %s", self._directory, error)
 
-    def _set_aside(self, bad: Damaged) -> None:
-        place = storage.set_aside(self._directory / str(bad.step), self._aside)
-        self._report("damaged", bad.step, f"{bad.fault}; moved to {place}")
+    def _set_aside(self, restored: Restored) -> None:
+        if restored.damaged:
+            _log.warning("%s", restored.warning())
+        for bad in restored.damaged:
+            place = storage.set_aside(self._directory / str(bad.step), self._aside)
+            self._report("damaged", bad.step, f"{bad.fault}; moved to {place}")
 
     def _prune(self) -> None:
         """Deletes what the policy lets go; called once a newer checkpoint was read back."""

@@ -1,19 +1,21 @@
 """The newest intact checkpoint of a directory, onto devices.
 
 Functions here are collective: with several processes all call them, in the same order, from the
-main thread.
+main thread. Process 0 lists the checkpoints, reads the records and has the last word on damage; the
+other processes check their share of the files.
 """
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from etils import epath
-from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 
 from bert_jax.checkpoint import storage
+from bert_jax.checkpoint.agreement import all_agree, by_first
 from bert_jax.checkpoint.digest import leaf_digests
 from bert_jax.checkpoint.record import (
     Record,
@@ -27,16 +29,25 @@ from bert_jax.checkpoint.record import (
     ungrouped,
 )
 from bert_jax.checkpoint.storage import AnyPath, as_path, read_arrays, saved_steps
-from bert_jax.checkpoint.verify import file_fault
+from bert_jax.checkpoint.verify import file_fault, verify_checkpoint
 from bert_jax.errors import UserError
 
 _log = logging.getLogger("bert_jax")
+
+_CACHED_SECONDS = 90.0
+"""Time that a file system's cache may show a directory as it was: 60 s for NFS and gcsfuse."""
 
 
 class DamagedCheckpointError(RuntimeError):
     """No checkpoint of the directory is intact, though there are some."""
 
     exit_code = 5
+
+
+class OutOfSightError(RuntimeError):
+    """A checkpoint that process 0 finds intact and another process cannot read."""
+
+    exit_code = 6  # another try may see it
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ def load_newest(directory: AnyPath) -> Restored | None:
 def _newest(directory: epath.Path, abstract: Any) -> Restored | None:
     damaged: list[Damaged] = []
     wanted = None if abstract is None else named_leaves(abstract)
-    for step in reversed(saved_steps(directory)):
+    for step in reversed(by_first(lambda: saved_steps(directory))):
         record, leaves, fault = _read(directory / str(step), wanted)
         if not fault:
             assert record is not None
@@ -111,18 +122,13 @@ def _read(
     path: epath.Path, wanted: dict[str, Any] | None
 ) -> tuple[Record | None, dict[str, jax.Array], str]:
     """Reads and checks one checkpoint: (record, arrays by name, what is wrong or "")."""
-    record = None
     groups = () if wanted is not None else (storage.PARAMS, storage.RECORD)
+    _await_sight(path)
     fault = file_fault(path, (jax.process_index(), jax.process_count()), groups)
-    if not fault:
-        try:
-            record = read_record(path)
-        except RecordFaultError as error:
-            fault = str(error)
-    if fault and jax.process_index() != 0:  # process 0 speaks for all, but knows no name
-        _log.error("%s: %s", path, fault)
-    if not all_agree(not fault) or record is None:
-        return None, {}, fault or "another process found a file of it damaged, and says which"
+    content, unread = by_first(lambda: _record_or_fault(path))
+    if fault := _common_fault(path, fault or unread):
+        return None, {}, fault
+    record = Record(**content)
     if wanted is None:
         device = SingleDeviceSharding(jax.local_devices()[0])
         wanted = {
@@ -133,8 +139,8 @@ def _read(
     else:
         _check_same(path, record.arrays, wanted)
     loaded, fault = read_arrays(path, grouped(wanted))
-    if not all_agree(not fault):
-        return record, {}, fault or "another process could not read its arrays"
+    if fault := _common_fault(path, fault):
+        return record, {}, fault
     leaves = ungrouped(loaded)
     digests = leaf_digests(leaves)
     wrong = [name for name, digest in digests.items() if digest != record.arrays[name][2]]
@@ -143,6 +149,45 @@ def _read(
         fault += ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
         return record, {}, fault  # an older checkpoint is read next: there is room for one only
     return record, leaves, ""
+
+
+def _await_sight(path: epath.Path) -> None:
+    """Wait until the file system shows the checkpoint that process 0 has listed."""
+    deadline = time.monotonic() + _CACHED_SECONDS
+    while jax.process_index() != 0 and not path.exists() and time.monotonic() < deadline:
+        time.sleep(1)
+
+
+def _record_or_fault(path: epath.Path) -> tuple[dict[str, Any], str]:
+    try:
+        return read_record(path).__dict__, ""
+    except RecordFaultError as error:
+        return {}, str(error)
+
+
+def _common_fault(path: epath.Path, fault: str) -> str:
+    """Return the fault of a checkpoint in the words of process 0; "" where no process found one.
+
+    Args:
+        path: The checkpoint.
+        fault: Finding of this process.
+
+    Raises:
+        OutOfSightError: Another process found a fault, and process 0, which then reads the whole
+            checkpoint, finds none. Such a checkpoint must not be passed over.
+    """
+    if all_agree(not fault):
+        return ""
+    if fault and jax.process_index() != 0:
+        _log.error("%s: %s", path, fault)
+    common: str = by_first(lambda: fault or verify_checkpoint(path).fault)
+    if not common:
+        raise OutOfSightError(
+            f"{path} is intact for process 0, and another process cannot read it ("
+            f"{fault or 'its log has the reason'}). All hosts must mount the same directory; a "
+            "cached listing is right after a minute"
+        )
+    return common
 
 
 def _check_same(path: epath.Path, arrays: dict[str, list[Any]], wanted: dict[str, Any]) -> None:
@@ -158,21 +203,3 @@ def _check_same(path: epath.Path, arrays: dict[str, list[Any]], wanted: dict[str
                 f"{path}: array {name} is {has} in the checkpoint and {wants} in this run; they "
                 "must be of the same model and optimizer"
             )
-
-
-def barrier(name: str) -> None:
-    """Returns when all processes are here."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
-
-
-def all_agree(ok: bool) -> bool:
-    """Whether it is so in all processes."""
-    return worst(0 if ok else 1) == 0
-
-
-def worst(code: int) -> int:
-    """The highest number of all processes."""
-    if jax.process_count() == 1:
-        return code
-    return int(multihost_utils.process_allgather(jax.numpy.asarray(code)).max())

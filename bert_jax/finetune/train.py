@@ -11,14 +11,14 @@ import jax
 import numpy as np
 
 from bert_jax.checkpoint import SaveFailedError
-from bert_jax.checkpoint.reading import all_agree
+from bert_jax.checkpoint.agreement import all_agree, by_first
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.evaluate import finite, member_outputs
 from bert_jax.finetune.progress import Losses, Output, Progress, goal_score
 from bert_jax.finetune.saves import Saves, Wave
 from bert_jax.finetune.setup import Setup, set_up
-from bert_jax.finetune.statistics import LEVEL, Member, Outcome, summarise
+from bert_jax.finetune.statistics import LEVEL, Member, Outcome, Summary, summarise
 from bert_jax.finetune.statistics_report import summary_lines, write_summary
 from bert_jax.finetune.step import (
     check_memory,
@@ -92,7 +92,7 @@ def finetune(
     setup = set_up(config)
     place = open_workdir(workdir)
     check_finetune_workdir(place, config, setup.fingerprints)
-    if (place.local / STATISTICS).exists():
+    if by_first(lambda: (place.local / STATISTICS).exists()):
         return _finished_before(setup, place, echo)
     check_memory(setup.step, sweep_mesh(len(setup.waves[0])), len(setup.waves[0]))
     run = _Run(config, setup, place, echo)
@@ -103,8 +103,9 @@ def finetune(
 def _finished_before(
     setup: Setup, place: WorkDir, echo: Callable[[str], None] | None
 ) -> FinetuneResult:
-    record = read_json_object(place.local / STATISTICS, max_bytes=_MAX_STATISTICS_BYTES)
-    outcomes = tuple(Outcome.from_json(each) for each in record["outcomes"])
+    path = place.local / STATISTICS
+    rows = by_first(lambda: read_json_object(path, max_bytes=_MAX_STATISTICS_BYTES)["outcomes"])
+    outcomes = tuple(Outcome.from_json(each) for each in rows)
     remove_resume(place)
     if jax.process_index() == 0:
         say = echo or print
@@ -155,7 +156,7 @@ class _Run:
             prepare_finetune_workdir(
                 place.local, config, setup.fingerprints, setup.initial.tokenizer_files
             )
-            place.sync(required=True)
+            by_first(lambda: place.sync(required=True))
 
             def report(kind: str, step: int, message: str) -> None:
                 events.write(kind, message, step=step)
@@ -300,17 +301,7 @@ class _Run:
     def _finish(self, seconds: float) -> None:
         summary = summarise(self.outcomes, self.setup.task.metric, self.constant, self.goal)
         percent = self.percent
-        if jax.process_index() == 0:
-            try:
-                write_summary(
-                    summary, self.place.local, title=Path(self.place.name).name, percent=percent
-                )
-            except OSError as error:
-                raise SaveFailedError(
-                    f"the statistics cannot be written to {self.place.local}: "
-                    f"{error.strerror or error}. Mend that and give the command again: the run "
-                    "continues from its last save"
-                ) from error
+        by_first(lambda: self._write_summary(summary, percent))
         self.out.say("")
         for line in summary_lines(summary, percent=percent):
             self.out.say(line)
@@ -320,6 +311,18 @@ class _Run:
             f"{duration(seconds)}, {len(self.outcomes)} runs; the best of {self.setup.inits[0]} is "
             f"in {self.place.checkpoints}"
         )
+
+    def _write_summary(self, summary: Summary, percent: bool) -> None:
+        try:
+            write_summary(
+                summary, self.place.local, title=Path(self.place.name).name, percent=percent
+            )
+        except OSError as error:
+            raise SaveFailedError(
+                f"the statistics cannot be written to {self.place.local}: "
+                f"{error.strerror or error}. Fix that and rerun the command: the run continues "
+                "from its last save"
+            ) from error
 
     def _summary(self, begun: int, total: int) -> list[str]:
         setup = self.setup

@@ -18,8 +18,7 @@ import numpy as np
 
 import bert_jax
 from bert_jax.checkpoint import load_newest
-from bert_jax.checkpoint.reading import barrier
-from bert_jax.data.staging import replace_file
+from bert_jax.checkpoint.agreement import by_first
 from bert_jax.data.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
@@ -29,7 +28,12 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.training.config import build, diff, to_dict
 from bert_jax.training.remote import WorkDir, open_workdir
-from bert_jax.training.workdir import MAX_CONFIG_BYTES, holds_run, refuse_other_run
+from bert_jax.training.workdir import (
+    MAX_CONFIG_BYTES,
+    begin_workdir,
+    holds_run,
+    refuse_other_run,
+)
 from bert_jax.untrusted.json_file import read_json_object
 
 KIND = "finetune"
@@ -133,9 +137,9 @@ def check_finetune_workdir(
     Raises:
         UserError: Lists the fields that differ, with the run's value and the one given.
     """
-    if not holds_run(place):
+    record = by_first(lambda: read_finetune_record(place.local) if holds_run(place) else None)
+    if record is None:
         return
-    record = read_finetune_record(place.local)
     there = build(FinetuneConfig, record["config"], where=str(place.local / "config.json"))
     rows = [
         f"{name}: {json.dumps(old)} there, {json.dumps(new)} given"
@@ -154,22 +158,14 @@ def check_finetune_workdir(
 def prepare_finetune_workdir(
     workdir: Path, config: FinetuneConfig, fingerprints: dict[str, str], tokenizer_files: Path
 ) -> None:
-    """Writes config.json and copies the tokenizer; each appears complete or not at all."""
-    if jax.process_index() == 0:
-        try:
-            workdir.mkdir(parents=True, exist_ok=True)
-            _copy_tokenizer(tokenizer_files, workdir / "tokenizer")
-            record = {
-                "kind": KIND,
-                "bert_jax": bert_jax.__version__,
-                "config": to_dict(config),
-                "fingerprints": fingerprints,
-            }
-            content = json.dumps(record, indent=2, allow_nan=False) + "\n"
-            replace_file(workdir / "config.json", content.encode())
-        except OSError as error:
-            raise UserError(f"cannot write to the work directory {workdir}: {error}") from error
-    barrier("work directory is ready")
+    """Write config.json and copy the tokenizer; each appears complete or not at all."""
+    record = {
+        "kind": KIND,
+        "bert_jax": bert_jax.__version__,
+        "config": to_dict(config),
+        "fingerprints": fingerprints,
+    }
+    begin_workdir(workdir, record, lambda target: _copy_tokenizer(tokenizer_files, target))
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from bert_jax.checkpoint import saved_steps
+from bert_jax.checkpoint.agreement import by_first
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.training.config import PretrainConfig
+from bert_jax.training.config import PretrainConfig, build, to_dict
 from bert_jax.training.remote import WorkDir
 from bert_jax.training.workdir import read_config
 
@@ -66,8 +67,8 @@ def resolve_init(
     """
     if not config.init:
         return config, None
-    if saved_steps(place.checkpoints) and (place.local / "config.json").exists():
-        return with_architecture(config, read_config(place.local).model), None
+    if saved := by_first(lambda: _saved_config(place)):
+        return with_architecture(config, build(PretrainConfig, saved).model), None
     if read is None:
         raise UserError(f"init is {config.init!r}; pass what reads it as the argument initial")
     initial = read()
@@ -78,6 +79,12 @@ def resolve_init(
             f"corpus --tokenizer {config.init}`, or where that is a run, {config.init}/tokenizer"
         )
     return with_architecture(config, initial.config), initial
+
+
+def _saved_config(place: WorkDir) -> dict[str, Any] | None:
+    if saved_steps(place.checkpoints) and (place.local / "config.json").exists():
+        return to_dict(read_config(place.local))
+    return None
 
 
 def started_from(initial: InitialModel, fresh: Any) -> Any:

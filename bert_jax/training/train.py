@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from bert_jax.checkpoint import Checkpoints
+from bert_jax.checkpoint.agreement import by_first
 from bert_jax.data.pipeline import ExampleStream, train_batches
 from bert_jax.model.flops import train_flops
 from bert_jax.model.layers import compute_dtype
@@ -142,7 +143,7 @@ class _Run:
         stacks = self.workdir / f"stacks.{index}.txt"
         with Watchdog(config.training.stall_seconds, stacks, events=self.events) as self.watchdog:
             prepare_workdir(self.workdir, config, self.corpus.train)
-            self.place.sync(required=True)
+            by_first(lambda: self.place.sync(required=True))
             checkpoints = Checkpoints(
                 self.place.checkpoints,
                 config.checkpoint,

@@ -6,13 +6,13 @@ config.json  metrics.jsonl  tensorboard/  checkpoints/  tokenizer/  loss.png
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-
 import bert_jax
-from bert_jax.checkpoint.reading import barrier
+from bert_jax.checkpoint.agreement import by_first
+from bert_jax.data.staging import replace_file
 from bert_jax.data.store import TokenStore
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
@@ -38,21 +38,28 @@ def check_workdir(place: WorkDir, config: PretrainConfig, store: TokenStore) -> 
     Raises:
         UserError: Lists the fields that differ, with the run's value and the one given.
     """
-    workdir = place.local
-    if not holds_run(place):
-        _check_tokenizer(workdir, store)
+    record = by_first(lambda: _record_there(place, store))
+    if record is None:
         return
+    began = build(PretrainConfig, record["config"], where=str(place.local / "config.json"))
     rows = [
         f"{name}: {_show(old)} there, {_show(new)} given"
-        for name, old, new in binding_diff(read_config(workdir), config)
+        for name, old, new in binding_diff(began, config)
     ]
-    there = read_record(workdir).get("corpus")
+    there = record.get("corpus")
     if there != store.fingerprint:
         rows.append(
             f"the training corpus: fingerprint {str(there)[:12]} there, "
             f"{store.fingerprint[:12]} given"
         )
     refuse_other_run(place, rows)
+
+
+def _record_there(place: WorkDir, store: TokenStore) -> dict[str, Any] | None:
+    if holds_run(place):
+        return read_record(place.local)
+    _check_tokenizer(place.local, store)
+    return None
 
 
 def holds_run(place: WorkDir) -> bool:
@@ -108,25 +115,38 @@ def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
 
 
 def prepare_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) -> None:
-    """Writes config.json and copies the tokenizer; each appears complete or not at all."""
-    if jax.process_index() == 0:
+    """Write config.json and copy the tokenizer; each appears complete or not at all."""
+    record = {
+        "bert_jax": bert_jax.__version__,
+        "config": to_dict(config),
+        "corpus": store.fingerprint,
+        "tokenizer": store.tokenizer_fingerprint,
+    }
+    begin_workdir(workdir, record, lambda target: _copy_tokenizer(store, target))
+
+
+def begin_workdir(
+    workdir: Path, record: dict[str, Any], copy_tokenizer: Callable[[Path], None]
+) -> None:
+    """Write config.json and the tokenizer, in process 0.
+
+    Raises:
+        UserError: The work directory cannot be written.
+        ElsewhereError: The same, in the other processes.
+    """
+
+    def write() -> None:
         try:
             workdir.mkdir(parents=True, exist_ok=True)
             for leftover in workdir.glob(".loss.png.tmp-*"):  # of a run killed while drawing
                 leftover.unlink(missing_ok=True)
-            _copy_tokenizer(store, workdir / "tokenizer")
-            record = {
-                "bert_jax": bert_jax.__version__,
-                "config": to_dict(config),
-                "corpus": store.fingerprint,
-                "tokenizer": store.tokenizer_fingerprint,
-            }
-            temporary = workdir / f"config.json.tmp-{os.getpid()}"
-            temporary.write_text(json.dumps(record, indent=2) + "\n")
-            temporary.replace(workdir / "config.json")
+            copy_tokenizer(workdir / "tokenizer")
+            content = json.dumps(record, indent=2) + "\n"
+            replace_file(workdir / "config.json", content.encode())
         except OSError as error:
             raise UserError(f"cannot write to the work directory {workdir}: {error}") from error
-    barrier("work directory is ready")
+
+    by_first(write)
 
 
 def _copy_tokenizer(store: TokenStore, target: Path) -> None:

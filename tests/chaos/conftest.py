@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))  # small_run.py
+for folder in ("training", "checkpoint"):  # small_run.py, checkpoint_states.py
+    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
 
 
 @pytest.fixture(scope="module")

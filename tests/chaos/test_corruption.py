@@ -12,9 +12,11 @@ import jax
 import numpy as np
 import pytest
 from chaos_run import LONG, new_seed
+from checkpoint_states import change_a_value
 from small_run import fingerprint, small_config, write_corpus
 
 from bert_jax.checkpoint import Checkpoints, saved_steps, verify_checkpoint
+from bert_jax.checkpoint.record import read_record
 from bert_jax.training.corpus import step_config
 from bert_jax.training.events import read_events
 from bert_jax.training.sharding import make_mesh
@@ -144,7 +146,24 @@ def test_a_damaged_file_is_named_and_the_older_checkpoint_used(run, abstract, tm
 
 
 def test_before_it_was_read_back_the_digests_tell(run, abstract, tmp_path, caplog):
-    """As after a kill: without `verified.json`. What harms no value may pass."""
+    """As after a kill: without `verified.json`. All checksums of files are right."""
+    rng = random.Random(new_seed())
+    every = list(read_record(run / "checkpoints" / "6").arrays)
+    for name in every if LONG else ["step", rng.choice(every)]:
+        directory = copied(run, tmp_path / "copy")
+        change_a_value(directory / "6", name)
+        assert verify_checkpoint(directory / "6").fault == f"array {name} differs from its digest"
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert restored_from(directory, abstract)[0] == 4
+        fault = f"1 of {len(every)} arrays differ from their digest: {name}"
+        assert f"Skipped damaged checkpoint 6 ({fault})" in caplog.text
+
+
+def test_before_it_was_read_back_harm_to_a_file_is_found_or_harms_no_value(
+    run, abstract, tmp_path, caplog
+):
+    """As after a kill: without `verified.json`."""
     rng = random.Random(new_seed())
     directory = copied(run, tmp_path / "copy")
     expected = restored_from(directory, abstract)

@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_states import CONFIG, abstract, assert_same, make_state, unmark, write
+from checkpoint_states import (
+    CONFIG,
+    abstract,
+    assert_same,
+    change_a_value,
+    make_state,
+    unmark,
+    write,
+)
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.checkpoint import Checkpoints, DamagedCheckpointError, Retention, saved_steps
@@ -88,16 +96,17 @@ def test_state_may_be_donated_once_save_returns(tmp_path):
     checkpoints.close()
 
 
-@pytest.mark.parametrize("group", ["params", "rest"])
-def test_a_flipped_bit_is_found_named_and_set_aside(tmp_path, caplog, group):
+@pytest.mark.parametrize("name", ["params/encoder/w", "opt_state/1/0/nu/encoder/w", "step"])
+def test_a_flipped_bit_is_found_named_and_set_aside(tmp_path, caplog, name):
     states = write(tmp_path, [5, 10])
-    flip_a_bit(tmp_path / "checkpoints" / "10", group)
+    change_a_value(tmp_path / "checkpoints" / "10", name)
     checkpoints = Checkpoints(tmp_path / "checkpoints", Retention(keep=3))
     with caplog.at_level(logging.WARNING):
         restored = checkpoints.restore(abstract(states[10]))
     assert restored.step == 5
     assert_same(restored.state, states[5])
-    assert "Skipped damaged checkpoint 10 (" in caplog.text
+    fault = f"1 of 11 arrays differ from their digest: {name}"
+    assert f"Skipped damaged checkpoint 10 ({fault})" in caplog.text
     assert saved_steps(tmp_path / "checkpoints") == [5]
     assert [p.name for p in (tmp_path / "damaged").iterdir()] == ["10.0"]
     # The step is reached and saved again.

@@ -1,6 +1,4 @@
-"""launch/tpu_vm.sh against a gcloud that records its calls; launch/on_host.sh for real."""
-
-import time
+"""launch/tpu_vm.sh against a gcloud that records its calls."""
 
 import pytest
 from stub_commands import Stubs, words
@@ -15,7 +13,8 @@ STARTED = ["bert_jax/launch/on_host.sh", "start", "--restarts", "20", "--", "ber
            "--stopped-code=75", *COMMAND[2:]]  # fmt: skip
 
 # A gcloud that answers from $STUBS/states, a line each time it is asked for the request's state,
-# and from $STUBS/progress when a host is asked how the run does.
+# and from $STUBS/progress when the hosts are asked how the run does: "running 5; none" of two
+# hosts, "FAILS" where it fails behind what is before. $STUBS/scp has an exit code for each copy.
 GCLOUD = """
 next() { head -n 1 "$STUBS/$1"; sed -i 1d "$STUBS/$1"; }
 case "$*" in
@@ -24,8 +23,16 @@ case "$*" in
     if [[ $state == NONE ]]; then echo 'ERROR: NOT_FOUND: no such thing' >&2; exit 1; fi
     if [[ $state == BROKEN ]]; then echo 'ERROR: connection reset' >&2; exit 1; fi
     echo "$state" ;;
-  *tpu-vm\\ describe*) [[ -s $STUBS/nodes ]] && next nodes || echo READY ;;
-  *on_host.sh\\ status*) next progress ;;
+  *tpu-vm\\ describe*)
+    state=$([[ -s $STUBS/nodes ]] && next nodes || echo READY)
+    printf '%s\\t%s\\n' "$state" "$(cat "$STUBS/hosts")" ;;
+  *scp*) [[ ! -s $STUBS/scp ]] || exit "$(next scp)" ;;
+  *bert_jax\\ on*)
+    number=0
+    while read -r -d ';' answer; do
+      [[ $answer != FAILS ]] || { echo 'ERROR: a host is out of reach' >&2; exit 255; }
+      echo "bert_jax on host-$((number++)): $answer"
+    done <<<"$(next progress);" ;;
 esac
 """
 
@@ -34,12 +41,15 @@ esac
 def stubs(tmp_path):
     stubs = Stubs(tmp_path)
     stubs.add("gcloud", GCLOUD)
-    stubs.add("git")
+    stubs.add("git", "if [[ $* == *rev-parse* ]]; then echo c0ffee; fi")
+    (tmp_path / "hosts").write_text("")
     return stubs
 
 
-def script_states(stubs, states, progress=(), nodes=()):
-    for name, lines in {"states": states, "progress": progress, "nodes": nodes}.items():
+def script_states(stubs, states, progress=(), nodes=(), **others):
+    for name, lines in {
+        "states": states, "progress": progress, "nodes": nodes, **others
+    }.items():  # fmt: skip
         (stubs.directory / name).write_text("".join(f"{line}\n" for line in lines))
 
 
@@ -49,14 +59,25 @@ def remote(call):
 
 
 def kinds(calls):
-    """What each call is for: its verb, or what runs on the host."""
+    """What each call is for: its verb, or what runs on the host; without questions and pauses."""
+    on_host = ("install", "start", "status")
     return [
-        "on_host " + call[-1].split("on_host.sh ")[1].split()[0].strip(";")
+        "on_host " + next(word for word in on_host if f"on_host.sh {word}" in call[-1])
         if "ssh" in call
         else " ".join(word for word in call[1:] if word in {"create", "delete", "scp", "archive"})
         for call in calls
-        if "describe" not in call
+        if not {"describe", "rev-parse"} & {*call} and call[0] != "sleep"
     ]
+
+
+def pauses(calls):
+    """The seconds of each pause."""
+    return [int(call[1]) for call in calls if call[0] == "sleep"]
+
+
+def watch(stubs, *flags):
+    stubs.add("sleep")
+    return stubs.run("tpu_vm.sh", "watch", "pod", *FLAGS, "--nfs=h:/x", *flags, "--", *COMMAND)
 
 
 def test_create(stubs):
@@ -90,8 +111,8 @@ def test_several_slices(stubs):
     stubs.run("tpu_vm.sh", "logs", "pod", *FLAGS, "--slices=2")
     create, _, copy, install, logs = stubs.calls
     assert create[5:8] == ["pod", "--node-count=2", "--node-prefix=pod"]
-    archive = "/tmp/bert_jax.tar.gz"
-    assert copy == [*QUEUE, "scp", archive, "pod:", "--worker=all", "--node=all", *WHERE]
+    assert copy[:5] == [*QUEUE, "scp"]
+    assert copy[6:] == ["pod:", "--worker=all", "--node=all", *WHERE]
     assert install[:7] == [*QUEUE, "ssh", "pod", "--node=all"]
     assert logs[:8] == [*QUEUE, "ssh", "pod", "--node=0", "--worker=0"]
 
@@ -103,8 +124,9 @@ def test_install_and_run_keep_arguments_as_they_are(stubs):
     assert done.returncode == 0
     archive, copy, install, run = stubs.calls
     assert archive[:2] == ["git", "-C"]
-    assert archive[-2:] == ["--output=/tmp/bert_jax.tar.gz", "HEAD"]
-    assert copy == [*VM, "scp", "/tmp/bert_jax.tar.gz", "pod:", "--worker=all", *WHERE]
+    assert archive[-1] == "HEAD"
+    output = archive[-2].removeprefix("--output=")
+    assert copy == [*VM, "scp", output, "pod:", "--worker=all", *WHERE]
     assert install[:-1] == [*VM, "ssh", "pod", *WHERE, "--worker=all"]
     line = install[-1].removeprefix("--command=").split(" && ")
     assert line[:2] == ["mkdir -p bert_jax", "tar -xzf bert_jax.tar.gz"]
@@ -131,21 +153,37 @@ def test_wait_for_what_will_not_come(stubs):
     assert "the request pod is FAILED" in done.stderr
 
 
+def test_the_archive_is_nobody_elses(stubs, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    stubs.add(
+        "git", 'out=${@: -2:1}; stat -c "%a" "$(dirname "${out#--output=}")" >>"$STUBS/rights"'
+    )
+    for _ in range(2):
+        stubs.run("tpu_vm.sh", "install", "pod", *FLAGS, TMPDIR=str(tmp_path / "tmp"))
+    copied = [call[5] for call in stubs.calls if "scp" in call]
+    assert len({*copied}) == 2
+    assert {path.rsplit("/", 1)[1] for path in copied} == {"bert_jax.tar.gz"}
+    assert (stubs.directory / "rights").read_text() == "700\n700\n"
+    assert list((tmp_path / "tmp").iterdir()) == []  # and it does not stay
+
+
+RUN_ON_HOSTS = ["archive", "scp", "on_host install", "on_host start"]
+
+
 def test_watch_recreates_and_restarts_after_a_preemption(stubs):
     script_states(
         stubs,
         ["NONE", "WAITING_FOR_RESOURCES", "ACTIVE", "ACTIVE", "BROKEN", "SUSPENDED", "PROVISIONING",
          "ACTIVE", "ACTIVE", "ACTIVE", "ACTIVE"],
-        ["none", "running", "none", "none", "exit 0"],
+        ["none", "running 0", "none", "none", "exit 0"],
         ["READY", "READY", "READY", "PREEMPTED"],
     )  # fmt: skip
-    done = stubs.run("tpu_vm.sh", "watch", "pod", *FLAGS, "--spot", "--nfs=h:/x", "--", *COMMAND)
+    done = watch(stubs, "--spot")
     assert done.returncode == 0, done.stderr
-    begin = ["archive", "scp", "on_host install", "on_host start"]
     assert kinds(stubs.calls) == [
-        "create", "on_host status", *begin, "on_host status",
-        "delete", "create", "on_host status", *begin,  # SUSPENDED
-        "delete", "create", "on_host status", *begin,  # a node PREEMPTED, the request still ACTIVE
+        "create", "on_host status", *RUN_ON_HOSTS, "on_host status",
+        "delete", "create", "on_host status", *RUN_ON_HOSTS,  # SUSPENDED
+        "delete", "create", "on_host status", *RUN_ON_HOSTS,  # a node PREEMPTED, the request ACTIVE
         "on_host status",
     ]  # fmt: skip
     deleted = [*QUEUE, "delete", "pod", "--force", "--quiet", *WHERE]
@@ -153,35 +191,104 @@ def test_watch_recreates_and_restarts_after_a_preemption(stubs):
     assert all("--spot" in call for call in stubs.calls if "create" in call)
     starts = [call for call in stubs.calls if "on_host.sh start" in call[-1]]
     assert [remote(call) for call in starts] == [STARTED] * 3
+    archives = [call for call in stubs.calls if "archive" in call]
+    assert [call[-1] for call in archives] == ["c0ffee"] * 3  # that of the beginning
 
 
-@pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 134])
-def test_watch_ends_with_the_run(stubs, code):
-    script_states(stubs, ["ACTIVE"], [f"exit {code}"])
-    done = stubs.run("tpu_vm.sh", "watch", "pod", *FLAGS, "--bucket=b", "--", *COMMAND)
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 5, 6, 134])
+@pytest.mark.parametrize("host", [0, 2])
+def test_watch_ends_with_the_run_of_any_host(stubs, code, host):
+    states = ["running 7", "running 7", "running 7"]
+    states[host] = f"exit {code}"
+    script_states(stubs, ["ACTIVE"], ["; ".join(states)], hosts=["3"])
+    done = watch(stubs)
     assert done.returncode == code
-    assert f"the run ended with exit code {code}; see: tpu_vm.sh logs pod" in done.stderr
+    assert f"the run ended with exit code {code} on host-{host}; see: tpu_vm.sh logs" in done.stderr
+
+
+def test_watch_tells_the_reason_from_what_followed(stubs):
+    script_states(stubs, ["ACTIVE"], ["exit 134; exit 4; FAILS"], hosts=["3"])
+    assert watch(stubs).returncode == 4
+
+
+def test_watch_waits_for_the_last_host(stubs):
+    progress = ["exit 0; running 9", "exit 0; exit 0"]
+    script_states(stubs, ["ACTIVE"] * 9, progress, hosts=["2"])
+    done = watch(stubs)
+    assert done.returncode == 0
+    assert kinds(stubs.calls) == ["on_host status"] * 2
+
+
+@pytest.mark.parametrize("states", ["none; running 5; running 5", "running 5; running 5; none"])
+def test_watch_starts_a_host_that_was_restarted(stubs, states):
+    script_states(stubs, ["ACTIVE"] * 9, [states, "exit 0; exit 0; exit 0"], hosts=["3"])
+    done = watch(stubs)
+    assert done.returncode == 0, done.stderr
+    assert kinds(stubs.calls) == ["on_host status", *RUN_ON_HOSTS, "on_host status"]
+
+
+def test_watch_leaves_another_run_alone(stubs):
+    script_states(stubs, ["ACTIVE"], ["other; none"], hosts=["2"])
+    done = watch(stubs)
+    assert done.returncode == 2
+    assert "another command; stop it first: tpu_vm.sh stop pod" in done.stderr
+    assert kinds(stubs.calls) == ["on_host status"]
+
+
+def test_watch_survives_failures_with_longer_and_longer_pauses(stubs):
+    script_states(
+        stubs,
+        ["ACTIVE", "BROKEN", "ACTIVE", "ACTIVE", "ACTIVE", "ACTIVE", "ACTIVE", "ACTIVE"],
+        ["none; none", "none; none", "running 1; FAILS", "running 1", "running 1; running 1",
+         "exit 0; exit 0"],
+        hosts=["2"], scp=["1", "0"],
+    )  # fmt: skip
+    done = watch(stubs, "--poll=60")
+    assert done.returncode == 0, done.stderr
+    assert kinds(stubs.calls) == [
+        "on_host status", "archive", "scp",  # which fails
+        "on_host status", *RUN_ON_HOSTS,
+        "on_host status",  # a host is out of reach,
+        "on_host status",  # or does not say a word
+        "on_host status", "on_host status",
+    ]  # fmt: skip
+    assert pauses(stubs.calls) == [120, 240, 60, 120, 240, 60]
+    assert "not all of 2 hosts answered" in done.stderr
+
+
+def test_watch_gives_up_after_failures_in_a_row(stubs):
+    script_states(stubs, ["BROKEN"] * 20)
+    done = watch(stubs, "--poll=60")
+    assert done.returncode == 1
+    assert "gcloud failed 12 times in a row" in done.stderr
+    assert "connection reset" in done.stderr
+    assert pauses(stubs.calls) == [120, 240, 480, *[600] * 8]
+
+
+def test_wait_survives_a_failure(stubs):
+    script_states(stubs, ["BROKEN", "PROVISIONING", "BROKEN", "ACTIVE"])
+    assert stubs.run("tpu_vm.sh", "wait", "pod", *FLAGS).returncode == 0
 
 
 def test_watch_does_not_repeat_a_request_that_cannot_be_met(stubs):
-    script_states(stubs, ["NONE", "FAILED", "FAILED", "quota"])
-    done = stubs.run("tpu_vm.sh", "watch", "pod", *FLAGS, "--bucket=b", "--", *COMMAND)
+    script_states(stubs, ["NONE", "FAILED", "quota"])
+    done = watch(stubs)
     assert done.returncode == 3
+    assert "quota" in done.stderr
     assert kinds(stubs.calls) == ["create"]
 
 
-def test_watch_gives_up(stubs):
-    script_states(stubs, ["SUSPENDED"] * 9)
-    done = stubs.run(
-        "tpu_vm.sh", "watch", "pod", *FLAGS, "--bucket=b", "--max-recreates=2", "--", *COMMAND
-    )
+def test_watch_gives_up_where_pods_bring_no_new_checkpoint(stubs):
+    pod = ["SUSPENDED", "ACTIVE"]
+    script_states(stubs, pod * 9, ["running 5"] * 9)
+    done = watch(stubs, "--max-recreates=2")
     assert done.returncode == 3
-    assert "recreated 2 times" in done.stderr
-    script_states(stubs, ["BROKEN"] * 9)
-    done = stubs.run("tpu_vm.sh", "watch", "pod", *FLAGS, "--bucket=b", "--", *COMMAND)
-    assert done.returncode == 1
-    assert "gcloud failed 5 times in a row" in done.stderr
-    assert "connection reset" in done.stderr
+    assert "recreated 2 times without a new checkpoint" in done.stderr
+    assert kinds(stubs.calls).count("delete") == 3  # the first checkpoint seen is one
+    (stubs.directory / "calls").unlink()
+    script_states(stubs, pod * 9, [f"running {step}" for step in range(9)])
+    assert watch(stubs, "--max-recreates=2", "--max-failures=1").returncode == 1  # the script ends
+    assert kinds(stubs.calls).count("delete") == 9
 
 
 def test_watch_needs_disks_that_stay(stubs):
@@ -243,6 +350,7 @@ def test_a_failure_of_gcloud_is_passed_on(stubs):
         (["create"], "name the pod"),
         (["create", "pod", "--type=v9-1"], "no runtime version is known for --type v9-1"),
         (["create", "pod", "--slices=0"], "--slices is 0"),
+        (["watch", "pod", "--poll=1m", "--", "x"], "--poll is 1m; it must be a whole number"),
         (["create", "pod", "--colour=red"], "no flag --colour"),
         (["create", "pod", "other"], "unexpected other"),
         (["create", "pod", "--type"], "--type needs a value"),
@@ -256,58 +364,3 @@ def test_wrong_arguments(stubs, arguments, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert stubs.calls == []
-
-
-# On a host -----------------------------------------------------------------------------------
-
-
-def host(stubs, *arguments):
-    return stubs.run("on_host.sh", *arguments, BERT_JAX_RUN=str(stubs.directory / "run"))
-
-
-def status_becomes(stubs, wanted):
-    for _ in range(300):
-        now = host(stubs, "status").stdout.strip()
-        if now == wanted:
-            return
-        time.sleep(0.1)
-    log = (stubs.directory / "run" / "log").read_text()
-    pytest.fail(f"the run is {now!r} and not {wanted!r}:\n{log}")
-
-
-def test_a_run_on_a_host_is_started_again_until_it_is_done(stubs):
-    assert host(stubs, "status").stdout == "none\n"
-    # Ends with 75, 134, then 0.
-    stubs.add("train", 'n=$(wc -l <"$STUBS/tries" || echo 0); echo x >>"$STUBS/tries"\n'
-                       'codes=(75 134 0); exit "${codes[$n]}"')  # fmt: skip
-    (stubs.directory / "tries").write_text("")
-    done = host(stubs, "start", "--pause", "0", "--", "train", "two words", "it's", "$HOME")
-    assert done.returncode == 0, done.stderr
-    status_becomes(stubs, "exit 0")
-    assert stubs.calls == [["train", "two words", "it's", "$HOME"]] * 3
-    log = host(stubs, "log").stdout
-    assert "ended with exit code 134" in log
-
-
-@pytest.mark.parametrize(("code", "tries"), [(2, 1), (3, 1), (4, 1), (5, 1), (1, 3), (6, 3)])
-def test_what_another_try_does_not_mend(stubs, code, tries):
-    stubs.add("train", f"exit {code}")
-    host(stubs, "start", "--pause", "0", "--restarts", "2", "--", "train")
-    status_becomes(stubs, f"exit {code}")
-    assert stubs.calls == [["train"]] * tries
-
-
-def test_stop_lets_the_run_save(stubs):
-    stubs.add("train", "trap 'echo saved; exit 75' TERM; echo ready; while :; do sleep 0.1; done")
-    host(stubs, "start", "--", "train")
-    for _ in range(300):
-        if "ready" in host(stubs, "log").stdout:
-            break
-        time.sleep(0.1)
-    second = host(stubs, "start", "--", "train")
-    assert second.returncode == 2
-    assert "a run is there already" in second.stderr
-    stopped = host(stubs, "stop")
-    assert stopped.stdout == "exit 75\n", stopped.stderr
-    assert "saved" in host(stubs, "log").stdout
-    assert host(stubs, "stop").stdout == "nothing runs here\n"
