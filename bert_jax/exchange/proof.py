@@ -219,7 +219,8 @@ def differences(
             raise ProofFailedError(f"{name} is {second.shape}, of the source {first.shape}")
         if first.shape[:2] == segment_ids.shape and first.ndim > 2:
             first, second = first[segment_ids > 0], second[segment_ids > 0]
-        gap = np.abs(first - second)
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            gap = np.abs(first - second)
         found[name] = float(gap.max(initial=0)) if np.isfinite(gap).all() else float("inf")
     return dict(sorted(found.items()))
 

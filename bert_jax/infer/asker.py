@@ -1,6 +1,6 @@
 """What each verb is to those that feed it: fields to examples, to rows, to answers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -72,16 +72,12 @@ class Asker(Protocol[Example]):
         ...
 
 
-def ask(
-    asker: Asker[Example],
-    prepared: Prepared[Example],
-    done: Callable[[int], object] = lambda count: None,
-) -> Sequence[Any]:
+def ask(asker: Asker[Example], prepared: Prepared[Example]) -> Sequence[Any]:
     """Judges the rows; see `Asker.answers`."""
     network = asker.network
     outputs = run_rows(
         prepared.rows, asker.judge, limit=network.max_length,
-        pad_id=network.tokenizer.special_ids.pad, done=done,
+        pad_id=network.tokenizer.special_ids.pad,
     )  # fmt: skip
     return asker.answers(prepared, outputs)
 

@@ -29,14 +29,7 @@ def shape_for(longest: int, count: int, limit: int) -> tuple[int, int]:
     return min(1 << (most.bit_length() - 1), 1 << (count - 1).bit_length()), length
 
 
-def run_rows(
-    rows: Rows,
-    function: Callable[[Batch], Any],
-    *,
-    limit: int,
-    pad_id: int,
-    done: Callable[[int], object] = lambda count: None,
-) -> list[Any]:
+def run_rows(rows: Rows, function: Callable[[Batch], Any], *, limit: int, pad_id: int) -> list[Any]:
     """What a function of batches says of each row.
 
     Args:
@@ -44,7 +37,6 @@ def run_rows(
         function: A batch to a pytree of arrays with the rows on axis 0.
         limit: Tokens in a row at most.
         pad_id: Token of padding.
-        done: Told how many rows were judged, after each batch.
 
     Returns:
         For each row the pytree without the axis of rows; an axis of positions still holds those of
@@ -58,7 +50,6 @@ def run_rows(
         leaves, tree = jax.tree.flatten(jax.device_get(outputs))
         for place, row in enumerate(index):
             found[row] = jax.tree.unflatten(tree, [leaf[place] for leaf in leaves])
-        done(len(index))
 
     order = np.argsort(-rows.lengths, kind="stable")
     at = 0

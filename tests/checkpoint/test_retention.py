@@ -46,6 +46,8 @@ def test_the_best_stay():
     accuracy = {n: {"eval/mlm_accuracy": -m["eval/mlm_loss"]} for n, m in metrics.items()}
     high = Retention(keep=1, keep_best=1, best_metric="eval/mlm_accuracy")
     assert left(high, [1, 2, 3, 4, 5], None, accuracy) == [4, 5]
+    # One that was not read back is not the best of anything.
+    assert left(Retention(keep=1, keep_best=1), [1, 2, 3, 4, 5], [1, 2, 3, 5], metrics) == [2, 5]
     # Without an evaluation a checkpoint is not the best of anything.
     assert left(Retention(keep=1, keep_best=3), [1, 2, 3], None, {1: {}}) == [3]
 

@@ -16,6 +16,7 @@ import pytest
 from word_tokenizer import Dying, Failing, OutOfRange, WordTokenizer
 
 from bert_jax.corpus import build as build_module
+from bert_jax.corpus import encode
 from bert_jax.corpus.build import build_corpus, iter_texts
 from bert_jax.data.store import open_store
 from bert_jax.errors import UserError
@@ -82,6 +83,18 @@ def test_every_sentence_in_order(text, tmp_path):
     assert built.train.meta["sources"][0]["name"] == str(text)
     assert f"{built.train.num_tokens:,} tokens, 0.00% of them [UNK]" in built.summary()
     assert left(tmp_path) == []
+
+
+def test_sentences_are_encoded_as_inside_a_text(monkeypatch):
+    tokenizer = WordTokenizer()
+    tokenizer.word_prefix = "^"  # byte-level tokenizers have a space
+    monkeypatch.setattr(encode, "_worker", None)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    encode.start_worker(tokenizer, "lines")
+    tokens, lengths, _ = encode.encode_block(b"one two\nthree\n").arrays
+    first, second = tokenizer.encode_batch(["^one two", "^three"])
+    assert tokens.tolist() == [*first, *second]
+    assert lengths.tolist() == [2, 1]
 
 
 def test_any_number_of_workers_and_block_size(text, tmp_path, monkeypatch):

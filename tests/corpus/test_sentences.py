@@ -85,6 +85,7 @@ def test_long_stretches_are_cut_at_spaces():
     pieces = split_fast(text)
     assert len(pieces) > 1
     assert " ".join(pieces) == text.strip()
+    assert len(split_fast("word " * 2000)) == 2  # little longer than one piece
     assert [len(piece) for piece in split_lines("x" * 20_000)] == [8192, 8192, 3616]
 
 

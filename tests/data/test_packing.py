@@ -116,6 +116,12 @@ def test_cost_depends_on_the_histogram_only():
         np.testing.assert_array_equal(total, histogram * scale)
 
 
+def test_pieces_go_where_the_least_room_holds_them():
+    # Three of the five short pieces go into the three rows begun. The other two fit there again.
+    histogram = np.bincount([18] * 3 + [2] * 5)
+    assert sum(rows for rows, _ in pack_histogram(histogram, 32)) == 3
+
+
 def test_order_is_a_permutation():
     lengths = np.random.default_rng(0).integers(1, 63, 5000).astype(np.uint16)
     order, sizes = _pack(lengths, 64, hash_key(3))

@@ -154,7 +154,9 @@ def test_resume_anywhere():
     with pytest.raises(StopIteration):
         next(iterator)
     again = ExampleStream(STORE, DataConfig(), [Phase(32, 8, 10), Phase(64, 4, 10)])
-    resumed = list(train_batches(again, state, process_index=1, process_count=2))
+    rest = train_batches(again, state, process_index=1, process_count=2)
+    assert rest.next_step == 7
+    resumed = list(rest)
     assert len(resumed) == 13
     assert_equal_batches(resumed[0], stream.local_batch(7, 1, 2))
     assert_equal_batches(resumed[-1], stream.local_batch(19, 1, 2))
@@ -166,6 +168,8 @@ def test_resume_anywhere():
 def test_evaluation_reads_every_row_once(objective, process_count):
     config = DataConfig(objective=objective, num_passes=3)
     num_rows = eval_batches(STORE, config, 32, 2).num_rows
+    # More passes of the same documents would count some rows more than once.
+    assert num_rows == eval_batches(STORE, replace(config, num_passes=1), 32, 2).num_rows
     for batch_size in (2, 8, num_rows - num_rows % 2 - 2, num_rows * 2):  # N = batch + 1 or + 2 too
         if batch_size % process_count:
             continue

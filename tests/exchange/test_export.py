@@ -129,21 +129,22 @@ def _without_a_tensor(monkeypatch):
     )
 
 
-def _with_another_tokenizer(monkeypatch):
-    write = huggingface.write_tokenizer
-    other = dataclasses.replace(model_of("class"), tokenizer=_swapped())
-    monkeypatch.setattr(
-        huggingface, "write_tokenizer", lambda saved, directory: write(other, directory)
-    )
+def _with_swapped(first, second):
+    """Two entries of the vocabulary change places."""
 
+    def change(monkeypatch):
+        made = tokenizer_of("uncased")
+        vocab = list(made.vocab)
+        a, b = vocab.index(first), vocab.index(second)
+        vocab[a], vocab[b] = vocab[b], vocab[a]
+        swapped = type(made)(vocab, made.options)
+        write = huggingface.write_tokenizer
+        other = dataclasses.replace(model_of("class"), tokenizer=swapped)
+        monkeypatch.setattr(
+            huggingface, "write_tokenizer", lambda saved, directory: write(other, directory)
+        )
 
-def _swapped():
-    """Two words of the vocabulary change places."""
-    made = tokenizer_of("uncased")
-    vocab = list(made.vocab)
-    a, b = vocab.index("the"), vocab.index("and")
-    vocab[a], vocab[b] = vocab[b], vocab[a]
-    return type(made)(vocab, made.options)
+    return change
 
 
 def _with_other_fields(**fields):
@@ -159,7 +160,8 @@ def _with_other_fields(**fields):
     [
         (_transposed, "encoder/layers/attention/query/kernel"),
         (_without_a_tensor, "pooler.dense.bias is missing"),
-        (_with_another_tokenizer, "other ids for 'The river froze"),
+        (_with_swapped("the", "and"), "other ids for 'The river froze"),
+        (_with_swapped("[SEP]", "[MASK]"), "other special tokens"),
         (_with_other_fields(id2label={"0": "a", "1": "b", "2": "c"}), "the outputs mean"),
         (_with_other_fields(hidden_act="relu"), "largest differences are head"),
     ],

@@ -26,7 +26,7 @@ def make_rows(lengths, labels="class"):
         "classes": np.eye(n, 4, dtype=np.float32),
         "score": np.arange(n, dtype=np.float32) / 7,
         "span": np.stack([np.arange(n), np.arange(n) + 1], 1).astype(np.int32),
-        "tags": [np.where(np.arange(k) % 2, k, NO_LABEL).astype(np.int32) for k in lengths],
+        "tags": [np.where(np.arange(k) % 2, NO_LABEL, k).astype(np.int32) for k in lengths],
         None: None,
     }[labels]
     return Rows(tokens, np.array([n // 2 + 1 for n in lengths], np.int32), values)

@@ -47,7 +47,8 @@ def test_special_tokens_are_never_candidates(filler):
 def test_more_candidates_than_words_are_all_words(filler):
     ((candidates,),) = MaskFiller(filler.network, top=10**6).fill(["[MASK]"])
     assert len(candidates) == len(WORDS)
-    assert sum(c.probability for c in candidates) <= 1 + 1e-5
+    # Shares of the whole vocabulary: the special tokens have the rest.
+    assert 0 < sum(c.probability for c in candidates) < 0.99
 
 
 def test_candidates_come_best_first(filler):

@@ -44,6 +44,7 @@ def test_fill_mask(tmp_path):
     text = "the [MASK] sat ."
     (answer,) = bert_jax.load(tmp_path).fill_mask(text, top=5)
     expected = {each["token_str"]: each["score"] for each in theirs(text, top_k=18)}
+    assert len(answer["masks"][0]) == 5
     for candidate in answer["masks"][0]:
         assert candidate["probability"] == pytest.approx(expected[candidate["token"]], abs=2e-5)
 

@@ -68,6 +68,7 @@ def test_a_call_compiles_nothing_that_one_before_it_compiled(classifying):
     model.classify([long, "dog ran", "", short])
     model.classify(["dog", "dog", "the dog sat under a hill . " * 4])
     assert network._row_logits._cache_size() == before
+    assert [shape_for(n, 3, 512) for n in (16, 17, 512)] == [(4, 16), (4, 24), (2, 512)]
     every = {shape_for(n, count, 512) for n in range(1, 513) for count in range(1, 500)}
     assert len({length for _, length in every}) == 15
     assert len(every) == 61

@@ -99,8 +99,8 @@ def test_on_fail_the_first_bad_record_ends_it():
 def test_on_skip_bad_records_keep_their_places():
     counts = Counts()
     said: list[str] = []
-    records = [*records_of(["a", "b!", "c"]), Record(Origin("f", 4), {}, "f, line 4: bad"),
-               Record(Origin("f", 5), {"other": 1})]  # fmt: skip
+    records = [*records_of(["a", "b!", "c"]), Record(Origin("f", 40), {}, "f, line 40: bad"),
+               Record(Origin("f", 41), {"other": 1})]  # fmt: skip
     (chunk,) = answer_records(
         Shout(), records, on_error="skip", counts=counts, say=lambda line: said.append(line)
     )
@@ -108,7 +108,7 @@ def test_on_skip_bad_records_keep_their_places():
     assert answers[0]["loud"] == "A"
     assert answers[1] == Skipped("f, line 2: it shouts already", 2)
     assert answers[2]["loud"] == "C"
-    assert answers[3] == Skipped("f, line 4: bad", 4)
+    assert answers[3] == Skipped("f, line 40: bad", 40)
     assert "no field 'text' but 'other'" in answers[4].message
     assert (counts.records, counts.skipped) == (5, 3)
     assert len(said) == 4  # three, and what was cut

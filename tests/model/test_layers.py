@@ -14,6 +14,7 @@ from bert_jax.model.layers import (
     Affine,
     LayerNorm,
     compute_dtype,
+    einsum_float32,
     parameter,
     truncated_normal,
 )
@@ -92,18 +93,29 @@ def test_norm_gradients_are_those_of_the_plain_formula(dtype):
 
 
 def test_gradient_of_an_affine_bias_is_summed_in_float32():
-    # 4096 times 1/256 is 16; bfloat16, with 8 bits, stops adding at 1 or 2.
+    # 4112 times 1/256 is 16 1/16, which takes a bit more than bfloat16 has.
     affine = Affine(CONFIG, {"embed": 2}, {"mlp": 3}, nnx.Rngs(params=0))
     graphdef, state = nnx.split(affine)
     params = nnx.to_pure_dict(state)
-    x = jnp.ones((4096, 2), jnp.bfloat16)
+    x = jnp.ones((4112, 2), jnp.bfloat16)
 
     def total(params):
         y = nnx.merge(graphdef, params)(x)
         assert y.dtype == jnp.bfloat16
         return (y / 256).astype(jnp.float32).sum()
 
-    np.testing.assert_allclose(jax.grad(total)(params)["bias"], 16.0, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(total)(params)["bias"], 16.0625, rtol=1e-6)
+
+
+def test_gradients_of_a_float32_product_are_those_of_a_plain_one():
+    key = jax.random.key(0)
+    a, b = (jax.random.normal(k, (5, 5)) for k in jax.random.split(key))
+
+    def gradients(product):
+        return jax.grad(lambda *pair: jnp.sin(product("ij,jk->ik", *pair)).sum(), (0, 1))(a, b)
+
+    for ours, plain in zip(*map(gradients, (einsum_float32, jnp.einsum)), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_truncated_normal_is_not_rescaled():

@@ -65,6 +65,7 @@ ENTRY %main (a: f32[8]) -> (s32[], f32[8]) {{
         (0, 24, 2, "NE", "add", 12),
         (3, 3, 1, "LT", "add", 0),
         (1, 1000, 2, "LT", "multiply", 10),
+        (-9, 0, 2, "NE", "divide", 4),  # -4, -2, -1, 0: towards zero
         (0, 12, 0, "LT", "add", None),  # never ends
         (0, -1, 1, "NE", "add", None),  # ends after 2^32 - 1, longer than is followed
         (2**31 - 2, 0, 1, "GT", "add", 2),  # overflows, as the hardware does

@@ -30,6 +30,10 @@ def test_classes_by_hand():
     assert matthews(labels, guesses) == pytest.approx(-1 / 3)
     # Three classes: (2 hits * 4 - (1 + 1 + 4)) / sqrt((16 - 6) * (16 - 6))
     assert matthews([0, 1, 2, 2], [0, 2, 2, 1]) == pytest.approx(0.2)
+    # Other shares among the predictions: (1 * 3 - 0 * 1) / sqrt(1 * 2 * 3 * 4)
+    assert matthews([0, 0, 0, 1, 1], [0, 0, 0, 0, 1]) == pytest.approx(3 / math.sqrt(24))
+    # A class that is only predicted counts too.
+    assert macro_f1([0, 0, 1], [0, 2, 1]) == pytest.approx((2 / 3 + 1 + 0) / 3)
 
 
 def test_scores_by_hand():

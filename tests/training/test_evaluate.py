@@ -6,12 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_run import small_config, write_store
 
+from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
-from bert_jax.training.evaluate import evaluate, make_eval_step
+from bert_jax.training import evaluate as module
+from bert_jax.training.evaluate import HeldOut, evaluate, make_eval_step
+from bert_jax.training.losses import LossSums
 from bert_jax.training.masking import MaskingConfig
 from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.sharding import MeshConfig, make_mesh
@@ -134,6 +138,27 @@ def test_nothing_to_evaluate_gives_zeros(single, params):
     rows["segment_ids"][:], rows["tokens"][:], rows["nsp_labels"][:] = 0, 0, -1
     assert set(run(single, params, rows, batch_size=8).values()) == {0.0}
     assert set(evaluate(single[0], params, iter(()), single[1]).values()) == {0.0}
+
+
+def test_counts_go_on_where_float32_ends(single):
+    sums = iter([LossSums(*[jnp.float32(count)] * 7) for count in (2**24, 1)])
+    result = evaluate(lambda *_: next(sums), None, [make_rows(8)] * 2, single[1])
+    assert result["eval/num_masked"] == 2**24 + 1
+
+
+def test_held_out_rows_are_as_many_as_asked_for_in_micro_batches(tmp_path, single, monkeypatch):
+    made = []
+
+    def planned(*arguments, **options):
+        made.append(eval_batches(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(module, "eval_batches", planned)
+    config = small_config(training__eval_rows=10)
+    HeldOut(config, write_store(tmp_path / "heldout", 9, 1), CONFIG, single[1])
+    assert [batches.num_rows for batches in made] == [10, 10]
+    shapes = [[batch["tokens"].shape for batch in batches] for batches in made]
+    assert shapes == [[(8, 32)] * 2, [(8, 64)] * 2]
 
 
 def test_a_batch_that_does_not_divide_is_refused(params):

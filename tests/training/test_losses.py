@@ -11,9 +11,12 @@ from bert_jax.training.losses import LossSums, cross_entropy, pretraining_loss, 
 def make_inputs(rows=6, positions=5, vocab=37, seed=0):
     rng = np.random.default_rng(seed)
     weights = np.arange(positions) < rng.integers(0, positions + 1, rows)[:, None]
+    logits = rng.normal(size=(rows, positions, vocab))
+    labels = rng.integers(0, vocab, (rows, positions))
+    labels[:, ::2] = logits[:, ::2].argmax(-1)  # right answers, at unused positions too
     return {
-        "mlm_logits": jnp.asarray(rng.normal(size=(rows, positions, vocab)), jnp.float32),
-        "labels": jnp.asarray(rng.integers(0, vocab, (rows, positions)), jnp.int32),
+        "mlm_logits": jnp.asarray(logits, jnp.float32),
+        "labels": jnp.asarray(labels, jnp.int32),
         "weights": jnp.asarray(weights, jnp.float32),
         "nsp_logits": jnp.asarray(rng.normal(size=(rows, 2)), jnp.float32),
         "nsp_labels": jnp.asarray(rng.integers(-1, 2, rows), jnp.int32),
@@ -29,6 +32,7 @@ def test_values_against_float64():
     picked = np.take_along_axis(log_p, np.asarray(inputs["labels"])[..., None], -1)[..., 0]
     np.testing.assert_allclose(sums.mlm_loss, -picked[chosen].sum(), rtol=1e-6)
     right = log_p.argmax(-1) == np.asarray(inputs["labels"])
+    assert 0 < right[chosen].sum() < min(right.sum(), chosen.sum())
     assert sums.mlm_correct == right[chosen].sum()
     assert sums.mlm_count == chosen.sum()
 
@@ -104,6 +108,12 @@ def test_sums_over_unequal_parts_add_up():
     added = jax.tree.map(lambda *values: sum(values), *parts)
     np.testing.assert_allclose(added, whole, rtol=1e-6)
     counts = whole.mlm_count, whole.nsp_count
+    assert counts[0] != counts[1]
+    np.testing.assert_allclose(
+        pretraining_loss(whole, *counts),
+        whole.mlm_loss / counts[0] + whole.nsp_loss / counts[1],
+        rtol=1e-6,
+    )
     np.testing.assert_allclose(
         sum(pretraining_loss(part, *counts) for part in parts),
         pretraining_loss(whole, *counts),

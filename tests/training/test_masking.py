@@ -214,6 +214,17 @@ def test_row_is_masked_by_its_index_alone(whole_word):
     assert (whole.positions != seeded.positions).any()
 
 
+@pytest.mark.parametrize(("mask_rate", "random_rate"), [(0.5, 0.0), (0.0, 1.0)])
+def test_actions_and_replacements_depend_on_seed_row_and_place(mask_rate, random_rate):
+    # All tokens are chosen: the choice cannot hide what the other draws depend on.
+    config = MaskingConfig(1.0, 32, mask_rate, random_rate)
+    tokens = np.full((2, 32), ORDINARY[7])
+    first, second = masked(tokens, config=config).tokens
+    assert np.unique(first).size > 1
+    assert (first != second).any()
+    assert (first != masked(tokens, seed=1, config=config).tokens[0]).any()
+
+
 @pytest.mark.parametrize("whole_word", [False, True])
 def test_sharded_rows_need_no_collective(whole_word):
     mesh = Mesh(np.array(jax.devices()[:8]), ("data",))

@@ -214,6 +214,7 @@ def test_schedule(schedule):
 
 
 def test_warmup_rate_is_a_share_of_all_steps():
+    assert OptimizerConfig(warmup_rate=0.29).num_warmup_steps(100) == 29  # 28.999999999999996
     rate = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_rate=0.1), 200)
     np.testing.assert_allclose(rate(0), 1 / 20, rtol=1e-6)
     np.testing.assert_allclose(rate(19), 1.0, rtol=1e-6)

@@ -1,5 +1,7 @@
 """Where arrays lie on a mesh of fake devices."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,11 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params, logical_axes
+from bert_jax.training import sharding as module
 from bert_jax.training.optim import OptimizerConfig, make_optimizer
 from bert_jax.training.sharding import (
     MeshConfig,
+    batch_sharding,
     check_batch_size,
     data_shard,
     make_mesh,
@@ -80,7 +84,8 @@ def test_specs():
     assert partition_spec(("vocab", "embed"), parameter=True) == P("tensor", "fsdp")
     # A mesh axis splits one dimension only.
     assert partition_spec(("embed", "embed"), parameter=True) == P("fsdp", None)
-    # Vectors are not split over fsdp.
+    # Neither vectors nor the table of positions are split over fsdp.
+    assert partition_spec(("length", "embed"), parameter=True) == P(None, None)
     assert partition_spec(("layers", "embed"), parameter=True) == P(None, None)
     assert partition_spec(("layers", "mlp"), parameter=True) == P(None, "tensor")
 
@@ -163,3 +168,41 @@ def test_batches_are_split_over_data_and_fsdp():
     np.testing.assert_array_equal(placed, rows)
     assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 3)}
     assert data_shard(mesh) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "per_process", "expected"),
+    [
+        ((8, 1, 1), 2, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        ((2, 1, 4), 2, [(0, 2), (0, 2), (1, 2), (1, 2)]),  # two processes hold the same rows
+        ((1, 2, 4), 8, [(0, 1)]),
+    ],
+)
+def test_each_process_brings_the_rows_of_its_devices(sizes, per_process, expected, monkeypatch):
+    mesh = make_mesh(MeshConfig(*sizes))
+    monkeypatch.setattr(module, "batch_sharding", lambda mesh: _OfProcesses(mesh, per_process))
+    for process, shard in enumerate(expected):
+        monkeypatch.setattr("jax.process_index", lambda process=process: process)
+        assert data_shard(mesh) == shard
+
+
+def test_processes_with_overlapping_rows_are_refused(monkeypatch):
+    monkeypatch.setattr(module, "batch_sharding", lambda mesh: _OfProcesses(mesh, 3))
+    with pytest.raises(UserError, match="processes overlapping parts of a batch"):
+        data_shard(make_mesh(MeshConfig(2, 1, 4)))
+
+
+class _OfProcesses:
+    """The sharding of a batch, with the devices of this process dealt out to several."""
+
+    def __init__(self, mesh, per_process):
+        self._mesh, self._per_process = mesh, per_process
+
+    def devices_indices_map(self, shape):
+        found = batch_sharding(self._mesh).devices_indices_map(shape)
+        return {_Device(d.id, d.id // self._per_process): rows for d, rows in found.items()}
+
+
+class _Device(NamedTuple):
+    id: int
+    process_index: int

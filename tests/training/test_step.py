@@ -157,7 +157,9 @@ def assert_close(tree, reference, tolerance):
         np.testing.assert_allclose(
             a, b, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)
         )
-        assert np.any(np.asarray(b) != 0), jax.tree_util.keystr(path)
+        # A softmax ignores what all keys share: the gradient of their bias is rounding noise.
+        name = jax.tree_util.keystr(path)
+        assert np.any(np.asarray(b) != 0) or name.endswith("['key']['bias']"), name
 
 
 def test_initial_state_is_sharded_and_the_same_on_every_mesh():
@@ -199,13 +201,13 @@ def test_whole_steps_agree_across_meshes(trained):
         assert a.keys() == b.keys()
         for name in a:
             np.testing.assert_allclose(a[name], b[name], rtol=2e-5, atol=1e-6, err_msg=name)
-    for a, b in zip(
-        jax.tree.leaves(state.params), jax.tree.leaves(other_state.params), strict=True
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(state.params),
+        jax.tree.leaves(other_state.params),
+        strict=True,
     ):
-        # Adam divides by |g|: where a gradient is rounding noise (key biases), a step of up to the
-        # learning rate differs.
-        np.testing.assert_allclose(a, b, atol=3e-3)
-        assert np.mean(np.abs(np.asarray(a) - np.asarray(b)) > 1e-5) < 0.5
+        # A thousandth of a step of Adam; eps is far above the rounding noise of the gradients.
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6, err_msg=jax.tree_util.keystr(path))
 
 
 def test_metrics_are_those_of_the_batch(trained):

@@ -271,10 +271,26 @@ def test_a_full_disk_ends_nothing_and_loses_no_row(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_each_step_counts_its_own_flops(tmp_path):
+    now = FakeTime()
+    with telemetry(tmp_path, now, [], flops_per_step=[200.0, 1800.0].__getitem__) as out:
+        for step in (1, 2):
+            now.now += 1.0
+            out.step_done(step, 10.0, 1.0)
+        assert out.rates()["perf/mfu"] == (200 + 1800) / 2 / 4000
+
+
+def test_the_board_keeps_the_row_of_the_restored_step(tmp_path):
+    with telemetry(tmp_path, FakeTime(), [], restored_step=8) as out:
+        out.write(9, {"train/loss": 0.5})
+    assert scalars(tmp_path / "tensorboard") == [(9, {}), (9, {"train/loss": 0.5})]
+
+
 def test_no_mfu_without_a_known_peak(tmp_path):
     assert peak_flops("cpu", "float32") is None
     assert peak_flops("NVIDIA H100 80GB HBM3", "float32") is None
     assert peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") == 989.4e12
+    assert peak_flops("TPU7x", "bfloat16") == 2307e12 / 2  # JAX shows two devices a chip
     now = FakeTime()
     with telemetry(tmp_path, now, [], peak=None) as out:
         now.now = 1.0

@@ -208,6 +208,12 @@ def test_ratio(tmp_path, kind):
     assert extract(path, tmp_path / "t", max_ratio=2000) == ["a"]
 
 
+def test_a_compressed_tar_is_bounded_while_it_is_decompressed(tmp_path):
+    # Zeros are an archive without members: nothing that looks at members refuses them.
+    (tmp_path / "a").write_bytes(gzip.compress(bytes(5_000_000)))
+    assert "limit of 1,000,000 bytes" in refused(extract_tar, tmp_path / "a", max_bytes=1_000_000)
+
+
 def test_a_zip_that_declares_less_than_it_holds(tmp_path):
     path = make_zip(tmp_path / "a", {"a": bytes(30_000_000)})
     raw = path.read_bytes()
