@@ -34,7 +34,7 @@ def prepare(text: str, vocab: str | None, directory: Path) -> None:
     from bert_jax.corpus.build import iter_texts
     from bert_jax.corpus.sources import resolve_sources
     from bert_jax.data.tokenizer import load_tokenizer
-    from bert_jax.data.wordpiece import train_wordpiece
+    from bert_jax.data.wordpiece_training import train_wordpiece
 
     plain = directory / "text.txt"
     if text == "python-docs":

@@ -103,7 +103,7 @@ def write_model(directory: Path, size: str, texts: list[Text]) -> None:
     import numpy as np
 
     from bert_jax.convert.huggingface_head import TaskOutputs
-    from bert_jax.data.wordpiece import train_wordpiece
+    from bert_jax.data.wordpiece_training import train_wordpiece
     from bert_jax.exchange.huggingface import write_huggingface
     from bert_jax.finetune.saved_model import Origin, SavedModel
     from bert_jax.model.config import SIZES

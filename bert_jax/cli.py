@@ -107,6 +107,32 @@ def _parser(*, needed: bool = True) -> argparse.ArgumentParser:
         help="keep case and accents (wordpiece lower-cases otherwise; SentencePiece never does)",
     )
     sub.add_argument(
+        "--keep-accents",
+        action="store_true",
+        default=None,
+        help="wordpiece: keep accents where case is not kept",
+    )
+    sub.add_argument(
+        "--character-coverage",
+        type=float,
+        metavar="SHARE",
+        help="share of the text's characters that get a token, the most frequent first; a word "
+        "with another becomes [UNK], or bytes in SentencePiece (default: at least 0.9995)",
+    )
+    sub.add_argument(
+        "--limit-alphabet",
+        type=int,
+        metavar="N",
+        help="wordpiece: at most so many characters get a token (default: as the coverage says, "
+        "at least 1000)",
+    )
+    sub.add_argument(
+        "--min-frequency",
+        type=int,
+        metavar="N",
+        help="wordpiece: pairs of pieces that are rarer are not merged (default: 2)",
+    )
+    sub.add_argument(
         "--max-mb",
         type=float,
         default=256,

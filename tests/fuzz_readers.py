@@ -119,7 +119,7 @@ def altered(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
 
 
 def _tokenizer() -> Any:
-    from bert_jax.data.wordpiece import train_wordpiece
+    from bert_jax.data.wordpiece_training import train_wordpiece
 
     return train_wordpiece(TEXTS * 5, 120)
 

@@ -14,6 +14,7 @@ import jax
 import pytest
 
 from bert_jax import cli
+from bert_jax.data.tokenizer import load_tokenizer
 
 SMALL = [
     f"--config.{field}"
@@ -181,6 +182,35 @@ def test_corpus_option_out_of_range(made: Made, run: Run, tmp_path, option, valu
         value,
     )  # fmt: skip
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "said"),
+    [
+        ("wordpiece", "--limit-alphabet=0", "limit_alphabet is 0"),
+        ("wordpiece", "--min-frequency=0", "min_frequency is 0"),
+        ("wordpiece", "--character-coverage=1.5", "character_coverage is 1.5"),
+        ("unigram", "--character-coverage=0.5", "character_coverage is 0.5"),
+        ("unigram", "--limit-alphabet=0", "--limit-alphabet belongs to --kind wordpiece"),
+        ("bpe", "--min-frequency=3", "--min-frequency belongs to --kind wordpiece"),
+        ("bpe", "--keep-accents", "--keep-accents belongs to --kind wordpiece"),
+    ],
+)
+def test_options_of_a_vocabulary_that_cannot_be(made: Made, run: Run, tmp_path, kind, option, said):
+    out = tmp_path / "t"
+    refused(run("tokenizer", "--input", made.text, "--kind", kind, option, "--out", out), said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_of_a_vocabulary(run: Run, tmp_path):
+    (tmp_path / "a.txt").write_text("Été été, café ok zq\n" * 3)
+    how = ["tokenizer", "--input", tmp_path / "a.txt", "--vocab-size", "40"]
+    run(*how, "--out", tmp_path / "a", "--keep-accents", "--limit-alphabet=4", "--min-frequency=6")
+    made = load_tokenizer(tmp_path / "a")
+    pieces = [made.id_to_token(id) for id in made.encode("Été ok").ids]
+    assert pieces == ["ét", "##é", "[UNK]"]
+    run(*how, "--out", tmp_path / "b", "--character-coverage=0.2")
+    assert load_tokenizer(tmp_path / "b").vocab_size < made.vocab_size
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])

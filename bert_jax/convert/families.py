@@ -1,166 +1,43 @@
 """Other families of encoders under BERT's names: RoBERTa, ELECTRA, DistilBERT; and why not ALBERT.
 
 bert = to_bert(config, arrays, where="config.json")
-config = model_config_from_huggingface(bert.config, where="config.json")
-params = parts_from_huggingface(bert.arrays, config, head)
+model = bert.model_config(where="config.json")
+params = parts_from_huggingface(bert.arrays, model, head)
+config, arrays = from_bert("electra", bert.config, bert.arrays)
 
 Nothing is computed here beyond dropping rows and adding zeros: a family fits where it computes what
-a BERT computes with the same numbers. What does not fit is a `UserError` where it is the encoder,
-and is dropped with a note where it is a head.
+a BERT computes with the same numbers, the activation of the pooler aside. What does not fit is a
+`UserError` where it is the encoder, and is dropped with a note where it is a head.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
-from bert_jax.convert.huggingface_config import MAX_SIZE
+from bert_jax.convert.family_tables import (
+    BERT,
+    DISTILBERT,
+    ELECTRA,
+    FAMILIES,
+    SAME,
+    TOKEN_HEADS,
+    Family,
+    Patterns,
+)
+from bert_jax.convert.huggingface_config import MAX_SIZE, model_config_from_huggingface
 from bert_jax.convert.huggingface_files import model_class
 from bert_jax.convert.huggingface_head import CLASSES
 from bert_jax.convert.huggingface_names import DUPLICATES, canonical_names
 from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
 
 _UNLIKE = {"ForMultipleChoice": "no head here compares rows"}
 """Classes of every family, without their prefix, whose head is none of ours, and why."""
 
-Patterns = tuple[tuple[str, str], ...]
-"""(regular expression over a whole name, its replacement); the first that matches counts."""
-
 _EXACT_GELU_HEAD = "its masked-LM head has the exact GELU whatever the encoder has, BERT's follows"
-
-
-@dataclass(frozen=True)
-class Family:
-    """What a family calls what BERT has."""
-
-    name: str
-    classes: str
-    """Their classes' names begin so, where BERT's begin with Bert."""
-    defaults: Mapping[str, Any]
-    """Fields of their configuration that BERT's has with another default, or not at all."""
-    fields: Mapping[str, str]
-    """Their fields to BERT's, where the names differ."""
-    patterns: Patterns
-    """Their parameters to BERT's names."""
-    skipped: str = "(?!)"
-    """Names of buffers, which hold nothing that was learned."""
-    first_position: int | None = None
-    """None: positions count from 0. Else they count from padding's id + this."""
-    exact_gelu_head: bool = False
-    """The masked-LM head has the exact GELU whatever the encoder has."""
-    unlike: Mapping[str, str] = field(default_factory=dict)
-    """Their classes, without the prefix, whose head is none of BERT's, and why."""
-
-
-_SAME: Patterns = (
-    (r"bert\..+", r"\g<0>"),
-    (r"cls\..+", r"\g<0>"),
-    (r"(classifier|qa_outputs)\.(weight|bias)", r"\g<0>"),
-)
-
-_ROBERTA = Family(
-    name="RoBERTa",
-    classes="Roberta|XLMRoberta|Camembert",
-    defaults={"pad_token_id": 1, "max_position_embeddings": 512},
-    fields={},
-    patterns=(
-        (r"(?:roberta\.)?((?:embeddings|encoder|pooler)\..+)", r"bert.\1"),
-        (r"lm_head\.dense\.(.+)", r"cls.predictions.transform.dense.\1"),
-        (r"lm_head\.layer_norm\.(.+)", r"cls.predictions.transform.LayerNorm.\1"),
-        (r"lm_head\.bias", "cls.predictions.bias"),
-        (r"lm_head\.decoder\.(.+)", r"cls.predictions.decoder.\1"),
-        # A map, tanh and a map of the first token's state: BERT's pooler and its classifier.
-        (r"classifier\.dense\.(.+)", r"bert.pooler.dense.\1"),
-        (r"classifier\.out_proj\.(.+)", r"classifier.\1"),
-        *_SAME[2:],
-    ),
-    skipped=r"(?:roberta\.)?embeddings\.(?:position_ids|token_type_ids)",
-    first_position=1,
-    exact_gelu_head=True,
-)
-
-_ELECTRA = Family(
-    name="ELECTRA",
-    classes="Electra",
-    defaults={
-        "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4,
-        "intermediate_size": 1024,
-    },
-    fields={},
-    patterns=(
-        (r"(?:electra\.)?((?:embeddings|encoder)\..+)", r"bert.\1"),
-        (r"generator_predictions\.dense\.(.+)", r"cls.predictions.transform.dense.\1"),
-        (r"generator_predictions\.LayerNorm\.(.+)", r"cls.predictions.transform.LayerNorm.\1"),
-        (r"generator_lm_head\.weight", "cls.predictions.decoder.weight"),
-        (r"generator_lm_head\.bias", "cls.predictions.bias"),
-        *_SAME[2:],
-    ),
-    skipped=r"(?:electra\.)?embeddings\.(?:position_ids|token_type_ids)",
-    exact_gelu_head=True,
-    unlike={
-        "ForPreTraining": "it tells replaced tokens from original ones, which no BERT head does",
-        "ForSequenceClassification": "it has GELU between two maps of the first token's state, "
-        "where BERT has tanh",
-    },
-)  # fmt: skip
-
-_DISTILBERT_LAYER = r"(?:distilbert\.)?transformer\.layer\.(\d+)\."
-_DISTILBERT = Family(
-    name="DistilBERT",
-    classes="DistilBert",
-    defaults={"n_layers": 6},
-    fields={
-        "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
-        "hidden_dim": "intermediate_size", "activation": "hidden_act",
-        "dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob",
-    },
-    patterns=(
-        (r"(?:distilbert\.)?embeddings\.(.+)", r"bert.embeddings.\1"),
-        *(
-            (_DISTILBERT_LAYER + re.escape(theirs) + r"\.(.+)", rf"bert.encoder.layer.\1.{bert}.\2")
-            for theirs, bert in {
-                "attention.q_lin": "attention.self.query",
-                "attention.k_lin": "attention.self.key",
-                "attention.v_lin": "attention.self.value",
-                "attention.out_lin": "attention.output.dense",
-                "sa_layer_norm": "attention.output.LayerNorm",
-                "ffn.lin1": "intermediate.dense",
-                "ffn.lin2": "output.dense",
-                "output_layer_norm": "output.LayerNorm",
-            }.items()
-        ),
-        (r"vocab_transform\.(.+)", r"cls.predictions.transform.dense.\1"),
-        (r"vocab_layer_norm\.(.+)", r"cls.predictions.transform.LayerNorm.\1"),
-        (r"vocab_projector\.weight", "cls.predictions.decoder.weight"),
-        (r"vocab_projector\.bias", "cls.predictions.bias"),
-        *_SAME[2:],
-    ),
-    skipped=r"(?:distilbert\.)?embeddings\.position_ids",
-    unlike={
-        "ForSequenceClassification": "it has ReLU between two maps of the first token's state, "
-        "where BERT has tanh",
-    },
-)  # fmt: skip
-
-_BERT = Family(
-    name="BERT",
-    classes="Bert",
-    defaults={},
-    fields={},
-    patterns=_SAME,
-)
-
-FAMILIES: Mapping[str, Family] = {
-    "bert": _BERT,
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "electra": _ELECTRA,
-    "distilbert": _DISTILBERT,
-}
-"""By the field `model_type`."""
 
 _ALBERT = (
     "an ALBERT is no BERT with other names, and none is imported: between its embeddings and its "
@@ -184,6 +61,13 @@ class BertForm:
     """Their names of the arrays that have no place."""
     notes: tuple[str, ...]
     """What a person should know, a sentence each."""
+    pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
+    """Activation of the pooler, of which BERT's configuration does not speak."""
+
+    def model_config(self, *, where: str) -> ModelConfig:
+        """The architecture; a UserError that begins with `where` says what does not fit."""
+        config = model_config_from_huggingface(self.config, where=where)
+        return replace(config, pooler_activation=self.pooler_activation)
 
 
 def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str) -> BertForm:
@@ -222,14 +106,17 @@ def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
         notes.append(f"{made_by}: the head is not imported, the encoder is: {why}")
     elif task != made_by:
         config["architectures"] = [f"Bert{task}"]
-    renamed, dropped = _rename(family, arrays, config, where)
+    head = CLASSES.get(model_class(config))
+    if family is DISTILBERT and head != "classification":  # the other heads have `dropout`
+        del config["classifier_dropout"]
+    renamed, dropped = _rename(family, arrays, head, where)
     if family.first_position is not None:
         _drop_positions(renamed, found, family)
         notes.append(
             f"positions count from {_first_position(found, family)} in a {family.name}, after the "
             "id of padding; the rows of the table before that are never read and are left out"
         )
-    _single_type(family, config, renamed, notes)
+    _single_type(family, config, renamed, head, notes)
     _check_mlm(family, config, renamed, arrays, dropped, notes)
     heads = [name for name in dropped if not re.fullmatch(family.skipped, name)]
     if heads:
@@ -237,7 +124,43 @@ def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
     kinds = {f"{array.dtype}" for array in arrays.values() if array.dtype.kind != "i"} - {"float32"}
     if kinds:
         notes.append(f"weights of type {', '.join(sorted(kinds))} are written as float32")
-    return BertForm(family.name, config, renamed, tuple(dropped), tuple(notes))
+    pooler = family.pooler_activation if head == "classification" else "tanh"
+    return BertForm(family.name, config, renamed, tuple(dropped), tuple(notes), pooler)
+
+
+def from_bert(
+    kind: str, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The content of `config.json` and the tensors of a classification model of another family.
+
+    Args:
+        kind: A value of `WRITTEN`.
+        config: The content of a BERT's `config.json`.
+        arrays: The tensors of a `BertForSequenceClassification`.
+    """
+    family = FAMILIES[kind]
+    theirs = {bert: name for name, bert in family.fields.items()}
+    fields = {theirs.get(name, name): value for name, value in config.items()}
+    fields |= {"model_type": kind, "architectures": [class_written(kind)]}
+    if "embedding_size" in family.defaults:
+        fields["embedding_size"] = config["hidden_size"]
+    names = {name: _renamed(name, family.written) for name in arrays}
+    return fields, {new: arrays[name] for name, new in names.items() if new is not None}
+
+
+def class_written(kind: str) -> str:
+    """The class of a model that `from_bert` makes."""
+    return f"{FAMILIES[kind].classes}ForSequenceClassification"
+
+
+def bert_names(kind: str, names: Iterable[str]) -> dict[str, str]:
+    """BERT's names of the tensors that `from_bert` makes, to theirs."""
+    patterns = (*FAMILIES[kind].patterns, *FAMILIES[kind].classifier)
+    return {f"{_renamed(name, patterns)}": name for name in names}
+
+
+def _renamed(name: str, patterns: Patterns) -> str | None:
+    return next((re.sub(p, to, name) for p, to in patterns if re.fullmatch(p, name)), None)
 
 
 def _config(family: Family, found: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -245,14 +168,14 @@ def _config(family: Family, found: Mapping[str, Any], where: str) -> dict[str, A
     theirs = {**family.defaults, **found}
     config = {family.fields.get(name, name): value for name, value in theirs.items()}
     wrong: list[str] = []
-    if family is _ELECTRA and theirs["embedding_size"] != theirs.get("hidden_size"):
+    if family is ELECTRA and theirs["embedding_size"] != theirs.get("hidden_size"):
         wrong.append(
             f"embedding_size is {theirs['embedding_size']!r:.40} and hidden_size "
             f"{theirs.get('hidden_size')!r:.40}: embeddings of another width go through a learned "
             "map after their normalisation, for which BERT has no place. Models of one width fit "
             "(electra-base-discriminator and electra-large-discriminator)"
         )
-    if family is _DISTILBERT:
+    if family is DISTILBERT:
         config |= {"type_vocab_size": 1, "layer_norm_eps": 1e-12}
     if family.first_position is not None:
         rows, pad = theirs["max_position_embeddings"], theirs["pad_token_id"]
@@ -274,29 +197,22 @@ def _config(family: Family, found: Mapping[str, Any], where: str) -> dict[str, A
 
 
 def _rename(
-    family: Family, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any], where: str
+    family: Family, arrays: Mapping[str, np.ndarray], head: str | None, where: str
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Arrays under BERT's names, and the names of those that have none."""
-    if family is _BERT:
+    if family is BERT:
         renamed = canonical_names(arrays)
-        strange = [n for n in renamed if not any(re.fullmatch(p, n) for p, _ in _SAME)]
+        strange = [n for n in renamed if not any(re.fullmatch(p, n) for p, _ in SAME)]
         return {n: renamed[n] for n in renamed if n not in strange}, strange
-    # Heads that BERT has not are dropped before names are compared: theirs may be BERT's names.
-    wanted = CLASSES.get(model_class(config))
+    # Patterns of one head alone: another family's name for its head may be BERT's for another.
+    heads = {**TOKEN_HEADS, "classification": family.classifier}
+    patterns = (*family.patterns, *heads.get(head or "", ()))
     renamed, dropped, from_name = {}, [], dict[str, str]()
     for name, array in arrays.items():
         plain = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         plain = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", plain)
-        new = next(
-            (re.sub(p, to, plain) for p, to in family.patterns if re.fullmatch(p, plain)), None
-        )
-        head = re.match(r"(classifier|qa_outputs)\.", name)
-        unwanted = head and (
-            wanted is None
-            or (head[1] == "qa_outputs") != (wanted == "span")
-            or (".dense." in name or ".out_proj." in name) != (wanted == "classification")
-        )
-        if new is None or unwanted or re.fullmatch(family.skipped, name):
+        new = _renamed(plain, patterns)
+        if new is None or re.fullmatch(family.skipped, name):
             dropped.append(name)
         elif new in renamed:
             # Files of old versions hold the pooler that the class does not read.
@@ -326,21 +242,32 @@ def _drop_positions(
 
 
 def _single_type(
-    family: Family, config: dict[str, Any], renamed: dict[str, np.ndarray], notes: list[str]
+    family: Family,
+    config: dict[str, Any],
+    renamed: dict[str, np.ndarray],
+    head: str | None,
+    notes: list[str],
 ) -> None:
-    """Two equal types in place of one or none: rows of two texts then compute what theirs do."""
-    if family is _BERT or config.get("type_vocab_size") != 1:
+    """Two equal types in place of one or none: rows of two texts then compute what theirs do.
+
+    A classifier of DistilBERT has one type: its class, under which it is written, has no other.
+    """
+    if family is BERT or config.get("type_vocab_size") != 1:
         return
     name = "bert.embeddings.token_type_embeddings.weight"
     words = renamed.get("bert.embeddings.word_embeddings.weight")
-    if family is _DISTILBERT and words is not None and words.ndim == 2:
-        renamed[name] = np.zeros((2, words.shape[1]), np.float32)
+    if family is DISTILBERT and words is not None and words.ndim == 2:
+        number = 1 if head == "classification" else 2
+        renamed[name] = np.zeros((number, words.shape[1]), np.float32)
+        if number == 1:
+            notes.append("DistilBERT does not mark the second text of a pair, nor does this model")
+            return
     elif name in renamed and renamed[name].shape[:1] == (1,):
         renamed[name] = np.repeat(renamed[name], 2, axis=0)
     config["type_vocab_size"] = 2
     notes.append(
         f"{family.name} does not mark the second text of a pair: both token types are "
-        f"{'zeros' if family is _DISTILBERT else 'its one type'}, until training makes them differ"
+        f"{'zeros' if family is DISTILBERT else 'its one type'}, until training makes them differ"
     )
 
 
@@ -354,7 +281,7 @@ def _check_mlm(
 ) -> None:
     """Drops a masked-LM head that has another activation, and halves of one."""
     heads = [n for n in renamed if n.startswith("cls.predictions.")]
-    if family is _BERT or not heads:
+    if family is BERT or not heads:
         return
     why = ""
     if family.exact_gelu_head and config.get("hidden_act", "gelu") != "gelu":

@@ -1,13 +1,14 @@
 """Byte-level BPE (RoBERTa's) and pieces with "▁" (XLM-R's), from a `tokenizer.json`.
 
 Special tokens have the names that the model's files give them; code that needs one takes it from
-`special_ids`. Text that spells one is ordinary text, as everywhere here.
+`special_ids`. Text that spells one of the five is ordinary text, as everywhere here.
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from tokenizers import decoders, processors
 from bert_jax.data.store import SpecialIds
 from bert_jax.data.tokenizer import (
     CONFIG_NAME,
+    AddedToken,
     Encoding,
     Id,
+    added_entries,
+    num_pieces,
     replace_surrogates,
     write_directory,
 )
@@ -59,7 +63,8 @@ class FastTokenizer:
         self.vocab_size = len(pipeline.vocab)
         self._ids = {token: id for id, token in enumerate(pipeline.vocab)}
         self.special_ids = SpecialIds(*(self._ids[token] for token in pipeline.roles))
-        self._specials = frozenset(self._ids[t] for t in (*pipeline.roles, *pipeline.specials))
+        self._roles = frozenset(self._ids[token] for token in pipeline.roles)
+        self._specials = self._roles | {self._ids[token.content] for token in pipeline.specials}
         first = _SPACES if pipeline.kind == "byte_level_bpe" else (SPACE,)
         self.continues_word = np.array(
             [
@@ -71,7 +76,9 @@ class FastTokenizer:
         prefixed = last.get("add_prefix_space", last.get("prepend_scheme") != "never")
         self.word_prefix = "" if prefixed else " "
         self.num_between = pipeline.num_between
-        described = dict(vars(pipeline))
+        self.added = pipeline.specials
+        described = vars(pipeline) | {"specials": [asdict(token) for token in pipeline.specials]}
+        del described["trim_offsets"]  # does not determine ids
         if self.num_between == 1:  # fingerprints from before it could be another number stay
             del described["num_between"]
         self.fingerprint = hashlib.sha256(
@@ -100,29 +107,27 @@ class FastTokenizer:
             raise
 
     def _definition(self) -> dict[str, Any]:
-        """A `tokenizer.json` in which nothing that text spells is special."""
+        """A `tokenizer.json` in which text that spells one of the five special tokens is text."""
         pipeline = self.pipeline
         model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}
+        pieces = pipeline.vocab[: num_pieces(pipeline.vocab, pipeline.specials)]
         if pipeline.kind == "unigram":
             # A space never reaches the model, so that these names match nothing.
-            vocab = [
-                f" {id}" if id in self._specials else token
-                for id, token in enumerate(pipeline.vocab)
-            ]
-            pairs = [list(pair) for pair in zip(vocab, pipeline.scores, strict=True)]
+            vocab = [f" {id}" if id in self._roles else piece for id, piece in enumerate(pieces)]
+            pairs = [list(pair) for pair in zip(vocab, pipeline.scores, strict=False)]
             unk = self.special_ids.unk if pipeline.unk_in_model else None
             model |= {"type": "Unigram", "unk_id": unk, "vocab": pairs}
         else:
             unk_token = pipeline.roles[1] if pipeline.unk_in_model else None
             model |= {"type": "BPE", "unk_token": unk_token, "fuse_unk": pipeline.fuse_unk}
             model |= {"dropout": None, "continuing_subword_prefix": None}
-            model |= {"end_of_word_suffix": None, "vocab": self._ids}
+            model |= {"end_of_word_suffix": None, "vocab": {t: n for n, t in enumerate(pieces)}}
             model["merges"] = [list(pair) for pair in pipeline.merges]
         return {
             "version": "1.0",
             "truncation": None,
             "padding": None,
-            "added_tokens": [],
+            "added_tokens": added_entries(pipeline.specials, self._ids),
             "normalizer": _sequence("normalizers", pipeline.normalizer),
             "pre_tokenizer": _sequence("pretokenizers", pipeline.pre_tokenizer),
             "model": model,
@@ -185,12 +190,11 @@ class FastTokenizer:
         definition = self._definition()
         model = definition["model"]
         if pipeline.kind == "unigram":
-            pairs = zip(pipeline.vocab, pipeline.scores, strict=True)
+            pieces = pipeline.vocab[: len(model["vocab"])]
+            pairs = zip(pieces, pipeline.scores, strict=False)
             model["vocab"] = [list(pair) for pair in pairs]
-        special = sorted((*pipeline.roles, *pipeline.specials), key=ids.__getitem__)
-        definition["added_tokens"] = [
-            {"id": ids[token], **_added(token, token in pipeline.eats_space)} for token in special
-        ]
+        roles = [AddedToken(token, lstrip=token in pipeline.eats_space) for token in pipeline.roles]
+        definition["added_tokens"] = added_entries((*roles, *pipeline.specials), ids)
         cls, sep = pipeline.roles[2], pipeline.roles[3]
         definition["decoder"] = json.loads(self._decoder.__getstate__())
         template = processors.TemplateProcessing(
@@ -199,6 +203,11 @@ class FastTokenizer:
             special_tokens=[(cls, ids[cls]), (sep, ids[sep])],
         )
         definition["post_processor"] = json.loads(template.__getstate__())
+        if pipeline.trim_offsets:
+            prefix = pipeline.pre_tokenizer[-1]["add_prefix_space"]
+            trim = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True}
+            both = [{**trim, "use_regex": True}, definition["post_processor"]]
+            definition["post_processor"] = {"type": "Sequence", "processors": both}
         names = dict(zip(ROLES, pipeline.roles, strict=True))
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -206,7 +215,7 @@ class FastTokenizer:
             **names,
         }
         if self.mask_takes_blank:
-            config["mask_token"] = {"__type": "AddedToken", **_added(pipeline.roles[4], True)}
+            config["mask_token"] = {"__type": "AddedToken", **asdict(roles[4])}
         files = {
             # Not the library's own text, in which a score may differ in its last digit.
             "tokenizer.json": json.dumps(definition, indent=1, ensure_ascii=False) + "\n",
@@ -229,11 +238,6 @@ def _sequence(members: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any] |
     if len(parts) < 2:
         return parts[0] if parts else None
     return {"type": "Sequence", members: list(parts)}
-
-
-def _added(token: str, eats_space: bool) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": eats_space, "rstrip": False, "normalized": False}
-    return {"content": token, **flags, "special": True}
 
 
 def _decoder(pipeline: Pipeline) -> Any:

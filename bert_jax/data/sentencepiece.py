@@ -278,6 +278,8 @@ def train_sentencepiece(
     """
     if vocab_size > MAX_TOKENS:
         raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
+    if not 0.98 <= character_coverage <= 1:
+        raise UserError(f"character_coverage is {character_coverage}; it must be from 0.98 to 1")
     reserved = len(SPECIAL_TOKENS) + 256 * byte_fallback
     if vocab_size <= reserved:
         raise UserError(

@@ -1,16 +1,18 @@
 """What every tokenizer offers, and how one is found on disk.
 
-No tokenizer ever turns text into a special id: the characters "[MASK]" in a corpus are four
-or five ordinary tokens. Otherwise a text could place its own masks and separators into training
-rows. Code that wants a special id takes it from `special_ids` and inserts it itself.
+No tokenizer ever turns text into one of the five special ids: the characters "[MASK]" in a corpus
+are four or five ordinary tokens. Otherwise a text could place its own masks and separators into
+training rows. Code that wants a special id takes it from `special_ids` and inserts it itself. Other
+tokens that a model's makers added (`AddedToken`) are kept whole where a text spells them.
 """
 
 import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,6 +43,37 @@ _KIND_FILES = {
     "sentencepiece": ("tokenizer.model",),
     "fast": ("tokenizer.json", "vocab.json", "merges.txt"),
 }
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that is matched in text before the text is cut into pieces."""
+
+    content: str
+    single_word: bool = False
+    """Not inside a word."""
+    lstrip: bool = False
+    """With the white space before it."""
+    rstrip: bool = False
+    """With the white space after it."""
+    normalized: bool = False
+    """Matched in normalised text, in lower case for example."""
+    special: bool = True
+    """Left out where Transformers decodes without special tokens."""
+
+
+def num_pieces(vocab: Sequence[str], added: Iterable[AddedToken]) -> int:
+    """Entries of a vocabulary without the added tokens at its end, which no word is cut into."""
+    names, size = {token.content for token in added}, len(vocab)
+    while size and vocab[size - 1] in names:
+        size -= 1
+    return size
+
+
+def added_entries(added: Iterable[AddedToken], ids: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The field `added_tokens` of a `tokenizer.json`."""
+    found = [{"id": ids[token.content], **asdict(token)} for token in added]
+    return sorted(found, key=lambda entry: int(entry["id"]))
 
 
 class Encoding(NamedTuple):

@@ -5,12 +5,12 @@ the lists of `tokenizer_parts` are taken, each in a canonical form, and the toke
 from those.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.tokenizer import CONFIG_NAME, MAX_FILE_BYTES, MAX_TOKENS
+from bert_jax.data.tokenizer import CONFIG_NAME, MAX_FILE_BYTES, MAX_TOKENS, AddedToken
 from bert_jax.data.tokenizer_parts import ROBERTAS, Reading
 from bert_jax.errors import UserError
 from bert_jax.untrusted.json_file import read_json_object, short
@@ -43,9 +43,10 @@ class Pipeline:
         fuse_unk: characters without a token in a row become one.
         unk_in_model: those characters become the unknown token; else they are left out.
         roles: tokens for padding, unknown, beginning, separator, mask.
-        specials: other tokens that text never becomes.
-        eats_space: special tokens that take the space before them, where Transformers reads them.
+        specials: other added tokens, kept whole where a text spells them.
+        eats_space: `roles` that take the space before them, where Transformers reads them.
         num_between: separators between the two texts of a row.
+        trim_offsets: in Transformers, offsets of byte-level BPE leave out spaces; here all do.
     """
 
     kind: str
@@ -58,9 +59,10 @@ class Pipeline:
     fuse_unk: bool
     unk_in_model: bool
     roles: tuple[str, ...]
-    specials: tuple[str, ...] = ()
+    specials: tuple[AddedToken, ...] = ()
     eats_space: tuple[str, ...] = ()
     num_between: int = 1
+    trim_offsets: bool = False
 
 
 def read_pipeline(path: Path) -> Pipeline:
@@ -101,7 +103,7 @@ def read_pipeline(path: Path) -> Pipeline:
         vocab, merges = reading.bpe(model)
         unknown = model.get("unk_token")
         in_model = unknown is not None
-    added = reading.added(whole.get("added_tokens"), vocab)
+    added = reading.added(with_added_beside(path, config, whole.get("added_tokens"), vocab), vocab)
     scores += [0.0] * (len(vocab) - len(scores)) if kind == "Unigram" else []
     ids = {token: id for id, token in enumerate(vocab)}
     if len(ids) != len(vocab):
@@ -114,8 +116,7 @@ def read_pipeline(path: Path) -> Pipeline:
             f"model.{'unk_id' if kind == 'Unigram' else 'unk_token'} is {unknown!r:.80}, "
             f"unk_token is {roles[1][:80]!r} with the id {ids[roles[1]]}; they must agree"
         )
-    specials = tuple(t for t in added if t not in roles)
-    reading.never_made((*roles, *specials), merges, kind)
+    reading.never_made(roles, merges, kind)
     return Pipeline(
         kind="byte_level_bpe" if byte_level else kind.lower(),
         vocab=tuple(vocab),
@@ -127,12 +128,54 @@ def read_pipeline(path: Path) -> Pipeline:
         fuse_unk=reading.flag("model.fuse_unk", model.get("fuse_unk")),
         unk_in_model=in_model,
         roles=roles,
-        specials=specials,
-        eats_space=tuple(token for token, eats in added.items() if eats),
+        specials=tuple(token for token in added if token.content not in roles),
+        eats_space=tuple(t.content for t in added if t.lstrip and t.content in roles),
         num_between=ROBERTAS
         if path.name == "vocab.json"
         else reading.num_between(whole.get("post_processor"), roles),
+        trim_offsets=byte_level and reading.trims_offsets(whole.get("post_processor")),
     )
+
+
+def with_added_beside(
+    path: Path, config: Mapping[str, Any], found: object, vocab: Sequence[str]
+) -> object:
+    """The field `added_tokens` of a `tokenizer.json`, with what only the files beside it name.
+
+    Args:
+        path: the tokenizer's file.
+        config: the content of `tokenizer_config.json`.
+        found: the field.
+        vocab: tokens in the order of their ids.
+    """
+    if not isinstance(found, list | None):
+        return found
+    numbered = _beside(path, "added_tokens.json")
+    entries = list(found or ())
+    for source in (config, _beside(path, MAP_NAME)):
+        listed = source.get("added_tokens_decoder")
+        for id, token in listed.items() if isinstance(listed, dict) else ():
+            if isinstance(token, dict) and id.isdecimal():
+                entries.append(token | {"id": int(id)})
+        for field in ("additional_special_tokens", "extra_special_tokens"):
+            names = source.get(field)
+            names = list(names.values()) if isinstance(names, dict) else names
+            for name in names if isinstance(names, list) else ():
+                token = name if isinstance(name, dict) else {"content": name}
+                entries.append({**token, "id": None, "special": True})
+    entries += [{"content": name, "id": id, "normalized": True} for name, id in numbered.items()]
+    ids: dict[str, Any] = {token: id for id, token in enumerate(vocab)} | numbered
+    merged: dict[str, Any] = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+            return entries  # refused by whoever reads them
+        merged.setdefault(entry["content"], dict(entry))
+    last = max([len(vocab) - 1, *(e["id"] for e in merged.values() if type(e.get("id")) is int)])
+    for name, entry in merged.items():
+        if "id" in entry and entry["id"] is None:  # of no list with ids: as in the vocabulary
+            entry["id"] = ids.get(name, last + 1)
+            last += entry["id"] == last + 1
+    return list(merged.values())
 
 
 def _beside(path: Path, name: str) -> dict[str, Any]:
@@ -154,6 +197,7 @@ def _from_two_files(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model": {"type": "BPE", "vocab": vocab, "merges": lines},
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": prefix},
+        "post_processor": {"type": "ByteLevel", "trim_offsets": config.get("trim_offsets")},
         "added_tokens": [
             {"content": token, "id": vocab[token], "special": True, "lstrip": token == "<mask>"}
             for names in _USUAL.values()

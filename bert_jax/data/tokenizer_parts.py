@@ -4,9 +4,10 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NoReturn
 
-from bert_jax.data.tokenizer import MAX_TOKEN_CHARS, MAX_TOKENS
+from bert_jax.data.tokenizer import MAX_TOKEN_CHARS, MAX_TOKENS, AddedToken
 from bert_jax.errors import UserError
 from bert_jax.untrusted.json_file import short
 
@@ -18,6 +19,7 @@ _MAX_CHARSMAP = 1 << 20
 """Bytes; XLM-R's, of all of Unicode, has 240,000."""
 _MAX_REPLACED = 256
 """Bytes that such a map may make of one character; NFKC makes 33 at most."""
+_ADDED_FLAGS = [field.name for field in fields(AddedToken)[1:]]
 _PLAIN = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "StripAccents", "Lowercase")
 # One character or class, once or repeated: takes time in proportion to the text.
 _LINEAR = re.compile(r"(?:\\s|\\n|[^\\\[\](){}*+?.|^$]|\[[^\]\\^]{1,64}\])(?:\+|\{[1-9],\})?")
@@ -173,6 +175,15 @@ class Reading:
             f"{' or '.join(repr(' '.join(row)) for row in rows.values()):.200} is needed"
         )
 
+    def trims_offsets(self, found: object) -> bool:
+        """Whether a word of a byte-level BPE is reported without the space before it."""
+        parts = self.parts("post_processor", found, "processors")
+        return any(
+            self.flag("post_processor.trim_offsets", part.get("trim_offsets"), default=True)
+            for part in parts
+            if part.get("type") in ("ByteLevel", "RobertaProcessing")
+        )
+
     def _pair(self, maker: Mapping[str, Any]) -> list[str]:
         """A row of the texts A and B, by the names of its tokens."""
         kinds = ("BertProcessing", "RobertaProcessing", "TemplateProcessing")
@@ -255,11 +266,11 @@ class Reading:
             )
         return found
 
-    def added(self, found: object, vocab: list[str]) -> dict[str, bool]:
-        """Added special tokens, and whether each takes the space before it; extends `vocab`."""
-        result: dict[str, bool] = {}
+    def added(self, found: object, vocab: list[str]) -> tuple[AddedToken, ...]:
+        """Added tokens in the order of their ids; extends `vocab` by those beyond its end."""
+        result: dict[str, AddedToken] = {}
         if found is None:
-            return result
+            return ()
         if not isinstance(found, list) or len(found) > MAX_TOKENS:
             self.refuse(f"added_tokens is {short(found)}; a list is needed")
         entries = [self.mapping(f"added_tokens[{i}]", each) for i, each in enumerate(found)]
@@ -269,11 +280,6 @@ class Reading:
         for i, entry in sorted(enumerate(entries), key=lambda pair: pair[1]["id"]):
             content = self.token(f"added_tokens[{i}].content", entry.get("content"))
             id = entry["id"]
-            if entry.get("special") is not True:
-                self.refuse(
-                    f"added_tokens[{i}] is {content[:80]!r}, which is matched in text before the "
-                    "model sees it; only special tokens may be added"
-                )
             if id == len(vocab) < MAX_TOKENS:
                 vocab.append(content)
             if not 0 <= id < len(vocab) or vocab[id] != content:
@@ -281,8 +287,9 @@ class Reading:
                     f"added_tokens[{i}] gives {content[:80]!r} the id {id!r:.40}; that is another "
                     f"token's, or beyond the next one ({len(vocab)})"
                 )
-            result[content] = entry.get("lstrip") is True
-        return result
+            flags = {n: self.flag(f"added_tokens[{i}].{n}", entry.get(n)) for n in _ADDED_FLAGS}
+            result[content] = AddedToken(content, **flags)
+        return tuple(result.values())
 
     def never_made(
         self, specials: tuple[str, ...], merges: list[tuple[str, str]], kind: str

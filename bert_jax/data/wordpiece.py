@@ -14,8 +14,7 @@ import json
 import logging
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 from jaxtyping import Int32
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
-from tqdm import tqdm
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.data.store import SpecialIds
 from bert_jax.data.tokenizer import (
@@ -32,8 +30,11 @@ from bert_jax.data.tokenizer import (
     MAX_TOKEN_CHARS,
     MAX_TOKENS,
     SPECIAL_TOKENS,
+    AddedToken,
     Encoding,
     Id,
+    added_entries,
+    num_pieces,
     replace_surrogates,
     write_directory,
 )
@@ -47,12 +48,11 @@ CONTINUATION = "##"
 
 _log = logging.getLogger(__name__)
 
-_JOINERS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
+JOINERS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 """Python's `str.split` splits at these, BERT deletes them (they are control characters)."""
 _CACHED_WORDS = 1 << 18
 """About 50 MB when full."""
 _CACHED_WORD_LENGTH = 32
-_COUNTED_WORDS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ class WordPieceTokenizer:
         self,
         vocab: Sequence[str],
         options: WordPieceOptions | None = None,
+        added: Sequence[AddedToken] = (),
         *,
         where: str = "vocabulary, entry {}",
     ) -> None:
@@ -103,6 +104,7 @@ class WordPieceTokenizer:
         Args:
             vocab: tokens in the order of their ids.
             options: see `WordPieceOptions`.
+            added: entries of the vocabulary that are kept whole where a text spells them.
             where: names an entry in error messages; `{}` becomes its position, from 1.
 
         Raises:
@@ -118,12 +120,13 @@ class WordPieceTokenizer:
         self.continues_word = np.array(
             [t.startswith(CONTINUATION) and len(t) > len(CONTINUATION) for t in self.vocab]
         )
-        self.fingerprint = _fingerprint(self.vocab, options)
+        self.added = tuple(added)
+        self.continues_word[[ids[token.content] for token in self.added]] = False
+        self.fingerprint = _fingerprint(self.vocab, options, added_entries(self.added, ids))
         self._ids = ids
-        # No added tokens: they would be matched in raw text before anything else.
         self._fast = tokenizers.Tokenizer(
             models.WordPiece(
-                ids,
+                {token: id for id, token in enumerate(vocab[: num_pieces(vocab, self.added)])},
                 unk_token="[UNK]",
                 max_input_chars_per_word=options.max_word_chars,
                 continuing_subword_prefix=CONTINUATION,
@@ -131,11 +134,18 @@ class WordPieceTokenizer:
         )
         self._fast.normalizer = options.normalizer()
         self._fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        # Not the special ones: they would be matched in text before anything else.
+        self._fast.add_tokens(
+            [
+                tokenizers.AddedToken(**asdict(token))
+                for token in sorted(self.added, key=lambda token: ids[token.content])
+            ]
+        )
         self._decoder = decoders.WordPiece(prefix=CONTINUATION)
         self._cache: dict[str, bytes] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WordPieceTokenizer, (self.vocab, self.options)
+        return WordPieceTokenizer, (self.vocab, self.options, self.added)
 
     def encode(self, text: str) -> Encoding:
         """See `Tokenizer.encode`; a word that becomes [UNK] has the span of the word."""
@@ -153,9 +163,12 @@ class WordPieceTokenizer:
         space-separated words one after another, and words repeat: each is encoded once and kept.
         The arrays are read-only.
         """
+        if self.added:  # which white space may be part of
+            found = self._encode_words(list(texts))
+            return [np.frombuffer(ids, np.int32) for ids in found]
         cache = self._cache
         words = [
-            (_JOINERS.sub("", text) if _JOINERS.search(text) else text).split() for text in texts
+            (JOINERS.sub("", text) if JOINERS.search(text) else text).split() for text in texts
         ]
         parts = [list(map(cache.get, each)) for each in words]
         missing = {
@@ -230,6 +243,9 @@ class WordPieceTokenizer:
             "sep_token": "[SEP]",
             "mask_token": "[MASK]",
         }
+        if self.added:
+            entries = added_entries(self.added, self._ids)
+            config["added_tokens_decoder"] = {str(entry.pop("id")): entry for entry in entries}
         files = {
             "tokenizer.json": whole.to_str(pretty=True),
             "vocab.txt": "".join(token + "\n" for token in self.vocab),
@@ -274,130 +290,14 @@ def _check_vocab(vocab: Sequence[str], where: str) -> dict[str, int]:
     return ids
 
 
-def _fingerprint(vocab: Sequence[str], options: WordPieceOptions) -> str:
-    """sha256 over the vocabulary in order and the options with defaults resolved."""
-    determines = {
+def _fingerprint(
+    vocab: Sequence[str], options: WordPieceOptions, added: list[dict[str, Any]]
+) -> str:
+    """sha256 over the vocabulary in order, the options with defaults resolved, added tokens."""
+    determines: dict[str, Any] = {
         "kind": "wordpiece",
         "version": 1,
         "vocab": list(vocab),
         "options": asdict(options) | {"strip_accents": options.strips_accents},
-    }
+    } | ({"added": added} if added else {})
     return hashlib.sha256(json.dumps(determines, sort_keys=True).encode()).hexdigest()
-
-
-def train_wordpiece(
-    texts: Iterable[str],
-    vocab_size: int,
-    *,
-    lowercase: bool = True,
-    strip_accents: bool | None = None,
-    split_cjk: bool = True,
-    min_frequency: int = 2,
-    limit_alphabet: int = 1000,
-    progress: bool = False,
-) -> WordPieceTokenizer:
-    """Learn a vocabulary: the same texts in any order give the same one.
-
-    Pairs of pieces are merged most frequent first, as `tokenizers` does it. Its trainer alone gives
-    another vocabulary on every run, because it numbers the characters in the order of a randomly
-    seeded hash table and breaks ties by number. Here the characters are counted and numbered first,
-    and the trainer gets the counted words with that numbering.
-
-    Args:
-        texts: read once; memory grows with the number of distinct words only.
-        vocab_size: tokens in all, the five special ones included.
-        lowercase, strip_accents, split_cjk: see `WordPieceOptions`.
-        min_frequency: a pair rarer than this is not merged.
-        limit_alphabet: only so many characters, the most frequent, get tokens; words with others
-            become [UNK]. Raise it for Chinese or Japanese.
-        progress: show a bar on stderr.
-
-    Returns:
-        A tokenizer whose `vocab_size` is smaller than asked, with a logged warning, where the texts
-        have too few pairs.
-
-    Raises:
-        UserError: no words in `texts`, or `vocab_size` smaller than the special tokens and the
-            alphabet.
-    """
-    options = WordPieceOptions(lowercase, strip_accents, split_cjk)
-    if vocab_size > MAX_TOKENS:
-        raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
-    if vocab_size <= len(SPECIAL_TOKENS):  # said before the texts are read
-        raise UserError(
-            f"vocab_size is {vocab_size}; the {len(SPECIAL_TOKENS)} special tokens alone take "
-            f"{len(SPECIAL_TOKENS)}. BERT has 30522; a few thousand do for a small corpus"
-        )
-    counts = _count_words(iter(tqdm(texts, "texts", disable=not progress)), options)
-    if not counts:
-        raise UserError("the texts to train a vocabulary on have no words; give some text")
-    alphabet, kept = _alphabet(counts, limit_alphabet)
-    numbered = [*SPECIAL_TOKENS, *alphabet]
-    if len(numbered) > vocab_size:
-        raise UserError(
-            f"vocab_size is {vocab_size}; the {len(SPECIAL_TOKENS)} special tokens and the "
-            f"{kept} characters of the texts (alone and after {CONTINUATION}) need "
-            f"{len(numbered)}. Ask for more than that, or lower limit_alphabet ({limit_alphabet})"
-        )
-    allowed = {token[-1] for token in alphabet}
-
-    def words() -> Iterator[str]:
-        for word, count in counts.items():
-            if allowed.issuperset(word):
-                for done in range(0, count, 4096):
-                    yield f"{word} " * min(4096, count - done)
-
-    trained = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        special_tokens=numbered,  # numbers them in this order
-        continuing_subword_prefix=CONTINUATION,
-        show_progress=progress,
-    )
-    trained.train_from_iterator(words(), trainer)
-    ids = trained.get_vocab()
-    if len(ids) < vocab_size:
-        _log.warning(
-            "the texts gave %d tokens, %d were asked for: no further pair occurs %d times",
-            len(ids), vocab_size, min_frequency,
-        )  # fmt: skip
-    return WordPieceTokenizer(sorted(ids, key=ids.__getitem__), options)
-
-
-def _count_words(texts: Iterable[str], options: WordPieceOptions) -> Counter[str]:
-    """How often each word occurs, after normalisation and splitting at punctuation."""
-    normalizer, splitter = options.normalizer(), pre_tokenizers.BertPreTokenizer()
-    counts: Counter[str] = Counter()
-
-    def flush(spaced: Counter[str]) -> None:
-        for text, count in spaced.items():
-            for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)):
-                if len(word) <= options.max_word_chars:
-                    counts[word] += count
-        spaced.clear()
-
-    # Normalisation is slow and does not look across whitespace: do it once per distinct word.
-    spaced: Counter[str] = Counter()
-    for text in texts:
-        spaced.update(_JOINERS.sub("", replace_surrogates(text)).split())
-        if len(spaced) > _COUNTED_WORDS:
-            flush(spaced)
-    flush(spaced)
-    return counts
-
-
-def _alphabet(counts: Counter[str], limit: int) -> tuple[list[str], int]:
-    """Sorted tokens of one character, alone and continuing, and how many characters they are."""
-    total: Counter[str] = Counter()
-    first: set[str] = set()
-    rest: set[str] = set()
-    for word, count in counts.items():
-        first.add(word[0])
-        rest.update(word[1:])
-        for char in word:
-            total[char] += count
-    kept = set(sorted(total, key=lambda char: (-total[char], char))[:limit])
-    alone = sorted(first & kept)
-    return alone + [CONTINUATION + char for char in sorted(rest & kept)], len(kept)

@@ -1,8 +1,8 @@
 """Reading WordPiece tokenizers from `vocab.txt` and `tokenizer.json`.
 
 A `tokenizer.json` can describe any pipeline. Only BERT's is accepted, field by field, and the
-tokenizer is built anew from those fields: what else such a file may carry (truncation, padding,
-added tokens that match raw text) never takes effect.
+tokenizer is built anew from those fields: what else such a file may carry (truncation, padding)
+never takes effect.
 """
 
 from dataclasses import replace
@@ -15,7 +15,10 @@ from bert_jax.data.tokenizer import (
     MAX_TOKEN_CHARS,
     MAX_TOKENS,
     SPECIAL_TOKENS,
+    AddedToken,
 )
+from bert_jax.data.tokenizer_json import with_added_beside
+from bert_jax.data.tokenizer_parts import Reading
 from bert_jax.data.wordpiece import CONTINUATION, WordPieceOptions, WordPieceTokenizer
 from bert_jax.errors import UserError
 from bert_jax.untrusted.json_file import read_json_object, short
@@ -26,7 +29,8 @@ def load_wordpiece(path: Path, *, lowercase: bool | None = None) -> WordPieceTok
     """Read `vocab.txt` or `tokenizer.json`, with the `tokenizer_config.json` beside it if any.
 
     A `vocab.txt` does not say whether text is lower-cased. In this order: `tokenizer_config.json`,
-    `lowercase`, and else a vocabulary without upper-case words means lower-cased text.
+    `lowercase`, and else a vocabulary without upper-case words means lower-cased text. Added tokens
+    are those of `tokenizer.json` and of the files beside that name some.
 
     Raises:
         UserError: the file is not sound, or two sources contradict each other.
@@ -50,19 +54,29 @@ def load_wordpiece(path: Path, *, lowercase: bool | None = None) -> WordPieceTok
                 f"{path}: normalizer.lowercase is {options.lowercase}, {source} says {wanted}; "
                 "they must agree (transformers would follow tokenizer_config.json)"
             )
+        pieces, listed = list(vocab), read_json_object(path, max_bytes=MAX_FILE_BYTES)
+        added = _added(path, config, listed.get("added_tokens"), vocab)
         beside = path.with_name("vocab.txt")
-        if beside.is_file() and _read_vocab_txt(beside) != vocab:
+        if beside.is_file() and _read_vocab_txt(beside) not in (pieces, vocab):
             raise UserError(
                 f"{path} and {beside.name} beside it list different tokens; remove the wrong one"
             )
-        return WordPieceTokenizer(vocab, options, where=f"{path}, model.vocab entry {{}}")
+        return WordPieceTokenizer(vocab, options, added, where=f"{path}, model.vocab entry {{}}")
     vocab = _read_vocab_txt(path)
     if stated is not None:
         lowercase = stated
     if lowercase is None:
         lowercase = not has_upper_case(vocab)
     options = _apply_config(config_path, config, WordPieceOptions(lowercase=lowercase))
-    return WordPieceTokenizer(vocab, options, where=f"{path}, line {{}}")
+    added = _added(path, config, None, vocab)
+    return WordPieceTokenizer(vocab, options, added, where=f"{path}, line {{}}")
+
+
+def says_casing(directory: Path) -> bool:
+    """Whether the files beside a `vocab.txt` say if text is lower-cased."""
+    config = directory / CONFIG_NAME
+    found = read_json_object(config, max_bytes=MAX_FILE_BYTES) if config.is_file() else {}
+    return (directory / "tokenizer.json").is_file() or found.get("do_lower_case") is not None
 
 
 def has_upper_case(vocab: list[str]) -> bool:
@@ -146,7 +160,6 @@ def _read_tokenizer_json(path: Path) -> tuple[list[str], WordPieceOptions]:
     expect("normalizer.strip_accents", normalizer.get("strip_accents"), None, True, False)
     expect("normalizer.handle_chinese_chars", normalizer.get("handle_chinese_chars"), True, False)
     vocab = _vocab_in_order(path, model.get("vocab"))
-    _check_added(path, whole.get("added_tokens"), vocab)
     limit = model.get("max_input_chars_per_word", 100)
     return vocab, WordPieceOptions(
         lowercase=normalizer["lowercase"],
@@ -180,18 +193,10 @@ def _vocab_in_order(path: Path, found: object) -> list[str]:
     return vocab  # type: ignore[return-value]
 
 
-def _check_added(path: Path, added: object, vocab: list[str]) -> None:
-    """Refuse added tokens that would change ids: they match raw text before the model sees it."""
-    for i, token in enumerate(added if isinstance(added, list) else []):
-        content = token.get("content") if isinstance(token, dict) else None
-        id = token.get("id") if isinstance(token, dict) else None
-        if content not in SPECIAL_TOKENS:
-            raise UserError(
-                f"{path}: added_tokens[{i}] is {short(content)}; only {', '.join(SPECIAL_TOKENS)} "
-                "may be added tokens (put words of your own into the vocabulary)"
-            )
-        if not isinstance(id, int) or not 0 <= id < len(vocab) or vocab[id] != content:
-            raise UserError(
-                f"{path}: added_tokens[{i}] gives {content} the id {short(id)}, model.vocab does "
-                "not"
-            )
+def _added(
+    path: Path, config: dict[str, Any], listed: object, vocab: list[str]
+) -> tuple[AddedToken, ...]:
+    """Added tokens other than the five special ones; `vocab` grows by those beyond its end."""
+    found = with_added_beside(path, config, listed, vocab)
+    added = Reading(f"{path}").added(found, vocab)
+    return tuple(token for token in added if token.content not in SPECIAL_TOKENS)

@@ -4,6 +4,7 @@ with staged(out) as directory:
     write_huggingface(read_model("work/base"), directory)
 """
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from bert_jax.convert.families import class_written, from_bert
+from bert_jax.convert.family_tables import WRITTEN
 from bert_jax.convert.huggingface_config import model_config_to_huggingface
 from bert_jax.convert.huggingface_files import WEIGHTS
 from bert_jax.convert.huggingface_head import head_to_huggingface
@@ -21,6 +24,7 @@ from bert_jax.data.sentencepiece import SentencePieceTokenizer
 from bert_jax.data.staging import write_synced
 from bert_jax.data.tokenizer import CONFIG_NAME, SPECIAL_TOKENS
 from bert_jax.data.wordpiece import WordPieceTokenizer
+from bert_jax.errors import UserError
 from bert_jax.finetune.saved_model import SavedModel
 
 UNTRAINED = "untrained_parts"
@@ -35,8 +39,20 @@ _WITHOUT_POOLER = ("BertForMaskedLM", "BertForTokenClassification", "BertForQues
 _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
+def family_of(saved: SavedModel) -> str:
+    """The `model_type` under which a model is written: bert, unless only another computes it."""
+    kind = WRITTEN.get(saved.config.pooler_activation, "bert")
+    if saved.outputs is None or saved.outputs.head.kind != "classification":
+        return "bert"
+    if kind == "distilbert" and (saved.config.num_types, saved.config.norm_eps) != (1, 1e-12):
+        return "bert"
+    return kind
+
+
 def class_of(saved: SavedModel) -> str:
     """Their class that has the parts of a model."""
+    if (kind := family_of(saved)) != "bert":
+        return class_written(kind)
     if saved.outputs is not None:
         name: str = head_to_huggingface(saved.outputs)["architectures"][0]
         return name
@@ -49,7 +65,8 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
     A class with a pooler gets one with initial values where the model has none; one without leaves
     a pooler out. The rows that pad the vocabulary are left out.
     """
-    name = class_of(saved)
+    name, kind = class_of(saved), family_of(saved)
+    saved = without_types(saved)
     if saved.outputs is not None:
         table = TASK_TABLES[saved.outputs.head.kind]
     else:
@@ -60,17 +77,35 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
     wants_pooler = name not in _WITHOUT_POOLER and not saved.has_pooler
     params = saved.complete_params() if wants_pooler else saved.params
     found = export_entries(table, params, saved.config)
+    if kind != "bert":
+        return from_bert(kind, model_config_to_huggingface(saved.config), found)[1]
     prefix = "bert." if name == "BertModel" else ""
     return {key.removeprefix(prefix): array for key, array in found.items()}
 
 
+def without_types(saved: SavedModel) -> SavedModel:
+    """The model with its one type added to its positions, where its class has no types."""
+    table = saved.params["encoder"]["embeddings"]
+    if family_of(saved) != "distilbert" or not np.any(table["type"]):
+        return saved
+    types = np.asarray(table["type"])
+    moved = {"position": np.asarray(table["position"]) + types, "type": np.zeros_like(types)}
+    encoder = {**saved.params["encoder"], "embeddings": {**table, **moved}}
+    return dataclasses.replace(saved, params={**saved.params, "encoder": encoder})
+
+
 def untrained_parts(saved: SavedModel) -> list[str]:
     """What is written with initial values because their class must have it."""
-    if class_of(saved) in _WITHOUT_POOLER:
+    if not has_place_for_pooler(saved):
         return []
     said = saved.origin.config.get(UNTRAINED) if saved.origin.kind == "huggingface" else None
     marked = isinstance(said, list) and "pooler" in said
     return ["pooler"] if marked or not saved.has_pooler else []
+
+
+def has_place_for_pooler(saved: SavedModel) -> bool:
+    """Whether the class of a model has a pooler, or the map of a classification in its place."""
+    return class_of(saved) not in _WITHOUT_POOLER
 
 
 def config_of(saved: SavedModel) -> dict[str, Any]:
@@ -86,7 +121,8 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
         fields |= head_to_huggingface(saved.outputs)
     if untrained := untrained_parts(saved):
         fields[UNTRAINED] = untrained
-    return fields
+    kind = family_of(saved)
+    return fields if kind == "bert" else from_bert(kind, fields, {})[0]
 
 
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
@@ -95,13 +131,22 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     Args:
         saved: What is written. A model with `mlm` and `nsp` becomes BertForPreTraining, with `mlm`
             alone BertForMaskedLM, with a head one of the three classes of tasks, and with neither
-            BertModel.
+            BertModel. A classification whose pooler has another activation than tanh becomes one of
+            ELECTRA or DistilBERT.
         directory: Exists; holds none of these files.
 
     Raises:
-        UserError: The tokenizer cannot be said in Hugging Face's format.
+        UserError: The tokenizer or the pooler cannot be said in Hugging Face's format.
         OSError: The files cannot be written.
     """
+    activation = saved.config.pooler_activation
+    if activation != "tanh" and family_of(saved) == "bert" and has_place_for_pooler(saved):
+        raise UserError(
+            f"{saved.name}: its pooler has {activation}, and no class of Transformers computes "
+            f"that with the rest of this model: a {class_of(saved)} has tanh, a classifier of "
+            "ELECTRA gelu, one of DistilBERT relu, with one token type and norm_eps 1e-12. Export "
+            "with --to orbax or onnx, or train from a model whose pooler has tanh"
+        )
     write_description(saved, directory)
     # Not `save_file`: its files are readable by their owner alone, its errors are no OSErrors.
     weights = safetensors.numpy.save(state_dict_of(saved), metadata={"format": "pt"})
@@ -136,7 +181,9 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config |= {"model_max_length": saved.max_length}
     config.setdefault("clean_up_tokenization_spaces", False)
-    if config.get("tokenizer_class") == "PreTrainedTokenizerFast":
+    if saved.config.num_types == 1:  # their models refuse the type of a second text, or all types
+        config["model_input_names"] = ["input_ids", "attention_mask"]
+    elif config.get("tokenizer_class") == "PreTrainedTokenizerFast":
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     named = {field: config[field] for field in _TOKEN_FIELDS if field in config}
     for name, content in ((CONFIG_NAME, config), ("special_tokens_map.json", named)):

@@ -5,6 +5,7 @@ Once by `read_model`, which always runs: tensors bit for bit, ids of texts, outp
 within the tolerance.
 """
 
+import re
 from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
@@ -16,9 +17,10 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_jax.convert.sentencepiece_json import is_tie
+from bert_jax.data.fast_tokenizer import FastTokenizer
 from bert_jax.data.sentencepiece import SentencePieceTokenizer
 from bert_jax.data.tokenizer import Tokenizer, make_row
-from bert_jax.exchange.huggingface import class_of, specials_of
+from bert_jax.exchange.huggingface import class_of, specials_of, without_types
 from bert_jax.exchange.proof import (
     PROOF_TEXTS,
     ProofFailedError,
@@ -27,24 +29,21 @@ from bert_jax.exchange.proof import (
     keep_worst,
     logits_of,
     row_batches,
+    same_spans,
+    texts_for,
 )
 from bert_jax.exchange.source_model import quiet
 from bert_jax.finetune.saved_model import SavedModel, read_model
 
-_AUTO_CLASSES = {
-    "BertForPreTraining": "AutoModelForPreTraining",
-    "BertForMaskedLM": "AutoModelForMaskedLM",
-    "BertForNextSentencePrediction": "AutoModelForNextSentencePrediction",
-    "BertForSequenceClassification": "AutoModelForSequenceClassification",
-    "BertForTokenClassification": "AutoModelForTokenClassification",
-    "BertForQuestionAnswering": "AutoModelForQuestionAnswering",
-    "BertModel": "AutoModel",
-}
-
 
 def auto_class(name: str) -> str:
     """Their class that loads a directory of the class `name`."""
-    return _AUTO_CLASSES[name]
+    return f"AutoModel{task_of(name).removeprefix('Model')}"
+
+
+def task_of(name: str) -> str:
+    """The name of a class without its family: `ForMaskedLM`."""
+    return re.sub("^(Bert|Electra|DistilBert)(?=For|Model)", "", name)
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -91,6 +90,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         proofs["transformers"] = {
             "ran": True, "class": theirs.name, "missing_keys": 0, "unexpected_keys": 0,
             "texts_with_equal_ids": theirs.equal, "texts_with_ties": theirs.ties,
+            "texts_with_equal_offsets": theirs.equal_offsets,
             "differences": others,
         }  # fmt: skip
         versions |= {name: metadata.version(name) for name in ("transformers", "torch")}
@@ -101,7 +101,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 def _read_back(saved: SavedModel, out: Path) -> SavedModel:
     """By our own reading; raises where tensors, ids or the meaning of outputs differ."""
     back = read_model(out)
-    source, found = (_leaves(model) for model in (saved, back))
+    source, found = (_leaves(model) for model in (without_types(saved), back))
     left_out = {name for name in source if "pooler" in name and not back.has_pooler}
     if not saved.has_pooler:
         left_out |= {name for name in found if "pooler" in name}
@@ -189,6 +189,7 @@ class _Transformers:
             raise ProofFailedError(f"transformers reports {wrong}")
         with quiet():
             self.equal, self.ties = _check_ids(saved, tokenizer)
+            self.equal_offsets = _check_offsets(saved, tokenizer)
 
     def outputs(
         self, tokens: np.ndarray, type_ids: np.ndarray, segment_ids: np.ndarray
@@ -197,9 +198,10 @@ class _Transformers:
         torch = self._torch
         inputs = {
             "input_ids": torch.tensor(tokens, dtype=torch.long),
-            "token_type_ids": torch.tensor(type_ids, dtype=torch.long),
             "attention_mask": torch.tensor(segment_ids, dtype=torch.long),
         }
+        if not self.name.startswith("DistilBert"):  # its models have no types
+            inputs["token_type_ids"] = torch.tensor(type_ids, dtype=torch.long)
         with torch.no_grad():
             base = self._model.base_model(**inputs)
             whole = base if self.name == "BertModel" else self._model(**inputs)
@@ -216,6 +218,34 @@ class _Transformers:
         return {part: array.numpy() for part, array in found.items()}
 
 
+def _check_offsets(saved: SavedModel, theirs: Any) -> str:
+    """Where the tokens of each text lie in it: of how many texts they lie where ours do.
+
+    A SentencePiece model's tokens may lie elsewhere: the library gives several characters that are
+    composed or cut into bytes the span of all of them, and a word the space before it.
+    """
+    ours: Tokenizer = saved.tokenizer
+    sentencepiece = isinstance(ours, SentencePieceTokenizer)
+    exact = not sentencepiece
+    if isinstance(ours, FastTokenizer):
+        exact = ours.pipeline.trim_offsets
+    equal = compared = 0
+    for text in texts_for(ours):
+        found = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, spans = ours.encode(text)
+        if found["input_ids"] != ids.tolist():  # of texts that spell a special token, and of ties
+            continue
+        compared += 1
+        same = same_spans(text, spans.tolist(), found["offset_mapping"], exact=exact)
+        equal += same
+        if not (same or sentencepiece):
+            raise ProofFailedError(
+                f"transformers' tokenizer gives tokens of {text[:60]!r} other places in the text: "
+                f"{found['offset_mapping'][:8]}, not {spans.tolist()[:8]}"
+            )
+    return f"{equal} of {compared}"
+
+
 def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     """Ids of each text alone, with special tokens around, and of pairs with their types.
 
@@ -228,7 +258,8 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     ours: Tokenizer = saved.tokenizer
     special, who = ours.special_ids, "transformers' tokenizer"
     names = specials_of(saved)
-    ids = ours.encode_batch(PROOF_TEXTS)
+    texts = texts_for(ours)
+    ids = ours.encode_batch(texts)
     compared = set[str]()
     ties: list[str] = []
 
@@ -240,14 +271,14 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
             return
         _same_ids(what, text, expected, found)
 
-    for text, found in zip(PROOF_TEXTS, ids, strict=True):
+    for text, found in zip(texts, ids, strict=True):
         row = make_row(ours, found).ids.tolist()
         if not any(name in text for name in names):
             check(who, text, row, theirs(text)["input_ids"])
         if ours.kind != "fast":  # whose file takes names of tokens for them in any case
             split = theirs(text, split_special_tokens=True)["input_ids"]
             check(f"{who}, told to split special tokens,", text, row, split)
-    first, second = PROOF_TEXTS[:2]
+    first, second = texts[:2]
     both = theirs(first, second)
     pair = make_row(ours, *ids[:2])
     check(f"{who}, of two texts,", first, pair.ids.tolist(), both["input_ids"])

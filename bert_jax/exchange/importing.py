@@ -23,7 +23,6 @@ import numpy as np
 
 import bert_jax
 from bert_jax.convert.families import BertForm, to_bert
-from bert_jax.convert.huggingface_config import model_config_from_huggingface
 from bert_jax.convert.huggingface_files import (
     MAX_CONFIG_BYTES,
     WEIGHTS,
@@ -35,16 +34,17 @@ from bert_jax.convert.huggingface_names import parts_from_huggingface
 from bert_jax.convert.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
 from bert_jax.data.staging import write_synced
 from bert_jax.data.tokenizer import CONFIG_NAME, Tokenizer, load_tokenizer, make_row
+from bert_jax.data.wordpiece import WordPieceTokenizer
+from bert_jax.data.wordpiece_files import says_casing
 from bert_jax.errors import UserError
 from bert_jax.exchange import vocabulary
 from bert_jax.exchange.huggingface import (
     class_of,
-    state_dict_of,
+    has_place_for_pooler,
     untrained_parts,
     write_huggingface,
 )
 from bert_jax.exchange.proof import (
-    PROOF_TEXTS,
     TOLERANCE,
     ProofFailedError,
     batch_of,
@@ -53,6 +53,8 @@ from bert_jax.exchange.proof import (
     logits_of,
     proof_rows,
     row_batches,
+    same_spans,
+    texts_for,
 )
 from bert_jax.exchange.source_model import SourceModel, source_tokenizer
 from bert_jax.exchange.staging import staged
@@ -106,8 +108,10 @@ def import_model(
     tokens = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
     found = read_source(source, gelu=gelu)
     saved = found.saved
+    notes = [*found.notes, *_casing_notes(saved)]
     if tokens:  # what is wrong with them is said before the long work
-        vocabulary.new_tokens(saved.tokenizer, tokens, where=f"{add_tokens}, line {{}}")
+        new = vocabulary.new_tokens(saved.tokenizer, tokens, where=f"{add_tokens}, line {{}}")
+        notes.append(f"{add_tokens}: {new}")
     with staged(out) as directory:
         compared = compare_with_source(found, tolerance)
         if tokens:
@@ -115,6 +119,8 @@ def import_model(
         write_huggingface(saved, directory)
         written, lost = as_written(saved)
         check_read_back(written, read_model(directory))
+        if isinstance(compared, dict):
+            compared |= _compare_offsets(found, directory)
         report = {
             "source": f"{source}",
             "family": found.family,
@@ -123,7 +129,7 @@ def import_model(
             "dropped": [*found.dropped, *lost],
             "untrained": untrained_parts(saved),
             "added_tokens": saved.tokenizer.vocab_size - found.saved.tokenizer.vocab_size,
-            "notes": list(found.notes),
+            "notes": notes,
             "read_back": "bit for bit",
             "compared": compared,
             "sha256": hashlib.sha256((directory / WEIGHTS).read_bytes()).hexdigest(),
@@ -146,6 +152,18 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
             )
         return _from_directory(path if path.is_dir() else _fetched(source))
     return _from_tensorflow(path, gelu or "tanh")
+
+
+def _casing_notes(saved: SavedModel) -> list[str]:
+    """Says what was concluded where no file says whether text is lower-cased."""
+    tokenizer = saved.tokenizer
+    if not isinstance(tokenizer, WordPieceTokenizer) or says_casing(saved.tokenizer_files):
+        return []
+    lower = tokenizer.options.lowercase
+    return [
+        f"no {CONFIG_NAME} says do_lower_case, and vocab.txt has {'no ' if lower else ''}words in "
+        f"upper case: text is {'lower-cased' if lower else 'not lower-cased'}"
+    ]
 
 
 def _fetched(source: str | Path) -> Path:
@@ -203,7 +221,7 @@ def saved_model(
     form: BertForm, tokenizer: Tokenizer, files: Path, *, name: str, where: Path
 ) -> SavedModel:
     """A model under BERT's names as one of ours; all that does not fit at once."""
-    config = model_config_from_huggingface(form.config, where=f"{where}")
+    config = form.model_config(where=f"{where}")
     check_vocabulary(tokenizer, config.vocab_size, files)
     try:
         outputs = head_from_huggingface(form.config, form.arrays)
@@ -233,7 +251,7 @@ def as_written(saved: SavedModel) -> tuple[SavedModel, list[str]]:
     lost = []
     if saved.outputs is not None:
         lost = [part for part in ("mlm", "nsp") if params.pop(part, None) is not None]
-    if saved.has_pooler and not any(".pooler." in f".{name}" for name in state_dict_of(saved)):
+    if saved.has_pooler and not has_place_for_pooler(saved):
         encoder = {name: part for name, part in params["encoder"].items() if name != "pooler"}
         params["encoder"] = encoder
         lost.append("pooler")
@@ -306,11 +324,10 @@ def _compare_tokens(found: Source) -> dict[str, Any]:
     """Ids of both tokenizers, of the texts in which no special token is spelled out."""
     assert found.directory is not None
     ours = found.saved.tokenizer
-    theirs = source_tokenizer(found.directory)
+    theirs = source_tokenizer(found.directory, ours)
     if isinstance(theirs, str):
         return {"texts_with_equal_ids": f"not compared: {theirs}"}
-    names = set(theirs.all_special_tokens)
-    texts = [text for text in PROOF_TEXTS if not any(name in text for name in names)]
+    texts = _texts(ours)
     other = _other_ids(ours, theirs, texts)
     if other:
         raise ProofFailedError(
@@ -321,6 +338,44 @@ def _compare_tokens(found: Source) -> dict[str, Any]:
     row = make_row(ours, *ours.encode_batch(list(pair))).ids.tolist()
     same = list(theirs(*pair)["input_ids"]) == row
     return {"texts_with_equal_ids": len(texts), "pairs_have_equal_ids": same}
+
+
+def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
+    """Places of tokens in their texts: the source's in Transformers, and those of what was written.
+
+    Where the vocabulary has grown, texts with new words are left out.
+
+    Raises:
+        ProofFailedError: A text has others in one of the two, or here, white space aside.
+    """
+    assert found.directory is not None
+    ours = found.saved.tokenizer
+    tokenizers = [source_tokenizer(path, ours) for path in (found.directory, written)]
+    if any(isinstance(each, str) or not each.is_fast for each in tokenizers):
+        return {"texts_with_equal_offsets": "not compared"}
+    compared = 0
+    for text in _texts(ours):
+        first, second = (
+            each(text, add_special_tokens=False, return_offsets_mapping=True) for each in tokenizers
+        )
+        if first["input_ids"] != second["input_ids"]:
+            continue
+        spans, compared = ours.encode(text).offsets.tolist(), compared + 1
+        theirs = first["offset_mapping"]
+        same = theirs == second["offset_mapping"]
+        if not same or not same_spans(text, spans, theirs, exact=False):
+            where = "here" if same else "in what was written"
+            raise ProofFailedError(
+                f"{found.saved.name}: tokens of {text!r:.80} have other places in the text {where} "
+                "than in the source"
+            )
+    return {"texts_with_equal_offsets": compared}
+
+
+def _texts(tokenizer: Tokenizer) -> list[str]:
+    """Texts in which none of the five special tokens is spelled out."""
+    names = {tokenizer.id_to_token(id) for id in vars(tokenizer.special_ids).values()}
+    return [text for text in texts_for(tokenizer) if not any(name in text for name in names)]
 
 
 def _other_ids(ours: Tokenizer, theirs: Any, texts: Sequence[str]) -> list[str]:

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from bert_jax.exchange.huggingface_proof import auto_class
+from bert_jax.exchange.huggingface_proof import auto_class, task_of
 from bert_jax.finetune.saved_model import SavedModel
 
 _PIPELINES = {
-    "BertForPreTraining": "fill-mask",
-    "BertForMaskedLM": "fill-mask",
-    "BertForSequenceClassification": "text-classification",
-    "BertForTokenClassification": "token-classification",
-    "BertForQuestionAnswering": "question-answering",
+    "ForPreTraining": "fill-mask",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
 }
 _OBJECTIVES = {
     "class": "one class for a text or a pair of texts",
@@ -52,7 +52,7 @@ def _front_matter(parity: Mapping[str, Any], license: str) -> str:
     fields: dict[str, Any] = {"license": license}
     if parity["format"] == "huggingface":
         fields["library_name"] = "transformers"
-    fields["pipeline_tag"] = _PIPELINES.get(parity["class"], "feature-extraction")
+    fields["pipeline_tag"] = _PIPELINES.get(task_of(parity["class"]), "feature-extraction")
     fields["tags"] = ["bert", "jax", "bert_jax"]
     # JSON strings are YAML strings: whatever a name holds stays one.
     return "\n".join(
@@ -179,7 +179,7 @@ def _loading(saved: SavedModel, parity: Mapping[str, Any], name: str) -> str:
         f'model = {auto}.from_pretrained("DIR")',
         "```",
     ]
-    if (pipeline := _PIPELINES.get(parity["class"])) and pipeline != "question-answering":
+    if (pipeline := _PIPELINES.get(task_of(parity["class"]))) and pipeline != "question-answering":
         lines += [
             "",
             "```python",

@@ -151,11 +151,11 @@ class _Graph:
         parts = [self.weight(f"{path}.{part}", params[part]) for part in ("scale", "bias")]
         return self.op("LayerNormalization", x, *parts, axis=-1, epsilon=eps, name=name)
 
-    def activation(self, x: str, kind: str) -> str:
-        """One of `ModelConfig.activation`."""
-        if kind == "relu":
-            return self.op("Relu", x)
-        return self.op("Gelu", x, approximate="tanh" if kind == "gelu_tanh" else "none")
+    def activation(self, x: str, kind: str, name: str | None = None) -> str:
+        """One of `ModelConfig.activation` or `pooler_activation`."""
+        if kind in ("relu", "tanh"):
+            return self.op(kind.capitalize(), x, name=name)
+        return self.op("Gelu", x, name=name, approximate="tanh" if kind == "gelu_tanh" else "none")
 
     def model(self, outputs: Mapping[str, Sequence[str | int]], producer: str) -> Any:
         """The whole, with the axes of each output."""
@@ -198,7 +198,7 @@ def _encoder(graph: _Graph, saved: SavedModel) -> tuple[dict[str, list[str | int
     if saved.has_pooler:
         first = g.op("Gather", x, g.weight("first", 0), axis=1)
         dense = g.affine(first, "encoder.pooler.dense", encoder["pooler"]["dense"])
-        pooled = g.op("Tanh", dense, name=_STATES["pooled"])
+        pooled = g.activation(dense, config.pooler_activation, _STATES["pooled"])
         outputs[pooled] = ["batch", config.hidden_dim]
     names = _names(saved)
     if "mlm" in params:

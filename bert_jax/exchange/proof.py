@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from bert_jax.data.staging import write_synced
-from bert_jax.data.tokenizer import make_row, num_special
+from bert_jax.data.tokenizer import Tokenizer, make_row, num_special
 from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, apply_pretraining, encode, init_params
@@ -70,6 +70,37 @@ PROOF_TEXTS: tuple[str, ...] = (
 )
 """Own sentences: scripts, accents, composed and not, digits, addresses, code, what is invisible,
 the empty text, long words, special tokens spelled out."""
+
+
+def texts_for(tokenizer: Tokenizer) -> list[str]:
+    """The proof's texts, and one with the tokens that were added to a vocabulary."""
+    added = [token.content for token in getattr(tokenizer, "added", ())[:20]]
+    marked = f"The river{' froze'.join(added)}early. {' '.join(added)}"
+    return [*PROOF_TEXTS, marked] if added else list(PROOF_TEXTS)
+
+
+def same_spans(
+    text: str, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], *, exact: bool
+) -> bool:
+    """Whether the tokens of a text come from the same characters.
+
+    Args:
+        text: What was encoded.
+        ours: Spans (start, end); an empty one is of white space alone and is not compared.
+        theirs: The same, of the same tokens.
+        exact: Whether white space at the ends of theirs counts.
+    """
+    return len(ours) == len(theirs) and all(
+        tuple(mine) == (tuple(other) if exact else _solid(text, *other))
+        for mine, other in zip(ours, theirs, strict=True)
+        if mine[0] < mine[1]
+    )
+
+
+def _solid(text: str, start: int, end: int) -> tuple[int, int]:
+    """A span without the white space at its ends."""
+    start += len(text[start:end]) - len(text[start:end].lstrip())
+    return start, start + len(text[start:end].strip())
 
 
 class ProofFailedError(RuntimeError):

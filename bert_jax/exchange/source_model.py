@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.convert.huggingface_files import model_class
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.data.wordpiece import WordPieceTokenizer
+from bert_jax.data.wordpiece_files import says_casing
 from bert_jax.exchange.proof import Batch
 from bert_jax.finetune.saved_model import SavedModel
 
@@ -91,14 +94,22 @@ def _outputs(out: Any, name: str, saved: SavedModel) -> dict[str, Any]:
     return found
 
 
-def source_tokenizer(directory: Path) -> Any:
-    """Their tokenizer; or, as text, why they have none."""
+def source_tokenizer(directory: Path, ours: Tokenizer | None = None) -> Any:
+    """Their tokenizer; or, as text, why they have none.
+
+    Args:
+        directory: With its files.
+        ours: Says whether text is lower-cased where no file does; theirs would lower-case it.
+    """
     import transformers
 
+    options: dict[str, Any] = {}
+    if isinstance(ours, WordPieceTokenizer) and not says_casing(directory):
+        options["do_lower_case"] = ours.options.lowercase
     with quiet():
         try:
             return transformers.AutoTokenizer.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
+                directory, local_files_only=True, trust_remote_code=False, **options
             )
         except Exception as error:  # of any type; the comparison is left out then, and says so
             return f"AutoTokenizer cannot load it ({error})"[:300]

@@ -23,10 +23,11 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
+from bert_jax.convert.families import bert_names
 from bert_jax.convert.huggingface_files import WEIGHTS
 from bert_jax.convert.huggingface_names import TABLE, TASK_TABLES, Entry, canonical_names
 from bert_jax.data.staging import write_synced
-from bert_jax.exchange.huggingface import write_huggingface
+from bert_jax.exchange.huggingface import family_of, write_huggingface
 from bert_jax.exchange.proof import Batch, outputs_of
 from bert_jax.exchange.shapes import compare
 from bert_jax.finetune.saved_model import SavedModel
@@ -78,11 +79,16 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
     if head is not None:
         entries |= {entry.name: entry for entry in TASK_TABLES[head.kind]}
 
+    kind = family_of(saved)
+    names = canonical_names({name: name for name in weights})
+    if kind != "bert":
+        names = bert_names(kind, weights)
     # Their classes for tags and spans have no pooler, whatever the source has.
-    pooler = saved.has_pooler and any("pooler" in name for name in weights)
+    pooler = saved.has_pooler and any("pooler" in name for name in names)
 
     def run(weights, tokens, type_ids, segment_ids):
-        params = _params(canonical_names(weights), list(entries.values()), shapes)
+        found = {name: weights[theirs] for name, theirs in names.items()}
+        params = _params(found, list(entries.values()), shapes)
         batch = Batch(tokens, type_ids, segment_ids)
         # On TPU and on newer GPUs a product of float32 is of fewer bits unless this is asked for.
         with jax.default_matmul_precision("highest"):

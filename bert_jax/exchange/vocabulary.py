@@ -7,7 +7,6 @@ it into, and what the model says of the old tokens stays as it was.
 """
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,8 +23,6 @@ from bert_jax.untrusted.whole_file import read_text
 
 MAX_FILE_BYTES = 1 << 24
 _MAX_SHOWN = 20
-
-_log = logging.getLogger(__name__)
 
 
 class NewTokens(NamedTuple):
@@ -52,7 +49,10 @@ class NewTokens(NamedTuple):
             else "",
             f"{self.unknown} start, at least in part, as [UNK]" if self.unknown else "",
         ]
-        return "; ".join([f"{len(self.tokens)} tokens are new", *filter(None, parts)])
+        new = f"{len(self.tokens)} tokens are new"
+        if self.tokens:
+            new += ", each begins as the mean of the pieces that it had"
+        return "; ".join([new, *filter(None, parts)])
 
 
 def read_lines(path: Path) -> list[str]:
@@ -146,12 +146,14 @@ def add_tokens(
     """
     old = saved.tokenizer
     new = new_tokens(old, tokens, where=where)
-    _log.info("%s: %s", saved.name, new)
     if not new.tokens:
         return saved
     assert isinstance(old, WordPieceTokenizer)
     tokenizer = WordPieceTokenizer(
-        (*old.vocab, *new.tokens), old.options, where="the vocabulary with the new tokens, entry {}"
+        (*old.vocab, *new.tokens),
+        old.options,
+        old.added,
+        where="the vocabulary with the new tokens, entry {}",
     )
     config = dataclasses.replace(
         saved.config, vocab_size=max(saved.config.vocab_size, tokenizer.vocab_size)

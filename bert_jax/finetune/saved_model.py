@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax.convert.families import class_written, to_bert
+from bert_jax.convert.family_tables import WRITTEN
 from bert_jax.convert.huggingface_config import model_config_from_huggingface
 from bert_jax.convert.huggingface_files import (
     MAX_CONFIG_BYTES,
@@ -91,8 +93,9 @@ def read_model(path: str | Path, *, encoder_only: bool = False) -> SavedModel:
     Args:
         path: A work directory of `bert-jax pretrain` (the newest intact checkpoint) or of
             `bert-jax finetune` (the best model), here or in a bucket; or a local directory as
-            Transformers' `save_pretrained` writes it, of a BERT with any head or none. Heads other
-            than those of pretraining, classification, tagging and span QA are passed over.
+            Transformers' `save_pretrained` writes it, of a BERT with any head or none, or of a
+            classifier of ELECTRA or DistilBERT. Heads other than those of pretraining,
+            classification, tagging and span QA are passed over.
         encoder_only: Of a directory in Hugging Face's format, pass over all heads: what is wrong
             with them does no harm then.
 
@@ -157,12 +160,17 @@ def _from_finetuned(place: WorkDir) -> SavedModel:
 
 
 def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool) -> SavedModel:
-    config = model_config_from_huggingface(found, where=f"{directory / 'config.json'}")
-    tokenizer = _tokenizer(directory, config.vocab_size)
-    made_by = model_class(found)
-    arrays = read_weights(directory, made_by)
+    where, made_by = f"{directory / 'config.json'}", model_class(found)
+    if made_by in map(class_written, WRITTEN.values()):
+        form = to_bert(found, read_weights(directory, made_by), where=where)
+        described, config = form.config, form.model_config(where=where)
+        tokenizer, arrays = _tokenizer(directory, config.vocab_size), form.arrays
+    else:
+        described, config = found, model_config_from_huggingface(found, where=where)
+        tokenizer = _tokenizer(directory, config.vocab_size)
+        arrays = read_weights(directory, made_by)
     try:
-        outputs = None if encoder_only else head_from_huggingface(found, arrays)
+        outputs = None if encoder_only else head_from_huggingface(described, arrays)
         head = None if outputs is None else outputs.head
         params = parts_from_huggingface(arrays, config, head, pretraining=not encoder_only)
     except UserError as error:

@@ -10,7 +10,7 @@ VOCAB_MULTIPLE = 128
 
 ARCHITECTURE = (
     "num_positions", "num_types", "hidden_dim", "num_layers", "num_heads", "mlp_dim", "norm_eps",
-    "activation",
+    "activation", "pooler_activation",
 )  # fmt: skip
 """Fields that say what is computed from given parameters; with `vocab_size`, all of them."""
 
@@ -40,6 +40,9 @@ class ModelConfig:
     """Scale of the truncated normal, before truncation at two of it (its own std is 0.88 of it)."""
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     """`gelu` is the exact erf form; the original TensorFlow code used `gelu_tanh`."""
+    pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
+    """Activation between the two maps of a classification: BERT and RoBERTa have `tanh`, DistilBERT
+    `relu`, ELECTRA `gelu`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type. `auto`: bfloat16 on TPU and GPU, float32 on CPU. Parameters stay float32."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"

@@ -77,6 +77,8 @@ class Embeddings(nnx.Module):
                 f"{self.config.num_positions}: shorten the sequences or train more positions"
             )
         positions = restarting_positions(segment_ids)
+        if self.config.num_types == 1:  # a gather drops the gradient of an id out of range
+            type_ids = jnp.zeros_like(type_ids)
         x = (
             self.token[...][tokens]
             + self.position[...][positions]
@@ -166,15 +168,16 @@ class Layer(nnx.Module):
 
 
 class Pooler(nnx.Module):
-    """tanh of an affine map of the first token's state."""
+    """Affine map of the first token's state, and an activation (`pooler_activation`)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.activation = config.pooler_activation
         # Square: only one of the two axes can carry the name that a mesh axis is mapped to.
         self.dense = Affine(config, {"embed": config.hidden_dim}, {None: config.hidden_dim}, rngs)
 
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:
         """From the first token of each row."""
-        return jnp.tanh(self.dense(hidden[:, 0]))
+        return ACTIVATIONS[self.activation](self.dense(hidden[:, 0]))
 
 
 class Encoder(nnx.Module):

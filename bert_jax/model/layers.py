@@ -156,4 +156,5 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
 }

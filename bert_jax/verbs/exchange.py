@@ -136,8 +136,6 @@ def import_(arguments: argparse.Namespace) -> int:
     print(f"{report['source']} ({report['source_class']}) -> {arguments.out} ({report['class']})")
     for note in report["notes"]:
         print(f"  {note}")
-    if report["added_tokens"]:
-        print(f"  {report['added_tokens']:,} tokens added")
     compared = report["compared"]
     if isinstance(compared, dict):
         gaps = [f"{name} {gap:.1e}" for name, gap in compared["differences"].items()]

@@ -38,7 +38,7 @@ def tokenizer(arguments: argparse.Namespace) -> int:
     from bert_jax.corpus.build import iter_texts
     from bert_jax.data.sentencepiece import train_sentencepiece
     from bert_jax.data.tokenizer import Tokenizer
-    from bert_jax.data.wordpiece import train_wordpiece
+    from bert_jax.data.wordpiece_training import train_wordpiece
 
     if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
         raise UserError(f"{arguments.out} exists and is not empty; choose another --out")
@@ -49,15 +49,24 @@ def tokenizer(arguments: argparse.Namespace) -> int:
         max_bytes=int(arguments.max_mb * 1e6),
         options=_read_options(arguments),
     )
+    options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
+    given = {name: value for name in options if (value := getattr(arguments, name)) is not None}
     show = sys.stderr.isatty()
     tokenizer: Tokenizer
     if arguments.kind == "wordpiece":
+        if given.pop("keep_accents", False):
+            given["strip_accents"] = False
         tokenizer = train_wordpiece(
-            texts, arguments.vocab_size, lowercase=not arguments.cased, progress=show
+            texts, arguments.vocab_size, lowercase=not arguments.cased, progress=show, **given
         )
     else:
+        for name in given.keys() & set(options[1:]):
+            raise UserError(
+                f"--{name.replace('_', '-')} belongs to --kind wordpiece. SentencePiece keeps all "
+                "accents and has no least frequency; --character-coverage limits its characters"
+            )
         tokenizer = train_sentencepiece(
-            texts, arguments.vocab_size, model=arguments.kind, progress=show
+            texts, arguments.vocab_size, model=arguments.kind, progress=show, **given
         )
     tokenizer.save(arguments.out)
     print(

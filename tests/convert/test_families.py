@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from huggingface_directory import MODEL, pretraining_params
 
-from bert_jax.convert.families import to_bert
+from bert_jax.convert.families import bert_names, class_written, from_bert, to_bert
 from bert_jax.convert.huggingface_config import (
     model_config_from_huggingface,
     model_config_to_huggingface,
@@ -157,22 +157,39 @@ def test_the_classifier_of_a_roberta_is_a_pooler_and_a_classifier():
 
 
 @pytest.mark.parametrize(
-    ("family", "made_by", "why"),
+    ("family", "names", "activation"),
     [
-        (electra, "ElectraForSequenceClassification", "it has GELU between"),
-        (distilbert, "DistilBertForSequenceClassification", "it has ReLU between"),
+        (electra, ("classifier.dense.", "classifier.out_proj."), "gelu"),
+        (distilbert, ("pre_classifier.", "classifier."), "relu"),
     ],
 )
-def test_a_classifier_that_bert_has_not_is_dropped_with_the_reason(family, made_by, why):
+def test_a_classifier_of_another_family_and_back(family, names, activation):
     config, arrays = family()
-    arrays["pre_classifier.weight"] = arrays["classifier.dense.weight"] = np.zeros((16, 16))
-    arrays["classifier.weight"] = arrays["classifier.out_proj.weight"] = np.zeros((2, 16))
-    form = to_bert(config | {"architectures": [made_by]}, arrays, where="config.json")
-    assert "classifier.weight" not in form.arrays
-    assert not any("pooler" in name for name in form.arrays)
-    assert f"{made_by}: the head is not imported" in form.notes[0]
-    assert why in form.notes[0]
-    assert {"pre_classifier.weight", "classifier.dense.weight"} <= set(form.dropped)
+    kind = config["model_type"]
+    arrays = {name: array for name, array in arrays.items() if name.startswith(f"{kind}.")}
+    random = np.random.default_rng(0)
+    for name, rows in zip(names, (16, 3), strict=True):
+        arrays[f"{name}weight"] = random.normal(size=(rows, 16)).astype(np.float32)
+        arrays[f"{name}bias"] = random.normal(size=rows).astype(np.float32)
+    config["architectures"] = [class_written(kind)]
+    form = to_bert(config, arrays, where="config.json")
+    assert form.pooler_activation == activation
+    assert form.dropped == ()
+    np.testing.assert_array_equal(
+        form.arrays["bert.pooler.dense.weight"], arrays[f"{names[0]}weight"]
+    )
+    np.testing.assert_array_equal(form.arrays["classifier.weight"], arrays[f"{names[1]}weight"])
+    assert len(form.arrays[TYPES]) == (1 if family is distilbert else 2)
+    fields, back = from_bert(kind, form.config, form.arrays)
+    assert fields.items() >= config.items()
+    assert back.keys() == arrays.keys()
+    assert all(back[name] is array for name, array in arrays.items())
+    assert bert_names(kind, arrays).keys() == form.arrays.keys() - (
+        {TYPES} if family is distilbert else set()
+    )
+    other = to_bert(config | {"architectures": ["AutoModel"]}, arrays, where="config.json")
+    assert set(other.dropped) == {name for name in arrays if "classifier" in name}
+    assert other.pooler_activation == "tanh"
 
 
 def test_a_bert_stays_as_it_is():

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Library
 from bert_jax.data.fast_tokenizer import FastTokenizer
 from bert_jax.data.sentencepiece import train_sentencepiece
 from bert_jax.data.tokenizer import Tokenizer, load_tokenizer, make_row, num_special
-from bert_jax.data.wordpiece import train_wordpiece
+from bert_jax.data.wordpiece_training import train_wordpiece
 from bert_jax.errors import UserError
 
 KINDS = ["bpe", "unigram", "pieces"]
@@ -164,15 +164,31 @@ def test_roles_are_those_of_the_files_beside(tmp_path):
     assert (special.cls, special.sep, special.mask, special.pad) == (2, 0, 1, 4)
 
 
-def test_added_special_tokens_beyond_the_model(tmp_path):
-    whole = copy.deepcopy(definition("unigram"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_added_tokens_are_kept_whole(tmp_path, kind):
+    whole = copy.deepcopy(definition(kind))
     size = len(whole["model"]["vocab"])
-    added = {"id": size, "content": "<new>", "special": True}
-    whole["added_tokens"].append(added)
-    tokenizer = load_tokenizer(write_fast(tmp_path, "unigram", **whole))
-    assert tokenizer.vocab_size == size + 1
+    plain = {"single_word": False, "rstrip": False, "lstrip": False, "normalized": False}
+    whole["added_tokens"] += [
+        plain | {"id": size, "content": "<new>", "special": True},
+        plain | {"id": size + 1, "content": "Word", "special": False, "single_word": True},
+    ]
+    tokenizer = load_tokenizer(write_fast(tmp_path / "a", kind, **whole))
+    tokenizer.save(tmp_path / "b")
+    assert tokenizer.vocab_size == size + 2
     assert tokenizer.token_to_id("<new>") == size
-    assert size not in tokenizer.encode("the <new> dog").ids
+    library = Library.from_str(json.dumps(whole))
+    saved = Library.from_file(f"{tmp_path}/b/tokenizer.json")
+    again = load_tokenizer(tmp_path / "b")
+    assert again.fingerprint == tokenizer.fingerprint
+    for text in ("the <new>dog", "<new>", " <new> ", "Word Wordy aWord <NEW>", "the dog"):
+        wanted = library.encode(text, add_special_tokens=False)
+        assert checked_encoding(tokenizer, text).ids.tolist() == wanted.ids
+        assert checked_encoding(again, text).ids.tolist() == wanted.ids
+        assert saved.encode(text, add_special_tokens=False).ids == wanted.ids
+    ids, spans = checked_encoding(tokenizer, "the <new>dog")
+    assert spans[ids.tolist().index(size)].tolist() == [4, 9]
+    assert not tokenizer.continues_word[size]
 
 
 def test_two_files_of_older_roberta(made, tmp_path):
@@ -252,7 +268,7 @@ def changed(kind, path, value):
         ("bpe", ["model", "merges", 0], ["Ġ", "nowhere"], r"merges\[0\]: 'nowhere' is not in"),
         ("bpe", ["model", "merges", 0], ["Ġ"], r"merges\[0\] is a list of 1; two tokens"),
         ("bpe", ["model", "merges"], {}, "merges is an object of 0"),
-        ("bpe", ["added_tokens", 0, "special"], False, "matched in text before"),
+        ("bpe", ["added_tokens", 0, "special"], 0, r"added_tokens\[\d\].special is 0"),
         ("bpe", ["added_tokens", 0, "id"], 3, "another token's"),
         ("bpe", ["added_tokens", 0, "id"], 10**9, "another token's"),
         ("bpe", ["added_tokens", 0, "id"], "0", "id is '0'; a number"),

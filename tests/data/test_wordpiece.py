@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data import tokenizer as tokenizer_module
-from bert_jax.data import wordpiece
+from bert_jax.data import wordpiece, wordpiece_training
 from bert_jax.data.store import SpecialIds
 from bert_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer
-from bert_jax.data.wordpiece import WordPieceOptions, WordPieceTokenizer, train_wordpiece
+from bert_jax.data.wordpiece import WordPieceOptions, WordPieceTokenizer
+from bert_jax.data.wordpiece_training import train_wordpiece
 from bert_jax.errors import UserError
 
 GOLDEN_DIR = Path(__file__).parents[1] / "golden"
@@ -333,8 +334,13 @@ def _json(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
         ("normalizer.clean_text", False, "normalizer.clean_text is False"),
         ("normalizer.lowercase", "no", "normalizer.lowercase is 'no'"),
         ("pre_tokenizer", {"type": "Whitespace"}, "pre_tokenizer.type is 'Whitespace'"),
-        ("added_tokens", [{"content": "[DRUG]", "id": 5}], r"added_tokens\[0\] is '\[DRUG\]'"),
-        ("added_tokens", [{"content": "[MASK]", "id": 5}], r"gives \[MASK\] the id 5"),
+        ("added_tokens", [{"content": "[DRUG]", "id": 5}], "gives '.DRUG.' the id 5; .* another"),
+        ("added_tokens", [{"content": "[DRUG]", "id": 7}], r"beyond the next one \(6\)"),
+        ("added_tokens", [{"content": "[DRUG]", "id": "6"}], r"added_tokens\[0\].id is '6'"),
+        ("added_tokens", [{"content": "[DRUG]", "id": 6, "lstrip": 1}], "lstrip is 1; True or"),
+        ("added_tokens", [{"content": 3, "id": 6}], r"added_tokens\[0\].content is 3"),
+        ("added_tokens", {}, "added_tokens is an object of 0; a list"),
+        ("added_tokens", [{"content": "[MASK]", "id": 5}], r"gives '\[MASK\]' the id 5"),
     ],
 )
 def test_bad_tokenizer_json(field: str, value: Any, message: str, tmp_path: Path) -> None:
@@ -364,6 +370,81 @@ def test_files_that_are_not_tokenizer_json(content: str, message: str, tmp_path:
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         load_tokenizer(path)
+
+
+_MARKED = ["<ent> Paris</ent> a<ENT>b", " <ent>", "ent enta <ent >", "Covid a covid19 COVID-19"]
+
+
+def _marked(directory: Path) -> tuple[Any, dict[str, Any]]:
+    """A tokenizer with added tokens, saved by the library, and the content of its file."""
+    import tokenizers
+
+    _, whole = _json(directory)
+    library = tokenizers.Tokenizer.from_str(json.dumps(whole))
+    added = tokenizers.AddedToken
+    library.add_special_tokens(["<ent>", added("</ent>", lstrip=True)])
+    library.add_tokens(["ent", "covid", added("a b", single_word=True)])
+    path = directory / "t" / "tokenizer.json"
+    library.save(str(path))
+    return library, json.loads(path.read_text())
+
+
+def test_added_tokens_are_kept_whole(tmp_path: Path) -> None:
+    library, whole = _marked(tmp_path)
+    made = load_tokenizer(tmp_path / "t")
+    made.save(tmp_path / "again")
+    again = load_tokenizer(tmp_path / "again")
+    theirs = type(library).from_file(f"{tmp_path}/again/tokenizer.json")
+    assert made.fingerprint == again.fingerprint
+    for text in [*_MARKED, "a b a  b", "a\x0bb <e\x0bnt>", ""]:
+        wanted = library.encode(text, add_special_tokens=False)
+        for each in (made, again, pickle.loads(pickle.dumps(made))):
+            ids, offsets = checked_encoding(each, text)
+            assert (ids.tolist(), [*map(tuple, offsets)]) == (wanted.ids, wanted.offsets), text
+        assert theirs.encode(text, add_special_tokens=False).ids == wanted.ids
+    assert made.vocab[6:] == ("<ent>", "</ent>", "ent", "covid", "a b")
+    assert made.decode([6, 5, 7]) == "<ent> a </ent>"
+    # Without one of them, or with another rule of matching, ids are others.
+    flags = [entry for entry in whole["added_tokens"] if entry["id"] > 4]
+    prints = {made.fingerprint, WordPieceTokenizer(made.vocab).fingerprint}
+    flags[0]["single_word"] = True
+    (tmp_path / "t" / "tokenizer.json").write_text(json.dumps(whole))
+    prints.add(load_tokenizer(tmp_path / "t").fingerprint)
+    assert len(prints) == 3
+
+
+def test_added_tokens_of_older_files(tmp_path: Path) -> None:
+    _, whole = _marked(tmp_path)
+    wanted = load_tokenizer(tmp_path / "t")
+    entries = {str(entry.pop("id")): entry for entry in whole["added_tokens"]}
+    vocab = "".join(f"{token}\n" for token in [*SPECIAL_TOKENS, "a"])
+    files: list[dict[str, Any]] = [
+        {"tokenizer_config.json": {"added_tokens_decoder": entries}},
+        {
+            "tokenizer_config.json": {},
+            "special_tokens_map.json": {
+                "additional_special_tokens": ["<ent>", entries["7"]], "cls_token": "[CLS]",
+            },
+            "added_tokens.json": {"<ent>": 6, "</ent>": 7, "ent": 8, "covid": 9, "a b": 10},
+        },
+    ]  # fmt: skip
+    for number, parts in enumerate(files):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / "vocab.txt").write_text(vocab)
+        for name, content in parts.items():
+            (directory / name).write_text(json.dumps(content))
+        found = load_tokenizer(directory)
+        for text in _MARKED:
+            np.testing.assert_array_equal(found.encode(text).ids, wanted.encode(text).ids)
+    # A name alone is that of an entry of the vocabulary, or comes after all others.
+    (tmp_path / "0" / "tokenizer_config.json").write_text(
+        json.dumps({"additional_special_tokens": ["<x>", "[Q]", "[MASK]"]})
+    )
+    (tmp_path / "0" / "vocab.txt").write_text(vocab.replace("a\n", "[Q]\na\n"))
+    found = load_tokenizer(tmp_path / "0")
+    assert found.encode("a[Q]<x>[MASK]").ids[:3].tolist() == [6, 5, 7]
+    assert found.special_ids.mask not in found.encode("a [MASK]").ids
 
 
 def test_contradicting_files_are_refused(tmp_path: Path) -> None:
@@ -458,12 +539,12 @@ def test_trained_vocabulary_covers_its_texts() -> None:
 
 def test_word_counting_in_pieces_changes_nothing(monkeypatch: Any) -> None:
     texts = [*TEXTS, "a\x0bb c\x1cd", "x" * 101, "\ud800 surrogate"]
-    whole = wordpiece._count_words(texts, WordPieceOptions())
+    whole = wordpiece_training._count_words(texts, WordPieceOptions())
     assert whole["ab"] == 1
     assert whole["cd"] == 1
     assert "x" * 101 not in whole
-    monkeypatch.setattr(wordpiece, "_COUNTED_WORDS", 1)
-    assert wordpiece._count_words(texts, WordPieceOptions()) == whole
+    monkeypatch.setattr(wordpiece_training, "_COUNTED_WORDS", 1)
+    assert wordpiece_training._count_words(texts, WordPieceOptions()) == whole
 
 
 def test_alphabet_limit_keeps_the_most_frequent_characters() -> None:
@@ -472,15 +553,85 @@ def test_alphabet_limit_keeps_the_most_frequent_characters() -> None:
     assert made.special_ids.unk in made.encode("zq").ids
 
 
+def _of_many_characters(size: int = 2000) -> list[str]:
+    """Ideographs, of which the n-th is as frequent as 1/n; each is a word of its own."""
+    return ["".join(chr(0x4E00 + n) * (4 * size // (n + 1)) for n in range(size)), "the cat sat"]
+
+
+def _unknown(made: WordPieceTokenizer, texts: list[str]) -> float:
+    ids = np.concatenate(made.encode_batch(texts))
+    return float((ids == made.special_ids.unk).mean())
+
+
+def test_the_alphabet_follows_the_text(caplog: Any) -> None:
+    texts = _of_many_characters()
+    whole = train_wordpiece(texts, 30000)
+    assert _unknown(whole, texts) == 0, "there is room for all of them"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the texts gave {whole.vocab_size} tokens, 30000 were asked for: no further pair occurs "
+        "2 times"
+    ]
+    caplog.clear()
+    small = train_wordpiece(texts, 1500)
+    assert small.vocab_size == 1500
+    assert 0.03 < _unknown(small, texts) < 0.035, "and not 7% as with 1,000 characters"
+    assert (
+        "511 of the 2006 characters of the texts, 3.31% of the text, have no token (vocab_size "
+        "1500 has no room for them)"
+    ) in caplog.text
+    caplog.clear()
+    most = train_wordpiece(texts, 2000)
+    assert 0 < _unknown(most, texts) < 0.0005
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "cause"),
+    [
+        ({"limit_alphabet": 1000}, 1000, "limit_alphabet is 1000"),
+        ({"character_coverage": 0.9}, None, "character_coverage is 0.9"),
+        ({"limit_alphabet": 1000, "character_coverage": 0.9}, None, "character_coverage is 0.9"),
+        ({"limit_alphabet": 9, "character_coverage": 0.9}, 9, "limit_alphabet is 9"),
+    ],
+)
+def test_a_limit_of_the_alphabet_is_named(
+    options: dict[str, Any], size: int | None, cause: str, caplog: Any
+) -> None:
+    texts = _of_many_characters()
+    made = train_wordpiece(texts, 30000, **options)
+    chars = {token.removeprefix("##") for token in made.vocab[5:]}
+    kept = {char for char in chars if len(char) == 1}
+    assert size is None or len(kept) == size
+    total = "".join(texts).replace(" ", "")
+    share = sum(char in kept for char in total) / len(total)
+    assert size or 0.9 <= share < 0.901
+    assert f"have no token ({cause})" in caplog.text
+    assert f"{100 * (1 - share):.2f}% of the text" in caplog.text
+
+
+def test_a_small_alphabet_is_whole_whatever_its_share() -> None:
+    texts = ["the cat sat on the mat " * 3000, "zebra"]
+    made = train_wordpiece(texts, 60)
+    assert {"z", "##b", "##r"} <= set(made.vocab)
+    covered = train_wordpiece(texts, 60, character_coverage=0.999)
+    assert not {"z", "##b", "##r"} & set(covered.vocab)
+
+
 def test_bad_training_requests(caplog: Any) -> None:
     with pytest.raises(UserError, match="have no words"):
         train_wordpiece(["", "\x00 \n"], 100)
     with pytest.raises(UserError, match="vocab_size is 3; the 5 special tokens alone take 5"):
         train_wordpiece(["ab ba"], 3)
-    with pytest.raises(UserError, match=r"vocab_size is 8; .* 2 characters .* need 9"):
+    with pytest.raises(UserError, match=r"vocab_size is 8; .* 2 most frequent .* need 9"):
         train_wordpiece(["ab ba"], 8)
     with pytest.raises(UserError, match="limit is 1,000,000"):
         train_wordpiece(["ab ba"], 2_000_000)
+    for name, wrong in (
+        ("min_frequency", 0), ("limit_alphabet", 0), ("character_coverage", 0.0),
+        ("character_coverage", 1.1), ("character_coverage", float("nan")),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=f"{name} is {wrong}; it must be"):
+            train_wordpiece(["ab ba"], 100, **{name: wrong})
     assert train_wordpiece(["ab ba"] * 2, 11).vocab_size == 11
     assert not caplog.records
     assert train_wordpiece(["ab ba"] * 2, 1000).vocab_size == 11

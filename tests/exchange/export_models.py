@@ -9,12 +9,16 @@ from small_saved import MODEL, small_saved
 from bert_jax.convert.huggingface_head import TaskOutputs
 from bert_jax.data.sentencepiece import train_sentencepiece
 from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.data.wordpiece import WordPieceOptions, WordPieceTokenizer, train_wordpiece
+from bert_jax.data.wordpiece import WordPieceOptions, WordPieceTokenizer
+from bert_jax.data.wordpiece_training import train_wordpiece
 from bert_jax.exchange.proof import PROOF_TEXTS
 from bert_jax.finetune.saved_model import Origin, SavedModel
 from bert_jax.model.task_heads import TaskHeadConfig
 
-KINDS = ("pretraining", "mlm", "encoder", "bare", "class", "classes", "score", "tags", "span")
+KINDS = (
+    "pretraining", "mlm", "encoder", "bare", "class", "classes", "one of classes", "score", "tags",
+    "span", "relu", "gelu",
+)  # fmt: skip
 TOKENIZERS = ("uncased", "cased", "unigram", "bpe", "unigram without bytes", "accents", "long")
 
 
@@ -36,25 +40,30 @@ def model_of(kind: str = "pretraining", tokenizer: str = "uncased") -> SavedMode
     """A model of random numbers, as `read_model` would give it.
 
     Args:
-        kind: Of `KINDS`; `encoder` has a pooler, `bare` has none.
+        kind: Of `KINDS`; `encoder` has a pooler, `bare` has none; `relu` and `gelu` are of classes
+            and have a pooler with that activation.
         tokenizer: Of `TOKENIZERS`.
     """
     made = tokenizer_of(tokenizer)
+    sizes: dict[str, Any] = {"vocab_size": made.vocab_size, "num_positions": 40}
+    if kind in ("relu", "gelu"):
+        sizes |= {"pooler_activation": kind, "num_types": 1 if kind == "relu" else 2}
+        kind = "class"
     tasks = {
         "class": TaskOutputs(
             TaskHeadConfig("classification", 3), "class", ("yes", "ähm", "no: <b>`|x`\n# y")
         ),
         "classes": TaskOutputs(TaskHeadConfig("classification", 2), "classes", ("good", "bad")),
+        "one of classes": TaskOutputs(TaskHeadConfig("classification", 1), "classes", ("good",)),
         "score": TaskOutputs(TaskHeadConfig("classification", 1, 0.2), "score"),
         "tags": TaskOutputs(TaskHeadConfig("tagging", 2), "tags", ("O", "I-PER")),
         "span": TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span"),
     }
-    sizes = {"vocab_size": made.vocab_size, "num_positions": 40}
     source = {"class": "classification", "tags": "tagging", "span": "span"}.get(kind, "mlm")
     saved = small_saved("pretraining" if kind == "pretraining" else source, **sizes)
     params = dict(saved.params)
     outputs = tasks.get(kind)
-    if kind in ("classes", "score"):
+    if kind in ("classes", "one of classes", "score"):
         assert outputs is not None
         columns = outputs.head.num_labels
         head = small_saved("classification", **sizes).params["head"]

@@ -16,7 +16,7 @@ from full_disk import files_of_at_most
 from bert_jax import cli
 from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
-from bert_jax.exchange import huggingface, huggingface_proof
+from bert_jax.exchange import huggingface, huggingface_proof, orbax_export
 from bert_jax.exchange.export import as_trained, check_differences, export
 from bert_jax.exchange.huggingface import write_huggingface
 from bert_jax.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
@@ -91,6 +91,42 @@ def test_classes_follow_the_parts():
     assert huggingface.config_of(model_of("bare"))["untrained_parts"] == ["pooler"]
     assert "untrained_parts" not in huggingface.config_of(model_of("encoder"))
     assert not any("pooler" in name for name in huggingface.state_dict_of(model_of("mlm")))
+
+
+def test_a_classifier_is_written_under_the_family_that_computes_it(tmp_path):
+    names = {"class": "Bert", "relu": "DistilBert", "gelu": "Electra"}
+    for kind, family in names.items():
+        saved, out = model_of(kind), tmp_path / kind
+        assert huggingface.class_of(saved) == f"{family}ForSequenceClassification"
+        out.mkdir()
+        write_huggingface(saved, out)
+        config = json.loads((out / "config.json").read_text())
+        assert config["model_type"] == family.lower()
+        found = huggingface.prove(saved, out, proof_rows(saved)[:2])
+        assert max(found["differences"].values()) < 1e-5
+        back = read_model(out)
+        assert back.config == saved.config
+        assert back.outputs == saved.outputs
+        inputs = json.loads((out / "tokenizer_config.json").read_text()).get("model_input_names")
+        assert (inputs == ["input_ids", "attention_mask"]) == (kind == "relu")
+    assert not any("type" in name for name in huggingface.state_dict_of(model_of("relu")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("relu", {"norm_eps": 1e-6}), ("encoder", {"pooler_activation": "relu"})],
+)
+def test_a_pooler_that_no_class_computes_is_refused(tmp_path, kind, changes):
+    saved = model_of(kind)
+    saved = dataclasses.replace(saved, config=dataclasses.replace(saved.config, **changes))
+    with pytest.raises(UserError, match=r"its pooler has relu, and no class .* --to orbax or onnx"):
+        write_huggingface(saved, tmp_path)
+    assert not list(tmp_path.iterdir())
+    orbax_export.write(saved, tmp_path)
+    saved = model_of("tags")  # its class has no pooler
+    saved = dataclasses.replace(saved, config=dataclasses.replace(saved.config, **changes))
+    (tmp_path / "tags").mkdir()
+    write_huggingface(saved, tmp_path / "tags")
 
 
 def test_an_untrained_pooler_stays_marked(tmp_path):

@@ -20,6 +20,8 @@ OUTPUTS = {
     "bare": {"hidden"},
     "tags": {"hidden", "head"},
     "span": {"hidden", "head"},
+    "relu": {"hidden", "head"},
+    "gelu": {"hidden", "head"},
 }
 
 

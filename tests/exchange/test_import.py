@@ -113,7 +113,7 @@ def test_a_tensorflow_checkpoint(tmp_path):
     assert exact.config.activation == "gelu"
 
 
-def test_added_tokens(tmp_path):
+def test_added_tokens(tmp_path, capsys):
     write_huggingface(tmp_path / "theirs")
     (tmp_path / "tokens.txt").write_text("catdog\n\nrandog\ncat\n")
     report = import_model(
@@ -121,6 +121,12 @@ def test_added_tokens(tmp_path):
     )
     saved = read_model(tmp_path / "ours")
     assert report["added_tokens"] == 2
+    out = ["--out", str(tmp_path / "again"), "--add-tokens", str(tmp_path / "tokens.txt")]
+    assert cli.main(["import", str(tmp_path / "theirs"), *out]) == 0
+    assert "tokens.txt: 2 tokens are new, each begins as the mean" in (
+        said := capsys.readouterr().out
+    )
+    assert "; 1 were there already\n" in said
     assert saved.tokenizer.vocab_size == TOKENIZER.vocab_size + 2
     assert len(saved.tokenizer.encode("catdog randog").ids) == 2
     (tmp_path / "tokens.txt").write_text("two words\n")
@@ -192,6 +198,19 @@ def test_sources_that_are_none(tmp_path):
     with pytest.raises(UserError, match=r"pytorch_model.bin alone, which is not read"):
         import_model(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize("cased", [True, False])
+def test_a_vocabulary_alone_says_whether_text_is_cased(tmp_path, cased):
+    write_huggingface(tmp_path / "theirs")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "theirs" / name).unlink()
+    vocab = tmp_path / "theirs/vocab.txt"
+    vocab.write_text(vocab.read_text().replace("hill", "Hill" if cased else "hill"))
+    report = import_model(tmp_path / "theirs", tmp_path / "ours")
+    wanted = "words in upper case: text is not" if cased else "no words in upper case: text is"
+    assert any(f"{wanted} lower-cased" in note for note in report["notes"])
+    assert read_model(tmp_path / "ours").tokenizer.options.lowercase != cased
 
 
 def test_a_name_on_the_hub(tmp_path, monkeypatch):

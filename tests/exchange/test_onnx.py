@@ -35,6 +35,7 @@ def test_a_missing_package_is_named_before_anything_is_written(monkeypatch, tmp_
         ("pretraining", {}, {"hidden", "pooled", "mlm", "nsp"}),
         ("mlm", {"num_layers": 1, "activation": "gelu_tanh"}, {"hidden", "mlm"}),
         ("classification", {"num_layers": 1, "activation": "relu"}, {"hidden", "pooled", "head"}),
+        ("classification", {"pooler_activation": "gelu"}, {"hidden", "pooled", "head"}),
         ("tagging", {"num_layers": 1}, {"hidden", "pooled", "head"}),
         ("span", {"num_layers": 1, "num_types": 1, "norm_eps": 0.01}, {"hidden", "pooled", "head"}),
     ],

@@ -50,6 +50,17 @@ def test_the_proof_reads_the_weights_that_were_written(tmp_path):
     assert found["head"] == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_classifiers_of_other_families(tmp_path, activation):
+    saved = small_saved(
+        "classification", num_layers=1, num_types=1, pooler_activation=activation, num_positions=7
+    )
+    write(saved, tmp_path)
+    found = prove(saved, tmp_path, ROWS[:1])["differences"]
+    assert found.keys() == {"hidden", "pooled", "head"}
+    assert max(found.values()) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("kind", "outputs"),
     [

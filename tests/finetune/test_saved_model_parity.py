@@ -135,7 +135,7 @@ def test_names_of_the_first_releases(tmp_path, model_class):
     "fields",
     [
         {"hidden_act": "gelu_new"},
-        {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-5},
+        {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 0.1},
         {"hidden_act": "relu", "type_vocab_size": 5, "classifier_dropout": 0.3},
     ],
 )

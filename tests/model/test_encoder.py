@@ -1,6 +1,7 @@
 """Positions, packing, padding, the ways to run the stack, precision and sharding of the model."""
 
 import dataclasses
+import math
 from functools import partial
 
 import jax
@@ -83,6 +84,33 @@ def test_rows_of_padding_alone_are_finite(params, seed):
     (value, logits), gradients = value_and_grad(CONFIG, params, TOKENS, PACKED, seed)
     for array in (value, *logits, *jax.tree.leaves(gradients)):
         assert np.isfinite(array).all()
+
+
+def test_a_model_of_one_type_learns_it_from_every_token():
+    config = dataclasses.replace(CONFIG, num_types=1)
+    params, segments = init_params(config, jax.random.key(0)), jnp.ones((B, L), jnp.int32)
+
+    def states(params, types):
+        hidden, _ = encode(config, params, TOKENS, types, segments)
+        return (hidden**3).sum(), hidden
+
+    run = jax.jit(jax.value_and_grad(states, has_aux=True))
+    (_, marked), gradient = run(params, TYPES)
+    (_, plain), wanted = run(params, jnp.zeros_like(TYPES))
+    np.testing.assert_array_equal(marked, plain)
+    found, wanted = (tree["encoder"]["embeddings"]["type"] for tree in (gradient, wanted))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "gelu"])
+def test_the_pooler_has_the_activation_of_the_configuration(params, activation):
+    config = dataclasses.replace(CONFIG, pooler_activation=activation)
+    hidden, pooled = encode(config, params, TOKENS, TYPES, jnp.ones((B, L), jnp.int32))
+    dense = params["encoder"]["pooler"]["dense"]
+    x = np.asarray(hidden[:, 0]) @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"])
+    normal = 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    wanted = {"tanh": np.tanh(x), "relu": np.maximum(x, 0), "gelu": x * normal}[activation]
+    np.testing.assert_allclose(pooled, wanted, atol=1e-5)
 
 
 def test_positions_beyond_the_trained_are_refused(params):

@@ -28,6 +28,7 @@ CONFIG = ModelConfig(vocab_size=50, hidden_dim=64, num_layers=1, num_heads=4, ml
         ("gelu", -0.00404969, 2.99595031),
         ("gelu_tanh", -0.00363739, 2.99636261),
         ("relu", 0.0, 3.0),
+        ("tanh", -0.99505475, 0.99505475),
     ],
 )
 def test_activation_values(name, at_minus_3, at_plus_3):
@@ -57,6 +58,19 @@ def test_norm_eps_is_1e_12():
     x = jnp.asarray(1e-5 * np.random.default_rng(0).normal(size=(16, 64)), jnp.float32)
     np.testing.assert_allclose(LayerNorm(CONFIG)(x), float64_norm(x), atol=1e-4)
     assert np.abs(float64_norm(x) - float64_norm(x, eps=1e-13)).max() > 1e-3
+
+
+def test_norm_eps_is_that_of_the_configuration():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 64)), jnp.float32)
+    norm = LayerNorm(dataclasses.replace(CONFIG, norm_eps=0.5))
+    np.testing.assert_allclose(norm(x), float64_norm(x, eps=0.5), atol=1e-5)
+    gradient = jax.grad(lambda x: (norm(x) ** 3).sum())(x)
+    by_jax = jax.grad(
+        lambda x: (
+            ((x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 0.5)) ** 3
+        ).sum()
+    )(x)
+    np.testing.assert_allclose(gradient, by_jax, atol=1e-4)
 
 
 def test_norm_statistics_are_float32_in_bfloat16():
