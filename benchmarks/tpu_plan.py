@@ -1,20 +1,22 @@
 """What the defaults reach on TPU slices, by `bert-jax plan`: no TPU is needed, only libtpu.
 
-    python benchmarks/tpu_plan.py --only base --length 128 --topology v5e:4x4
+    python benchmarks/tpu_plan.py --only base --length 128 --topology v5e:4x4 --step configured
     python benchmarks/tpu_plan.py --check --markdown docs/tpu.md
 
-BERT-base (AdamW) and BERT-large (LAMB), rows of 128 and 512, dropout as published (0.1) and none,
-on four slices, and the Megatron sizes. The batch is the one that `plan --fast` picks with dropout
-on the first slice of a kind; other slices of the kind and dropout 0 take the same. Everything is
+BERT-base and BERT-large, rows of 128 and 512, dropout as published (0.1) and none, on four slices,
+and the Megatron sizes. Three steps each: the configured batch, 0.5 M tokens, and the batch with the
+highest MFU (large: with LAMB, made for large batches), which `plan --fast` picks with dropout on
+the first slice of a kind; other slices of the kind and dropout 0 take the same. Everything is
 compiled; what was compiled before comes from the cache.
 
-Bars of --check: everything fits; on v5e at L=128 without dropout an MFU of at least 0.52 (base) and
-0.60 (large), with dropout 0.92 of that at least; at L=512 at least 0.50; memory and cycles of v5e
-on 256 chips within 3% of 16 chips.
+Bars of --check: everything fits; with the highest MFU, on v5e at L=128 without dropout an MFU of at
+least 0.52 (base) and 0.60 (large), with dropout 0.92 of that at least; at L=512 at least 0.50;
+memory and cycles of v5e on 256 chips within 3% of 16 chips.
 """
 
 import argparse
 import dataclasses
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +26,14 @@ from bert_jax.flags import load_config
 from bert_jax.plan.compile import default_cache, with_vocabulary
 from bert_jax.plan.predict import Plan
 from bert_jax.plan.report import memory_per_chip
+from bert_jax.plan.search import Pace
 from bert_jax.plan.topology import parse_topology
 from bert_jax.plan.tunnel import Tunnel
 from bert_jax.training.config import PretrainConfig
 
-MODELS = {"base": "pretrain/bert_base", "large": "pretrain/bert_large_lamb"}
+STEPS = ("configured", "usual", "fast")
+MODELS = {"base": "pretrain/bert_base", "large": "pretrain/bert_large"}
+FAST_MODELS = {**MODELS, "large": "pretrain/bert_large_lamb"}
 TOPOLOGIES = ("v5e:4x4", "v5e:16x16", "v5p:4x4x4", "v6e:16x16")
 MEGATRON = {"megatron_3_9b": "v5p:4x4x8", "megatron_8_3b": "v5p:8x8x16"}
 LENGTHS = (128, 512)
@@ -46,6 +51,8 @@ class Row:
     length: int
     dropout: float
     topology: str
+    step: str
+    """One of `STEPS`."""
     plan: Plan
     chosen: str = ""
     """Settings that the tool had to choose."""
@@ -63,14 +70,15 @@ class Row:
             fast = [f"{self.plan.seconds * 1e3:.1f}", f"{per_chip:,.0f}", f"{self.plan.mfu:.3f}"]
         return [
             self.model, str(self.length), f"{self.dropout:g}", self.topology,
+            self.step, f"{compiled.rows:,}",
             f"{compiled.rows_per_chip:g} x {compiled.accumulation}",
             "yes" if compiled.fits else "no",
             f"{gib} / {chip.hbm_bytes / 2**30:g}", *fast, self.chosen,
         ]  # fmt: skip
 
 
-HEADINGS = ["model", "L", "dropout", "slice", "rows/chip x parts", "fits", "GiB/chip", "step ms",
-            "tokens/s/chip", "MFU", "settings"]  # fmt: skip
+HEADINGS = ["model", "L", "dropout", "slice", "step", "rows", "rows/chip x parts", "fits",
+            "GiB/chip", "step ms", "tokens/s/chip", "MFU", "settings"]  # fmt: skip
 
 
 def main() -> int:
@@ -99,22 +107,31 @@ def published(
 ) -> list[Row]:
     """All slices and dropout rates of one model and length, in one batch per kind of chip."""
     rows = []
-    picked: dict[str, tuple[int, int]] = {}
-    for name in arguments.topology or TOPOLOGIES:
+    picked: dict[tuple[str, bool], Pace] = {}
+    cases = itertools.product(
+        arguments.topology or TOPOLOGIES,
+        DROPOUTS if arguments.dropout is None else (arguments.dropout,),
+        arguments.step or STEPS,
+    )
+    for name, dropout, step in cases:
         topology = parse_topology(name)
-        for dropout in DROPOUTS if arguments.dropout is None else (arguments.dropout,):
-            config = configuration(MODELS[model], length, dropout)
-            tunnel = Tunnel(config, 0, topology, cache=cache, say=say)
-            settings = tunnel.settings()
-            kind = topology.chip.name
+        fast = step == "fast"
+        config = configuration((FAST_MODELS if fast else MODELS)[model], length, dropout)
+        tunnel = Tunnel(config, 0, topology, cache=cache, say=say)
+        settings = tunnel.settings()
+        if step != "configured":
+            kind = topology.chip.name, fast
             if kind not in picked:
-                picked[kind] = arguments.batch or (1, 1)
-                if not arguments.batch and (pace := tunnel.pace(settings)):
-                    picked[kind] = pace.rows, pace.accumulation
-            micro, parts = picked[kind]
-            plan = tunnel.plan(tunnel.with_batch(settings, micro, parts))
-            rows.append(Row(model, length, dropout, name, plan))
-            say(" ".join(rows[-1].cells))
+                given = Pace(*arguments.batch, {}) if arguments.batch else tunnel.pace(settings)
+                picked[kind] = given or Pace(1, 1, {})
+            pace = picked[kind]
+            settings = (
+                tunnel.with_batch(settings, pace.rows, pace.accumulation)
+                if fast
+                else tunnel.usual(settings, pace)
+            )
+        rows.append(Row(model, length, dropout, name, step, tunnel.plan(settings)))
+        say(" ".join(rows[-1].cells))
     return rows
 
 
@@ -130,7 +147,7 @@ def megatron(name: str, topology: str, cache: Path | None) -> list[Row]:
         chosen = f"fsdp {s.fsdp} tensor {s.tensor} accumulation {s.accumulation} remat {s.remat}"
     rate = config.model.hidden_dropout_rate
     length = config.training.phases[0].length
-    return [Row(name, length, rate, topology, plan, chosen)]
+    return [Row(name, length, rate, topology, "configured", plan, chosen)]
 
 
 def configuration(spec: str, length: int, dropout: float) -> PretrainConfig:
@@ -149,18 +166,18 @@ def configuration(spec: str, length: int, dropout: float) -> PretrainConfig:
 def bars(rows: Sequence[Row]) -> list[str]:
     """What is missed, of what the rows can tell."""
     missed = []
-    by_key = {(r.model, r.length, r.dropout, r.topology): r for r in rows}
-    for (model, length, dropout, topology), row in by_key.items():
-        where = f"{model} L={length} dropout {dropout:g} {topology}"
+    by_key = {(r.model, r.length, r.dropout, r.topology, r.step): r for r in rows}
+    for (model, length, dropout, topology, step), row in by_key.items():
+        where = f"{model} L={length} dropout {dropout:g} {topology} {step}"
         if not row.plan.compiled.fits:
             missed.append(f"{where}: does not fit")
         least = LEAST_MFU.get((model, length))
         mfu = row.plan.mfu
-        if least is None or mfu is None or not topology.startswith("v5e"):
+        if step != "fast" or least is None or mfu is None or not topology.startswith("v5e"):
             continue
         if dropout == 0 and mfu < least:
             missed.append(f"{where}: MFU {mfu:.3f}, at least {least}")
-        without = by_key.get((model, length, 0.0, topology))
+        without = by_key.get((model, length, 0.0, topology, step))
         if dropout and without and without.plan.mfu:
             share = mfu / without.plan.mfu
             if share < LEAST_SHARE_WITH_DROPOUT:
@@ -168,7 +185,7 @@ def bars(rows: Sequence[Row]) -> list[str]:
                     f"{where}: {share:.3f} of the MFU without dropout, at least "
                     f"{LEAST_SHARE_WITH_DROPOUT}"
                 )
-        small = by_key.get((model, length, dropout, "v5e:4x4"))
+        small = by_key.get((model, length, dropout, "v5e:4x4", step))
         if topology == "v5e:16x16" and small:
             missed += differences(where, small.plan, row.plan)
     return missed
@@ -214,6 +231,7 @@ def _arguments() -> argparse.Namespace:
         "--batch", type=int, nargs=2, metavar=("ROWS", "PARTS"),
         help="rows a chip and micro-batch, and micro-batches a step, in place of the tool's choice",
     )  # fmt: skip
+    parser.add_argument("--step", action="append", choices=STEPS, help="in place of the three")
     parser.add_argument("--dropout", type=float, choices=DROPOUTS, help="in place of both")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")

@@ -1,6 +1,10 @@
 """The command line as its user meets it: one way through, and every refusal of bad input."""
 
+import fnmatch
+import glob
+import importlib.util
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,6 +17,7 @@ from typing import NamedTuple
 import jax
 import pytest
 
+import bert_jax
 from bert_jax import cli
 from bert_jax.data.tokenizer import load_tokenizer
 
@@ -367,3 +372,27 @@ def test_a_signal_leaves_nothing_half_written(made: Made, tmp_path, number):
     process.send_signal(number)
     assert process.wait() == 128 + number
     assert [p.name for p in tmp_path.iterdir()] == ["in.txt"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_libtpu_is_quiet_where_there_is_no_tpu():
+    # In Python, where nothing sets the level of XLA's messages.
+    unset = ("TPU_", "TF_CPP_", "JAX_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
+    environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # a second libtpu gives up before it looks
+    process = subprocess.run(
+        [sys.executable, "-c", "import bert_jax, jax; print(jax.devices()[0].platform)"],
+        env=environ, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    if process.stdout == "cpu\n":
+        assert process.stderr == ""
+
+
+@pytest.mark.parametrize(("device", "expected"), [("/dev/vfio/0", None), ("", "localhost")])
+def test_a_tpu_is_left_to_say_what_it_says(monkeypatch, device, expected):
+    for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_BOUNDS"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(glob, "glob", lambda pattern: fnmatch.filter([device], pattern))
+    bert_jax._quiet_libtpu()
+    assert os.environ.get("TPU_WORKER_HOSTNAMES") == expected

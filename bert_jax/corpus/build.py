@@ -21,6 +21,7 @@ from bert_jax.corpus.encode import EncodedBlock, encode_block, start_worker
 from bert_jax.corpus.sentences import get_splitter
 from bert_jax.corpus.sources import ReadOptions, Source, resolve_sources
 from bert_jax.corpus.workers import map_ordered, num_cores
+from bert_jax.data.pairs import losses, plan_pairs
 from bert_jax.data.staging import StagedDirectory
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.data.store_writer import StoreWriter
@@ -28,6 +29,8 @@ from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 
 BLOCK_BYTES = 1 << 20
+DEFAULT_LENGTH = 128
+"""Of `PretrainConfig`'s first phase."""
 _MAX_WORKERS = 1024
 _HASH_RANGE = 1 << 64
 MIN_HELDOUT_DOCUMENTS = 2
@@ -62,7 +65,17 @@ class BuiltCorpus:
                 f"  {name}: {store.num_documents:,} documents, {store.num_sentences:,} sentences, "
                 f"{store.num_tokens:,} tokens, {store.unknown_rate:.2%} of them [UNK]"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._pairs()])
+
+    def _pairs(self) -> list[str]:
+        """What the default objective and length would make of the training text."""
+        try:
+            plan = plan_pairs(self.train, DEFAULT_LENGTH)
+        except UserError as error:
+            return [f"Warning: {error}"]
+        clause, warning = losses(plan, self.train, "nsp")
+        line = f"  as sentence pairs: {len(plan):,} rows of {plan.length} tokens; {clause}"
+        return [line, warning] if warning else [line]
 
 
 def is_corpus(path: Path) -> bool:

@@ -11,6 +11,9 @@ from bert_jax.data.store import token_dtype
 from bert_jax.data.store_writer import check_ids
 from bert_jax.data.tokenizer import Tokenizer
 
+LONGEST_SENTENCE = 62
+"""Tokens; half a row of 128. Longer sentences (a line that is a paragraph, a text without full
+stops) become pieces of at most half as many: what a sentence pair cannot hold is in no row."""
 _ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge document
 
 
@@ -65,12 +68,13 @@ def encode_block(block: bytes) -> EncodedBlock:
             sentences += split(paragraph)
         ends.append(len(sentences))
     tokens, lengths = _encode(_worker.tokenizer, sentences)
+    lengths, pieces = _cut(tokens, lengths, _worker.tokenizer.continues_word)
     # Sentences and documents without tokens (control characters, lone marks) are dropped.
-    filled = np.concatenate([[0], np.cumsum(lengths > 0)])
+    filled = np.concatenate([[0], np.cumsum(pieces)])
     counts = np.diff(filled[np.array([0, *ends])])
     hashes = [hashlib.blake2b(document, digest_size=8).digest() for document in documents]
     return EncodedBlock(
-        (tokens, lengths[lengths > 0], counts[counts > 0].astype(np.int32)),
+        (tokens, lengths, counts[counts > 0].astype(np.int32)),
         np.frombuffer(b"".join(hashes), "<u8")[counts > 0],
         len(block),
     )
@@ -96,3 +100,25 @@ def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.
         begin = end
     tokens = np.concatenate(parts) if parts else np.zeros(0, dtype)
     return tokens, np.array(lengths, np.int32)
+
+
+def _cut(
+    tokens: np.ndarray, lengths: np.ndarray, continues_word: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths of what is left of sentences once long ones are cut, and how many each became.
+
+    A sentence becomes equal pieces, but for the rest of a word that a cut would divide.
+    """
+    pieces = np.where(
+        lengths > LONGEST_SENTENCE, -(-lengths // (LONGEST_SENTENCE // 2)), np.minimum(lengths, 1)
+    )
+    sentence = np.repeat(np.arange(lengths.size), pieces)
+    place = np.arange(sentence.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = (np.cumsum(lengths) - lengths)[sentence] + place * lengths[sentence] // pieces[
+        sentence
+    ]
+    words = np.append(np.flatnonzero(~continues_word[tokens]), tokens.size)
+    moved = words[np.searchsorted(words, starts)]
+    # A language written without spaces is one long word: its pieces are cut where they are.
+    starts = np.where((place > 0) & (moved - starts < LONGEST_SENTENCE // 8), moved, starts)
+    return np.diff(starts, append=tokens.size).astype(np.int32), pieces

@@ -8,9 +8,11 @@ Padding and packing are one thing here: a query sees the keys whose segment id e
 | `xla` | any device; the reference (`attention_xla`) | yes | (B, H, L, S), several times |
 | `fused` | TPU, rows up to 1024 (`attention_fused`) | yes | (B, H, L) |
 | `splash` | TPU, any length (`attention_splash`) | no | (B, H, L) |
-| `cudnn` | GPU (`attention_cudnn`) | no | (B, L, S) |
+| `cudnn` | GPU since Ampere, even lengths (`attention_cudnn`) | no | (B, L, S) |
 """
 
+import logging
+from functools import lru_cache, partial
 from typing import Literal
 
 import jax
@@ -25,6 +27,9 @@ from bert_jax.model.layout import Layout
 
 AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
 
+_FASTEST: dict[str, tuple[AttentionImpl, ...]] = {"tpu": ("fused", "splash"), "gpu": ("cudnn",)}
+"""What `auto` tries on a platform, in this order, before `xla`."""
+_WITH_DROPOUT = ("fused", "xla")
 FUSED_FROM_LENGTH = 128
 """`auto` takes `fused` on TPU for rows at least this long.
 
@@ -32,6 +37,7 @@ Cycles of a step compiled for v5e with dropout 0.1, XLA's estimates plus the ker
 bundles: 2 layers of base width, L=512, 16 rows, 21.8 M with `xla`, 16.2 + 1.9 M with `fused`; one
 layer of width 512, L=128, 64 rows, 8.24 M and 7.69 + 0.26 M."""
 
+_log = logging.getLogger("bert_jax")
 _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 
 
@@ -48,6 +54,7 @@ def attend(
     row_index: UInt32[Array, " B"] | None = None,
     impl: AttentionImpl = "auto",
     layout: Layout | None = None,
+    layers: int = 1,
 ) -> Float[Array, "B L H K"]:
     """Scaled dot-product attention among equal segment ids (Vaswani et al. 2017, section 3.2.1).
 
@@ -67,6 +74,7 @@ def attend(
       impl: the implementation; `auto` picks the fastest that can do what is asked. `fused` and
         `splash` run in Pallas's interpreter on a CPU, for tests.
       layout: of the arguments on a mesh; None on one device, and inside a shard_map.
+      layers: layers whose scores `xla` keeps at a time, for the warning.
 
     Returns:
       The attended values, in the type of `v`.
@@ -78,8 +86,12 @@ def attend(
     if rate and row_index is None:
         raise ValueError("dropout needs row_index, the rows' positions in the example stream")
     platform = _platform(layout)
+    when_kept = None
     if impl == "auto":
         impl = choose(platform, q.shape, k.shape[1], q.dtype, rate)
+        cause = _fell_back(platform, q.shape, k.shape[1], q.dtype) if impl == "xla" else None
+        if cause:
+            when_kept = partial(_warn_of_scores, cause, q.shape[1:3], k.shape[1], layers)
     elif impl != "xla":  # which takes everything, sizes that are not known yet included
         _refuse(impl, platform, q.shape, k.shape[1], q.dtype, rate)
     segments = (q_segment_ids, kv_segment_ids)
@@ -90,6 +102,7 @@ def attend(
             dropout_seed=dropout_seed,
             dropout_site=dropout_site,
             row_index=row_index,
+            when_kept=when_kept,
         )
 
     arrays = [q, k, v, *segments]
@@ -129,15 +142,48 @@ def choose(
       dtype: of queries, keys and values.
       rate: of the attention dropout that is to be applied.
     """
-    _, length, _, head_dim = q_shape
-    if platform == "tpu" and min(length, num_keys) >= FUSED_FROM_LENGTH:
-        if attention_fused.unsupported(length, num_keys, head_dim) is None:
-            return "fused"
-        if not rate and attention_splash.unsupported(length, num_keys) is None:
-            return "splash"
-    if platform == "gpu" and not rate and attention_cudnn.unsupported(head_dim, dtype) is None:
-        return "cudnn"
+    if platform == "tpu" and min(q_shape[1], num_keys) < FUSED_FROM_LENGTH:
+        return "xla"
+    for impl in _FASTEST.get(platform, ()):
+        has_dropout = impl in _WITH_DROPOUT
+        if (has_dropout or not rate) and _unsupported(impl, q_shape, num_keys, dtype) is None:
+            return impl
     return "xla"
+
+
+def _unsupported(impl: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype) -> str | None:
+    """Why `impl` cannot take arrays of these shapes on its platform; None if it can."""
+    _, length, _, head_dim = q_shape
+    if impl == "cudnn":
+        return attention_cudnn.unsupported(length, num_keys, head_dim, dtype)
+    if impl == "splash":
+        return attention_splash.unsupported(length, num_keys)
+    return attention_fused.unsupported(length, num_keys, head_dim)
+
+
+def _fell_back(
+    platform: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype
+) -> str | None:
+    """Why `auto` has taken `xla`, and the setting that avoids it; None where nothing is lost."""
+    if min(q_shape[1], num_keys) < FUSED_FROM_LENGTH or platform not in _FASTEST:
+        return None
+    reasons = {impl: _unsupported(impl, q_shape, num_keys, dtype) for impl in _FASTEST[platform]}
+    for impl, reason in reasons.items():
+        if reason is None:  # the dropout alone stands in the way
+            return f"{impl!r} has no dropout: model.attention_dropout_rate=0 takes it"
+    return "; ".join(f"{impl!r} wants {reason}" for impl, reason in reasons.items())
+
+
+@lru_cache
+def _warn_of_scores(cause: str, queries: tuple[int, int], keys: int, layers: int) -> None:
+    """Say once what the scores that `xla` keeps take; `queries` are L and H."""
+    length, heads = queries
+    size = layers * heads * length * keys * 4 / 2**30
+    kept = "model.remat=full keeps one layer's" if layers > 1 else "of one layer at a time"
+    _log.warning(
+        "attention takes 'xla', which keeps %.2g GiB of scores for each row of %d tokens until the "
+        "backward pass (%s). %s", size, length, kept, cause,
+    )  # fmt: skip
 
 
 def _refuse(
@@ -149,25 +195,20 @@ def _refuse(
     rate: float,
 ) -> None:
     """Raise a UserError where `impl` cannot do what is asked."""
-    _, length, _, head_dim = q_shape
     where = f"model.attention_impl is {impl!r}, which"
     instead = "set it to 'auto' or 'xla'"
     if impl == "cudnn":
         if platform != "gpu":
             raise UserError(f"{where} runs on GPUs; this is a {platform.upper()}: {instead}")
-        reason = attention_cudnn.unsupported(head_dim, dtype)
     elif platform == "gpu":
         raise UserError(f"{where} runs on TPUs; this is a GPU: {instead}")
-    elif impl == "splash":
-        reason = attention_splash.unsupported(length, num_keys)
-    else:
-        reason = attention_fused.unsupported(length, num_keys, head_dim)
-    if rate and impl != "fused":
+    if rate and impl not in _WITH_DROPOUT:
         other = "'xla'" if platform == "gpu" else "'fused' or 'xla'"
         raise UserError(
             f"{where} has no dropout, and model.attention_dropout_rate is {rate}: set "
             f"model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"
         )
+    reason = _unsupported(impl, q_shape, num_keys, dtype)
     if reason is not None:
         raise UserError(f"{where} wants {reason}: {instead}")
 

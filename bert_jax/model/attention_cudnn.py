@@ -1,6 +1,7 @@
 """cuDNN's attention for GPUs, through `jax.nn.dot_product_attention`: no dropout."""
 
-from typing import Literal
+import re
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +9,52 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 _MAX_HEAD_DIM = 128
+_AMPERE = (8, 0)
+_LEAST_VERSION = {(10, 3): 91100}
+"""cuDNN that a compute capability needs beyond what JAX's CUDA plugin asks for."""
 
 
-def unsupported(head_dim: int, dtype: np.dtype) -> str | None:
-    """Why these heads cannot be run, in words; None if they can."""
+class Gpu(NamedTuple):
+    """A GPU as far as cuDNN is concerned."""
+
+    capability: tuple[int, int] | None
+    """CUDA's compute capability; None on other GPUs."""
+    cudnn: int | None
+    """Version of cuDNN, 91100 for 9.11; None where there is none."""
+
+
+def local_gpu() -> Gpu:
+    """The first GPU of this process."""
+    # Private, but the same place as JAX's own check, which raises in the middle of a trace.
+    from jax._src.lib import cuda_versions
+
+    said = str(getattr(jax.local_devices(backend="gpu")[0], "compute_capability", ""))
+    match = re.fullmatch(r"(\d+)\.(\d+)", said)
+    return Gpu(
+        (int(match[1]), int(match[2])) if match else None,
+        cuda_versions.cudnn_get_version() if cuda_versions else None,
+    )
+
+
+def unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str | None:
+    """Why these arrays cannot be run on the GPU at hand, in words; None if they can.
+
+    The same constraints as JAX's `check_is_flash_attention`, with a mask and in training, and the
+    compute capability, which JAX leaves to cuDNN to refuse.
+    """
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"model.dtype 'bfloat16', not {np.dtype(dtype).name}"
     if head_dim > _MAX_HEAD_DIM or head_dim % 8:
         return f"a head_dim that is a multiple of 8 up to {_MAX_HEAD_DIM}, not {head_dim}"
+    if queries % 2 or keys % 2:
+        return f"even lengths, not {queries} and {keys}"
+    capability, version = local_gpu()
+    if capability is None or capability < _AMPERE:
+        has = "" if capability is None else f", not {capability[0]}.{capability[1]}"
+        return f"an NVIDIA GPU of compute capability 8.0 (Ampere) or later{has}"
+    least = _LEAST_VERSION.get(capability, 0)
+    if version is None or version < least:
+        return "cuDNN, which JAX does not find" if version is None else f"cuDNN {least} or later"
     return None
 
 

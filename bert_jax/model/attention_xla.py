@@ -7,6 +7,7 @@ products of the layer's attention take.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -39,17 +40,21 @@ def xla_attention(
     dropout_seed: UInt32[Array, ""] | None,
     dropout_site: int | Integer[Array, ""],
     row_index: UInt32[Array, " B"] | None,
+    when_kept: Callable[[], None] | None = None,
 ) -> Float[Array, "B L H K"]:
-    """See `attention.attend`. The scores are kept for the backward pass, in float32."""
+    """See `attention.attend`. The scores are kept for the backward pass, in float32.
+
+    `when_kept` is called where a trace is differentiated, so that they are.
+    """
     # Heads in front of positions by hand: left to the einsums, XLA on CPU chooses transposed
     # operands (forward 7.5 against 5.1 ms at B=16, L=128, H=4, K=64); on TPU it is free.
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     visible = q_segment_ids[:, None, :, None] == kv_segment_ids[:, None, None, :]
     drop = _Drop(dropout_seed, jnp.asarray(dropout_site, jnp.uint32), row_index)
-    return _attention(q, k, v, visible, drop, dropout_rate).swapaxes(1, 2)
+    return _attention(q, k, v, visible, drop, dropout_rate, when_kept).swapaxes(1, 2)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def _attention(
     q: Float[Array, "B H L K"],
     k: Float[Array, "B H S K"],
@@ -57,8 +62,15 @@ def _attention(
     visible: Bool[Array, "B 1 L S"],
     drop: _Drop,
     rate: float,
+    when_kept: Callable[[], None] | None,
 ) -> Float[Array, "B H L K"]:
     return _forward(q, k, v, visible, drop, rate)[0]
+
+
+def _forward_to_differentiate(q, k, v, visible, drop, rate, when_kept):
+    if when_kept is not None:
+        when_kept()
+    return _forward(q, k, v, visible, drop, rate)
 
 
 def _forward(q, k, v, visible, drop, rate):
@@ -76,7 +88,7 @@ def _forward(q, k, v, visible, drop, rate):
     return out, (q, k, v, slope, drop, scores, inverse, out)
 
 
-def _backward(rate, residuals, gradient):
+def _backward(rate, when_kept, residuals, gradient):
     q, k, v, slope, drop, scores, inverse, out = residuals
     # The barrier keeps XLA from recognising the forward mask here and storing it in between.
     drop = jax.lax.optimization_barrier(drop)
@@ -92,7 +104,7 @@ def _backward(rate, residuals, gradient):
     return dq, dk, dv, None, None
 
 
-_attention.defvjp(_forward, _backward)
+_attention.defvjp(_forward_to_differentiate, _backward)
 
 
 def _scale(q: Float[Array, "B H L K"]) -> float:

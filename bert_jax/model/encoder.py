@@ -122,6 +122,7 @@ class SelfAttention(nnx.Module):
             row_index=None if stream is None else stream.row_index,
             impl=config.attention_impl,
             layout=layout,
+            layers=config.num_layers if config.remat == "none" else 1,
         )
         return self.output(attended)
 

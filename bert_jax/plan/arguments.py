@@ -41,7 +41,8 @@ def add_arguments(sub: argparse.ArgumentParser, *, needed: bool = True) -> None:
     search.add_argument(
         "--fast",
         action="store_true",
-        help="find the micro-batch per chip and the number of them with the highest MFU",
+        help="compare the configured batch, a step of 0.5 M tokens in the fastest micro-batches, "
+        "and the batch with the highest MFU",
     )
     sub.add_argument("--json", action="store_true", help="one JSON object on standard output")
     sub.add_argument("--plot", type=Path, metavar="FILE.png", help="draw memory and time")

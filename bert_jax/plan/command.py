@@ -14,7 +14,7 @@ from bert_jax.model.flops import train_flops
 from bert_jax.plan import report
 from bert_jax.plan.compile import with_vocabulary
 from bert_jax.plan.predict import Plan
-from bert_jax.plan.search import Fit, Found, Settings
+from bert_jax.plan.search import Fit, Found, Pace, Settings
 from bert_jax.plan.topology import Topology, parse_topology
 from bert_jax.plan.tunnel import Tunnel
 from bert_jax.training.config import PretrainConfig
@@ -127,8 +127,8 @@ def _as_configured(tunnel: Tunnel) -> _Answer:
     if plan.compiled.fits:
         hint: tuple[str, ...] = ()
         if plan.compiled.rows_per_chip * plan.compiled.length < _FEW_TOKENS:
-            hint = ("", f"{plan.compiled.rows_per_chip:g} rows a chip leave it idle: --fast finds "
-                    "the batch with the highest MFU, --fit the largest")  # fmt: skip
+            hint = ("", f"{plan.compiled.rows_per_chip:g} rows a chip leave it idle: --fast says "
+                    "what larger steps would reach, --fit finds the largest")  # fmt: skip
         return _Answer(plan, {"configuration_fits": True}, after=hint)
     found = tunnel.settings_that_fit()
     record: dict[str, Any] = {"configuration_fits": False, "configured": report.as_dict(plan)}
@@ -177,44 +177,99 @@ def _fit(tunnel: Tunnel) -> _Answer:
 
 
 def _fast(tunnel: Tunnel) -> _Answer:
-    """The fastest micro-batch and number of them, with the configured mesh if one fits on it."""
-    settings, fits = tunnel.settings(), True
+    """The configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
+    configured = settings = tunnel.settings()
+    # A batch that does not divide over the chips is no error here: the others do.
+    plan = tunnel.plan(configured) if tunnel.divides(configured) else None
+    fits = plan is not None and plan.compiled.fits
+    record: dict[str, Any] = {"configuration_fits": fits}
     pace = tunnel.pace(settings)
+    if pace is None and (found := tunnel.settings_that_fit()) is not None:
+        settings = found.settings
+        pace = tunnel.pace(settings)
     if pace is None:
-        found = tunnel.settings_that_fit()
-        settings, fits = (settings, False) if found is None else (found.settings, False)
-        pace = None if found is None else tunnel.pace(settings)
-    if pace is None:
-        plan = tunnel.plan(tunnel.with_batch(settings, 1, 1))
+        plan = plan or tunnel.plan(tunnel.with_batch(settings, 1, 1))
         after = ("", "no micro-batch fits: more chips are needed")
-        return _Answer(plan, {"configuration_fits": False, "overrides": None}, after=after)
-    best = tunnel.with_batch(settings, pace.rows, pace.accumulation)
-    overrides = best.overrides(tunnel.config, tunnel.phase)
-    per_chip = tunnel.topology.chip.devices_per_chip / settings.tensor
-    lines = [
-        "",
-        f"fastest: {pace.rows * per_chip:g} rows a chip in each of {pace.accumulation} "
-        f"micro-batches, {best.rows:,} rows a step",
-        "  " + " ".join(overrides),
-        "MFU by rows a chip and micro-batches a step, from compilations of 1 and 2 layers:",
-    ]
-    counts = [2**n for n in range(5)]
-    table = {}
-    lines.append("          " + "".join(f"{count:8}" for count in counts))
-    for rows, tried in pace.tried.items():
-        if not tried.part:
-            lines.append(f"  {rows * per_chip:6g}  does not fit")
-            continue
-        shares = [_mfu(tunnel, dataclasses.replace(settings, accumulation=count), rows,
-                       tried.part * count + tried.once) for count in counts]  # fmt: skip
-        lines.append(f"  {rows * per_chip:6g}  " + "".join(f"{share:8.1%}" for share in shares))
-        table[f"{rows * per_chip:g}"] = dict(zip(map(str, counts), shares, strict=True))
-    record = {
-        "configuration_fits": fits,
-        "overrides": overrides,
-        "predicted_mfu_by_rows_and_micro_batches": table,
+        return _Answer(plan, {**record, "overrides": None}, after=after)
+    usual = lead = tunnel.usual(settings, pace)
+    batches = []
+    if plan is not None:
+        lead = configured if fits else tunnel.split(settings, pace, configured.rows)
+        name = "configured" if fits else "configured, split"
+        batches.append(_batch(tunnel, name, lead, tunnel.plan(lead).seconds))
+    if not fits:
+        record["configured"] = None if plan is None else report.as_dict(plan)
+        record["overrides"] = lead.overrides(tunnel.config, tunnel.phase)
+    batches.append(_batch(tunnel, "0.5 M tokens", usual, tunnel.plan(usual).seconds))
+    best = pace.tried[pace.rows]
+    fastest = tunnel.with_batch(settings, pace.rows, pace.accumulation)
+    seconds = best.part * pace.accumulation + best.once
+    batches.append(_batch(tunnel, "highest MFU", fastest, seconds))
+    table = _mfu_table(tunnel, settings, pace)
+    record |= {"batches": batches, "predicted_mfu_by_rows_and_micro_batches": table}
+    before = _batch_lines(batches)
+    if plan is None:
+        shards = tunnel.topology.num_devices // configured.tensor
+        before.insert(
+            0, f"the configured {configured.rows} rows a step do not divide over {shards} shards"
+        )
+    return _Answer(tunnel.plan(lead), record, tuple(before), tuple(_table_lines(table)))
+
+
+def _batch(tunnel: Tunnel, name: str, settings: Settings, seconds: float | None) -> dict[str, Any]:
+    """One batch that a step could have; `seconds` None: it does not fit."""
+    rows, length = settings.rows, tunnel.config.training.phases[tunnel.phase].length
+    chips = tunnel.topology.num_chips
+    return {
+        "name": name,
+        "batch_size": rows,
+        "tokens": rows * length,
+        "rows_per_chip": rows / settings.accumulation / chips,
+        "accumulation": settings.accumulation,
+        "step_seconds": seconds,
+        "tokens_per_second": seconds and rows * length / seconds,
+        "mfu": seconds and _mfu(tunnel, rows, seconds),
+        "overrides": settings.overrides(tunnel.config, tunnel.phase),
     }
-    return _Answer(tunnel.plan(best), record, after=tuple(lines))
+
+
+def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
+    lines = ["batch                rows a step     tokens  rows a chip x parts    step ms     MFU"]
+    for b in batches:
+        split = f"{b['rows_per_chip']:g} x {b['accumulation']}"
+        time = f"{'does not fit':>19}"
+        if b["mfu"]:
+            time = f"{b['step_seconds'] * 1e3:10.1f}  {b['mfu']:6.1%}"
+        lines.append(f"{b['name']:18} {b['batch_size']:13,} {b['tokens']:10,}  {split:>19} {time}")
+        if b["overrides"]:
+            lines.append("  " + " ".join(b["overrides"]))
+    return [*lines, "the last one from compilations of 1 and 2 layers; now the first one:", ""]
+
+
+def _mfu_table(tunnel: Tunnel, settings: Settings, pace: Pace) -> dict[str, dict[str, float]]:
+    """MFU by rows a chip and micro-batches a step; empty where they do not fit."""
+    per_chip = tunnel.topology.chip.devices_per_chip / settings.tensor
+    table: dict[str, dict[str, float]] = {}
+    for rows, tried in pace.tried.items():
+        row = table[f"{rows * per_chip:g}"] = {}
+        for count in (2**n for n in range(5) if tried.part):
+            step = tunnel.with_batch(settings, rows, count).rows
+            row[str(count)] = _mfu(tunnel, step, tried.part * count + tried.once)
+    return table
+
+
+def _table_lines(table: dict[str, dict[str, float]]) -> list[str]:
+    counts = next(row for row in table.values() if row)
+    return [
+        "",
+        "MFU by rows a chip and micro-batches a step, from compilations of 1 and 2 layers:",
+        "          " + "".join(f"{count:>8}" for count in counts),
+        *(
+            f"  {rows:>6}  "
+            + ("".join(f"{share:8.1%}" for share in row.values()) or "does not fit")
+            for rows, row in table.items()
+        ),
+    ]
 
 
 def _fit_dict(tunnel: Tunnel, settings: Settings, fit: Fit) -> dict[str, Any]:
@@ -223,18 +278,18 @@ def _fit_dict(tunnel: Tunnel, settings: Settings, fit: Fit) -> dict[str, Any]:
         "largest_rows_per_chip": fit.largest * per_chip,
         "best_rows_per_chip": fit.best * per_chip,
         "predicted_mfu_by_rows_per_chip": {
-            f"{rows * per_chip:g}": _mfu(tunnel, settings, rows, seconds)
+            f"{rows * per_chip:g}": _mfu(tunnel, tunnel.rows(settings, rows), seconds)
             for rows, seconds in fit.predicted.items()
         },
     }
 
 
-def _mfu(tunnel: Tunnel, settings: Settings, rows: int, seconds: float) -> float:
-    """From the step time of so many rows per shard."""
+def _mfu(tunnel: Tunnel, rows: int, seconds: float) -> float:
+    """MFU of a step of so many global rows."""
     config, length = tunnel.config, tunnel.config.training.phases[tunnel.phase].length
     flops = train_flops(config.model, length, config.masking.num_predictions(length))
     peak = tunnel.topology.num_chips * tunnel.topology.chip.bf16_flops
-    return flops * tunnel.rows(settings, rows) / (seconds * peak)
+    return flops * rows / (seconds * peak)
 
 
 def _fit_lines(tunnel: Tunnel, settings: Settings, fit: Fit, overrides: Sequence[str]) -> list[str]:
@@ -247,7 +302,7 @@ def _fit_lines(tunnel: Tunnel, settings: Settings, fit: Fit, overrides: Sequence
         "MFU by rows a chip, as a line through two compilations of reduced depth:",
     ]
     for rows, seconds in fit.predicted.items():
-        mfu = _mfu(tunnel, settings, rows, seconds)
+        mfu = _mfu(tunnel, tunnel.rows(settings, rows), seconds)
         lines.append(f"  {rows * per_chip:6g}  {mfu:6.1%}  {'█' * round(mfu * 40)}")
     configured = tunnel.settings().rows
     parts = configured / tunnel.rows(settings, fit.best) if fit.best else 0

@@ -8,7 +8,7 @@ from typing import Any
 from bert_jax.errors import UserError
 from bert_jax.plan.predict import Plan
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when a field of the JSON changes its meaning or goes."""
 _BAR = 40
 _MEMORY = ("parameters", "optimizer", "batch", "temporaries", "other")

@@ -1,6 +1,7 @@
 """Runs the search on real compilations, whole or of reduced depth."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ PARTS = 13
 their loop; a prime that no other loop of a step has."""
 PACE_TOKENS = (4096, 8192, 16384, 32768)
 """Tokens of a device's micro-batch that `pace` tries."""
+USUAL_TOKENS = 2**19
+"""Tokens of a step that a model of this kind is often trained with: 4,096 rows of 128."""
 
 
 class Tunnel:
@@ -167,9 +170,33 @@ class Tunnel:
         if pace is None:
             return None
         parts = pace.accumulation
-        while any(p.batch_size % parts for p in self.config.training.phases):
+        while not self._divides_phases(parts):
             parts //= 2
         return dataclasses.replace(pace, accumulation=parts)
+
+    def usual(self, settings: Settings, pace: Pace) -> Settings:
+        """A step of about `USUAL_TOKENS` in the micro-batches of `pace`."""
+        rows = USUAL_TOKENS // self.config.training.phases[self.phase].length
+        unit = self.rows(dataclasses.replace(settings, accumulation=1), pace.rows)
+        return self.split(settings, pace, round(rows / unit) * unit if rows > unit else rows)
+
+    def split(self, settings: Settings, pace: Pace, rows: int) -> Settings:
+        """A step of so many global rows in the micro-batches of `pace`, or the next smaller."""
+        mine = max(1, rows * settings.tensor // self.topology.num_devices)
+        parts = next(
+            n
+            for n in range(math.ceil(mine / pace.rows), mine + 1)
+            if mine % n == 0 and (self._divides_phases(n) or n == mine)
+        )
+        return self.with_batch(settings, mine // parts, parts)
+
+    def divides(self, settings: Settings) -> bool:
+        """Whether the rows of a step divide over shards and micro-batches."""
+        return settings.rows % self.rows(settings, 1) == 0
+
+    def _divides_phases(self, parts: int) -> bool:
+        """Whether every phase's batch can be cut into so many micro-batches."""
+        return not any(p.batch_size % parts for p in self.config.training.phases)
 
     def with_batch(self, settings: Settings, rows_per_shard: int, accumulation: int) -> Settings:
         """The settings with so many rows of a shard in each of so many micro-batches."""

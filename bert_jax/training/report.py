@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 import bert_jax
+from bert_jax.data.pairs import PairPlan, losses
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.model.config import num_params
 from bert_jax.training.baseline import compare
@@ -50,14 +51,19 @@ def summary(
     held_out = "no held-out text, so no evaluation"
     if corpus.heldout is not None:
         held_out = f"{corpus.heldout.num_tokens:,} tokens held out"
-    phases = []
+    phases, warnings = [], []
     for number, phase in enumerate(config.phases):
-        rows = len(stream.plan(number)) / config.data.num_passes
+        plan = stream.plan(number)
+        rows = len(plan) / config.data.num_passes
         epochs = phase.num_steps * phase.batch_size / rows
         phases.append(
             f"phase    {phase.num_steps:,} steps of {phase.batch_size:,} rows of {phase.length} "
             f"tokens: {epochs:.2f} epochs of {rows:,.0f} rows"
         )
+        if isinstance(plan, PairPlan):
+            clause, warning = losses(plan, store, config.data.objective)
+            phases[-1] += f"; {clause}"
+            warnings += [warning] if warning else []
     processes = jax.process_count()
     return [
         f"bert_jax {bert_jax.__version__}, work directory {workdir}",
@@ -65,6 +71,7 @@ def summary(
         f"{model.hidden_dim} wide, vocabulary {model.vocab_size:,}",
         f"corpus   {store.num_tokens:,} tokens in {store.num_documents:,} documents; {held_out}",
         *phases,
+        *warnings,
         f"goal     a masked-LM loss below {store.unigram_entropy:.3f} nats, the unigram entropy of "
         "the corpus",
         f"devices  {mesh.size} ({device.device_kind}) of {processes} "

@@ -18,8 +18,10 @@ from word_tokenizer import Dying, Failing, OutOfRange, WordTokenizer
 from bert_jax.corpus import build as build_module
 from bert_jax.corpus import encode
 from bert_jax.corpus.build import build_corpus, iter_texts
+from bert_jax.corpus.encode import LONGEST_SENTENCE
 from bert_jax.data.store import open_store
 from bert_jax.errors import UserError
+from bert_jax.training.config import PretrainConfig
 
 
 def make_text(num_documents: int, seed: int = 0) -> str:
@@ -95,6 +97,57 @@ def test_sentences_are_encoded_as_inside_a_text(monkeypatch):
     first, second = tokenizer.encode_batch(["^one two", "^three"])
     assert tokens.tolist() == [*first, *second]
     assert lengths.tolist() == [2, 1]
+
+
+def test_long_sentences_are_cut_between_words(tmp_path):
+    tokenizer = WordTokenizer()
+    tokenizer.continues_word[::3] = True  # a third of all ids
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "a.txt"
+    lengths = [1, LONGEST_SENTENCE, LONGEST_SENTENCE + 1, 1000]
+    words = iter(f"w{n}" for n in itertools.count())
+    sentences = [" ".join(itertools.islice(words, n)) for n in lengths]
+    # A document without tokens, and another one: counts must stay with their documents.
+    path.write_text("\n".join(sentences) + "\n\n-\n\n" + sentences[3] + "\n")
+    built = build(path, tmp_path, splitter="lines", tokenizer=tokenizer, heldout_rate=0.0)
+    first, second = documents(built.train)
+    assert [len(s) for s in first[:2]] == lengths[:2], "as long as they may be"
+    for whole, pieces in (
+        (sentences[2], first[2:5]),
+        (sentences[3], first[5:]),
+        (sentences[3], second),
+    ):
+        assert sum(pieces, ()) == tuple(tokenizer.encode_batch([whole])[0].tolist())
+        assert max(map(len, pieces)) <= LONGEST_SENTENCE // 2 + LONGEST_SENTENCE // 8
+        starts = [piece[0] for piece in pieces[1:]]
+        assert len(starts) >= 2
+        assert not tokenizer.continues_word[starts].any()
+
+
+def test_a_language_without_spaces_is_cut_too(tmp_path):
+    tokenizer = WordTokenizer()
+    tokenizer.continues_word[:] = True
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "a.txt"
+    path.write_text("word " * 310)
+    built = build(path, tmp_path, splitter="lines", tokenizer=tokenizer, heldout_rate=0.0)
+    assert np.diff(built.train.sentence_offsets).tolist() == [31] * 10
+
+
+def test_what_sentence_pairs_leave_out_is_said(text, tmp_path):
+    line, *more = build(text, tmp_path).summary().splitlines()[3:]
+    assert "as sentence pairs: " in line
+    assert "rows of 128 tokens" in line
+    assert "of the tokens in no row" in line
+    assert more == []
+    text.write_text(make_text(1))
+    (said,) = build(text, tmp_path, "one", heldout_rate=0.0).summary().splitlines()[3:]
+    assert said.startswith("Warning: ")
+    assert "1 document(s)" in said
+
+
+def test_the_length_of_pairs_is_that_of_the_first_phase():
+    assert PretrainConfig().training.phases[0].length == build_module.DEFAULT_LENGTH
 
 
 def test_any_number_of_workers_and_block_size(text, tmp_path, monkeypatch):

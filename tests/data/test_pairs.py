@@ -1,3 +1,6 @@
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,7 +8,7 @@ from hypothesis import strategies as st
 from synthetic_store import SPECIAL, document_of, make_store, random_store
 
 from bert_jax.data import pairs
-from bert_jax.data.pairs import majority_rate, plan_pairs, truncate
+from bert_jax.data.pairs import losses, majority_rate, plan_pairs, truncate
 from bert_jax.data.shuffle import hash_key, hash_u64
 from bert_jax.errors import UserError
 
@@ -120,6 +123,54 @@ def test_rows_lie_in_documents_and_fit(documents, length, seed, objective):
         np.testing.assert_array_equal(a_document, b_document)
         first_end = np.where(label, b_start + b_len, a_start + a_len)
         assert (first_end <= np.where(label, a_start, b_start)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(DOCUMENTS, st.integers(5, 60), st.sampled_from(["nsp", "sop"]), st.integers(1, 2))
+def test_unheld_rate_is_a_count_of_tokens(documents, length, objective, num_passes):
+    store = make_store([*documents, [2]])
+    plan = plan_pairs(store, length, objective=objective, short_rate=0.5, num_passes=num_passes)
+    held = np.zeros(store.num_tokens, bool)
+    for a_start, a_len, b_start, b_len, _ in as_rows(plan):
+        held[a_start : a_start + a_len] = True
+        held[b_start : b_start + b_len] = True
+    assert plan.unheld_rate(store.num_tokens) == pytest.approx(1 - held.mean(), abs=1e-12)
+
+
+def test_unheld_rate_beyond_32_bits():
+    far = np.array([2**40, 2**40 + 7, 0])
+    lens = np.array([10, 10, 60_000], np.uint16)
+    plan = pairs.PairPlan(128, far, lens, far, lens, np.zeros(3, np.uint8))
+    assert plan.unheld_rate(2**41) == pytest.approx(1 - (17 + 60_000) / 2**41, abs=1e-15)
+
+
+def test_what_a_plan_leaves_out_is_said():
+    def said(documents, objective="nsp", length=64, **meta):
+        store = dataclasses.replace(make_store(documents), meta=meta)
+        return losses(plan_pairs(store, length, objective=objective), store, objective)
+
+    clause, warning = said([[9] * 300] * 4)
+    assert re.fullmatch(r"\d\.\d% of the tokens in no row, 5\d\.\d% random pairs", clause)
+    assert warning is None
+
+    clause, warning = said([[300] * 50] * 4, splitter="lines")
+    assert "100% lie in sentences longer than half a row: each line is one;" in warning
+    assert "% of the pairs are random (" in warning
+    assert "`bert-jax corpus` cuts long sentences" in warning
+    unheld = float(clause.partition("%")[0])
+    assert f"{unheld:.0f}% of the corpus's tokens are in none of them" in warning
+    _, warning = said([[300] * 50] * 4, splitter="fast")
+    assert "each line" not in warning
+    _, warning = said([[60] * 50] * 4)
+    assert "cuts long sentences" not in warning, "it would change nothing"
+
+    clause, warning = said([[9]] * 40)
+    assert clause.endswith("100.0% random pairs")
+    assert "100% of the documents are one sentence" in warning
+    assert "in none of them" not in warning
+    clause, warning = said([[9]] * 40, objective="sop")
+    assert "random" not in clause
+    assert warning is None
 
 
 @pytest.mark.parametrize("block_rows", [2, 256])

@@ -5,6 +5,7 @@ test_attention_tpu.py. cuDNN runs where there is a GPU; elsewhere its call runs 
 """
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,9 @@ from jax.sharding import PartitionSpec
 from bert_jax.errors import UserError
 from bert_jax.model import attention, attention_cudnn, attention_fused
 from bert_jax.model.attention import attend, choose
+from bert_jax.model.attention_cudnn import Gpu
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import encode, init_params
 from bert_jax.model.layout import Layout
 from bert_jax.training.sharding import MeshConfig, make_mesh, partition_spec
 
@@ -149,6 +153,20 @@ def test_cudnn_values_and_gradients_equal_xla():
     assert_all_close(ours, value_and_gradients(arrays, **segments, impl="xla"), 2e-2)
 
 
+H100 = Gpu((9, 0), 91100)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Sets the GPU that this process has; an H100 with cuDNN to begin with."""
+
+    def become(found: Gpu):
+        monkeypatch.setattr(attention_cudnn, "local_gpu", lambda: found)
+
+    become(H100)
+    return become
+
+
 @pytest.mark.parametrize(
     ("platform", "shape", "rate", "dtype", "expected"),
     [
@@ -162,12 +180,130 @@ def test_cudnn_values_and_gradients_equal_xla():
         ("tpu", (8, 2048, 12, 64), 0.1, jnp.bfloat16, "xla"),
         ("tpu", (8, 2048, 12, 64), 0.0, jnp.bfloat16, "splash"),
         ("gpu", (8, 512, 12, 64), 0.0, jnp.bfloat16, "cudnn"),
+        ("gpu", (8, 64, 12, 64), 0.0, jnp.float16, "cudnn"),
+        ("gpu", (8, 127, 12, 64), 0.0, jnp.bfloat16, "xla"),
         ("gpu", (8, 512, 12, 64), 0.1, jnp.bfloat16, "xla"),
+        ("gpu", (8, 512, 12, 60), 0.0, jnp.bfloat16, "xla"),
+        ("gpu", (8, 512, 12, 136), 0.0, jnp.bfloat16, "xla"),
         ("gpu", (8, 512, 12, 64), 0.0, jnp.float32, "xla"),
     ],
 )
-def test_auto(platform, shape, rate, dtype, expected):
+def test_auto(gpu, platform, shape, rate, dtype, expected):
     assert choose(platform, shape, shape[1], jnp.dtype(dtype), rate) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (Gpu((8, 0), 90800), "cudnn"),  # A100
+        (Gpu((12, 0), 91100), "cudnn"),
+        (Gpu((7, 5), 91100), "xla"),  # T4: before Ampere
+        (Gpu(None, 91100), "xla"),  # not CUDA's
+        (Gpu((9, 0), None), "xla"),  # no cuDNN
+        (Gpu((10, 3), 91000), "xla"),  # B300 wants cuDNN 9.11
+        (Gpu((10, 3), 91100), "cudnn"),
+    ],
+)
+def test_auto_takes_cudnn_where_the_card_has_it(gpu, found, expected):
+    gpu(found)
+    assert choose("gpu", (8, 512, 12, 64), 512, jnp.dtype(jnp.bfloat16), 0.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "cudnn", "expected"),
+    [("8.6", 90800, Gpu((8, 6), 90800)), ("gfx942", None, Gpu(None, None))],
+)
+def test_the_local_gpu_is_the_one_that_jax_has(monkeypatch, capability, cudnn, expected):
+    card = SimpleNamespace(compute_capability=capability)
+    asked = []
+    monkeypatch.setattr(jax, "local_devices", lambda backend: asked.append(backend) or [card])
+    versions = SimpleNamespace(cudnn_get_version=lambda: cudnn) if cudnn else None
+    monkeypatch.setattr("jax._src.lib.cuda_versions", versions)
+    assert attention_cudnn.local_gpu() == expected
+    assert asked == ["gpu"]
+
+
+SHORT = (2, 128, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("platform", "shape", "rate", "found", "parts"),
+    [
+        ("tpu", (1, 2048, 12, 64), 0.1, H100, ["2048 tokens", "attention_dropout_rate=0"]),
+        ("tpu", (1, 200, 2, 16), 0.0, H100, ["'fused' wants", "multiples of 128, not 200"]),
+        ("gpu", SHORT, 0.1, H100, ["'cudnn' has no dropout", "attention_dropout_rate=0"]),
+        ("gpu", SHORT, 0.0, Gpu((7, 5), 91100), ["'cudnn' wants", "8.0 (Ampere)", "not 7.5"]),
+        ("gpu", SHORT, 0.1, Gpu((9, 0), None), ["'cudnn' wants cuDNN, which JAX does not find"]),
+        ("gpu", (2, 129, 2, 16), 0.0, H100, ["'cudnn' wants even lengths, not 129 and 129"]),
+    ],
+)
+def test_scores_that_xla_keeps_are_said_once(
+    gpu, monkeypatch, caplog, platform, shape, rate, found, parts
+):
+    gpu(found)
+    monkeypatch.setattr(attention, "_platform", lambda layout: platform)
+    attention._warn_of_scores.cache_clear()
+    q = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    ids = jnp.ones(shape[:2], jnp.int32)
+    options = dropout_of(rate, rows=shape[0])
+
+    def layer(q):
+        return attend(q, q, q, q_segment_ids=ids, kv_segment_ids=ids, **options, layers=24).sum()
+
+    jax.eval_shape(layer, q)
+    assert caplog.records == [], "nothing is kept where nothing is differentiated"
+    for _ in range(2):
+        jax.eval_shape(jax.grad(layer), q)
+    (record,) = caplog.records
+    _, length, heads, _ = shape
+    size = f"{24 * heads * length**2 * 4 / 2**30:.2g} GiB"
+    for part in (*parts, size, "model.remat=full"):
+        assert part in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("platform", "shape", "rate"),
+    [
+        ("cpu", (1, 2048, 12, 64), 0.1),
+        ("tpu", (1, 1024, 2, 64), 0.1),
+        ("tpu", (2, 64, 2, 16), 0.1),
+        ("gpu", (2, 64, 2, 16), 0.1),
+    ],
+)
+def test_where_nothing_is_lost_nothing_is_said(gpu, monkeypatch, caplog, platform, shape, rate):
+    monkeypatch.setattr(attention, "_platform", lambda layout: platform)
+    attention._warn_of_scores.cache_clear()
+    q = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    ids = jnp.ones(shape[:2], jnp.int32)
+    options = dropout_of(rate, rows=shape[0])
+
+    def layer(q):
+        return attend(q, q, q, q_segment_ids=ids, kv_segment_ids=ids, **options).sum()
+
+    jax.eval_shape(jax.grad(layer), q)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(("remat", "layers"), [("none", 3), ("full", 1)])
+def test_the_model_says_how_many_layers_keep_scores(gpu, monkeypatch, caplog, remat, layers):
+    monkeypatch.setattr(attention, "_platform", lambda layout: "gpu")
+    attention._warn_of_scores.cache_clear()
+    config = ModelConfig(vocab_size=32, num_positions=128, hidden_dim=32, num_layers=3,
+                         num_heads=2, mlp_dim=32, remat=remat)  # fmt: skip
+    params = jax.eval_shape(partial(init_params, config), jax.random.key(0))
+    ids = jnp.ones((B, 128), jnp.int32)
+    rows = jnp.arange(B, dtype=jnp.uint32)
+
+    def loss(params):
+        hidden, _ = encode(
+            config, params, ids, ids, ids, dropout_seed=jnp.uint32(1), row_index=rows
+        )
+        return hidden.sum()
+
+    jax.eval_shape(jax.grad(loss), params)
+    (record,) = caplog.records
+    assert f"{layers * 2 * 128**2 * 4 / 2**30:.2g} GiB" in record.getMessage()
+    assert ("model.remat=full" in record.getMessage()) == (remat == "none")
 
 
 def test_platform_is_that_of_the_mesh(monkeypatch):

@@ -1,6 +1,7 @@
 """Positions, packing, padding, the ways to run the stack, precision and sharding of the model."""
 
 import dataclasses
+import itertools
 import math
 from functools import partial
 
@@ -11,7 +12,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError
+from bert_jax.model import attention_xla, encoder
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import dropout, keep_mask
 from bert_jax.model.encoder import restarting_positions
 from bert_jax.model.heads import apply_pretraining, encode, init_params, logical_axes
 
@@ -181,6 +184,31 @@ def test_dropout_follows_the_row_not_the_place_in_the_batch(params):
     np.testing.assert_allclose(shuffled, whole[order], atol=1e-5)
     assert not np.isclose(run(TOKENS, PACKED, ROWS, jnp.uint32(2)), whole).any()
     assert not np.isclose(run(TOKENS, PACKED, ROWS + B, jnp.uint32(1)), whole).any()
+
+
+@pytest.mark.parametrize("scan_unroll", [1, CONFIG.num_layers])
+def test_every_dropout_has_a_mask_of_its_own(params, monkeypatch, scan_unroll):
+    found = []
+
+    def recording(x, rate, seed, site, row_index):
+        mask = keep_mask(x.shape, rate, seed, site, row_index)
+        jax.debug.callback(lambda *pair: found.append(pair), site, mask)
+        return dropout(x, rate, seed, site, row_index)
+
+    monkeypatch.setattr(encoder, "dropout", recording)
+    monkeypatch.setattr(attention_xla, "dropout", recording)
+    rates = {"hidden_dropout_rate": 0.5, "attention_dropout_rate": 0.5}
+    config = dataclasses.replace(CONFIG, scan_unroll=scan_unroll, **rates)
+    run = jax.jit(partial(encode, config))
+    run(params, TOKENS, TYPES, PACKED, dropout_seed=jnp.uint32(1), row_index=ROWS)
+    jax.effects_barrier()
+    sites = [int(site) for site, _ in found]
+    # Embeddings, and of each layer the attention's weights, its output and the MLP's.
+    assert len(sites) == 1 + 3 * CONFIG.num_layers
+    assert len(set(sites)) == len(sites), sites
+    for (_, one), (_, other) in itertools.combinations(found, 2):
+        if one.shape == other.shape:  # fair coins agree half the time
+            assert abs((one == other).mean() - 0.5) < 2.5 / np.sqrt(one.size)
 
 
 def test_sharded_over_eight_devices_with_dropout(params):

@@ -5,7 +5,15 @@ import dataclasses
 import pytest
 
 from bert_jax.plan import compile as plan_compile
-from bert_jax.plan.compile import _needs_and_has, _read, _write, default_cache, with_vocabulary
+from bert_jax.plan.compile import (
+    _needs_and_has,
+    _read,
+    _write,
+    default_cache,
+    usable_bytes,
+    with_vocabulary,
+)
+from bert_jax.plan.topology import parse_topology
 from bert_jax.training.config import PretrainConfig, PretrainModelConfig
 
 GIB = 2**30
@@ -31,6 +39,14 @@ GIB = 2**30
 )  # fmt: skip
 def test_refusals(message, needs, has):
     assert _needs_and_has(message) == (int(needs), int(has))
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [("v5e:1x1", 15.75), ("v5e:16x16", 15.75), ("tpu7x:2x2x1", 94.5)],  # of 16, and of 192 / 2
+)
+def test_usable_bytes_are_those_of_a_device_less_what_the_compiler_keeps(name, gib):
+    assert usable_bytes(parse_topology(name)) == gib * GIB
 
 
 def test_an_error_that_is_no_refusal_is_raised():

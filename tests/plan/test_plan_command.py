@@ -50,15 +50,15 @@ def test_a_plan_that_fits(run: Run):
 
 
 def test_a_hint_where_the_batch_is_small(run: Run):
-    assert "--fast finds" in run("--topology=v5e:16x16").out
-    assert "--fast finds" not in run("--topology=v5e:4x4").out
+    assert "--fast says" in run("--topology=v5e:16x16").out
+    assert "--fast says" not in run("--topology=v5e:4x4").out
 
 
 def test_json_is_one_object(run: Run):
     answer = run("--topology=v5e:4x4", "--topology=tpu7x:2x2x1", "--phase=all", "--json")
     assert answer.code == 0
     record = json.loads(answer.out)
-    assert record["schema"] == 1
+    assert record["schema"] == 2
     assert [(p["topology"], p["length"]) for p in record["plans"]] == [
         ("v5e:4x4", 128), ("v5e:4x4", 512), ("tpu7x:2x2x1", 128), ("tpu7x:2x2x1", 512),
     ]  # fmt: skip
@@ -148,20 +148,69 @@ def test_fit(run: Run):
     assert "largest batch that fits" in people.out
 
 
-def test_fast(run: Run):
+def test_fast_leads_with_the_configured_batch_and_half_a_million_tokens(run: Run):
     answer = run("--topology=v5e:4x4", "--fast", "--json")
     assert answer.code == 0
     (plan,) = json.loads(answer.out)["plans"]
+    configured, usual, fastest = plan["batches"]
+    assert (configured["name"], configured["overrides"]) == ("configured", [])
+    for name in ("batch_size", "accumulation", "rows_per_chip", "step_seconds", "mfu"):
+        assert configured[name] == plan[name], "the report is of the configured batch"
+    assert plan["batch_size"] == 256
+    assert (usual["name"], usual["tokens"]) == ("0.5 M tokens", 2**19)
+    assert usual["rows_per_chip"] == fastest["rows_per_chip"]
+    assert usual["rows_per_chip"] * usual["accumulation"] * 16 == usual["batch_size"] == 4096
+    assert configured["mfu"] < usual["mfu"] <= fastest["mfu"] * 1.05
+
     # The stand-in's micro-batches take the same time a row whatever their size, and 3 ms a step.
     table = plan["predicted_mfu_by_rows_and_micro_batches"]
     assert all(list(row.values()) == sorted(row.values()) for row in table.values())
-    rows, parts = plan["rows_per_chip"], plan["accumulation"]
+    rows, parts = fastest["rows_per_chip"], fastest["accumulation"]
+    assert fastest["mfu"] == pytest.approx(table[f"{rows:g}"][str(parts)])
     assert table[f"{rows:g}"][str(parts)] >= 0.97 * table[f"{rows:g}"]["16"]
-    assert parts == 1 or f"--config.training.accumulation={parts}" in plan["overrides"]
-    assert f"--config.training.phases[0].batch_size={int(rows) * parts * 16}" in plan["overrides"]
-    assert plan["mfu"] == pytest.approx(table[f"{rows:g}"][str(parts)], rel=0.05)
-    people = run("--topology=v5e:4x4", "--fast")
-    assert f"fastest: {rows:g} rows a chip in each of {parts} micro-batches" in people.out
+    for batch in plan["batches"]:
+        assert batch["tokens_per_second"] == pytest.approx(batch["tokens"] / batch["step_seconds"])
+        again = run("--topology=v5e:4x4", "--json", *batch["overrides"])
+        (there,) = json.loads(again.out)["plans"]
+        assert (there["batch_size"], there["accumulation"]) == (
+            batch["batch_size"], batch["accumulation"],
+        )  # fmt: skip
+        assert there["mfu"] == pytest.approx(batch["mfu"], rel=0.05)
+
+    said = run("--topology=v5e:4x4", "--fast").out
+    order = [said.index(part) for part in (
+        "\nconfigured ", "\n0.5 M tokens ", "\nhighest MFU ", "256 rows a step, 16 a chip",
+        "MFU by rows a chip and micro-batches",
+    )]  # fmt: skip
+    assert order == sorted(order)
+    assert " ".join(usual["overrides"]) in said
+
+
+def test_fast_splits_a_configured_batch_that_does_not_fit(run: Run):
+    large = "--config.training.phases[0].batch_size=65536"
+    answer = run("--topology=v5e:4x4", "--fast", "--json", large)
+    assert answer.code == 1
+    (plan,) = json.loads(answer.out)["plans"]
+    assert plan["configuration_fits"] is False
+    assert plan["configured"]["fits"] is False
+    assert plan["batches"][0]["name"] == "configured, split"
+    assert plan["batches"][0]["batch_size"] == plan["batch_size"] == 65536
+    assert plan["accumulation"] > 1
+    assert run("--topology=v5e:4x4", large, *plan["overrides"]).code == 0
+
+
+@pytest.mark.parametrize("topology", ["v5e:1x1", "v5e:16x16", "v5p:4x4x12", "tpu7x:4x4x4"])
+@pytest.mark.parametrize("phase", [0, 1])
+def test_half_a_million_tokens_on_any_slice(run: Run, topology, phase):
+    answer = run(f"--topology={topology}", f"--phase={phase}", "--fast", "--json")
+    (plan,) = json.loads(answer.out)["plans"]
+    usual = plan["batches"][-2]
+    assert plan["configuration_fits"] == (answer.code == 0)
+    assert len(plan["batches"]) == 3 - (topology == "v5p:4x4x12"), "256 rows, 192 chips"
+    assert 0.5 < usual["tokens"] / 2**19 < 1.5
+    assert usual["mfu"] > 0
+    other = (256, 256)[1 - phase]
+    assert other % usual["accumulation"] == 0, "the other phase must stay possible"
 
 
 def test_fast_where_the_configured_mesh_holds_no_batch(run: Run):

@@ -93,7 +93,8 @@ def test_lines_at_the_start_and_the_end_say_what_runs_and_where_it_lies(finished
     for pattern in (
         r"model    [\d,]+ parameters: 2 layers, 32 wide, vocabulary 64",
         rf"corpus   {corpus.train.num_tokens:,} tokens in 150 documents; .* tokens held out",
-        r"phase    2 steps of 16 rows of 32 tokens: 0\.08 epochs of \d+ rows",
+        r"phase    2 steps of 16 rows of 32 tokens: 0\.08 epochs of \d+ rows; "
+        r"[\d.]+% of the tokens in no row, [\d.]+% random pairs",
         rf"below {corpus.train.unigram_entropy:.3f} nats",
         r"devices  8 \(cpu\) of 1 process, as data 8 x fsdp 1 x tensor 1",
         r"held-out text at step 2: mlm \d\.\d+ nats, \d\.\d+ above unigram entropy; nsp accuracy "
