@@ -7,6 +7,7 @@ or the other processes did not come, 130 and 143 ended by Ctrl-C and SIGTERM.
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -15,8 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import bert_jax
-from bert_jax.errors import explained
+from bert_jax.errors import UserError, explained
 from bert_jax.plan.arguments import EXAMPLE, add_arguments
+from bert_jax.terminal import safe_streams
 from bert_jax.verbs import exchange, inference, runs
 
 _INPUT_HELP = (
@@ -28,9 +30,15 @@ _INPUT_HELP = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    with safe_streams():
+        return _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     parser = _parser(needed="--fields" not in argv)
     arguments, rest = parser.parse_known_args(argv)
+    if hasattr(arguments, "texts"):
+        rest = _take_texts(arguments.texts, rest)
     if rest and not getattr(arguments, "takes_fields", False):
         parser.error(f"unknown argument {rest[0]!r} (see bert-jax {arguments.verb} --help)")
     arguments.fields = rest
@@ -41,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _terminate)
     try:
+        _refuse_infinite(arguments)
         code: int = arguments.run(arguments)
         return code
     except BrokenPipeError:  # the reader of our output has seen enough
@@ -53,6 +62,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+def _take_texts(texts: list[str], rest: list[str]) -> list[str]:
+    """Move texts that stand behind an option from `rest`; argparse looks only before the first."""
+    at = rest.index("--") if "--" in rest else len(rest)
+    before, after = rest[:at], rest[at + 1 :]
+    unknown = [each for each in before if each[:1] == "-" and each != "-" and " " not in each]
+    if not unknown:
+        texts += before + after
+    return unknown
+
+
+def _refuse_infinite(arguments: argparse.Namespace) -> None:
+    for name, value in vars(arguments).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"--{name.replace('_', '-')} is {value}; give a finite number")
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -124,7 +124,7 @@ def test_from_text_to_fill_mask(made: Made, run: Run):
     assert replayed.out.count("[CLS]") == 2
     filled = run("fill-mask", made.run, "The cat [MASK] on the hill.", "--top", "3")
     assert filled.code == 0
-    assert len(filled.out.splitlines()) == 2
+    assert len(filled.out.splitlines()) == 4
     again = run(*pretrain(made, made.run))
     assert again.code == 0
     assert "continues from step 4" in again.out
@@ -345,6 +345,28 @@ def test_fill_mask_refuses(made: Made, run: Run):
     refused(run("fill-mask", made.run, ""), "has no [MASK]")
     refused(run("fill-mask", made.run, "cat " * 99 + "[MASK]"), "the model was built for 64")
     refused(run("fill-mask", made.run, "[MASK]", "--top=0"), "top is 0")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("export", "w", "--to=onnx", "--out=o", "--tolerance=nan"),
+        ("import", "s", "--out=o", "--tolerance=inf"),
+        ("classify", "w", "a", "--threshold=nan"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(run: Run, argv):
+    option, _, value = argv[-1].partition("=")
+    refused(run(*argv), f"{option} is {value}; give a finite number")
+
+
+def test_no_verb_needs_its_arguments_in_an_order():
+    """Of positional arguments only texts may be left out; `main` finds them behind options."""
+    parser = cli._parser()
+    verbs = next(action.choices for action in parser._actions if action.dest == "verb")
+    for name, verb in verbs.items():
+        optional = {action.dest for action in verb._get_positional_actions() if action.nargs}
+        assert optional <= {"texts"}, name
 
 
 def test_unknown_argument(run: Run):

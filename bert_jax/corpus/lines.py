@@ -1,24 +1,15 @@
 """Lines of text files, plain or compressed, in memory that does not grow with the file."""
 
 import hashlib
-import lzma
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from bert_jax.errors import UserError
+from bert_jax.untrusted.compressed import SUFFIXES as COMPRESSED
+from bert_jax.untrusted.compressed import decompress
 
-BLOCK = 1 << 20
-"""Bytes decompressed and decoded at a time."""
-COMPRESSIONS = (".gz", ".xz", ".zst")
 MAX_LINE_BYTES = 16 << 20
-_XZ_MEMORY = 512 << 20  # what the dictionary of one .xz file may ask for; `xz -9` asks for 65 MiB
-# What is left of a sip is copied at the end of each stream, and a stream may have 20 bytes.
-_SIP = 1 << 16
-# A megabyte of zstd can hold 32 GB of one byte, and its decoder has no limit on what it returns:
-# small sips keep the worst case at 64 MiB.
-_ZSTD_SIP = 2048
 
 _MAGIC = {
     b"\x1f\x8b": "gzip-compressed (name it .gz)",
@@ -72,61 +63,6 @@ class HashedFile:
         self._file.close()
 
 
-def _decompress(file: HashedFile, suffix: str) -> Iterator[bytes]:
-    """Blocks of the decompressed content, each bounded whatever the ratio."""
-    if suffix not in COMPRESSIONS:
-        while data := file.read(BLOCK):
-            yield data
-        return
-    kind, new, errors = {".gz": _gzip, ".xz": _xz, ".zst": _zstd}[suffix]()
-    sip = _ZSTD_SIP if suffix == ".zst" else _SIP
-    decoder = new()
-    fresh, streams, pending = True, 0, b""
-    while True:
-        if not pending and (fresh or getattr(decoder, "needs_input", True)):
-            pending = file.read(sip)
-            if not pending:
-                break
-        if fresh and streams:
-            pending = pending.lstrip(b"\0")  # padding between and behind streams
-            if not pending:
-                continue
-        fresh = False
-        try:
-            data = decoder.decompress(pending, *(() if suffix == ".zst" else (BLOCK,)))
-        except errors as error:
-            raise UserError(
-                f"{file.path} is not a sound {kind} file: {error} (near byte {file.bytes_read} of "
-                f"{file.size}). Fetch or compress it again."
-            ) from error
-        for start in range(0, len(data), BLOCK):
-            yield data[start : start + BLOCK]
-        pending = getattr(decoder, "unconsumed_tail", b"")
-        if decoder.eof:
-            pending = decoder.unused_data
-            decoder, fresh, streams = new(), True, streams + 1
-    if not fresh:
-        raise UserError(
-            f"{file.path} ends in the middle: its {kind} stream is not complete after "
-            f"{file.size} bytes. Fetch it again."
-        )
-
-
-def _gzip() -> tuple[str, Callable[[], Any], Any]:
-    return "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error
-
-
-def _xz() -> tuple[str, Callable[[], Any], Any]:
-    return "xz", lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), lzma.LZMAError
-
-
-def _zstd() -> tuple[str, Callable[[], Any], Any]:
-    import zstandard
-
-    decompressor = zstandard.ZstdDecompressor()
-    return "zstd", decompressor.decompressobj, zstandard.ZstdError
-
-
 def read_lines(
     file: HashedFile, *, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[int, list[str]]]:
@@ -149,7 +85,7 @@ def read_lines(
     rest = b""
     line = 1
     offset = 0  # of `rest` in the decompressed content, in bytes
-    for data in _decompress(file, file.path.suffix.lower()):
+    for data in decompress(file.read, f"{file.path}"):
         whole = rest + data
         # The last \r may be the first half of a \r\n that the next block completes.
         cut = max(whole.rfind(b"\n", len(rest)), whole.rfind(b"\r", max(0, len(rest) - 1), -1)) + 1
@@ -201,7 +137,7 @@ def _refuse_bytes(
     number = line + before.count(b"\n")
     column = len(before) - (before.rfind(b"\n") + 1) + 1
     hint = "Convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8."
-    if file.path.suffix.lower() not in COMPRESSIONS:
+    if file.path.suffix.lower() not in COMPRESSED:
         with open(file.path, "rb") as again:
             head = again.read(8)
         for magic, what in _MAGIC.items():

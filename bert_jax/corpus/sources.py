@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from bert_jax.corpus.lines import COMPRESSIONS, MAX_LINE_BYTES, HashedFile, read_lines
+from bert_jax.corpus.lines import MAX_LINE_BYTES, HashedFile, read_lines
 from bert_jax.errors import UserError, nearest
+from bert_jax.untrusted.compressed import plain_suffix
 
 PYTHON_DOCS = "python-docs"
 _TEXT_SUFFIXES = (".txt", ".text", ".md", "")
@@ -132,12 +133,10 @@ def _open(name: str, options: ReadOptions) -> Source:
 
         return TfdsSource(name, options)
     path = Path(name)
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    compressed = bool(suffixes) and suffixes[-1] in COMPRESSIONS
-    kind = (suffixes[-2] if len(suffixes) > 1 else "") if compressed else path.suffix.lower()
+    kind = plain_suffix(name)
     if kind in _JSON_SUFFIXES:
         return FileSource(name, "jsonl", options)
-    if kind in _PARQUET_SUFFIXES and not compressed:
+    if kind in _PARQUET_SUFFIXES and kind == path.suffix.lower():
         from bert_jax.corpus.datasets import ParquetSource
 
         return ParquetSource(name, options)

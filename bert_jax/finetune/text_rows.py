@@ -16,26 +16,47 @@ def text_rows(
     max_length: int,
     labels: np.ndarray | None,
 ) -> tuple[Rows, tuple[str, ...]]:
-    """The rows of some examples.
+    """Make rows of the examples of one file; see `cut_rows`.
+
+    Returns:
+        The rows, and a warning with the lines of what was cut.
+    """
+    rows, cut = cut_rows(examples, tokenizer, max_length, labels)
+    if not cut:
+        return rows, ()
+    is_pair = examples[0].text_pair is not None
+    room = max_length - num_special(tokenizer, is_pair)
+    what = f"{'pairs of texts' if is_pair else 'texts'} of more than {room} tokens, cut there"
+    lines = [examples[place].origin.line for place in cut]
+    return rows, (counted(examples[0].origin.path, what, lines),)
+
+
+def cut_rows(
+    examples: Sequence[TextExample],
+    tokenizer: Tokenizer,
+    max_length: int,
+    labels: np.ndarray | None,
+) -> tuple[Rows, list[int]]:
+    """Make rows of some examples.
 
     What is too long is cut at its end, of a pair the longer text first, as in BERT's
     `run_classifier.py`.
 
     Args:
-        examples: of one file, texts or pairs.
+        examples: texts or pairs.
         tokenizer: of the model.
         max_length: tokens in a row, special tokens included.
         labels: of the rows.
 
     Returns:
-        The rows, and a warning with the lines of what was cut.
+        The rows, and the positions of the examples that were cut.
     """
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]
     seconds = iter(tokenizer.encode_batch([pair for pair in pairs if pair is not None]))
     rows: list[Row] = []
     long: list[int] = []
-    for example, first in zip(examples, firsts, strict=True):
+    for place, (example, first) in enumerate(zip(examples, firsts, strict=True)):
         second = None if example.text_pair is None else next(seconds)
         room = max_length - num_special(tokenizer, second is not None)
         whole = len(first)
@@ -46,15 +67,9 @@ def text_rows(
             a, b = pair_lengths(len(first), len(second), room)
             rows.append(make_row(tokenizer, first[:a], second[:b]))
         if whole > room:
-            long.append(example.origin.line)
-    warnings: tuple[str, ...] = ()
-    if long:
-        what = "texts" if pairs[0] is None else "pairs of texts"
-        room = max_length - num_special(tokenizer, pairs[0] is not None)
-        path = examples[0].origin.path
-        warnings = (counted(path, f"{what} of more than {room} tokens, cut there", long),)
+            long.append(place)
     second_at = np.array([row.second_at for row in rows], np.int32)
-    return Rows([row.ids for row in rows], second_at, labels), warnings
+    return Rows([row.ids for row in rows], second_at, labels), long
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:

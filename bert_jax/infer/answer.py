@@ -11,7 +11,7 @@ from bert_jax.data.tokenizer import MAX_SPECIAL
 from bert_jax.errors import UserError
 from bert_jax.finetune.rows import Batch, Rows
 from bert_jax.finetune.task_config import TaskConfig
-from bert_jax.infer.asker import Answer, Prepared, finite, text_field
+from bert_jax.infer.asker import Answer, Prepared, check_count, finite, text_field
 from bert_jax.infer.network import Network
 from bert_jax.tasks.examples import Origin, Question
 from bert_jax.tasks.squad_answers import Candidate, Prediction, find_answers
@@ -48,12 +48,13 @@ class Answerer:
         max_answer_tokens: int | None = None,
     ) -> None:
         network.require("answer", "head for spans")
-        if top < 1:
-            raise UserError(f"top is {top}; it must be at least 1")
-        if max_answer_tokens is not None and max_answer_tokens < 1:
-            raise UserError(f"max_answer_tokens is {max_answer_tokens}; it must be at least 1")
-        if isinstance(null_threshold, str) and null_threshold != "auto":
-            raise UserError(f"null_threshold is {null_threshold!r}; give a number, None or 'auto'")
+        check_count("top", top)
+        if max_answer_tokens is not None:
+            check_count("max_answer_tokens", max_answer_tokens)
+        if not (null_threshold in (None, "auto") or _is_number(null_threshold)):
+            raise UserError(
+                f"null_threshold is {null_threshold!r}; give a finite number, None or 'auto'"
+            )
         self.network = network
         self._top = top
         self._windows = _windows(network.max_length)
@@ -78,7 +79,8 @@ class Answerer:
             np.array([window.context_at for window in built.windows], np.int32),
             None,
         )
-        return Prepared(examples, rows, built, built.warnings)
+        limit = f"questions are longer than {self._windows.max_question} tokens"
+        return Prepared(examples, rows, built, built.cut_questions, limit)
 
     def judge(self, batch: Batch) -> Array:
         """See `asker.Asker`."""
@@ -122,6 +124,10 @@ class Answerer:
         ]
         answer: Answer = {**listed[0], "null_odds": round(prediction.null_odds, 6)}
         return answer if self._top == 1 else {**answer, "candidates": listed[: self._top]}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
 
 
 def _listed(candidate: Candidate, share: float) -> Answer:

@@ -11,6 +11,7 @@ from bert_jax.finetune.rows import Batch, Rows
 from bert_jax.infer.batching import run_rows
 from bert_jax.infer.network import Network
 from bert_jax.tasks.examples import Origin
+from bert_jax.tasks.problems import SHOWN
 
 Answer = dict[str, Any]
 """As it stands in a JSON line."""
@@ -26,13 +27,46 @@ class Prepared(Generic[Example]):
         examples: In their order.
         rows: One or more an example.
         context: What `answers` needs beside them.
-        warnings: What was cut.
+        cut: Positions of the examples that were too long and lost their end.
+        limit: What they were too long for, such as "texts are longer than 128 tokens".
     """
 
     examples: Sequence[Example]
     rows: Rows
     context: Any = None
-    warnings: tuple[str, ...] = ()
+    cut: Sequence[int] = ()
+    limit: str = ""
+
+
+class Cuts:
+    """Count of the examples that were cut, for one warning about all of them."""
+
+    def __init__(self) -> None:
+        self._total = self._cut = 0
+        self._limit = ""
+        self._first: list[str] = []
+
+    def add(self, prepared: Prepared[Any]) -> None:
+        """Count some more."""
+        self._total += len(prepared.examples)
+        self._cut += len(prepared.cut)
+        self._limit = prepared.limit
+        left = SHOWN - len(self._first)
+        self._first += [f"{prepared.examples[place].origin}" for place in prepared.cut[:left]]
+
+    def warning(self) -> str:
+        """Return the warning; empty where nothing was cut."""
+        more = "; ..." if self._cut > len(self._first) else ""
+        places = "; ".join(self._first) + more
+        told = f"{self._cut:,} of {self._total:,} {self._limit} and were cut there ({places})"
+        return told if self._cut else ""
+
+
+class Given(Origin):
+    """A place in a list that was passed, in no file."""
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.line}"
 
 
 @runtime_checkable
@@ -80,6 +114,16 @@ def ask(asker: Asker[Example], prepared: Prepared[Example]) -> Sequence[Any]:
         pad_id=network.tokenizer.special_ids.pad,
     )  # fmt: skip
     return asker.answers(prepared, outputs)
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse a number below 1.
+
+    Raises:
+        UserError: Names the option and the value.
+    """
+    if value < 1:
+        raise UserError(f"{name} is {value}; it must be at least 1")
 
 
 def text_field(fields: Mapping[str, Any], name: str, origin: Origin) -> str:

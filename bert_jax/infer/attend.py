@@ -19,7 +19,12 @@ from jaxtyping import Float, Int, UInt8
 import bert_jax
 from bert_jax.data.tokenizer import Tokenizer, make_row, replace_surrogates
 from bert_jax.errors import UserError
+from bert_jax.finetune.rows import Rows
 from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.infer.batching import run_rows
+from bert_jax.infer.fill_mask import MaskFiller
+from bert_jax.infer.masks import encode_masked
+from bert_jax.infer.network import Network
 from bert_jax.model.layer_outputs import layer_outputs
 
 MAX_TOKENS = 256
@@ -47,8 +52,8 @@ def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> s
     root: a weight w is off by at most 0.004 * sqrt(w).
 
     Args:
-        saved: The model; only its encoder is used.
-        text: What it reads.
+        saved: The model; of its heads only the masked-LM head is used, where a text has masks.
+        text: What it reads; masks are written as for `MaskFiller`.
         text_b: The second text of a pair.
 
     Raises:
@@ -58,6 +63,7 @@ def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> s
     text_b = None if text_b is None else replace_surrogates(text_b)
     row = _row(saved, text, text_b)
     weights = _weights(saved, row)
+    fills = _fills(saved, row)
     special = saved.tokenizer.special_ids
     layers, heads, count = weights.shape[:3]
     data = {
@@ -67,10 +73,11 @@ def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> s
         "words": row.words,
         "special": [int(i in (special.cls, special.sep)) for i in row.ids],
         "second_at": row.second_at,
+        "fills": fills,
         "weights": base64.b64encode(quantized(weights).tobytes()).decode(),
     }
     facts = f"{_counted(layers, 'layer')} of {_counted(heads, 'head')} · {count} tokens"
-    return _fill(data, replace_surrogates(saved.name), facts, text, text_b)
+    return _page(data, replace_surrogates(saved.name), facts, text, text_b)
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
@@ -83,7 +90,7 @@ def _row(saved: SavedModel, text: str, text_b: str | None) -> _Row:
     ids: list[np.ndarray] = []
     words: list[list[str]] = []
     for name, part in parts:
-        found = saved.tokenizer.encode(part)
+        found = encode_masked(part, saved.tokenizer)
         if not len(found.ids):
             raise UserError(f"the {name} {part!r} has no tokens; give one with a word in it")
         ids.append(found.ids)
@@ -126,7 +133,26 @@ def _weights(saved: SavedModel, row: _Row) -> Float[np.ndarray, "N H L L"]:
     return np.asarray(found.weights)[:, 0, :, :count, :count]
 
 
-def _fill(data: dict[str, Any], model: str, facts: str, text: str, text_b: str | None) -> str:
+def _fills(saved: SavedModel, row: _Row) -> dict[int, str]:
+    """Candidates for each mask by its place in the row; none without a masked-LM head."""
+    at = np.flatnonzero(row.ids == saved.tokenizer.special_ids.mask)
+    if not len(at):
+        return {}
+    if "mlm" not in saved.params:
+        return dict.fromkeys(at.tolist(), "this model has no head that fills masks")
+    filler = MaskFiller(Network(saved))
+    (output,) = run_rows(
+        Rows([row.ids], np.array([row.second_at], np.int32), None), filler.judge,
+        limit=saved.max_length, pad_id=saved.tokenizer.special_ids.pad,
+    )  # fmt: skip
+    masks = filler.candidates(len(at), output)
+    return {
+        place: ", ".join(f"{each['token']} {100 * each['probability']:.1f}\xa0%" for each in mask)
+        for place, mask in zip(at.tolist(), masks, strict=True)
+    }
+
+
+def _page(data: dict[str, Any], model: str, facts: str, text: str, text_b: str | None) -> str:
     files = resources.files("bert_jax.infer") / "attend_page"
     page, style, *scripts = (
         (files / name).read_text("utf-8") for name in ("page.html", "page.css", *_SCRIPTS)
@@ -147,6 +173,11 @@ def _fill(data: dict[str, Any], model: str, facts: str, text: str, text_b: str |
         "style": style,
         "text": _shown(text),
         "text_b": second,
+        "fills": "".join(
+            f'  <p class="fill">{_shown(data["tokens"][place])} ({place}): '
+            f"<bdi>{_shown(fill)}</bdi></p>\n"
+            for place, fill in data["fills"].items()
+        ),
         "model": _shown(model),
         "facts": facts,
         # Inside a script element only "<" can end it or start a comment.

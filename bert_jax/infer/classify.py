@@ -9,8 +9,8 @@ from scipy.special import expit, softmax
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.rows import Batch
-from bert_jax.finetune.text_rows import text_rows
-from bert_jax.infer.asker import Answer, Prepared, finite, text_field
+from bert_jax.finetune.text_rows import cut_rows
+from bert_jax.infer.asker import Answer, Prepared, check_count, finite, text_field
 from bert_jax.infer.network import Network
 from bert_jax.tasks.examples import Origin, TextExample
 
@@ -24,6 +24,14 @@ def text_example(fields: Mapping[str, Any], origin: Origin) -> TextExample:
     text = text_field(fields, "text", origin)
     pair = None if fields.get("text_b") is None else text_field(fields, "text_b", origin)
     return TextExample("", text, pair, None, origin)
+
+
+def text_rows(examples: Sequence[TextExample], network: Network) -> Prepared[TextExample]:
+    """Make rows of texts and pairs; the end of what is too long is cut."""
+    length = network.max_length
+    rows, cut = cut_rows(examples, network.tokenizer, length, None)
+    limit = f"texts are longer than {length} tokens, special ones included,"
+    return Prepared(examples, rows, cut=cut, limit=limit)
 
 
 class Classifier:
@@ -42,8 +50,8 @@ class Classifier:
 
     def __init__(self, network: Network, *, top: int | None = None, threshold: float = 0.5) -> None:
         network.require("classify", "head for classes or scores")
-        if top is not None and top < 1:
-            raise UserError(f"top is {top}; it must be at least 1")
+        if top is not None:
+            check_count("top", top)
         if not 0 <= threshold <= 1:
             raise UserError(f"threshold is {threshold}; a probability lies between 0 and 1")
         if "pooler" not in network.weights:
@@ -58,8 +66,7 @@ class Classifier:
 
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         """See `asker.Asker`."""
-        rows, warnings = text_rows(examples, self.network.tokenizer, self.network.max_length, None)
-        return Prepared(examples, rows, warnings=warnings)
+        return text_rows(examples, self.network)
 
     def judge(self, batch: Batch) -> Array:
         """See `asker.Asker`."""

@@ -10,12 +10,12 @@ from tqdm import tqdm
 
 from bert_jax.data.tokenizer import replace_surrogates
 from bert_jax.errors import UserError
-from bert_jax.infer.asker import Asker
+from bert_jax.infer.asker import Asker, Given
 from bert_jax.infer.embed import Embedder
-from bert_jax.infer.records import STDIN, Format, Record, read_records
+from bert_jax.infer.records import STDIN, Format, Record, format_of, read_records
 from bert_jax.infer.stream import Counts, OnError, answer_records
-from bert_jax.infer.writers import opened_writer
-from bert_jax.tasks.examples import Origin
+from bert_jax.infer.writers import check_out, opened_writer
+from bert_jax.tasks.delimited import TableFormat
 
 
 def run_verb(
@@ -26,6 +26,7 @@ def run_verb(
     more: dict[str, Any],
     fields: Sequence[str] = (),
     format: Format = "auto",
+    table: TableFormat | None = None,
     out: Path | None = None,
     as_json: bool = False,
     on_error: OnError = "fail",
@@ -37,8 +38,9 @@ def run_verb(
         texts: Given on the command line; a single `-` is standard input.
         inputs: Files. Without texts and files standard input is read.
         more: Fields that are the same for all.
-        fields: OURS=THEIRS, names of the fields of JSON lines.
+        fields: OURS=THEIRS, names of the fields of JSON lines and tables.
         format: Of the files.
+        table: How CSV and TSV files are written.
         out: Where answers go.
         as_json: JSON lines even for texts that are given.
         on_error: See `answer_records`.
@@ -56,21 +58,20 @@ def run_verb(
         inputs = [STDIN]
     names = _names(fields, asker)
     total = sum(os.path.getsize(name) for name in inputs if os.path.isfile(name))
-    compressed = any(name.endswith(".gz") for name in inputs)
     counts = Counts()
     with tqdm(
-        total=total if total and not compressed and STDIN not in inputs else None,
+        total=total if total and STDIN not in inputs else None,
         unit="B", unit_scale=True, disable=not inputs or not sys.stderr.isatty(),
     ) as bar:  # fmt: skip
 
         def records() -> Iterator[Record]:
             for number, text in enumerate(texts, 1):
                 given = {asker.FIELDS[0]: replace_surrogates(text)}
-                yield Record(Origin("text", number), {**more, **given})
+                yield Record(Given("text", number), {**more, **given})
             for source in inputs:
                 yield from read_records(
-                    source, format=format, field=asker.FIELDS[0], names=names, more=more,
-                    read=bar.update,
+                    source, format=format, fields=asker.FIELDS, names=names, more=more,
+                    table=table, read=bar.update,
                 )  # fmt: skip
 
         width = asker.width if isinstance(asker, Embedder) else None
@@ -86,6 +87,39 @@ def run_verb(
         print(f"{counts.skipped:,} of {counts.records:,} records were skipped", file=sys.stderr)
     if out is not None:
         print(f"{counts.records:,} answers in {out}", file=sys.stderr)
+
+
+def check_files(
+    inputs: Sequence[str], format: Format, out: Path | None, table: Sequence[str], *, vectors: bool
+) -> TableFormat:
+    """Refuse files that cannot be read or written as they are named, before a model is loaded.
+
+    Args:
+        inputs: Files to read.
+        format: Of the files.
+        out: File to write.
+        table: NAME=VALUE, fields of the `TableFormat`.
+        vectors: Whether answers are vectors.
+
+    Raises:
+        UserError: Names the file or the option.
+    """
+    for source in inputs:
+        format_of(source, format)
+    check_out(out, vectors=vectors)
+    found: dict[str, Any] = {}
+    for option in table:
+        name, equals, value = option.partition("=")
+        if name == "delimiter" and equals:
+            found[name] = "\t" if value == "\\t" else value
+        elif name in ("header", "quoting") and value in ("True", "False"):
+            found[name] = value == "True"
+        else:
+            raise UserError(
+                f"--table {option}: give header=True or False, quoting=True or False, or "
+                "delimiter=CHARACTER"
+            )
+    return TableFormat(**found)
 
 
 def _names(fields: Sequence[str], asker: Asker[Any]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Vectors of texts: states of any layers, pooled."""
 
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -9,9 +10,8 @@ from jax import Array
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.rows import Batch
-from bert_jax.finetune.text_rows import text_rows
 from bert_jax.infer.asker import Prepared, finite
-from bert_jax.infer.classify import text_example
+from bert_jax.infer.classify import text_example, text_rows
 from bert_jax.infer.network import Network, Pooling
 from bert_jax.tasks.examples import Origin, TextExample
 
@@ -22,8 +22,8 @@ def parse_layers(text: str) -> tuple[int, ...] | slice:
     Raises:
         UserError: Something else.
     """
-    if ends := re.fullmatch(r"\s*(-?\d+):(-?\d+)\s*", text):
-        return slice(int(ends[1]), int(ends[2]))
+    if ends := re.fullmatch(r"\s*(-?\d+)?:(-?\d+)?\s*", text):
+        return slice(*(None if end is None else int(end) for end in ends.groups()))
     if re.fullmatch(r"\s*-?\d+(\s*,\s*-?\d+)*\s*", text):
         return tuple(int(part) for part in text.split(","))
     raise UserError(
@@ -40,7 +40,8 @@ class Embedder:
         pooling: mean or max over the tokens, the state of the first token (cls), or BERT's pooler
             on top of it.
         layers: The mean of their states is taken; from 0, the embeddings, to `num_layers`, or from
-            -1 backwards. A slice's ends are both in it.
+            -1 backwards. A slice's ends are both in it; without an end it begins at 0 or reaches
+            the last layer.
         special_tokens: Whether [CLS] and [SEP] count in mean and max, as in sentence-transformers.
             Padding never does.
         normalize: Divide by the Euclidean norm.
@@ -84,8 +85,7 @@ class Embedder:
 
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         """See `asker.Asker`."""
-        rows, warnings = text_rows(examples, self.network.tokenizer, self.network.max_length, None)
-        return Prepared(examples, rows, warnings=warnings)
+        return text_rows(examples, self.network)
 
     def judge(self, batch: Batch) -> Array:
         """See `asker.Asker`."""
@@ -111,7 +111,14 @@ def _numbered(layers: int | Sequence[int] | slice, network: Network) -> tuple[in
     """Ascending, from 0, each once."""
     last = network.config.num_layers
 
-    def number(layer: int) -> int:
+    def number(given: Any) -> int:
+        try:
+            layer = operator.index(given)
+        except TypeError:
+            raise UserError(
+                f"layers is {layers!r:.60}; give a layer such as -1, some such as (1, 6, 12), or "
+                "the first and the last one as slice(-4, -1)"
+            ) from None
         if not -last - 1 <= layer <= last:
             raise UserError(
                 f"there is no layer {layer}: this model has 0, the embeddings, to {last}, or from "
@@ -120,11 +127,15 @@ def _numbered(layers: int | Sequence[int] | slice, network: Network) -> tuple[in
         return layer if layer >= 0 else last + 1 + layer
 
     if isinstance(layers, slice):
-        first, end = number(int(layers.start)), number(int(layers.stop))
+        first = 0 if layers.start is None else number(layers.start)
+        end = last if layers.stop is None else number(layers.stop)
+        if layers.step is not None:
+            raise UserError(f"layers is {layers}; a slice of layers takes no step")
         if first > end:
             raise UserError(f"layers {layers.start}:{layers.stop} begin behind their end")
         return tuple(range(first, end + 1))
-    chosen = {number(n) for n in ([layers] if isinstance(layers, int) else layers)}
+    several = isinstance(layers, Iterable) and not isinstance(layers, str)
+    chosen = {number(n) for n in (layers if several else [layers])}
     if not chosen:
         raise UserError("no layer is named; the last is -1")
     return tuple(sorted(chosen))

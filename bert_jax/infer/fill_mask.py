@@ -12,11 +12,12 @@ from bert_jax.data.tokenizer import make_row
 from bert_jax.errors import UserError
 from bert_jax.finetune.rows import Batch, Rows
 from bert_jax.finetune.saved_model import read_model
-from bert_jax.infer.asker import Answer, Prepared, ask, finite, text_field
+from bert_jax.infer.asker import Answer, Given, Prepared, ask, check_count, finite, text_field
+from bert_jax.infer.masks import MASK, encode_masked, filled, mask_spans, token_text
 from bert_jax.infer.network import Network
 from bert_jax.tasks.examples import Origin
 
-MASK = "[MASK]"
+_SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the mask
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,11 @@ class Candidate:
     """A token for one masked place."""
 
     token: str
+    """Readable text, without the blank that begins a word; `##s` continues a word (WordPiece)."""
+    id: int
     probability: float
+    sequence: str
+    """Text with the token in the place of this mask."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,9 @@ class MaskFiller:
 
     def __init__(self, network: Network, *, top: int = 5) -> None:
         network.require("fill-mask", "masked-LM head")
-        if top < 1:
-            raise UserError(f"top is {top}; it must be at least 1")
+        check_count("top", top)
         self.network = network
         self._special = network.tokenizer.special_ids
-        self._spellings = {MASK, network.tokenizer.id_to_token(self._special.mask)}
         specials = sorted(set(dataclasses.astuple(self._special)))
         self._top = min(top, network.config.vocab_size - len(specials))
         self._banned = np.zeros(network.config.padded_vocab_size, np.float32)
@@ -74,7 +77,7 @@ class MaskFiller:
         Raises:
             UserError: A text without a mask, or longer than the model's positions.
         """
-        examples = [MaskedText(text, Origin("text", n)) for n, text in enumerate(texts, 1)]
+        examples = [MaskedText(text, Given("text", n)) for n, text in enumerate(texts, 1)]
         return [
             [[Candidate(**candidate) for candidate in mask] for mask in answer["masks"]]
             for answer in ask(self, self.prepare(examples))
@@ -100,41 +103,60 @@ class MaskFiller:
         return self.network.top_tokens(batch, places, self._top, self._banned)
 
     def answers(self, prepared: Prepared[MaskedText], outputs: Sequence[Any]) -> list[Answer]:
-        """See `asker.Asker`: masks, in their order, each a list of token and probability."""
+        """See `asker.Asker`: masks, in their order, each a list of candidates."""
         finite([probabilities for probabilities, _ in outputs], self.network.name)
-        return [
-            {
-                "masks": [
-                    self._candidates(probabilities[mask], ids[mask])
-                    for mask in range(int((row == self._special.mask).sum()))
-                ]
-            }
-            for row, (probabilities, ids) in zip(prepared.rows.tokens, outputs, strict=True)
-        ]
+        tokenizer = self.network.tokenizer
+        answers: list[Answer] = []
+        for example, output in zip(prepared.examples, outputs, strict=True):
+            spans = mask_spans(example.text, tokenizer)
+            masks = self.candidates(len(spans), output)
+            for span, candidates in zip(spans, masks, strict=True):
+                for each in candidates:
+                    each["sequence"] = filled(example.text, span, each["id"], tokenizer)
+            answers.append({"masks": masks})
+        return answers
+
+    def candidates(self, count: int, output: Any) -> list[list[Answer]]:
+        """Return token, id and probability of the candidates for the first masks of a row.
+
+        Args:
+            count: Number of masks.
+            output: Row of what `judge` gives.
+        """
+        tokenizer = self.network.tokenizer
+        masks = []
+        for probabilities, ids in zip(output[0][:count], output[1][:count], strict=True):
+            texts = [token_text(int(id), tokenizer) for id in ids]
+            masks.append([
+                {"token": text.strip() or text, "id": int(id), "probability": round(float(p), 6)}
+                for text, id, p in zip(texts, ids, probabilities, strict=True)
+            ])  # fmt: skip
+        return masks
 
     def lines(self, example: MaskedText, answer: Answer) -> list[str]:
         """See `asker.Asker`."""
-        return [format_candidates([Candidate(**c) for c in mask]) for mask in answer["masks"]]
+        found: list[str] = []
+        spans = mask_spans(example.text, self.network.tokenizer)
+        for number, (span, mask) in enumerate(zip(spans, answer["masks"], strict=True), 1):
+            if len(spans) > 1:
+                found.append(f"mask {number}")
+            tokens = [t if t.isprintable() else repr(t) for t in (each["token"] for each in mask)]
+            width = max(map(len, tokens))
+            found += [
+                f"{token:{width}}  {each['probability']:.3f}  id {each['id']:<7}"
+                f"{_around(each['sequence'], span[0])}"
+                for token, each in zip(tokens, mask, strict=True)
+            ]
+        return found
 
     def _row(self, example: MaskedText) -> np.ndarray:
-        text = example.text
-        for spelling in self._spellings - {MASK}:
-            text = text.replace(spelling, MASK)
-        pieces = text.split(MASK)
-        if len(pieces) == 1:
+        text, tokenizer = example.text, self.network.tokenizer
+        if not mask_spans(text, tokenizer):
             raise UserError(
-                f"{example.origin}: the text {example.text[:60]!r} has no {MASK}; mark the place "
-                f"to fill with {MASK}"
+                f"{example.origin}: the text {text[:60]!r} has no {MASK}; mark the place to fill "
+                f"with {MASK}"
             )
-        tokenizer = self.network.tokenizer
-        found: list[np.ndarray] = []
-        for number, piece in enumerate(pieces):
-            if number:
-                found.append(np.array([self._special.mask], np.int32))
-            if tokenizer.mask_takes_blank and number < len(pieces) - 1:
-                piece = piece.rstrip()
-            found.append(tokenizer.encode(piece).ids)
-        ids = make_row(tokenizer, np.concatenate(found)).ids
+        ids = make_row(tokenizer, encode_masked(text, tokenizer).ids).ids
         limit = self.network.config.num_positions
         if len(ids) > limit:
             raise UserError(
@@ -143,12 +165,12 @@ class MaskFiller:
             )
         return ids
 
-    def _candidates(self, probabilities: np.ndarray, ids: np.ndarray) -> list[Answer]:
-        name = self.network.tokenizer.id_to_token
-        return [
-            {"token": name(int(id)), "probability": round(float(share), 6)}
-            for id, share in zip(ids, probabilities, strict=True)
-        ]
+
+def _around(text: str, place: int) -> str:
+    """Return the part of a text around a place, on one line."""
+    start, end = max(0, place - _SHOWN_BEFORE), place + _SHOWN_AFTER
+    part = " ".join(text[start:end].split())
+    return f"{'…' * (start > 0)}{part}{'…' * (end < len(text))}"
 
 
 def format_candidates(candidates: Sequence[Candidate]) -> str:

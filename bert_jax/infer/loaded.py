@@ -1,5 +1,6 @@
 """`bert_jax.load`: a model to ask from Python."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,13 +9,12 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.infer.answer import Answerer
-from bert_jax.infer.asker import Answer, Asker, Example, ask
+from bert_jax.infer.asker import Answer, Asker, Cuts, Example, Given, ask
 from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import Embedder
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.network import Network, Pooling
 from bert_jax.infer.tag import Tagger
-from bert_jax.tasks.examples import Origin
 
 Texts = str | Sequence[str]
 """One text, or several; the answer is a list in either case."""
@@ -50,10 +50,11 @@ class LoadedModel:
         return () if self.network.outputs is None else self.network.outputs.labels
 
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:
-        """The most probable tokens for each `[MASK]`.
+        """Find the most probable tokens for each `[MASK]`.
 
         Returns:
-            For each text {"masks": [[{"token": ..., "probability": ...}, ...], ...]}.
+            For each text {"masks": [[{"token": ..., "id": ..., "probability": ..., "sequence":
+            ...}, ...], ...]}; the sequence is the text with the token in place of the mask.
 
         Raises:
             UserError: No masked-LM head, or a text without mask or too long.
@@ -71,7 +72,7 @@ class LoadedModel:
         """Classes, several labels or a score, as the model was trained; see `Classifier`.
 
         Args:
-            texts: The texts; what is too long is cut.
+            texts: The texts; what is too long is cut, and one warning counts it.
             pairs: Their second texts, None for a text without one.
             top: Of how many classes the probability is given; None: of all.
             threshold: Of several labels, those that are more probable.
@@ -162,10 +163,17 @@ class LoadedModel:
             given = " and ".join(f"{number} of {name}" for name, number in lengths.items())
             raise UserError(f"there are {given}; give as many")
         examples = [
-            asker.example(dict(zip(columns, values, strict=True)), Origin("text", number))
+            asker.example(dict(zip(columns, values, strict=True)), Given("text", number))
             for number, values in enumerate(zip(*columns.values(), strict=True), 1)
         ]
-        return list(ask(asker, asker.prepare(examples))) if examples else []
+        if not examples:
+            return []
+        prepared = asker.prepare(examples)
+        cuts = Cuts()
+        cuts.add(prepared)
+        if warning := cuts.warning():
+            warnings.warn(warning, stacklevel=3)  # at the caller of the method
+        return list(ask(asker, prepared))
 
 
 def _several(texts: Any) -> list[Any]:

@@ -1,23 +1,39 @@
-"""Texts and JSON lines from files and standard input, in memory that does not grow with them."""
+"""Texts, JSON lines and tables from files and standard input.
 
-import gzip
+Lines take memory that does not grow with their file; tables are read whole.
+"""
+
+import os
+import select
 import sys
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from bert_jax.errors import UserError
+from bert_jax.tasks.delimited import TableFormat
 from bert_jax.tasks.examples import Origin
+from bert_jax.tasks.problems import MissingColumn
+from bert_jax.tasks.table_files import SUFFIXES as _TABLES
+from bert_jax.tasks.table_files import read_rows
+from bert_jax.untrusted.compressed import decompress, plain_suffix
 from bert_jax.untrusted.json_file import parse_json
 from bert_jax.untrusted.whole_file import decode_text
 
 STDIN = "-"
-Format = Literal["auto", "text", "jsonl"]
+Format = Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 MAX_LINE_BYTES = 4 << 20
 _MAX_DEPTH = 32
-_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl"}
+_BLOCK = 1 << 16
+_LINES: dict[str, Format] = {".txt": "text", ".text": "text", "": "text"}
+_STREAMED: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
+_PATIENCE = 0.05
+"""Seconds to wait for the next line of a pipe before the lines at hand are answered."""
+_MOST_PATIENCE = 0.5
+"""Seconds to wait in all while lines are at hand."""
 
 
 @dataclass(frozen=True)
@@ -29,43 +45,83 @@ class Record:
     problem: str | None = None
 
 
+PAUSE = Record(Origin("", 0), {})
+"""No record: the input has nothing more for now, so the records before it are answered."""
+
+
+def format_of(source: str, format: Format) -> Format:
+    """Return how a file is read; "auto" is left for standard input alone.
+
+    Raises:
+        UserError: The name does not tell.
+    """
+    if source == STDIN:
+        if format in ("auto", "text", "jsonl"):
+            return format
+        raise UserError(f"--format={format}: standard input is text or jsonl; name a file")
+    if format != "auto":
+        return format
+    known = {**_LINES, **_TABLES, **_STREAMED}
+    suffix = plain_suffix(source)
+    if suffix[1:].isdigit():  # log.1, part.00017
+        return "text"
+    if suffix not in known:
+        raise UserError(
+            f"{source}: {suffix} files are not read; known are {', '.join(filter(None, known))} "
+            "(also .gz, .xz, .zst), and a name without suffix is text. Say --format="
+            f"{'|'.join(FORMATS[1:])} for a file with another name"
+        )
+    return known[suffix]
+
+
 def read_records(
     source: str,
     *,
     format: Format = "auto",
-    field: str = "text",
+    fields: Sequence[str] = ("text",),
     names: Mapping[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
+    table: TableFormat | None = None,
     read: Callable[[int], object] = lambda size: None,
 ) -> Iterator[Record]:
-    r"""The lines of a file, in order.
+    r"""Read the records of a file, in order.
 
     JSON lines: each line that is not blank is an object. Plain text: each line is a text, an empty
-    one too. Lines end in \n or \r\n.
+    one too. Lines end in \n or \r\n. A table has a column for each field.
 
     Args:
-        source: The file, also compressed as .gz; `-` for standard input.
-        format: auto tells by the suffix .jsonl, of standard input by its first line.
-        field: What a line of plain text is.
+        source: The file, also compressed as .gz, .xz or .zst; `-` for standard input.
+        format: auto tells by the suffix, of standard input by its first line.
+        fields: The verb's fields; a line of plain text is the first.
         names: Field as the verb knows it to its name in the file.
         more: Fields that every line has unless it says otherwise.
-        read: Told how many bytes each line had.
+        table: How a CSV or TSV file is written.
+        read: Told how many bytes were read.
 
     Yields:
-        Records; one with a problem where the line is too long, no UTF-8, no text or no JSON object.
+        Records; one with a problem where the line is too long, no UTF-8, no text or no JSON object,
+        or a row has too few or too many fields. `PAUSE` where a pipe has no line ready.
 
     Raises:
-        UserError: The file cannot be opened or read.
+        UserError: The file cannot be opened or read, or lacks a column.
     """
+    names, more = names or {}, more or {}
+    format = format_of(source, format)
+    if format in ("csv", "tsv", "json", "parquet"):
+        table = replace(table or TableFormat(), kind="jsonl" if format == "json" else format)
+        yield from _rows(source, table, fields, names, more)
+        if os.path.isfile(source):
+            read(os.path.getsize(source))
+        return
     path = "standard input" if source == STDIN else source
-    with _opened(source) as file:
-        is_json: bool | None = None
-        if format != "auto":
-            is_json = format == "jsonl"
-        elif source != STDIN:
-            stem = source.removesuffix(".gz")
-            is_json = any(stem.endswith(suffix) for suffix in _SUFFIXES)
-        for number, raw in enumerate(_lines(file, path, read), 1):
+    is_json: bool | None = None if format == "auto" else format == "jsonl"
+    number = 0
+    with _opened(source, read) as blocks:
+        for raw in _lines(blocks):
+            if raw == _NOT_READY:
+                yield PAUSE
+                continue
+            number += 1
             if number == 1 and raw is not None:
                 raw = raw.removeprefix(b"\xef\xbb\xbf")
                 if is_json is None:
@@ -78,46 +134,102 @@ def read_records(
                 continue
             else:
                 try:
-                    given = _object(raw, origin) if is_json else {field: _text(raw, origin)}
+                    given = _object(raw, origin) if is_json else {fields[0]: _text(raw, origin)}
                 except UserError as error:
                     yield Record(origin, {}, f"{error}")
                     continue
-                yield Record(origin, {**(more or {}), **_renamed(given, names or {})})
+                yield Record(origin, {**more, **_renamed(given, names)})
+
+
+def _rows(
+    source: str,
+    table: TableFormat,
+    fields: Sequence[str],
+    names: Mapping[str, str],
+    more: Mapping[str, Any],
+) -> Iterator[Record]:
+    """Rows of a table; the first field and those that are named must be there."""
+    needed = {"tokens" if "tokens" in names else fields[0], *names}
+    columns = {ours: names.get(ours, ours) for ours in (*fields, "id")}
+    optional = [theirs for ours, theirs in columns.items() if ours not in needed]
+    try:
+        for row in read_rows(source, list(columns.values()), table, optional):
+            if row.problem or row.missing:
+                problem = row.problem or f"{row.origin}: more or fewer fields than the first line"
+                yield Record(row.origin, {}, problem)
+                continue
+            values = zip(columns, row.values, strict=True)
+            given = {ours: value for ours, value in values if value is not None or ours in needed}
+            yield Record(row.origin, {**more, **given})
+    except MissingColumn as error:
+        ours = next(ours for ours, theirs in columns.items() if theirs == error.column)
+        option = "--text-column NAME" if ours == fields[0] else f"--field {ours}=NAME"
+        raise UserError(f"{error} ({option} says which column is the {ours})") from error
 
 
 @contextmanager
-def _opened(source: str) -> Iterator[Any]:
+def _opened(source: str, read: Callable[[int], object]) -> Iterator[Iterator[bytes]]:
+    """The plain content in blocks; an empty one where a pipe has nothing ready."""
     if source == STDIN:
-        yield sys.stdin.buffer
+        try:
+            descriptor = sys.stdin.fileno()
+        except (OSError, ValueError):  # not a file, as in a notebook
+            yield iter(lambda: sys.stdin.buffer.read(_BLOCK), b"")
+        else:
+            yield _arriving(descriptor)
         return
     try:
-        file = (gzip.open if source.endswith(".gz") else open)(source, "rb")
+        file = open(source, "rb")  # noqa: SIM115
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{source} cannot be read: {reason}") from error
+
+    def counted(size: int) -> bytes:
+        data = file.read(min(size, _BLOCK))
+        read(len(data))
+        return data
+
     with file:
-        yield file
-
-
-def _lines(
-    file: Any, path: str, read: Callable[[int], object]
-) -> Iterator[bytes | None]:  # fmt: skip
-    """Lines without their ends; None for one that is too long."""
-    while True:
         try:
-            raw = file.readline(MAX_LINE_BYTES + 2)
-            read(len(raw))
-            if not raw:
-                return
-            whole = raw.endswith(b"\n") or len(raw) < MAX_LINE_BYTES + 2
-            while not whole:
-                rest = file.readline(1 << 20)
-                read(len(rest))
-                whole = not rest or rest.endswith(b"\n")
-                raw = b""
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path} cannot be read: {error}") from error
-        yield raw.removesuffix(b"\n").removesuffix(b"\r") if raw else None
+            yield decompress(counted, source)
+        except OSError as error:
+            raise UserError(f"{source} cannot be read: {error}") from error
+
+
+def _arriving(descriptor: int) -> Iterator[bytes]:
+    """Blocks of a pipe or a terminal as they arrive."""
+    waited = 0.0
+    while True:
+        begun = time.monotonic()
+        ready, _, _ = select.select([descriptor], [], [], _PATIENCE)
+        waited += time.monotonic() - begun
+        if not ready or waited > _MOST_PATIENCE:
+            yield b""
+            waited = 0.0
+        data = os.read(descriptor, _BLOCK)
+        if not data:
+            return
+        yield data
+
+
+_NOT_READY = b"\n"  # in no line
+
+
+def _lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
+    """Lines without their ends; None for one that is too long, `_NOT_READY` for an empty block."""
+    rest, is_long = b"", False
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            yield None if is_long or len(line) > MAX_LINE_BYTES else line
+            is_long = False
+        if len(rest) > MAX_LINE_BYTES + 1:  # 1: perhaps a carriage return
+            rest, is_long = b"", True
+        if not block:
+            yield _NOT_READY
+    if rest or is_long:
+        yield None if is_long or len(rest) > MAX_LINE_BYTES else rest.removesuffix(b"\r")
 
 
 def _text(raw: bytes, origin: Origin) -> str:

@@ -1,14 +1,13 @@
 """Many records through a verb, some thousand at a time, in order."""
 
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from bert_jax.errors import UserError
-from bert_jax.infer.asker import Asker, Prepared, ask
-from bert_jax.infer.records import Record
+from bert_jax.infer.asker import Asker, Cuts, Prepared, ask
+from bert_jax.infer.records import PAUSE, Record
 
 OnError = Literal["fail", "skip"]
 MAX_RECORDS = 4096
@@ -61,13 +60,28 @@ def answer_records(
             in its place.
         counts: Counted up.
         done: Told how many records were answered.
-        say: Takes warnings: the first few records skipped, and of the first chunks what was cut.
+        say: Takes warnings: the first few records skipped, and at the end what was cut.
 
     Raises:
         UserError: A record cannot be asked about, on `fail`; or the model's outputs are no numbers.
     """
-    counts = counts or Counts()
-    warned = 0
+    counts, cuts = counts or Counts(), Cuts()
+    try:
+        yield from _answered(asker, records, on_error, counts, cuts, done, say)
+    finally:
+        if warning := cuts.warning():
+            say(f"Warning: {warning}")
+
+
+def _answered(
+    asker: Asker[Any],
+    records: Iterable[Record],
+    on_error: OnError,
+    counts: Counts,
+    cuts: Cuts,
+    done: Callable[[int], object],
+    say: Callable[[str], object],
+) -> Iterator[list[Answered]]:
     for chunk in _chunks(records):
         slots: list[Any] = [None] * len(chunk)
 
@@ -92,10 +106,7 @@ def answer_records(
                 skip(place, f"{error}")
         prepared = _prepared(asker, examples, skip)
         if prepared is not None:
-            for warning in prepared.warnings:
-                warned += 1
-                if warned <= _SHOWN:
-                    say(f"Warning: {warning}")
+            cuts.add(prepared)
             for place, answer in zip(examples, ask(asker, prepared), strict=True):
                 slots[place] = answer
         counts.records += len(chunk)
@@ -123,15 +134,15 @@ def _prepared(
 
 
 def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
-    records = iter(records)
-    while chunk := list(itertools.islice(_up_to_chars(records), MAX_RECORDS)):
-        yield chunk
-
-
-def _up_to_chars(records: Iterator[Record]) -> Iterator[Record]:
+    chunk: list[Record] = []
     chars = 0
     for record in records:
-        yield record
-        chars += sum(len(str(value)) for value in record.fields.values())
-        if chars > MAX_CHARS:
-            return
+        if record is not PAUSE:
+            chunk.append(record)
+            chars += sum(len(str(value)) for value in record.fields.values())
+        full = len(chunk) == MAX_RECORDS or chars > MAX_CHARS
+        if chunk and (full or record is PAUSE):
+            yield chunk
+            chunk, chars = [], 0
+    if chunk:
+        yield chunk

@@ -19,6 +19,8 @@ from bert_jax.infer.stream import Answered, Skipped
 
 File: TypeAlias = Any
 """An open file: of text for lines, else of bytes. `TextIO` is no class that files are of."""
+_LINES = (".jsonl", ".ndjson")
+_VECTORS = (".npy", ".parquet")
 
 
 @runtime_checkable
@@ -34,6 +36,25 @@ class Writer(Protocol):
         ...
 
 
+def check_out(path: Path | None, *, vectors: bool) -> None:
+    """Refuse a file whose suffix promises something else than what would be written.
+
+    Args:
+        path: From `--out`.
+        vectors: Whether answers are vectors.
+
+    Raises:
+        UserError: Names the suffixes that there are.
+    """
+    known = _LINES + (_VECTORS if vectors else ())
+    if path is not None and path.suffix.lower() not in known:
+        why = f"{path.suffix} is for vectors" if path.suffix.lower() in _VECTORS else "not known"
+        raise UserError(
+            f"--out {path}: {why}; name a file that ends in {' or '.join(known)}"
+            f" ({_LINES[0]} is JSON lines)"
+        )
+
+
 @contextmanager
 def staged_file(path: Path) -> Iterator[File]:
     """A file that appears whole when the body ends well, and else not at all.
@@ -41,8 +62,9 @@ def staged_file(path: Path) -> Iterator[File]:
     Raises:
         UserError: It cannot be written, is a directory, or the disk is full.
     """
-    if path.is_dir():
-        raise UserError(f"--out {path} is a directory; name a file")
+    if path.exists() and not path.is_file():
+        what = "directory" if path.is_dir() else "device or a pipe"
+        raise UserError(f"--out {path} is a {what}; name a file")
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +105,7 @@ class JsonLines:
                 self._file.write(f'"embedding": [{", ".join(map(str, each.answer))}]}}\n')
             else:
                 self._file.write(f"{_json(each.answer)[1:]}\n")
+        self._file.flush()
 
     def close(self) -> None:
         """See `Writer`."""
@@ -107,6 +130,7 @@ class Lines:
             else:
                 lines = self._asker.lines(each.example, each.answer)
             self._file.writelines(f"    {line}\n" for line in lines)
+        self._file.flush()
 
     def close(self) -> None:
         """See `Writer`."""
@@ -203,15 +227,15 @@ def opened_writer(
     Raises:
         UserError: It cannot be written, or its suffix is not known.
     """
+    check_out(out, vectors=width is not None)
     if out is None:
         writer: Writer = JsonLines(sys.stdout) if as_json else Lines(asker, sys.stdout)
         yield writer
         writer.close()
         return
     suffix = out.suffix.lower()
-    if suffix in (".npy", ".parquet"):
-        if width is None:
-            raise UserError(f"--out {out}: {suffix} is for vectors; name a .jsonl file")
+    if suffix in _VECTORS:
+        assert width is not None  # of `check_out`
         with staged_file(out) as file:
             writer = Npy(file, width) if suffix == ".npy" else Parquet(file, width)
             yield writer
@@ -226,4 +250,4 @@ def opened_writer(
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=str)  # a table's ids may be dates

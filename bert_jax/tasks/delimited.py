@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError, nearest
 from bert_jax.tasks.examples import Origin
-from bert_jax.tasks.problems import MissingColumn, Problems
-from bert_jax.untrusted.whole_file import read_text
+from bert_jax.tasks.problems import MissingColumn
+from bert_jax.untrusted.compressed import read_plain
+from bert_jax.untrusted.whole_file import decode_text
 
 MAX_BYTES = 1 << 30
 MAX_FIELD = 16 << 20
@@ -46,22 +47,34 @@ class TableFormat:
 
 
 class Row(NamedTuple):
-    """The fields of a row that were asked for; `missing` where it has too few or too many."""
+    """The fields of a row that were asked for.
+
+    Attributes:
+        origin: where the row stands.
+        values: the fields; None for an optional column that is not there.
+        missing: whether the row has too few or too many fields, and `ragged` lets it pass.
+        problem: what is wrong with the row, with its origin; the row then has no values.
+    """
 
     origin: Origin
     values: tuple[Any, ...]
     missing: bool = False
+    problem: str = ""
 
 
 def read_delimited(
-    name: str, columns: Sequence[Column], table: TableFormat, kind: str, problems: Problems
+    name: str,
+    columns: Sequence[Column],
+    table: TableFormat,
+    kind: str,
+    optional: Sequence[Column] = (),
 ) -> Iterator[Row]:
     """Columns of a CSV or TSV file; see `table_files.read_rows`."""
     delimiter = table.delimiter or ("," if kind == "csv" else "\t")
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise UserError(f"{name}: the delimiter is {delimiter!r}; one character is needed")
     quoting = kind == "csv" if table.quoting is None else table.quoting
-    text = read_text(Path(name), max_bytes=MAX_BYTES)
+    text = decode_text(read_plain(Path(name), max_bytes=MAX_BYTES), where=name)
     if "\n" not in text and "\r" in text:
         raise UserError(f"{name}: lines end in a carriage return alone; save it with line feeds")
     lines = text.split("\n")
@@ -72,29 +85,33 @@ def read_delimited(
     first = next(records, None)
     if first is None:
         raise UserError(f"{name} has no rows")
-    header = _has_header(name, columns, table, first[1])
-    places = [_place(name, column, first[1], header, delimiter, quoting) for column in columns]
+    header = _has_header(name, [c for c in columns if c not in optional], table, first[1])
+    places = [
+        None
+        if column in optional and not (header and column in first[1])
+        else _place(name, column, first[1], header, delimiter, quoting)
+        for column in columns
+    ]
     width = len(first[1])
 
-    def row(line: int, fields: list[str]) -> Row | None:
+    def row(line: int, fields: list[str]) -> Row:
         origin = Origin(name, line)
         if len(fields) == width:
-            return Row(origin, tuple([fields[place] for place in places]))
+            values = [None if place is None else fields[place] for place in places]
+            return Row(origin, tuple(values))
         if table.ragged == "skip":
             return Row(origin, (), missing=True)
         what = "the header" if header else "line 1"
-        problems.add(
+        problem = (
             f"{origin}: {_fields(len(fields))} where {what} has {width}"
             f"{_quote_hint(fields, delimiter, quoting)}"
         )
-        return None
+        return Row(origin, (), problem=problem)
 
     if not header:
-        yield Row(Origin(name, first[0]), tuple([first[1][place] for place in places]))
+        yield row(*first)
     for line, fields in records:
-        found = row(line, fields)
-        if found is not None:
-            yield found
+        yield row(line, fields)
 
 
 def _fields(count: int) -> str:

@@ -18,7 +18,6 @@ from bert_jax.data.staging import replace_file
 from bert_jax.errors import UserError
 from bert_jax.tasks.delimited import Column, TableFormat
 from bert_jax.tasks.examples import LabelSet
-from bert_jax.tasks.problems import Problems
 from bert_jax.tasks.table_files import read_rows
 from bert_jax.tasks.tables import TextColumns, TextData, read_texts
 
@@ -227,13 +226,12 @@ def _read_published_mrpc(home: Path, task: GlueTask, split: str) -> TextData:
     data = _read(task, split, path, task.text, task.label, table)
     if split == "test":
         return data
-    problems = Problems(f"{path}")
     numbered = TableFormat("tsv", header=False)
-    dev = {row.values for row in read_rows(f"{home / 'dev_ids.tsv'}", (1, 2), numbered, problems)}
+    dev = {row.values for row in read_rows(f"{home / 'dev_ids.tsv'}", (1, 2), numbered)}
     names = ("#1 ID", "#2 ID")
     lines = {
         row.origin.line: row.values
-        for row in read_rows(f"{path}", names, table, problems)
+        for row in read_rows(f"{path}", names, table)
         if row.values in dev
     }
     missing = dev - set(lines.values())

@@ -102,7 +102,10 @@ def read_texts(
     raw_labels: list[Any] = []
     notes = _Notes(name)
     seen: dict[str, int] = {}
-    for row in read_rows(name, present, table, problems):
+    for row in read_rows(name, present, table):
+        if row.problem:
+            problems.add(row.problem)
+            continue
         if row.missing:
             notes.ragged.append(row.origin.line)
             continue

@@ -222,7 +222,10 @@ def read_token_lists(
     problems = Problems(name)
     columns = [tokens] if tags is None else [tokens, tags]
     found: list[TaggedExample] = []
-    for row in read_rows(name, columns, TableFormat(), problems):
+    for row in read_rows(name, columns, TableFormat()):
+        if row.problem:
+            problems.add(row.problem)
+            continue
         try:
             words = _words(row.values[0], tokens)
             labels = None if tags is None else _tags(row.values[1], tags, tag_names)

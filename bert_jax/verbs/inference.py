@@ -56,7 +56,7 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
         "answer questions about a text with a fine-tuned model",
         'bert-jax answer work/squad "Who wrote it?" --context-file book.txt',
     )
-    _add_source(sub, "a question")
+    _add_source(sub, "a question", field="question")
     sub.add_argument("--context", metavar="TEXT", help="the text in which answers stand")
     sub.add_argument("--context-file", type=Path, metavar="FILE", help="likewise, from a file")
     sub.add_argument("--top", type=int, default=1, help="answers listed (default: %(default)s)")
@@ -105,12 +105,15 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
         "attend",
         attend,
         "draw what the tokens of a text attend to: one HTML page with all layers and heads",
-        'bert-jax attend work/tiny "The animal didn\'t cross the street because it was too tired"',
+        'bert-jax attend work/tiny "The animal didn\'t cross the street because it was too tired"\n'
+        '  bert-jax attend work/tiny "The animal crossed the [MASK]."',
     )
     sub.add_argument(
         "directory", metavar="DIR", help="a work directory, or in Hugging Face's format"
     )
-    sub.add_argument("text", metavar="TEXT")
+    sub.add_argument(
+        "text", metavar="TEXT", help="for each [MASK] the page says what the model would put there"
+    )
     sub.add_argument("--text-b", metavar="TEXT", help="the second text of a pair")
     sub.add_argument(
         "--out",
@@ -121,8 +124,10 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
     )
 
 
-def _add_source(sub: argparse.ArgumentParser, what: str, out: str = "a file of JSON lines") -> None:
-    """What all of them take."""
+def _add_source(
+    sub: argparse.ArgumentParser, what: str, out: str = "a .jsonl file", field: str = "text"
+) -> None:
+    """Add what all of them take."""
     sub.add_argument(
         "workdir", metavar="DIR", help="of a run, or a directory in Hugging Face's format"
     )
@@ -134,20 +139,34 @@ def _add_source(sub: argparse.ArgumentParser, what: str, out: str = "a file of J
         action="append",
         default=[],
         metavar="FILE",
-        help="read lines of text, or JSON lines (.jsonl); also .gz; may be repeated",
+        help="read lines of text (.txt), JSON (.jsonl, .json) or a table (.csv, .tsv, .parquet); "
+        "also .gz, .xz, .zst; may be repeated",
     )
     sub.add_argument(
         "--format",
         default="auto",
-        choices=["auto", "text", "jsonl"],
+        choices=["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"],
         help="of the files; auto tells by the suffix, of standard input by its first line",
+    )
+    sub.add_argument(
+        "--text-column",
+        metavar="NAME",
+        help=f"column or JSON field of {what} (default: {field}); a column is a name, or a number "
+        "from 1",
+    )
+    sub.add_argument(
+        "--table",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="how CSV and TSV files are written: header=False, delimiter=';', quoting=False",
     )
     sub.add_argument(
         "--field",
         action="append",
         default=[],
         metavar="OURS=THEIRS",
-        help="the name that a field has in the JSON lines, such as text=sentence",
+        help="the name that another field has in the files, such as text_b=answer",
     )
     sub.add_argument(
         "--out", type=Path, metavar="FILE", help=f"write {out}; it appears whole or not at all"
@@ -165,13 +184,16 @@ def _add_source(sub: argparse.ArgumentParser, what: str, out: str = "a file of J
 def _run(arguments: argparse.Namespace, asker: Any, **more: Any) -> int:
     from bert_jax.infer.command import run_verb
 
+    first = asker.FIELDS[0]
+    column = [] if arguments.text_column is None else [f"{first}={arguments.text_column}"]
     run_verb(
         asker,
         arguments.texts,
         arguments.input,
         more={name: value for name, value in more.items() if value is not None},
-        fields=arguments.field,
+        fields=[*arguments.field, *column],
         format=arguments.format,
+        table=arguments.table,
         out=arguments.out,
         as_json=arguments.json,
         on_error=arguments.on_error,
@@ -181,8 +203,13 @@ def _run(arguments: argparse.Namespace, asker: Any, **more: Any) -> int:
 
 def _network(arguments: argparse.Namespace) -> Any:
     from bert_jax.finetune.saved_model import read_model
+    from bert_jax.infer.command import check_files
     from bert_jax.infer.network import Network
 
+    arguments.table = check_files(
+        arguments.input, arguments.format, arguments.out, arguments.table,
+        vectors=arguments.verb == "embed",
+    )  # fmt: skip
     return Network(read_model(arguments.workdir))
 
 
@@ -258,13 +285,18 @@ def attend(arguments: argparse.Namespace) -> int:
     from bert_jax.data.staging import replace_file
     from bert_jax.finetune.saved_model import read_model
     from bert_jax.infer.attend import attention_page
+    from bert_jax.infer.masks import mask_spans
     from bert_jax.training.remote import scheme
 
     out = arguments.out
     if scheme(out) is not None or out.is_dir():
         what = "a directory" if scheme(out) is None else "not a local path"
         raise UserError(f"--out {out} is {what}; name a file, such as attention.html")
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--out {out}: the page is HTML; name a .html file")
     saved = read_model(arguments.directory, encoder_only=True)
+    if any(mask_spans(text, saved.tokenizer) for text in (arguments.text, arguments.text_b or "")):
+        saved = read_model(arguments.directory)
     page = attention_page(saved, arguments.text, arguments.text_b).encode()
     replace_file(out, page)
     print(f"{out} ({-(-len(page) // 1000):,} kB); open it in a browser")

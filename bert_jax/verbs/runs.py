@@ -238,7 +238,8 @@ def status(arguments: argparse.Namespace) -> int:
     else:
         plain = not sys.stdout.isatty()
         width = min(shutil.get_terminal_size().columns, 110)
-        print("\n".join(report(found, width=width, plain=plain)))
+        colours = getattr(sys.stdout, "unescaped", sys.stdout)  # of `terminal.Escaping`
+        print("\n".join(report(found, width=width, plain=plain)), file=colours)
         if picture and not trouble:
             print(f"\nloss curve  {picture}")
     if trouble:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from bert_jax.corpus import lines as lines_module
 from bert_jax.corpus.sources import ReadOptions, resolve_sources
 from bert_jax.errors import UserError
+from bert_jax.untrusted import compressed
 
 TEXT = "First paragraph.\nSecond paragraph.\n\n\n  Another document.  \n"
 DOCUMENTS = ["First paragraph.\nSecond paragraph.", "Another document."]
@@ -62,7 +62,7 @@ def test_text(tmp_path, text):
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_block_borders(tmp_path, monkeypatch, block, end):
     # Line ends and characters of several bytes fall on the borders of blocks.
-    monkeypatch.setattr(lines_module, "BLOCK", block)
+    monkeypatch.setattr(compressed, "BLOCK", block)
     text = "Äpfel 汉字 😀.\nzwei\n\ndrei".replace("\n", end)
     assert read(put(tmp_path / "a.txt", text)) == ["Äpfel 汉字 😀.\nzwei", "drei"]
 
@@ -83,7 +83,7 @@ def test_several_streams_and_padding(tmp_path, suffix):
 
 
 def test_large_compressed_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines_module, "BLOCK", 1000)
+    monkeypatch.setattr(compressed, "BLOCK", 1000)
     text = "\n\n".join(f"document {n} x{'x' * (n % 50)}" for n in range(3000))
     expected = text.split("\n\n")
     for suffix, compress in COMPRESS.items():
@@ -280,7 +280,7 @@ def test_empty(tmp_path, content):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_not_utf8(tmp_path, monkeypatch, end):
-    monkeypatch.setattr(lines_module, "BLOCK", 16)
+    monkeypatch.setattr(compressed, "BLOCK", 16)
     start = ("Grüße.\n" * 30 + "ab").replace("\n", end).encode()
     path = put(tmp_path / "a.txt", start + b"\xe9t\xe9\nmore\n")
     where = f"line 31: not UTF-8: byte 0xe9 at byte 3 of the line, {len(start)} of the text"
@@ -313,7 +313,7 @@ def test_utf16_without_mark(tmp_path):
 @pytest.mark.parametrize("block", [100, 1 << 20])
 @pytest.mark.parametrize("tail", ["", "\n", "\nmore\n"])
 def test_long_line(tmp_path, monkeypatch, length, block, tail):
-    monkeypatch.setattr(lines_module, "BLOCK", block)
+    monkeypatch.setattr(compressed, "BLOCK", block)
     path = put(tmp_path / "a.txt", "short\n" + "x" * length + tail)
     if length == 1000:
         assert len(read(path, max_line_bytes=1000)) == 1

@@ -51,6 +51,17 @@ def test_more_candidates_than_words_are_all_words(filler):
     assert 0 < sum(c.probability for c in candidates) < 0.99
 
 
+def test_a_candidate_names_its_token_and_fills_its_place(filler):
+    (masks,) = filler.fill(["The [MASK] sat on [MASK] mat."])
+    tokenizer = filler.network.tokenizer
+    for candidates, form in zip(
+        masks, ("The {} sat on [MASK] mat.", "The [MASK] sat on {} mat."), strict=True
+    ):
+        for each in candidates:
+            assert tokenizer.id_to_token(each.id) == each.token
+            assert each.sequence == form.format(each.token)
+
+
 def test_candidates_come_best_first(filler):
     ((candidates,),) = filler.fill(["the [MASK] sat"])
     probabilities = [c.probability for c in candidates]
@@ -87,7 +98,7 @@ def test_more_texts_than_a_batch(filler):
 
 @pytest.mark.parametrize("text", ["", "no mask", "[mask]"])
 def test_text_without_mask_is_refused(filler, text):
-    with pytest.raises(UserError, match=r"has no \[MASK\]"):
+    with pytest.raises(UserError, match=r"^text 1: .* has no \[MASK\]"):
         filler.fill([text])
 
 

@@ -49,6 +49,31 @@ def test_fill_mask(tmp_path):
         assert candidate["probability"] == pytest.approx(expected[candidate["token"]], abs=2e-5)
 
 
+@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
+@pytest.mark.parametrize("text", ["The quick {} fox jumps.", "{} dog", "Pack my{}."])
+def test_fill_mask_of_other_tokenizers(tmp_path, family, text):
+    import transformers
+    from family_models import save_family
+
+    model = save_family(tmp_path, family, "ForMaskedLM")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs = pipeline("fill-mask", (model, tokenizer))
+    found = theirs(text.format("<mask>"), top_k=100)
+    expected = {each["token"]: each for each in found}
+    (answer,) = bert_jax.load(tmp_path).fill_mask(text.format("[MASK]"), top=90)
+    compared = 0
+    for candidate in answer["masks"][0]:
+        same = expected.get(candidate["id"])
+        if same is None:  # theirs lists special tokens, too
+            continue
+        assert candidate["probability"] == pytest.approx(same["score"], abs=2e-5)
+        if "\ufffd" not in same["token_str"]:  # bytes, which theirs cannot show
+            compared += 1
+            assert candidate["token"].strip() == same["token_str"].strip()
+            assert candidate["sequence"].split() == same["sequence"].split()
+    assert compared > 20
+
+
 @pytest.mark.parametrize(
     ("problem", "labels"),
     [

@@ -1,8 +1,14 @@
 """The verbs from the command line, and the examples of docs/inference.md."""
 
+import dataclasses
+import gzip
+import io
 import json
 import os
 import re
+import select
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +19,7 @@ from asked_models import random_model, write_lines
 
 from bert_jax import cli
 from bert_jax.exchange.huggingface import write_huggingface
+from bert_jax.infer import stream
 
 DOCS = Path(__file__).parents[2] / "docs" / "inference.md"
 
@@ -21,7 +28,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "inference.md"
 def home(tmp_path_factory) -> Path:
     """Directories of tiny models."""
     home = tmp_path_factory.mktemp("models")
-    for name, kind in (("reviews", "class"), ("tiny", "pretrained")):
+    kinds = {"reviews": "class", "tiny": "pretrained", "tags": "tags", "span": "span"}
+    for name, kind in kinds.items():
         (home / "work" / name).mkdir(parents=True)
         write_huggingface(random_model(kind), home / "work" / name)
     return home
@@ -90,6 +98,23 @@ def test_embed_to_npy(home, run, tmp_path):
         (["embed", "reviews", "a", "--layers", "x"], "the layers are 'x'; give one such as -1"),
         (["embed", "reviews", "a", "--layer", "9"], "there is no layer 9"),
         (["classify", "reviews", "a", "--out", "a.npy"], ".npy is for vectors"),
+        (["classify", "nothing", "a", "--out", "a.csv"], "a.csv: not known; name a file that ends"),
+        (["embed", "nothing", "a", "--out", "v.npz"], "v.npz: not known; name a file that ends in"),
+        (["tag", "nothing", "--input", "a.xlsx"], ".xlsx files are not read; known are .txt"),
+        (
+            ["attend", "nothing", "a", "--out", "a.pdf"],
+            "a.pdf: the page is HTML; name a",
+        ),
+        (
+            ["answer", "span", "a", "--context=b", "--null-threshold=nan"],
+            "is nan; give a",
+        ),
+        (
+            ["answer", "span", "a", "--context=b", "--null-threshold=inf"],
+            "is inf; give a",
+        ),
+        (["classify", "reviews", "a", "--threshold", "nan"], "--threshold is nan; give a finite"),
+        (["embed", "reviews", "a", "--layers", "2:x"], "the layers are '2:x'"),
         (["fill-mask", "tiny", "a"], "the text 'a' has no [MASK]"),
     ],
 )
@@ -98,6 +123,153 @@ def test_what_is_wrong_is_said(home, run, argv, message):
     assert (code, out) == (2, "")
     assert err.startswith(f"bert-jax {argv[0]}: ")
     assert message in err
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "jsonl", "parquet", "csv.gz"])
+@pytest.mark.parametrize("verb", ["classify", "embed"])
+def test_a_table_is_asked_about_by_its_text_column(home, run, tmp_path, suffix, verb):
+    model = home / "work" / "reviews"
+    name, texts = tmp_path / f"a.{suffix}", ["the cat", "a dog"]
+    if suffix == "parquet":
+        pa = pytest.importorskip("pyarrow")
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pa.table({"n": [1, 2], "body": texts}), name)
+    elif "json" in suffix:
+        write_lines(name, [{"n": n, "body": text} for n, text in enumerate(texts)])
+    else:
+        mark = "," if "csv" in suffix else "\t"
+        content = "".join(f"{n}{mark}{text}\n" for n, text in (("n", "body"), *enumerate(texts)))
+        data = content.encode()
+        name.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    found = run(verb, model, "--input", name, "--text-column", "body")
+    assert found == run(verb, model, "--json", *texts)
+    assert found[1].count("\n") == 2
+    code, out, err = run(verb, model, "--input", name)
+    assert (code, out) == (2, "")
+    assert "--text-column" in err or "no field 'text' but 'n', 'body'" in err
+
+
+def test_questions_and_contexts_of_a_table(home, run, tmp_path):
+    name = tmp_path / "a.csv"
+    name.write_text("id,q,context\n1,who ?,the cat sat\n2,who met lee ?,kim met lee\n")
+    model = home / "work" / "span"
+    code, out, _ = run("answer", model, "--input", name, "--text-column", "q")
+    assert code == 0
+    first, second = map(json.loads, out.splitlines())
+    assert (first["id"], second["id"]) == ("1", "2")
+    for answer, context in ((first, "the cat sat"), (second, "kim met lee")):
+        assert answer["answer"] == context[answer["start"] : answer["end"]]
+
+
+@pytest.mark.parametrize(
+    ("verb", "model", "options"),
+    [
+        ("fill-mask", "tiny", ["--top", "3"]), ("classify", "reviews", ["--top", "1"]),
+        ("tag", "tags", ["--on-error", "skip"]), ("embed", "reviews", ["--pooling", "cls"]),
+        ("answer", "span", ["--context", "the cat"]),
+    ],
+)  # fmt: skip
+def test_options_may_stand_before_among_and_behind_texts(home, run, verb, model, options):
+    model = home / "work" / model
+    texts = ["a [MASK]", "-5 cats on [MASK]", "-", "--[MASK]"]
+    if verb != "fill-mask":
+        texts[2] = "-x"
+    else:
+        texts.pop(2)
+    first, second, *dashed = texts
+    expected = run(verb, model, first, second, *options, "--", *dashed)
+    assert expected[0] == 0, expected
+    assert run(verb, model, *options, first, second, "--", *dashed) == expected
+    assert run(verb, model, first, *options, second, "--", *dashed) == expected
+    assert run(verb, *options, model, first, second, "--", *dashed) == expected
+    with pytest.raises(SystemExit):
+        run(verb, model, *options, first, "--bogus")
+
+
+def test_candidates_are_readable(home, run):
+    model = home / "work" / "tiny"
+    code, out, _ = run("fill-mask", model, "--top", "2", "The cat [MASK] on a [MASK].")
+    assert code == 0
+    text, first, *rows = out.splitlines()
+    assert (text, first, rows[2]) == ("The cat [MASK] on a [MASK].", "    mask 1", "    mask 2")
+    code, out, _ = run("fill-mask", model, "--top", "2", "--json", text)
+    candidates = [each for mask in json.loads(out)["masks"] for each in mask]
+    for row, each in zip([*rows[:2], *rows[3:]], candidates, strict=True):
+        token, share, _, id, *filled = row.split()
+        assert (token, int(id), float(share)) == (
+            each["token"], each["id"], pytest.approx(each["probability"], abs=6e-4),
+        )  # fmt: skip
+        assert " ".join(filled) == each["sequence"]
+        assert each["sequence"].count("[MASK]") == 1
+        assert token.removeprefix("##") in each["sequence"]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_ascii_terminal_takes_every_answer(home, monkeypatch, as_json):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    argv = ["tag", str(home / "work" / "tags"), "kim 猫", *["--json"] * as_json]
+    assert cli.main(argv) == 0
+    out.flush()
+    printed = out.buffer.getvalue().decode("ascii")
+    assert "\\u732b" in printed
+    if as_json:
+        assert json.loads(printed)["tokens"] == ["kim", "猫"]
+
+
+def test_labels_do_not_steer_a_terminal(tmp_path, monkeypatch):
+    saved = random_model("class")
+    labels = ("bad\x1b[2J", "fair\x9b31m", "good\rgone")
+    outputs = dataclasses.replace(saved.outputs, labels=labels)
+    write_huggingface(dataclasses.replace(saved, outputs=outputs), tmp_path)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert cli.main(["classify", str(tmp_path), "the \x1b[31mcat"]) == 0
+    printed = sys.stdout.getvalue()
+    assert all(each.isprintable() for each in printed.replace("\n", ""))
+    assert r"bad\u001b[2J" in printed
+    assert r"the \u001b[31mcat" in printed
+
+
+def test_what_is_cut_is_counted_once(home, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "MAX_RECORDS", 2)
+    texts = tmp_path / "in.txt"
+    texts.write_text("the cat\n" + "cat " * 60 + "\n" + "a\n" + "dog " * 60 + "\n")
+    for verb in ("classify", "embed"):
+        code, _, err = run(verb, home / "work" / "reviews", "--input", texts)
+        assert code == 0
+        assert err == (
+            "Warning: 2 of 4 texts are longer than 48 tokens, special ones included, and were cut "
+            f"there ({texts}, line 2; {texts}, line 4)\n"
+        )
+
+
+def test_a_line_of_an_open_pipe_is_answered(home, monkeypatch):
+    """From end to end: the second line is only written when the first has its answer."""
+    ends, found = [os.pipe(), os.pipe()], []
+
+    def converse() -> None:
+        with os.fdopen(ends[0][1], "w") as into:
+            for text in ("the cat", "a dog"):
+                print(text, file=into, flush=True)
+                ready, _, _ = select.select([ends[1][0]], [], [], 60)
+                found.append(os.read(ends[1][0], 1 << 16) if ready else None)
+
+    other = threading.Thread(target=converse)
+    with os.fdopen(ends[0][0]) as stdin, os.fdopen(ends[1][1], "w") as stdout:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        other.start()
+        code = cli.main(["classify", str(home / "work" / "reviews")])
+        other.join()
+    os.close(ends[1][0])
+    assert code == 0
+    assert [set(json.loads(line)) for line in found] == [{"label", "probabilities"}] * 2
 
 
 def examples() -> list[str]:

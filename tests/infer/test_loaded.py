@@ -165,6 +165,8 @@ def test_vectors_are_of_the_states():
     inner = states[2][[1, 2, 3, 5, 6]]
     for options, expected in (
         ({"layers": slice(-2, -1)}, states[1:].mean((0, 1))),
+        ({"layers": slice(None, 1)}, states[:2].mean((0, 1))),
+        ({"layers": slice(1, None)}, states[1:].mean((0, 1))),
         ({"pooling": "cls"}, states[2][0]),
         ({"pooling": "max", "special_tokens": False}, inner.max(0)),
     ):
@@ -194,6 +196,10 @@ def test_no_texts_are_no_answers(classifying):
         ("class", lambda m: m.embed("a", layers=slice(-1, -2)), "begin behind"),
         ("class", lambda m: m.embed("a", layers=()), "no layer is named"),
         ("class", lambda m: m.embed("a", pooling="pooler", layers=1), "last layer alone"),
+        ("class", lambda m: m.embed("a", layers=slice("a", 1)), "layers is slice.'a'"),
+        ("class", lambda m: m.embed("a", layers=slice(0, 1, 1)), "takes no step"),
+        ("span", lambda m: m.answer("a", "cat", null_threshold=np.nan), "null_threshold is nan"),
+        ("span", lambda m: m.answer("a", "cat", null_threshold=-np.inf), "null_threshold is -inf"),
         ("span", lambda m: m.answer("who ?", " "), "has no token"),
         ("pretrained", lambda m: m.fill_mask("[MASK] " + "cat " * 60), "has 63 tokens.*48"),
     ],
@@ -201,6 +207,27 @@ def test_no_texts_are_no_answers(classifying):
 def test_what_it_refuses(kind, ask, message):
     with pytest.raises(UserError, match=message):
         ask(LoadedModel(random_model(kind)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ask", "message"),
+    [
+        ("class", lambda m, long: m.classify(long), "2 of 3 texts are longer than 48 tokens, .*"),
+        ("class", lambda m, long: m.embed(long), "2 of 3 texts are longer than 48 tokens, .*"),
+        ("span", lambda m, long: m.answer(long, "cat"), "2 of 3 questions are longer than 12 .*"),
+    ],
+)
+def test_one_warning_counts_what_was_cut(kind, ask, message):
+    model = LoadedModel(random_model(kind))
+    with pytest.warns(UserWarning, match=rf"^{message}cut there \(text 1; text 3\)$") as caught:
+        ask(model, ["cat " * 60, "cat", "dog " * 60])
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("kind", ["tags", "span"])
+def test_what_is_read_in_windows_is_not_cut(kind):
+    model, long = LoadedModel(random_model(kind)), "cat " * 100
+    assert model.tag(long) if kind == "tags" else model.answer("who ?", long)
 
 
 def test_a_model_that_has_diverged_says_so():

@@ -18,7 +18,7 @@ from bert_jax.infer.asker import Prepared, text_field
 from bert_jax.infer.records import MAX_LINE_BYTES, Record, read_records
 from bert_jax.infer.stream import Answered, Counts, Skipped, answer_records
 from bert_jax.infer.writers import JsonLines, Lines, opened_writer, staged_file
-from bert_jax.tasks.examples import Origin
+from bert_jax.tasks.examples import Origin, TextExample
 
 
 class _Ids:
@@ -38,23 +38,24 @@ class Shout:
     FIELDS: ClassVar[tuple[str, ...]] = ("text", "text_b")
     network: Any = _Network()
 
-    def example(self, fields: Mapping[str, Any], origin: Origin) -> tuple[str, Origin]:
-        return text_field(fields, "text", origin), origin
+    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
+        return TextExample("", text_field(fields, "text", origin), None, None, origin)
 
     def prepare(self, examples: Sequence[Any]) -> Prepared[Any]:
-        for text, origin in examples:
-            if "!" in text:
-                raise UserError(f"{origin}: it shouts already")
-        tokens = [np.arange(1 + len(text) % 9, dtype=np.int32) for text, _ in examples]
+        for example in examples:
+            if "!" in example.text:
+                raise UserError(f"{example.origin}: it shouts already")
+        tokens = [np.arange(1 + len(each.text) % 9, dtype=np.int32) for each in examples]
         second_at = np.array([len(ids) for ids in tokens], np.int32)
-        return Prepared(examples, Rows(tokens, second_at, None), warnings=("something was cut",))
+        long = [place for place, each in enumerate(examples) if len(each.text) > 90]
+        return Prepared(examples, Rows(tokens, second_at, None), cut=long, limit="texts are long")
 
     def judge(self, batch: Batch) -> Any:
         return batch["segment_ids"].sum(1)
 
     def answers(self, prepared: Prepared[Any], outputs: Sequence[Any]) -> list[Any]:
         pairs = zip(prepared.examples, outputs, strict=True)
-        return [{"loud": text.upper(), "tokens": int(count)} for (text, _), count in pairs]
+        return [{"loud": each.text.upper(), "tokens": int(count)} for each, count in pairs]
 
     def lines(self, example: Any, answer: Any) -> list[str]:
         return [answer["loud"]]
@@ -111,7 +112,18 @@ def test_on_skip_bad_records_keep_their_places():
     assert answers[3] == Skipped("f, line 40: bad", 40)
     assert "no field 'text' but 'other'" in answers[4].message
     assert (counts.records, counts.skipped) == (5, 3)
-    assert len(said) == 4  # three, and what was cut
+    assert len(said) == 3
+
+
+def test_what_was_cut_is_counted_once_with_the_first_places(monkeypatch):
+    monkeypatch.setattr(stream, "MAX_RECORDS", 3)
+    said: list[str] = []
+    texts = ["x" * (95 if n % 2 else 5) for n in range(20)]
+    assert len(list(answer_records(Shout(), records_of(texts), say=said.append))) == 7
+    assert said == [
+        "Warning: 10 of 20 texts are long and were cut there (f, line 2; f, line 4; f, line 6; "
+        "f, line 8; f, line 10; ...)"
+    ]
 
 
 def test_all_records_bad_and_none_at_all():
@@ -171,7 +183,7 @@ def test_a_bad_line_is_named_and_the_next_is_read(tmp_path, line, message):
     [("a.gz", b"no gzip\n"), ("b.gz", gzip.compress(b"x\n" * 999, mtime=0)[:-9])],
 )
 def test_a_file_that_is_damaged_is_named(tmp_path, name, content):
-    with pytest.raises(UserError, match=rf"{name} cannot be read"):
+    with pytest.raises(UserError, match=rf"{name} (is not a sound gzip|ends in the middle)"):
         read(tmp_path / name, content)
 
 

@@ -16,6 +16,7 @@ function buildLines() {
       item.id = `${side}-${token}`;
       item.setAttribute("role", "option");
       item.title = words[token] && words[token] !== tokens[token] ? `text: ${words[token]}` : "";
+      if (fills[token]) item.title = `model: ${fills[token]}`;
       if (special[token]) item.classList.add("special");
       if (token === secondAt) item.classList.add("second");
       list.append(item);

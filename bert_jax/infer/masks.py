@@ -1,0 +1,87 @@
+"""Masks in texts, and what fills them as readers see it."""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32
+
+from bert_jax.data.fast_tokenizer import FastTokenizer
+from bert_jax.data.sentencepiece import SPACE
+from bert_jax.data.tokenizer import Id, Tokenizer
+from bert_jax.data.wordpiece import CONTINUATION
+
+MASK = "[MASK]"
+
+_PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
+_BYTE = {chr(byte): byte for byte in _PLAIN} | {
+    chr(256 + place): byte for place, byte in enumerate(_OTHERS)
+}
+"""The byte for which a character of a byte-level vocabulary stands."""
+
+
+class MaskedIds(NamedTuple):
+    """A text's tokens, masks among them, without other special tokens."""
+
+    ids: Int32[np.ndarray, " n"]
+    offsets: Int32[np.ndarray, "n 2"]
+    """Characters [start, end) in the text; a mask has those of its spelling."""
+
+
+def mask_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
+    """Find the masks of a text: `[MASK]`, or as the tokenizer spells its own.
+
+    Returns:
+        The characters [start, end) of each.
+    """
+    spellings = (MASK, tokenizer.id_to_token(tokenizer.special_ids.mask))
+    return [found.span() for found in re.finditer("|".join(map(re.escape, spellings)), text)]
+
+
+def encode_masked(text: str, tokenizer: Tokenizer) -> MaskedIds:
+    """Encode a text in which masks are special tokens."""
+    ids, offsets, at = [], [], 0
+    for start, end in [*mask_spans(text, tokenizer), (len(text), len(text))]:
+        piece = text[at:start]
+        if tokenizer.mask_takes_blank and start < end:
+            piece = piece.rstrip()
+        found = tokenizer.encode(piece)
+        ids.append(found.ids)
+        offsets.append(found.offsets + at)
+        if start < end:
+            ids.append(np.array([tokenizer.special_ids.mask], np.int32))
+            offsets.append(np.array([(start, end)], np.int32))
+        at = end
+    return MaskedIds(np.concatenate(ids), np.concatenate(offsets).astype(np.int32))
+
+
+def token_text(id: Id, tokenizer: Tokenizer) -> str:
+    """Return the text for which a token stands.
+
+    Text that begins with a space begins a word, where the vocabulary marks words by spaces. Bytes
+    that are no whole characters are written as `<0xC4>`. WordPiece entries stay as they are.
+    """
+    entry = tokenizer.id_to_token(id)
+    if tokenizer.kind == "wordpiece":
+        return entry
+    if not (isinstance(tokenizer, FastTokenizer) and tokenizer.pipeline.kind == "byte_level_bpe"):
+        return entry.replace(SPACE, " ")
+    if not all(character in _BYTE for character in entry):  # an added token
+        return entry
+    text = bytes(_BYTE[character] for character in entry).decode("utf-8", "surrogateescape")
+    return re.sub("[\udc80-\udcff]", lambda byte: f"<0x{ord(byte[0]) - 0xDC00:02X}>", text)
+
+
+def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> str:
+    """Return a text with a token in place of one mask; other masks stay.
+
+    A token that continues a word joins the one before the mask.
+    """
+    before, after = text[: span[0]], text[span[1] :]
+    token = token_text(id, tokenizer)
+    if tokenizer.continues_word[id] or token.startswith(" "):
+        before = before.rstrip()
+    if tokenizer.kind == "wordpiece" and tokenizer.continues_word[id]:
+        token = token.removeprefix(CONTINUATION)
+    return f"{before}{token if before else token.lstrip()}{after}"

@@ -1,0 +1,66 @@
+"""Standard output and error as the verbs write to them: nothing from a file steers a terminal."""
+
+import codecs
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# C0 without tab and line feed, delete, and C1, where U+009B alone begins a control sequence.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_BAR = re.compile("\r?[^\x00-\x1f\x7f-\x9f]*|(?:\n|\x1b\\[A)*")
+_UNKNOWN = "bert_jax.json"
+
+
+class Escaping:
+    r"""A terminal on which control characters are shown as JSON writes them, `\u001b`.
+
+    Args:
+        stream: The terminal.
+
+    Attributes:
+        unescaped: The terminal, for our own colours.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.unescaped = stream
+
+    def write(self, text: str) -> int:
+        """Write text; a bar's own way back to the begin of a line is left."""
+        if not _BAR.fullmatch(text):
+            text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+        self.unescaped.write(text)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write each of several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unescaped, name)
+
+
+@contextmanager
+def safe_streams() -> Iterator[None]:
+    """Escape what an encoding or a terminal cannot take, while a verb runs."""
+    before = sys.stdout, sys.stderr
+    for stream in before:
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=_UNKNOWN)
+    sys.stdout, sys.stderr = (Escaping(s) if s and s.isatty() else s for s in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _as_json(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error(_UNKNOWN, _as_json)
