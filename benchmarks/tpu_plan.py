@@ -122,8 +122,9 @@ def published(
         if step != "configured":
             kind = topology.chip.name, fast
             if kind not in picked:
-                given = Pace(*arguments.batch, {}) if arguments.batch else tunnel.pace(settings)
-                picked[kind] = given or Pace(1, 1, {})
+                micro, parts = arguments.batch or (1, 1)
+                given = None if arguments.batch else tunnel.pace(settings)
+                picked[kind] = given or Pace(micro, parts, {})
             pace = picked[kind]
             settings = (
                 tunnel.with_batch(settings, pace.rows, pace.accumulation)

@@ -120,6 +120,7 @@ start() {
   nohup setsid bash "$here/launch/on_host.sh" supervise "$restarts" "$pause" "$@" \
     >>"$state/log" 2>&1 </dev/null &
   echo $! >"$state/supervisor.pid"
+  while kill -0 $! 2>/dev/null && ! alive; do sleep 0.1; done # it is this script until it is another
   echo "started; supervisor $!"
 }
 

@@ -164,8 +164,7 @@ class WordPieceTokenizer:
         The arrays are read-only.
         """
         if self.added:  # which white space may be part of
-            found = self._encode_words(list(texts))
-            return [np.frombuffer(ids, np.int32) for ids in found]
+            return [np.frombuffer(ids, np.int32) for ids in self._encode_words(list(texts))]
         cache = self._cache
         words = [
             (JOINERS.sub("", text) if JOINERS.search(text) else text).split() for text in texts

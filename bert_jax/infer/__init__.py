@@ -1,5 +1,6 @@
 """What a model answers about texts."""
 
-from bert_jax.infer.fill_mask import MASK, Candidate, MaskFiller, format_candidates
+from bert_jax.infer.fill_mask import Candidate, MaskFiller, format_candidates
+from bert_jax.infer.masks import MASK
 
 __all__ = ["MASK", "Candidate", "MaskFiller", "format_candidates"]

@@ -134,8 +134,8 @@ def _numbered(layers: int | Sequence[int] | slice, network: Network) -> tuple[in
         if first > end:
             raise UserError(f"layers {layers.start}:{layers.stop} begin behind their end")
         return tuple(range(first, end + 1))
-    several = isinstance(layers, Iterable) and not isinstance(layers, str)
-    chosen = {number(n) for n in (layers if several else [layers])}
+    several = layers if isinstance(layers, Iterable) else [layers]
+    chosen = {number(layer) for layer in several}
     if not chosen:
         raise UserError("no layer is named; the last is -1")
     return tuple(sorted(chosen))

@@ -65,7 +65,7 @@ def token_text(id: Id, tokenizer: Tokenizer) -> str:
     entry = tokenizer.id_to_token(id)
     if tokenizer.kind == "wordpiece":
         return entry
-    if not (isinstance(tokenizer, FastTokenizer) and tokenizer.pipeline.kind == "byte_level_bpe"):
+    if not _is_byte_level(tokenizer):
         return entry.replace(SPACE, " ")
     if not all(character in _BYTE for character in entry):  # an added token
         return entry
@@ -76,12 +76,18 @@ def token_text(id: Id, tokenizer: Tokenizer) -> str:
 def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> str:
     """Return a text with a token in place of one mask; other masks stay.
 
-    A token that continues a word joins the one before the mask.
+    A token that continues a word joins the one before the mask, unless the blank between them is a
+    token of its own.
     """
     before, after = text[: span[0]], text[span[1] :]
     token = token_text(id, tokenizer)
-    if tokenizer.continues_word[id] or token.startswith(" "):
+    keeps_blank = _is_byte_level(tokenizer) and not tokenizer.mask_takes_blank
+    if token.startswith(" ") or (tokenizer.continues_word[id] and not keeps_blank):
         before = before.rstrip()
     if tokenizer.kind == "wordpiece" and tokenizer.continues_word[id]:
         token = token.removeprefix(CONTINUATION)
     return f"{before}{token if before else token.lstrip()}{after}"
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    return isinstance(tokenizer, FastTokenizer) and tokenizer.pipeline.kind == "byte_level_bpe"

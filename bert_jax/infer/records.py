@@ -16,7 +16,6 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.delimited import TableFormat
 from bert_jax.tasks.examples import Origin
 from bert_jax.tasks.problems import MissingColumn
-from bert_jax.tasks.table_files import SUFFIXES as _TABLES
 from bert_jax.tasks.table_files import read_rows
 from bert_jax.untrusted.compressed import decompress, plain_suffix
 from bert_jax.untrusted.json_file import parse_json
@@ -28,8 +27,10 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 MAX_LINE_BYTES = 4 << 20
 _MAX_DEPTH = 32
 _BLOCK = 1 << 16
-_LINES: dict[str, Format] = {".txt": "text", ".text": "text", "": "text"}
-_STREAMED: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
+_KNOWN: dict[str, Format] = {
+    ".txt": "text", ".text": "text", "": "text", ".jsonl": "jsonl", ".ndjson": "jsonl",
+    ".json": "json", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".parquet": "parquet",
+}  # fmt: skip
 _PATIENCE = 0.05
 """Seconds to wait for the next line of a pipe before the lines at hand are answered."""
 _MOST_PATIENCE = 0.5
@@ -61,17 +62,16 @@ def format_of(source: str, format: Format) -> Format:
         raise UserError(f"--format={format}: standard input is text or jsonl; name a file")
     if format != "auto":
         return format
-    known = {**_LINES, **_TABLES, **_STREAMED}
     suffix = plain_suffix(source)
     if suffix[1:].isdigit():  # log.1, part.00017
         return "text"
-    if suffix not in known:
+    if suffix not in _KNOWN:
         raise UserError(
-            f"{source}: {suffix} files are not read; known are {', '.join(filter(None, known))} "
+            f"{source}: {suffix} files are not read; known are {', '.join(filter(None, _KNOWN))} "
             "(also .gz, .xz, .zst), and a name without suffix is text. Say --format="
             f"{'|'.join(FORMATS[1:])} for a file with another name"
         )
-    return known[suffix]
+    return _KNOWN[suffix]
 
 
 def read_records(

@@ -23,7 +23,7 @@ from bert_jax.untrusted.compressed import SUFFIXES as COMPRESSED
 from bert_jax.untrusted.compressed import plain_suffix, read_plain
 from bert_jax.untrusted.json_file import parse_json
 
-SUFFIXES: dict[str, Kind] = {
+_SUFFIXES: dict[str, Kind] = {
     ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
     ".json": "jsonl", ".parquet": "parquet",
 }  # fmt: skip
@@ -38,7 +38,7 @@ def read_rows(
     """Read columns of a table.
 
     Args:
-        name: the file, also compressed (`compressed.SUFFIXES`), or `tfds:NAME:SPLIT`.
+        name: the file, also compressed (`compressed._SUFFIXES`), or `tfds:NAME:SPLIT`.
         columns: their names, or numbers from 1 in CSV and TSV.
         table: how the file is written.
         optional: those of the columns that the file may lack.
@@ -71,10 +71,10 @@ def _kind(name: str, table: TableFormat) -> Kind:
         return table.kind
     if name.startswith("tfds:"):
         return "tfds"
-    kind = SUFFIXES.get(plain_suffix(name))
+    kind = _SUFFIXES.get(plain_suffix(name))
     if kind is None:
         raise UserError(
-            f"{name}: tables are read from {', '.join(SUFFIXES)}; give the kind (csv, tsv, jsonl "
+            f"{name}: tables are read from {', '.join(_SUFFIXES)}; give the kind (csv, tsv, jsonl "
             "or parquet) of a file with another name"
         )
     return kind

@@ -1,4 +1,4 @@
-"""What is said and done about a step that the guard did not take (`guard.py` decides)."""
+"""Messages and the second run for a step that the guard rejected (see `guard.py`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,36 +11,36 @@ import numpy as np
 from bert_jax.training.guard import GUARD_METRICS, cleared
 
 _MOST_PROCESSES = 16
-"""Whose devices a message lists."""
+"""Largest number of processes whose devices a message lists."""
 
 
 @dataclass(frozen=True)
 class BadStep:
-    """A step whose loss or gradient was not finite, or whose loss was a spike."""
+    """Step with a non-finite loss or gradient, or a loss spike."""
 
     batch: int
-    """Its number."""
+    """Number of the bad batch."""
     metrics: Mapping[str, np.ndarray]
-    """Of the step as the device gave them, scalars."""
+    """Metrics of the step as the device computed them, scalars."""
 
     @property
     def halted(self) -> bool:
-        """Whether it stopped the run; else its batch was skipped."""
+        """Whether the step stopped the run; otherwise its batch was skipped."""
         return bool(self.metrics["halted"])
 
     @property
     def in_a_row(self) -> int:
-        """Batches skipped in a row, this one included where it was skipped."""
+        """Number of batches skipped in a row, this one included if it was skipped."""
         return int(self.metrics["guard_skipped"])
 
     @property
     def statistics(self) -> dict[str, float]:
-        """Loss, gradient norm, and what the loss was judged by."""
+        """Loss, gradient norm, and the statistics that the loss was compared with."""
         names = ("loss", "grad_norm", "guard_mean", "guard_std", "guard_limit")
         return {name: float(self.metrics[name]) for name in names}
 
     def describe(self) -> str:
-        """What was bad, with the statistics, as a clause."""
+        """Describe the fault and the statistics in a clause."""
         loss, norm, mean, std, limit = self.statistics.values()
         judged = f"{limit:.4f}" if np.isfinite(limit) else "not set"
         if np.isfinite(loss) and np.isfinite(norm):
@@ -53,11 +53,11 @@ class BadStep:
 
 
 def find_bad_step(batch: int, metrics: Mapping[str, Any]) -> BadStep | None:
-    """The bad step that these metrics tell of, or None.
+    """Return the bad step that these metrics describe, or None.
 
     Args:
-        batch: Number of the batch they are of.
-        metrics: Of one step, on the device or not; waits for them.
+        batch: Number of the batch.
+        metrics: Metrics of one step; waits for them where they are still on the device.
     """
     if not np.asarray(metrics["bad"]):
         return None
@@ -65,12 +65,12 @@ def find_bad_step(batch: int, metrics: Mapping[str, Any]) -> BadStep | None:
 
 
 def without_guard(values: Mapping[str, float]) -> dict[str, float]:
-    """Metrics without the guard's, which are not for means: a limit may be infinite."""
+    """Drop the guard's metrics, which have no useful mean: a limit may be infinite."""
     return {name: value for name, value in values.items() if name not in GUARD_METRICS}
 
 
 def skipped_message(bad: BadStep, workdir: Path | str) -> str:
-    """A line for a batch that was left out."""
+    """Describe a skipped batch in a line."""
     row = f", {bad.in_a_row:,} in a row" if bad.in_a_row > 1 else ""
     return (
         f"batch {bad.batch:,} was skipped{row}: {bad.describe()}. "
@@ -79,28 +79,28 @@ def skipped_message(bad: BadStep, workdir: Path | str) -> str:
 
 
 def replay_command(workdir: Path | str, batch: int) -> str:
-    """The command that shows a batch as text."""
+    """Return the command that shows a batch as text."""
     return f"bert-jax replay {workdir} --step {batch}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A step computed twice from the same inputs."""
+    """Comparison of a step that was computed twice from the same inputs."""
 
     differing: Mapping[str, tuple[float, float]]
-    """Metrics whose bits differ: the first value and the second."""
+    """First and second value of the metrics whose bits differ."""
     devices: str
-    """That computed it."""
+    """Devices that computed the step."""
     platform: str
-    """cpu, gpu or tpu."""
+    """Platform of the devices: cpu, gpu or tpu."""
 
     @property
     def same(self) -> bool:
-        """Whether all metrics were the same to the last bit; one NaN equals another."""
+        """Whether all metrics were equal to the last bit; one NaN equals another."""
         return not self.differing
 
     def describe(self) -> str:
-        """What follows from it, as sentences."""
+        """Explain the likely cause in sentences."""
         if self.same:
             return (
                 "Computed again from the same inputs, it came out the same to the last bit: the "
@@ -120,15 +120,15 @@ class Verdict:
 
 
 def rerun(train_step: Any, state: Any, batch: Any, first: Mapping[str, np.ndarray]) -> Verdict:
-    """Computes the step that halted the run once more, and compares.
+    """Compute the step that halted the run a second time, and compare.
 
-    A collective: with several processes all call it, and all do, since they read the same metrics.
+    The call is collective: all processes make it, because all read the same metrics.
 
     Args:
         train_step: The compiled step.
-        state: As a halted step returned it. It is donated, so it is gone afterwards.
-        batch: Of that step, on the mesh.
-        first: Its metrics.
+        state: State that the halted step returned. Its buffers are donated and gone afterwards.
+        batch: Batch of that step, on the mesh.
+        first: Metrics of the first computation.
     """
     _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
     devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)
@@ -162,17 +162,17 @@ def _listed(devices: list[Any]) -> str:
 
 
 class BadStepError(RuntimeError):
-    """A step is bad and the configuration says to stop; nothing of it or after it was saved."""
+    """Bad step that stops the run; nothing of this step or later was saved."""
 
     exit_code = 4
 
     def __init__(self, bad: BadStep, verdict: Verdict, workdir: Path | str, last_saved: int | None):
-        """Says what happened, why, and what can be done.
+        """Write the message: the fault, its cause and the remedies.
 
         Args:
             bad: The step.
-            verdict: Of its second run.
-            workdir: Of the run.
+            verdict: Comparison with its second computation.
+            workdir: Work directory of the run.
             last_saved: Step of the newest checkpoint; None: there is none.
         """
         checkpoint = "none was saved"
@@ -185,12 +185,12 @@ class BadStepError(RuntimeError):
         super().__init__(
             f"{bad.describe()}{skipped}; the run stops, and the step was not taken. "
             f"{verdict.describe()}. See the batch with `{replay_command(workdir, bad.batch)}`. "
-            f"The last good checkpoint: {checkpoint}. Given again, the command goes on from there; "
+            f"The last good checkpoint: {checkpoint}. Rerun the command to go on from there; "
             "with --config.guard.on_bad_step=skip it leaves such batches out, with a higher "
             "--config.guard.spike_sigmas (0: none) fewer losses count as spikes. Most often the "
             "learning rate is too high or the warm-up too short; a run with other values of these "
             "needs a work directory of its own"
         )
         self.step = bad.batch
-        """Number of the batch."""
+        """Number of the bad batch."""
         self.bad, self.verdict = bad, verdict

@@ -1,11 +1,13 @@
 """The page of attention weights: what is in it, and what it refuses."""
 
 import dataclasses
+import html
 import html.parser
 import re
 
 import numpy as np
 import pytest
+from asked_models import random_model
 from attend_models import MODEL, attention_weights, scripts_model, weights_in
 
 from bert_jax.cli import main
@@ -14,6 +16,7 @@ from bert_jax.data.wordpiece import WordPieceTokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune import saved_model
 from bert_jax.infer.attend import MAX_TOKENS, attention_page, quantized
+from bert_jax.infer.loaded import LoadedModel
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,66 @@ def test_the_command_replaces_a_file_with_a_page(tmp_path, monkeypatch, capsys, 
         assert main(["attend", "work/x", "the", "--out", str(bad)]) == 2
         assert why in capsys.readouterr().err
     assert len(asked) == 2
+
+
+def fills_in(page):
+    return re.findall(r'<p class="fill">(.*?): <bdi>(.*?)</bdi></p>', page)
+
+
+def test_a_mask_is_a_token_and_the_page_says_what_the_model_puts_there():
+    saved = random_model("pretrained")
+    page = attention_page(saved, "the [MASK] sat [MASK]")
+    data, _ = weights_in(page)
+    assert data["tokens"] == ["[CLS]", "the", "[MASK]", "sat", "[MASK]", "[SEP]"]
+    assert data["words"] == ["", "the", "[MASK]", "sat", "[MASK]", ""]
+    (answer,) = LoadedModel(saved).fill_mask("the [MASK] sat [MASK]")
+    expected = [
+        ", ".join(f"{c['token']} {100 * c['probability']:.1f}\xa0%" for c in mask)
+        for mask in answer["masks"]
+    ]
+    assert data["fills"] == {"2": expected[0], "4": expected[1]}
+    assert fills_in(page) == [("[MASK] (2)", html.escape(expected[0])),
+                              ("[MASK] (4)", html.escape(expected[1]))]  # fmt: skip
+
+
+def test_a_mask_in_a_second_text_is_read_as_of_it():
+    saved = random_model("pretrained")
+    pair, _ = weights_in(attention_page(saved, "the cat", "[MASK] sat [MASK]"))
+    assert list(pair["fills"]) == ["4", "6"]
+    embeddings = dict(saved.params["encoder"]["embeddings"])
+    embeddings["type"] = embeddings["type"][[0, 0]]
+    params = {**saved.params, "encoder": {**saved.params["encoder"], "embeddings": embeddings}}
+    untyped = dataclasses.replace(saved, params=params)
+    other, _ = weights_in(attention_page(untyped, "the cat", "[MASK] sat [MASK]"))
+    assert pair["fills"] != other["fills"]
+
+
+def test_a_model_without_the_head_says_so(saved):
+    page = attention_page(saved, "the [MASK]")
+    assert fills_in(page) == [("[MASK] (2)", "this model has no head that fills masks")]
+    assert weights_in(page)[0]["tokens"] == ["[CLS]", "the", "[MASK]", "[SEP]"]
+
+
+def test_candidates_are_text_too():
+    saved = random_model("pretrained")
+    plain = attention_page(saved, "the [MASK]")
+    words = [f"</script><script>{n}&" for n in range(saved.config.vocab_size - 5)]
+    hostile = WordPieceTokenizer([*SPECIAL_TOKENS, *words])
+    page = attention_page(dataclasses.replace(saved, tokenizer=hostile), "the [MASK]")
+    assert "&lt;script&gt;" in fills_in(page)[0][1]
+    assert [tag for tag, _ in Tags(page).tags] == [tag for tag, _ in Tags(plain).tags]
+
+
+def test_the_command_reads_the_head_where_a_text_has_a_mask(tmp_path, monkeypatch):
+    asked = []
+    saved = random_model("pretrained")
+    monkeypatch.setattr(
+        saved_model, "read_model", lambda path, **options: asked.append(options) or saved
+    )
+    out = tmp_path / "page.html"
+    assert main(["attend", "x", "--out", str(out), "the cat", "--text-b", "a [MASK]"]) == 0
+    assert asked == [{"encoder_only": True}, {}]
+    assert len(fills_in(out.read_text("utf-8"))) == 1
 
 
 def test_a_model_of_one_sentence_type_reads_pairs(saved):

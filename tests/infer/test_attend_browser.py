@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from asked_models import random_model
 from attend_models import attention_weights, scripts_model, weights_in
 from headless_browser import Browser, chromium
 
@@ -98,6 +99,16 @@ def test_choosing_a_layer_and_heads_draws_their_weights(opened, weights):
     opened.hover("#all-heads", click=True)
     assert_drawn(opened, dict(enumerate(weights[0])))
     assert len(lines(opened)) > MOST_LINES - 300
+
+
+def test_a_mask_says_what_the_model_would_put_there(browser, tmp_path):
+    path = tmp_path / "attention.html"
+    path.write_text(attention_page(random_model("pretrained"), "the [MASK] sat"), encoding="utf-8")
+    browser.open(path)
+    (told,) = texts(browser, ".fill bdi")
+    assert browser.run("document.querySelector('#from-2').title") == f"model: {told}"
+    assert browser.run("document.querySelector('#from-1').title") == ""
+    assert browser.complaints() == []
 
 
 def test_a_token_shows_its_own_lines_and_percentages(opened, weights):

@@ -258,7 +258,9 @@ def test_a_line_of_an_open_pipe_is_answered(home, monkeypatch):
             for text in ("the cat", "a dog"):
                 print(text, file=into, flush=True)
                 ready, _, _ = select.select([ends[1][0]], [], [], 60)
-                found.append(os.read(ends[1][0], 1 << 16) if ready else None)
+                if not ready:
+                    return
+                found.append(os.read(ends[1][0], 1 << 16))
 
     other = threading.Thread(target=converse)
     with os.fdopen(ends[0][0]) as stdin, os.fdopen(ends[1][1], "w") as stdout:
@@ -269,6 +271,7 @@ def test_a_line_of_an_open_pipe_is_answered(home, monkeypatch):
         other.join()
     os.close(ends[1][0])
     assert code == 0
+    assert len(found) == 2, "no answer came before the pipe was closed"
     assert [set(json.loads(line)) for line in found] == [{"label", "probabilities"}] * 2
 
 

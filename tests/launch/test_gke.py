@@ -132,6 +132,13 @@ def test_xpk(stubs):
     assert len(stubs.calls) == 1
 
 
+def test_finetuning_that_a_signal_stops_is_to_be_continued(stubs):
+    command = ["bert-jax", "finetune", "--workdir=w"]
+    done = stubs.run("gke.sh", "yaml", "bert", "--image=i", "--", *command)
+    (container,) = pod_of(yaml.safe_load(done.stdout))["containers"]
+    assert container["command"] == [*command[:2], "--stopped-code=75", "--workdir=w"]
+
+
 def test_other_verbs(stubs):
     for verb in ("logs", "status", "delete"):
         dry = stubs.run("gke.sh", verb, "bert", "--namespace=team", "--dry-run")

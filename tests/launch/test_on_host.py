@@ -1,9 +1,11 @@
 """launch/on_host.sh for real, alone and under launch/tpu_vm.sh."""
 
+import contextlib
 import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from stub_commands import LAUNCH, Stubs
@@ -11,7 +13,11 @@ from stub_commands import LAUNCH, Stubs
 
 @pytest.fixture
 def stubs(tmp_path):
-    return Stubs(tmp_path)
+    yield Stubs(tmp_path)
+    for file in tmp_path.rglob("supervisor.pid"):  # of a test that has failed
+        with contextlib.suppress(OSError):
+            if b"supervise" in Path(f"/proc/{file.read_text().strip()}/cmdline").read_bytes():
+                os.killpg(int(file.read_text()), signal.SIGKILL)
 
 
 def host(stubs, *arguments):

@@ -97,6 +97,37 @@ def test_what_goes_back_into_the_queue(stubs, code, state, restarts, requeued):
     assert (["scontrol", "requeue", "7"] in calls) == requeued
 
 
+def test_a_new_checkpoint_starts_the_count_of_restarts_anew(stubs):
+    (stubs.directory / "work" / "checkpoints" / "9").mkdir(parents=True)
+    stubs.add("srun", '[[ ! -e $STUBS/next ]] || mv "$STUBS/next" work/checkpoints/10; exit 134')
+    done = stubs.run("slurm.sh", "--restarts=2", "--", "bert-jax", "finetune", "--workdir", "work")
+    assert done.returncode == 0
+    requeued = []
+    for restart in range(40, 44):
+        if restart == 41:
+            (stubs.directory / "next").mkdir()
+        code, calls = run_job(stubs, 134, SLURM_RESTART_COUNT=str(restart))
+        assert code == 134
+        requeued.append(["scontrol", "requeue", "7"] in calls)
+    assert requeued == [False, True, True, False]  # 41 made a checkpoint
+    assert "--stopped-code=75" in calls[0]
+    stubs.add("srun")
+    assert run_job(stubs, 0)[0] == 0
+    assert not list(stubs.directory.glob(".bert_jax*"))  # nothing stays
+
+
+@pytest.mark.parametrize("command", ["squeue", "scontrol"])
+def test_a_controller_that_does_not_answer_is_asked_again(stubs, command):
+    submit(stubs)
+    stubs.add("sleep")
+    behaviour = 'cat "$STUBS/state"' if command == "squeue" else "exit 0"
+    stubs.add(command, f'mkdir "$STUBS/asked" 2>/dev/null && exit 1\n{behaviour}')
+    _, calls = run_job(stubs, 134)
+    assert [call[0] for call in calls].count(command) == 2
+    assert ["sleep", "10"] in calls
+    assert calls[-1] == ["scontrol", "requeue", "7"]
+
+
 def test_dry_run_prints_what_would_be_submitted(stubs):
     flags = ["--nodes=2", "--sbatch-flag=--constraint=a b", "--setup=module load cuda"]
     printed = stubs.run("slurm.sh", *flags, "--dry-run", "--", *COMMAND)
@@ -127,6 +158,7 @@ def test_a_failure_of_sbatch_is_passed_on(stubs):
         ([], "no command"),
         (["--per=core", "--", "x"], "--per is core; it must be gpu or node"),
         (["--nodes=two", "--", "x"], "--nodes is two; it must be a number above 0"),
+        (["--restarts=x", "--", "x"], "--restarts is x; it must be a whole number"),
         (["--colour=red", "--", "x"], "no flag --colour"),
         (["pretrain"], "unexpected pretrain; the command comes after --"),
     ],
