@@ -41,8 +41,9 @@ class NewTokens(NamedTuple):
     among their pieces."""
 
     def __str__(self) -> str:
+        were = "was" if self.existing == 1 else "were"
         parts = [
-            f"{self.existing} were there already" if self.existing else "",
+            f"{self.existing} {were} there already" if self.existing else "",
             f"{self.repeated} are repetitions" if self.repeated else "",
             f"{self.normalised} are added as the tokenizer normalises text"
             if self.normalised

@@ -65,6 +65,7 @@ def set_up(config: FinetuneConfig) -> Setup:
             "init is empty; give --config.init=DIR, the work directory of a pretraining run or a "
             "directory in Hugging Face's format"
         )
+    config.task.check_sections()
     initial = read_model(config.init, encoder_only=True)
     encoders: list[Any] = [{} if config.reinitialise else initial.params["encoder"]]
     inits = [RANDOM if config.reinitialise else config.init]

@@ -131,10 +131,10 @@ class Comparison:
         chosen: the learning rates were chosen by their medians, on the same scores.
         pairs: how many.
         seeds: in how many seeds.
-        mean: None without pairs.
-        student: interval by Student's t; None for fewer than two seeds.
+        mean: None without pairs, and where all runs are lost.
+        student: interval by Student's t; None for fewer than two seeds, and without a mean.
         bootstrap: percentile interval, over all samples of the seeds where they are few, else
-            over 10,000; None for fewer than two seeds.
+            over 10,000; None where `student` is.
         wins: pairs in which the first is better.
         ties: pairs that are equal.
         unpaired: runs left out, for want of a partner.
@@ -286,7 +286,7 @@ def _comparisons(
     for outcome in outcomes:
         member = outcome.member
         if member.init in scores:
-            best = outcome.best if _is_finite(outcome.best) else worst
+            best = outcome.best if _is_finite(outcome.best) else None
             scores[member.init][member.learning_rate, member.seed] = best
 
     def compare(rates: tuple[float, float] | None, *, chosen: bool = False) -> Comparison:
@@ -295,7 +295,7 @@ def _comparisons(
              for key, score in scores[init].items() if rates is None or key[0] == rate}
             for init, rate in zip((first, second), rates or (0.0, 0.0), strict=True)
         )  # fmt: skip
-        return _compare(first, second, ours, theirs, rates, chosen)
+        return _compare(first, second, ours, theirs, rates, chosen, worst)
 
     shared = sorted({rate for rate, _ in scores[first]} & {rate for rate, _ in scores[second]})
     found = [compare((rate, rate)) for rate in shared]
@@ -314,14 +314,17 @@ def _compare(
     theirs: Mapping[tuple[float, int], float | None],
     rates: tuple[float, float] | None,
     chosen: bool,
+    worst: float | None,
 ) -> Comparison:
+    pairs = {key: (ours[key], theirs[key]) for key in ours if key in theirs}
     by_seed: dict[int, list[float]] = {}
-    for (rate, seed), score in ours.items():
-        other = theirs.get((rate, seed))
-        if score is not None and other is not None:
-            by_seed.setdefault(seed, []).append(score - other)
+    for (_, seed), scores in pairs.items():
+        one, other = ((worst or 0.0) if score is None else score for score in scores)
+        by_seed.setdefault(seed, []).append(one - other)
     differences = np.array([value for values in by_seed.values() for value in values], np.float64)
     means = np.array([np.mean(by_seed[seed]) for seed in sorted(by_seed)], np.float64)
+    if all(score is None for scores in pairs.values() for score in scores):
+        means = means[:0]  # two lost runs are equal, and say nothing more
     enough = len(means) > 1
     return Comparison(
         first=first,
@@ -329,7 +332,7 @@ def _compare(
         learning_rates=rates,
         chosen=chosen,
         pairs=len(differences),
-        seeds=len(means),
+        seeds=len(by_seed),
         mean=float(means.mean()) if len(means) else None,
         student=student_interval(means) if enough else None,
         bootstrap=bootstrap_interval(means) if enough else None,

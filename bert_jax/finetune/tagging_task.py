@@ -246,19 +246,13 @@ class TaggingSplit:
 
 
 _ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
-_ROWS = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
 def _format(source: str, config: TaggingConfig) -> str:
-    if config.format != "auto":
-        return config.format
-    if source.startswith("tfds:") or source.lower().endswith(_ROWS):
-        return "rows"
-    # Of columns, the first has words, where CoNLL-U has numbers.
-    numbered = source.lower().endswith(".conllu") or (
-        config.token_column == 1 and is_conllu(source)
-    )
-    return "conllu" if numbered else "columns"
+    # The words of columns are in the first unless said otherwise, where CoNLL-U has numbers.
+    if config.format == "columns" and config.token_column == 1 and is_conllu(source):
+        return "conllu"
+    return config.format
 
 
 def _read(source: str, config: TaggingConfig, *, with_tags: bool = True) -> list[TaggedExample]:

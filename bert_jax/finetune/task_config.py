@@ -109,10 +109,10 @@ class TaggingConfig:
     """The file to train on."""
     dev: str = ""
     """The file to choose the best checkpoint by."""
-    format: Literal["auto", "columns", "conllu", "wikiann", "rows"] = "auto"
-    """columns: a word a line, as CoNLL has it. conllu: CoNLL-U. wikiann: en:WORD, tab, tag. rows:
-    lists of words and of tags in JSON lines, parquet or tfds:NAME:SPLIT. auto: rows by the suffix
-    of the file, conllu by its columns, else columns."""
+    format: Literal["columns", "conllu", "wikiann", "rows"] = "columns"
+    """columns: a word a line, as CoNLL has it; CoNLL-U is known by its columns. conllu: CoNLL-U
+    alone. wikiann: en:WORD, tab, tag. rows: lists of words and of tags in JSON lines, parquet or
+    tfds:NAME:SPLIT."""
     token_column: int = 1
     """Number of the word's column from 1, from -1 backwards (columns)."""
     tag_column: int = -1
@@ -190,17 +190,7 @@ class TaskConfig:
     squad: SquadConfig = field(default_factory=SquadConfig)
 
     def __post_init__(self) -> None:
-        """Refuse a section that would not be read, and lengths that leave no room."""
-        for name in ("glue", "table", "tagging", "squad"):
-            section = getattr(self, name)
-            fresh = type(section)()
-            set_ = [f.name for f in dataclasses.fields(section)
-                    if getattr(section, f.name) != getattr(fresh, f.name)]  # fmt: skip
-            if set_ and name != self.kind:
-                raise UserError(
-                    f"task.{name}.{set_[0]} is set, but task.kind is {self.kind!r}; set task.kind "
-                    f"to {name!r}, or leave task.{name} out"
-                )
+        """Refuse lengths that leave no room."""
         if self.max_length < 0 or 0 < self.max_length < 8:
             raise UserError(f"task.max_length is {self.max_length}; it must be at least 8, or 0")
         if self.kind == "glue" and self.glue.name:
@@ -212,6 +202,28 @@ class TaskConfig:
                 f"task.tagging.stride is {self.tagging.stride}; it must be from 1 to "
                 f"{self.length - 2}, which is task.max_length less 2"
             )
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Names of the sections that `kind` does not read."""
+        return tuple(name for name in ("glue", "table", "tagging", "squad") if name != self.kind)
+
+    def check_sections(self) -> None:
+        """Refuse a section that would not be read.
+
+        What an earlier version saved is not asked: its defaults may have been others.
+
+        Raises:
+            UserError: names the first field.
+        """
+        for name in self.unread:
+            section = getattr(self, name)
+            for each in dataclasses.fields(section):
+                if getattr(section, each.name) != each.default:
+                    raise UserError(
+                        f"task.{name}.{each.name} is set, but task.kind is {self.kind!r}; set "
+                        f"task.kind to {name!r}, or leave task.{name} out"
+                    )
 
     @property
     def length(self) -> int:

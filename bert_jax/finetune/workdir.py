@@ -141,10 +141,11 @@ def check_finetune_workdir(
     if record is None:
         return
     there = build(FinetuneConfig, record["config"], where=str(place.local / "config.json"))
+    unread = tuple(f"task.{name}." for name in config.task.unread)
     rows = [
         f"{name}: {json.dumps(old)} there, {json.dumps(new)} given"
         for name, old, new in diff(there, config)
-        if name not in FREE_FIELDS
+        if name not in FREE_FIELDS and not name.startswith(unread)
     ]
     known = record.get("fingerprints", {})
     rows += [

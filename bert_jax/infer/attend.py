@@ -23,7 +23,7 @@ from bert_jax.finetune.rows import Rows
 from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.infer.batching import run_rows
 from bert_jax.infer.fill_mask import MaskFiller
-from bert_jax.infer.masks import encode_masked
+from bert_jax.infer.masks import encode_masked, token_text
 from bert_jax.infer.network import Network
 from bert_jax.model.layer_outputs import layer_outputs
 
@@ -110,11 +110,13 @@ def _row(saved: SavedModel, text: str, text_b: str | None) -> _Row:
 
 
 def _token_texts(tokenizer: Tokenizer, row: _Row) -> list[str]:
-    """The vocabulary's entries; of one whose entries are bytes, what they stand for."""
-    entries = [tokenizer.id_to_token(int(i)) for i in row.ids]
+    """Return the vocabulary's entries; of one whose entries are bytes, what they stand for."""
     if tokenizer.kind in ("wordpiece", "sentencepiece"):
-        return entries
-    return [word or entry for word, entry in zip(row.words, entries, strict=True)]
+        return [tokenizer.id_to_token(int(i)) for i in row.ids]
+    return [
+        word or token_text(int(i), tokenizer).strip() or "␣"
+        for word, i in zip(row.words, row.ids, strict=True)
+    ]
 
 
 def _weights(saved: SavedModel, row: _Row) -> Float[np.ndarray, "N H L L"]:
@@ -174,7 +176,7 @@ def _page(data: dict[str, Any], model: str, facts: str, text: str, text_b: str |
         "text": _shown(text),
         "text_b": second,
         "fills": "".join(
-            f'  <p class="fill">{_shown(data["tokens"][place])} ({place}): '
+            f'  <p class="fill">Token {place + 1}, {_shown(data["tokens"][place])}: '
             f"<bdi>{_shown(fill)}</bdi></p>\n"
             for place, fill in data["fills"].items()
         ),

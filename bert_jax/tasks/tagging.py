@@ -119,7 +119,7 @@ def is_conllu(path: str | Path) -> bool:
             first = next((line for line in lines if line[0] not in "#\n"), "")
     except OSError:
         return False
-    return first.count("\t") == 9 and re.match(r"[01][-.\d]*\t", first) is not None
+    return re.fullmatch(r"[01][-.\d]*(\t[^\t]+){5}\t(\d+|_)(\t[^\t]+){3}", first) is not None
 
 
 def read_conllu(

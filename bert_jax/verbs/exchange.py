@@ -140,6 +140,8 @@ def import_(arguments: argparse.Namespace) -> int:
     if isinstance(compared, dict):
         gaps = [f"{name} {gap:.1e}" for name, gap in compared["differences"].items()]
         print(f"  largest differences from the source: {', '.join(gaps)}")
+        counts = [compared.get(f"texts_with_equal_{what}") for what in ("ids", "offsets")]
+        print("  texts with equal token ids: {}; with equal offsets: {}".format(*counts))
         if compared.get("pairs_have_equal_ids") is False:
             print("  a pair of texts has other special tokens here than in Transformers")
     else:

@@ -5,14 +5,14 @@
         --workdir=work/conll
 
 Files have a word a line, the word in the first column and the tag in the last; CoNLL-U is known by
-its columns, JSON lines and parquet with lists of tokens and tags by their suffix (else
-`ner.py:conllu`, `ner.py:rows`). `ner.py:wikiann` reads WikiANN's.
+its columns. `ner.py:wikiann` reads WikiANN's, `ner.py:rows` JSON lines or parquet with lists of
+tokens and tags.
 """
 
 from ml_collections import ConfigDict
 
 
-def get_config(data_format: str = "auto") -> ConfigDict:
+def get_config(data_format: str = "columns") -> ConfigDict:
     """The recipe; any field of `bert_jax.finetune.config.FinetuneConfig` may be set."""
     return ConfigDict(
         {

@@ -288,6 +288,15 @@ def test_a_finished_run_says_so_again(files, one_run, tmp_path, capsys):
     assert snapshot(one_run) == before
 
 
+def test_a_default_that_is_not_read_may_change(files, one_run, tmp_path):
+    """A run of texts was saved by a version with another default for tags."""
+    old = shutil.copytree(one_run, tmp_path / "old")
+    record = json.loads((old / "config.json").read_text())
+    record["config"]["task"]["tagging"]["tokens"] = "words"
+    (old / "config.json").write_text(json.dumps(record))
+    assert finetune(small_config(files), old, echo=quiet).finished
+
+
 @long
 def test_continued_on_other_devices(files, one_run, tmp_path, monkeypatch):
     """From a fine-tuned model, whose parameters are read onto one device."""

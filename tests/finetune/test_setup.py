@@ -77,6 +77,13 @@ def test_the_length_of_a_model_of_few_positions_is_said_once(tmp_path):
         set_up(dataclasses.replace(config, task=task))
 
 
+def test_a_section_that_is_not_read_is_refused(files):
+    config = small_config(files)
+    task = dataclasses.replace(config.task, squad=SquadConfig(stride=4))
+    with pytest.raises(UserError, match=r"task.squad.stride is set, but task.kind is 'table'"):
+        set_up(dataclasses.replace(config, task=task))
+
+
 def test_the_head_of_spans_has_no_dropout(files, tmp_path):
     path = put_squad(tmp_path / "a.json", entry("1", "cat"))
     task = TaskConfig("squad", squad=SquadConfig(train=path, dev=path))

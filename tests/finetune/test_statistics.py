@@ -180,6 +180,9 @@ def test_nothing_finite():
     assert (group.runs, group.failed, group.lost) == (3, 3, 3)
     assert group.median is group.best is group.mean is None
     assert summary.best_learning_rates == {}
+    both = [run(init, 1e-5, s, None, "lost") for init in "ab" for s in range(3)]
+    (comparison,) = summarise(both, "accuracy", 0.5).comparisons
+    assert (comparison.pairs, comparison.ties, comparison.mean) == (3, 3, None)
 
 
 def test_other_scores_are_those_of_the_best_evaluation():

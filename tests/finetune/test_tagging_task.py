@@ -108,8 +108,11 @@ def test_predicting_needs_no_tags(tmp_path):
     assert [row.tolist() for row in known.rows.labels] == [
         row.tolist() for row in task.dev_splits()[0].rows.labels
     ]
-    rows = put_json(tmp_path / "c.jsonl", {"tokens": ["ann", "x"], "tags": None})
-    assert task.open_split(rows, labelled=False).rows.labels is None
+    lists = [put_json(tmp_path / f"{name}.jsonl", {"tokens": ["ann", "x"], "tags": tags})
+             for name, tags in (("c", ["B-PER", "O"]), ("d", None), ("e", ["?", "?"]))]  # fmt: skip
+    task = opened(tagging(train=lists[0], dev=lists[0], format="rows"))
+    for path in lists[1:]:
+        assert task.open_split(path, labelled=False).rows.labels is None
 
 
 def test_plain_tags_that_are_not_known(tmp_path):

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from asked_models import random_model
 from attend_models import MODEL, attention_weights, scripts_model, weights_in
+from fast_files import write_fast
 
 from bert_jax.cli import main
-from bert_jax.data.tokenizer import SPECIAL_TOKENS
+from bert_jax.data.tokenizer import SPECIAL_TOKENS, load_tokenizer
 from bert_jax.data.wordpiece import WordPieceTokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune import saved_model
@@ -157,8 +158,18 @@ def test_a_mask_is_a_token_and_the_page_says_what_the_model_puts_there():
         for mask in answer["masks"]
     ]
     assert data["fills"] == {"2": expected[0], "4": expected[1]}
-    assert fills_in(page) == [("[MASK] (2)", html.escape(expected[0])),
-                              ("[MASK] (4)", html.escape(expected[1]))]  # fmt: skip
+    assert fills_in(page) == [("Token 3, [MASK]", html.escape(expected[0])),
+                              ("Token 5, [MASK]", html.escape(expected[1]))]  # fmt: skip
+
+
+def test_tokens_of_bytes_are_readable(tmp_path):
+    tokenizer = load_tokenizer(write_fast(tmp_path, "bpe"))
+    saved = random_model("pretrained", vocab_size=tokenizer.vocab_size)
+    saved = dataclasses.replace(saved, tokenizer=tokenizer)
+    data, _ = weights_in(attention_page(saved, "The  dog 漢<mask>"))
+    assert data["tokens"] == ["<s>", "The", "␣", "dog", "␣", "漢", "漢", "漢", "<mask>", "</s>"]
+    assert list(data["fills"]) == ["8"]
+    assert "Ġ" not in data["fills"]["8"]
 
 
 def test_a_mask_in_a_second_text_is_read_as_of_it():
@@ -175,7 +186,7 @@ def test_a_mask_in_a_second_text_is_read_as_of_it():
 
 def test_a_model_without_the_head_says_so(saved):
     page = attention_page(saved, "the [MASK]")
-    assert fills_in(page) == [("[MASK] (2)", "this model has no head that fills masks")]
+    assert fills_in(page) == [("Token 3, [MASK]", "this model has no head that fills masks")]
     assert weights_in(page)[0]["tokens"] == ["[CLS]", "the", "[MASK]", "[SEP]"]
 
 

@@ -150,7 +150,7 @@ def conllu(*lines):
     return "".join("\t".join(line.split("|")) + "\n" for line in lines)
 
 
-# From UD German and UD Chinese, with an empty node and an unknown tag of our own.
+# Made by hand, in German and Chinese, with an empty node and an unknown tag of our own.
 CONLLU = conllu(
     "# sent_id = 1",
     "# text = Sie geht zum Arzt.",
