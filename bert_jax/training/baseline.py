@@ -81,7 +81,7 @@ class LossMonitor:
     @cached_property
     def window(self) -> int:
         """Number of steps over which the loss is smoothed."""
-        return max(5, min(50, self.config.training.num_steps // 20))
+        return max(5, min(40, self.config.training.num_steps // 20))
 
     @property
     def judged_at(self) -> int:

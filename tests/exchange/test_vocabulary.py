@@ -112,7 +112,7 @@ def test_what_is_counted() -> None:
     )
     assert add_tokens(saved, lines).name == "a model, with 4 more tokens"
     assert f"{found}" == (
-        "4 tokens are new, each begins as the mean of the pieces that it had; 1 were there "
+        "4 tokens are new, each begins as the mean of the pieces that it had; 1 was there "
         "already; 2 are repetitions; 2 are added as the tokenizer normalises text; 1 start, at "
         "least in part, as [UNK]"
     )
