@@ -225,7 +225,7 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
 
 
 def _value(hint: Any, text: str) -> Any:
-    """What a field of this type holds; text that is no such value stays, for `build` to refuse."""
+    """Read text as a value of this type; other text stays as it is, for `build` to refuse."""
     kinds = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return None if text == "None" else _value(kinds[0], text)

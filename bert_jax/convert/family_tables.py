@@ -1,4 +1,4 @@
-"""What each family of encoders calls what BERT has."""
+"""Names of the families of encoders, by family, and their names in BERT."""
 
 import re
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ Patterns = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Family:
-    """What a family calls what BERT has."""
+    """Names of one family: classes, fields and parameters, and their names in BERT."""
 
     name: str
     classes: str
-    """Their classes' names begin so, where BERT's begin with Bert."""
+    """Prefix of the class names, as Bert is of BERT's; a regular expression."""
     defaults: Mapping[str, Any]
     """Fields of their configuration that BERT's has with another default, or not at all."""
     fields: Mapping[str, str]
-    """Their fields to BERT's, where the names differ."""
+    """Fields of the configuration that have another name in BERT, to that name."""
     patterns: Patterns
     """Parameters of the encoder and the masked-LM head to BERT's names."""
     classifier: Patterns
@@ -36,7 +36,7 @@ class Family:
     exact_gelu_head: bool = False
     """The masked-LM head has the exact GELU whatever the encoder has."""
     unlike: Mapping[str, str] = field(default_factory=dict)
-    """Their classes, without the prefix, whose head is none of BERT's, and why."""
+    """Classes, without the prefix, whose head is none of BERT's, and the reason."""
 
 
 SAME: Patterns = (
@@ -168,7 +168,7 @@ FAMILIES: Mapping[str, Family] = {
     "electra": ELECTRA,
     "distilbert": DISTILBERT,
 }
-"""By the field `model_type`."""
+"""Families by the field `model_type`."""
 WRITTEN: Mapping[str, str] = {
     family.pooler_activation: kind for kind, family in FAMILIES.items() if family.written
 }

@@ -30,7 +30,7 @@ from bert_jax.errors import UserError
 
 BLOCK_BYTES = 1 << 20
 DEFAULT_LENGTH = 128
-"""Of `PretrainConfig`'s first phase."""
+"""Tokens in a row of the first phase of `PretrainConfig`."""
 _MAX_WORKERS = 1024
 _HASH_RANGE = 1 << 64
 MIN_HELDOUT_DOCUMENTS = 2
@@ -68,7 +68,7 @@ class BuiltCorpus:
         return "\n".join([*lines, *self._pairs()])
 
     def _pairs(self) -> list[str]:
-        """What the default objective and length would make of the training text."""
+        """Describe the sentence pairs of the training text in rows of the default length."""
         try:
             plan = plan_pairs(self.train, DEFAULT_LENGTH)
         except UserError as error:

@@ -124,7 +124,7 @@ def majority_rate(labels: np.ndarray) -> float:
 
 
 def losses(plan: PairPlan, store: TokenStore, objective: str) -> tuple[str, str | None]:
-    """What a plan leaves out and how its labels fall: a clause, and a warning where that is bad.
+    """Describe the tokens that a plan leaves out and its labels: a clause, and a warning if bad.
 
     The warning names the likely causes in this store, and what helps.
     """

@@ -219,7 +219,7 @@ class _Transformers:
 
 
 def _check_offsets(saved: SavedModel, theirs: Any) -> str:
-    """Where the tokens of each text lie in it: of how many texts they lie where ours do.
+    """Compare the places of tokens in their texts; return the number of equal texts, as text.
 
     A SentencePiece model's tokens may lie elsewhere: the library gives several characters that are
     composed or cut into bytes the span of all of them, and a word the space before it.

@@ -95,7 +95,7 @@ def _outputs(out: Any, name: str, saved: SavedModel) -> dict[str, Any]:
 
 
 def source_tokenizer(directory: Path, ours: Tokenizer | None = None) -> Any:
-    """Their tokenizer; or, as text, why they have none.
+    """Return Transformers' tokenizer of a directory; or, as text, why there is none.
 
     Args:
         directory: With its files.

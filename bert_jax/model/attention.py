@@ -28,7 +28,7 @@ from bert_jax.model.layout import Layout
 AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
 
 _FASTEST: dict[str, tuple[AttentionImpl, ...]] = {"tpu": ("fused", "splash"), "gpu": ("cudnn",)}
-"""What `auto` tries on a platform, in this order, before `xla`."""
+"""Implementations that `auto` tries on a platform, in this order, before `xla`."""
 _WITH_DROPOUT = ("fused", "xla")
 FUSED_FROM_LENGTH = 128
 """`auto` takes `fused` on TPU for rows at least this long.

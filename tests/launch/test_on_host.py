@@ -56,13 +56,18 @@ def test_what_another_try_does_not_fix(stubs, code, tries):
     assert stubs.calls == [["train"]] * tries
 
 
-def test_stop_lets_the_run_save(stubs):
+def start_a_run_that_saves(stubs):
+    """A run that is up, and ends with 75 at a signal."""
     stubs.add("train", "trap 'echo saved; exit 75' TERM; echo ready; while :; do sleep 0.1; done")
     host(stubs, "start", "--", "train")
     for _ in range(300):
         if "ready" in host(stubs, "log").stdout:
             break
         time.sleep(0.1)
+
+
+def test_stop_lets_the_run_save(stubs):
+    start_a_run_that_saves(stubs)
     assert host(stubs, "start", "--", "train").stdout.startswith("runs already; supervisor ")
     assert host(stubs, "status", "--", "train").stdout == "running 0\n"
     other = host(stubs, "start", "--", "train", "other")
@@ -100,12 +105,7 @@ def test_a_new_checkpoint_starts_the_count_of_restarts_anew(stubs):
 
 
 def test_a_host_that_goes_down_leaves_a_run_to_be_started_again(stubs):
-    stubs.add("train", "trap 'echo saved; exit 75' TERM; echo ready; while :; do sleep 0.1; done")
-    host(stubs, "start", "--", "train")
-    for _ in range(300):
-        if "ready" in host(stubs, "log").stdout:
-            break
-        time.sleep(0.1)
+    start_a_run_that_saves(stubs)
     supervisor = int((stubs.directory / "run" / "supervisor.pid").read_text())
     os.kill(supervisor, signal.SIGTERM)  # as the system does, and nobody asked for it
     status_becomes(stubs, "none")
