@@ -41,6 +41,7 @@ from bert_jax.exchange import vocabulary
 from bert_jax.exchange.huggingface import (
     class_of,
     has_place_for_pooler,
+    specials_of,
     untrained_parts,
     write_huggingface,
 )
@@ -327,7 +328,7 @@ def _compare_tokens(found: Source) -> dict[str, Any]:
     theirs = source_tokenizer(found.directory, ours)
     if isinstance(theirs, str):
         return {"texts_with_equal_ids": f"not compared: {theirs}"}
-    texts = _texts(ours)
+    texts = _texts(found.saved)
     other = _other_ids(ours, theirs, texts)
     if other:
         raise ProofFailedError(
@@ -354,7 +355,7 @@ def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
     if any(isinstance(each, str) or not each.is_fast for each in tokenizers):
         return {"texts_with_equal_offsets": "not compared"}
     compared = 0
-    for text in _texts(ours):
+    for text in _texts(found.saved):
         first, second = (
             each(text, add_special_tokens=False, return_offsets_mapping=True) for each in tokenizers
         )
@@ -372,10 +373,10 @@ def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
     return {"texts_with_equal_offsets": compared}
 
 
-def _texts(tokenizer: Tokenizer) -> list[str]:
+def _texts(saved: SavedModel) -> list[str]:
     """Texts in which none of the five special tokens is spelled out."""
-    names = {tokenizer.id_to_token(id) for id in vars(tokenizer.special_ids).values()}
-    return [text for text in texts_for(tokenizer) if not any(name in text for name in names)]
+    names = specials_of(saved)
+    return [text for text in texts_for(saved.tokenizer) if not any(name in text for name in names)]
 
 
 def _other_ids(ours: Tokenizer, theirs: Any, texts: Sequence[str]) -> list[str]:
