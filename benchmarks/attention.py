@@ -44,7 +44,7 @@ def make_step(case: Case, impl: Any, rate: float) -> tuple[Callable[..., Any], l
     import jax
     import jax.numpy as jnp
 
-    from bert_jax.model.attention import attend
+    from bert_jax.model.attention.attend import attend
 
     shape = (case.rows, case.length, case.heads, case.head_dim)
     keys = jax.random.split(jax.random.key(0), 4)

@@ -72,8 +72,8 @@ def measure_saves(repeats: int, directory: Path) -> None:
     import numpy as np
 
     from bert_jax.data.store_writer import StoreWriter
-    from bert_jax.data.tokenizer import SPECIAL_TOKENS
-    from bert_jax.data.wordpiece import WordPieceTokenizer
+    from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
+    from bert_jax.tokenization.wordpiece import WordPieceTokenizer
     from bert_jax.training.corpus import Corpus
 
     words = [*SPECIAL_TOKENS, *(str(n) for n in range(len(SPECIAL_TOKENS), 30_000))]
@@ -103,8 +103,9 @@ def measure_saves(repeats: int, directory: Path) -> None:
 
 def _train(corpus: Any, every: int, workdir: Path) -> tuple[float, float]:
     """Seconds from step 100 to 300, and the share of them that the loop spent in saves."""
-    from bert_jax.training.config import PretrainConfig, build
-    from bert_jax.training.goodput import Clock
+    from bert_jax.config.mapping import build
+    from bert_jax.run.goodput import Clock
+    from bert_jax.training.config import PretrainConfig
     from bert_jax.training.train import train
 
     shutil.rmtree(workdir, ignore_errors=True)

@@ -33,8 +33,8 @@ def prepare(text: str, vocab: str | None, directory: Path) -> None:
     """Writes text.txt and tokenizer/ to `directory`."""
     from bert_jax.corpus.build import iter_texts
     from bert_jax.corpus.sources import resolve_sources
-    from bert_jax.data.tokenizer import load_tokenizer
-    from bert_jax.data.wordpiece_training import train_wordpiece
+    from bert_jax.tokenization.load import load_tokenizer
+    from bert_jax.tokenization.wordpiece_training import train_wordpiece
 
     plain = directory / "text.txt"
     if text == "python-docs":
@@ -53,7 +53,7 @@ def prepare(text: str, vocab: str | None, directory: Path) -> None:
 
 def run_ours(directory: Path, cores: int) -> None:
     from bert_jax.corpus.build import build_corpus
-    from bert_jax.data.tokenizer import load_tokenizer
+    from bert_jax.tokenization.load import load_tokenizer
 
     tokenizer = load_tokenizer(directory / "tokenizer")
     before = os.times()

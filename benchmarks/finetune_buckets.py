@@ -38,9 +38,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def open_data(name: str, data: Path) -> tuple[Any, Any]:
     """The task and the tokenizer."""
-    from bert_jax.data.tokenizer import load_tokenizer
-    from bert_jax.finetune.task import open_task
-    from bert_jax.finetune.task_config import GlueConfig, TaggingConfig, TaskConfig
+    from bert_jax.tasks.config import GlueConfig, TaggingConfig, TaskConfig
+    from bert_jax.tasks.opening import open_task
+    from bert_jax.tokenization.load import load_tokenizer
 
     if name == "mrpc":
         glue = GlueConfig(name="mrpc", data=str(data / "glue"))

@@ -67,7 +67,6 @@ class Side:
         import numpy as np
 
         from bert_jax.finetune.batches import TrainBatches
-        from bert_jax.finetune.rows import Rows
         from bert_jax.finetune.step import (
             FinetuneStepConfig,
             init_sweep,
@@ -77,6 +76,7 @@ class Side:
         )
         from bert_jax.model.config import SIZES
         from bert_jax.model.task_heads import TaskHeadConfig
+        from bert_jax.tasks.rows import Rows
         from bert_jax.training.optim import OptimizerConfig
 
         model = dataclasses.replace(

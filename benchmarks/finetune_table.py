@@ -97,9 +97,9 @@ def main() -> int:
 
 def _run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The statistics of a task, from its work directory if it is finished."""
+    from bert_jax.config.command_line import load_config
     from bert_jax.finetune.config import FinetuneConfig
     from bert_jax.finetune.train import finetune
-    from bert_jax.flags import load_config
 
     row, workdir = ROWS[name], options.out / name
     fields = [

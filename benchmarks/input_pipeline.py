@@ -148,7 +148,7 @@ def masking_step(store: "TokenStore") -> Callable[[dict[str, Any]], Any]:
 
     import jax
 
-    from bert_jax.training.masking import MaskingConfig, mask_tokens
+    from bert_jax.objectives.masking import MaskingConfig, mask_tokens
 
     @jax.jit
     def mask(tokens, segment_ids, row_index):

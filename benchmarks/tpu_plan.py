@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.flags import load_config
+from bert_jax.config.command_line import load_config
 from bert_jax.plan.compile import default_cache, with_vocabulary
 from bert_jax.plan.predict import Plan
 from bert_jax.plan.report import memory_per_chip

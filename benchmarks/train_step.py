@@ -101,9 +101,9 @@ def our_steps(case: Case) -> RunSteps:
     import jax
 
     from bert_jax.data.store import SpecialIds
-    from bert_jax.training.masking import MaskingConfig
+    from bert_jax.objectives.masking import MaskingConfig
+    from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
     from bert_jax.training.optim import OptimizerConfig
-    from bert_jax.training.sharding import MeshConfig, make_mesh, place_batch
     from bert_jax.training.step import StepConfig, init_state, make_train_step
 
     config = StepConfig(

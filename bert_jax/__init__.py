@@ -34,7 +34,7 @@ def load(directory: "str | Path") -> "LoadedModel":
     Raises:
         UserError: There is no sound model in it.
     """
-    from bert_jax.finetune.saved_model import read_model  # jax is imported when it is used
     from bert_jax.infer.loaded import LoadedModel
+    from bert_jax.saved.model import read_model  # jax is imported when it is used
 
     return LoadedModel(read_model(directory))

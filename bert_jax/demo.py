@@ -16,10 +16,11 @@ import numpy as np
 from bert_jax.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.corpus.pydocs import PythonDocs
 from bert_jax.data.store import TokenStore, open_store
-from bert_jax.data.tokenizer import Tokenizer, load_tokenizer
-from bert_jax.data.wordpiece_training import train_wordpiece
 from bert_jax.errors import UserError
 from bert_jax.infer import MASK, MaskFiller, format_candidates
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.wordpiece_training import train_wordpiece
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.report import TrainResult
 from bert_jax.training.train import train

@@ -137,7 +137,7 @@ def _places(arguments: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def _variables(number: int, processes: int, devices: int, port: int) -> dict[str, str]:
-    """What `bert_jax.training.processes` and JAX read."""
+    """What `bert_jax.parallel.processes` and JAX read."""
     return {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),

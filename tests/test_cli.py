@@ -19,7 +19,7 @@ import pytest
 
 import bert_jax
 from bert_jax import cli
-from bert_jax.data.tokenizer import load_tokenizer
+from bert_jax.tokenization.load import load_tokenizer
 
 SMALL = [
     f"--config.{field}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.flags import load_config
+from bert_jax.config.command_line import load_config
 from bert_jax.model.config import SIZES
 from bert_jax.training.config import PretrainConfig
 

@@ -22,7 +22,7 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
         pytest.importorskip(OPTIONAL[name], reason=f"{OPTIONAL[name]} is not installed")
     (tmp_path / "in").mkdir()
     child = subprocess.run(
-        [sys.executable, "-W", "error", Path(__file__).with_name("fuzz_readers.py"), name,
+        [sys.executable, "-W", "error", Path(__file__).parent / "support" / "fuzz_readers.py", name,
          tmp_path / "in", str(EXAMPLES)],
         capture_output=True,
         text=True,

@@ -4,20 +4,17 @@
 """
 
 import json
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from make_old_directories import MASKED, TEXTS, fingerprint, losses, pretraining
 
 import bert_jax
 from bert_jax.cli import main
 
 GOLDEN = Path(__file__).parent / "golden"
-sys.path.insert(0, str(GOLDEN))
-
-from make_old_directories import MASKED, TEXTS, fingerprint, losses, pretraining  # noqa: E402
 
 
 @pytest.fixture(scope="module")

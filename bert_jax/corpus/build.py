@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from bert_jax.corpus.documents import ReadOptions, Source
 from bert_jax.corpus.encode import EncodedBlock, encode_block, start_worker
 from bert_jax.corpus.sentences import get_splitter
-from bert_jax.corpus.sources import ReadOptions, Source, resolve_sources
+from bert_jax.corpus.sources import resolve_sources
 from bert_jax.corpus.workers import map_ordered, num_cores
 from bert_jax.data.pairs import losses, plan_pairs
-from bert_jax.data.staging import StagedDirectory
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.data.store_writer import StoreWriter
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.files.staging import StagedDirectory
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 BLOCK_BYTES = 1 << 20
 DEFAULT_LENGTH = 128

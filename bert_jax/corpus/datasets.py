@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bert_jax.corpus.documents import ReadOptions, field_text, missing_field, paragraphs
 from bert_jax.corpus.lines import HashedFile
-from bert_jax.corpus.sources import ReadOptions, field_text, missing_field, paragraphs
 from bert_jax.data.tfds import open_tfds
 from bert_jax.errors import UserError
 

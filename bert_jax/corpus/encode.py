@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax.corpus.sentences import Splitter, get_splitter
 from bert_jax.data.store import token_dtype
 from bert_jax.data.store_writer import check_ids
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 LONGEST_SENTENCE = 62
 """Tokens; half a row of 128. Longer sentences (a line that is a paragraph, a text without full

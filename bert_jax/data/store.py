@@ -105,7 +105,7 @@ class TokenStore:
 
 @runtime_checkable
 class StoreTokenizer(Protocol):
-    """What a store needs of a tokenizer; `bert_jax.data.tokenizer.Tokenizer` has it."""
+    """What a store needs of a tokenizer; `bert_jax.tokenization.tokenizer.Tokenizer` has it."""
 
     @property
     def vocab_size(self) -> int:

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from bert_jax.data.staging import StagedDirectory, disk_full, sync_directory, write_synced
 from bert_jax.data.store import (
     FORMAT,
     OFFSET_DTYPE,
@@ -23,6 +22,7 @@ from bert_jax.data.store import (
     token_dtype,
 )
 from bert_jax.errors import UserError
+from bert_jax.files.staging import StagedDirectory, disk_full, sync_directory, write_synced
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import bert_jax
-from bert_jax.data.staging import write_synced
 from bert_jax.errors import UserError
-from bert_jax.exchange.huggingface import class_of, untrained_parts
+from bert_jax.exchange.huggingface_files import class_of, untrained_parts
 from bert_jax.exchange.model_card import model_card
 from bert_jax.exchange.proof import (
     PROOF_TEXTS,
@@ -29,7 +28,8 @@ from bert_jax.exchange.proof import (
     write_parity,
 )
 from bert_jax.exchange.staging import staged
-from bert_jax.finetune.saved_model import SavedModel, read_model
+from bert_jax.files.staging import write_synced
+from bert_jax.saved.model import SavedModel, read_model
 
 FORMATS = {
     "huggingface": "bert_jax.exchange.huggingface",

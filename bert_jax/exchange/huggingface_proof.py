@@ -16,11 +16,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from bert_jax.convert.sentencepiece_json import is_tie
-from bert_jax.data.fast_tokenizer import FastTokenizer
-from bert_jax.data.sentencepiece import SentencePieceTokenizer
-from bert_jax.data.tokenizer import Tokenizer, make_row
-from bert_jax.exchange.huggingface import class_of, specials_of, without_types
+from bert_jax.exchange.huggingface_files import class_of, specials_of, without_types
 from bert_jax.exchange.proof import (
     PROOF_TEXTS,
     ProofFailedError,
@@ -33,7 +29,11 @@ from bert_jax.exchange.proof import (
     texts_for,
 )
 from bert_jax.exchange.source_model import quiet
-from bert_jax.finetune.saved_model import SavedModel, read_model
+from bert_jax.formats.sentencepiece_json import is_tie
+from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.tokenization.fast_tokenizer import FastTokenizer
+from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
 
 def auto_class(name: str) -> str:

@@ -22,23 +22,9 @@ import jax
 import numpy as np
 
 import bert_jax
-from bert_jax.convert.families import BertForm, to_bert
-from bert_jax.convert.huggingface_files import (
-    MAX_CONFIG_BYTES,
-    WEIGHTS,
-    model_class,
-    read_weights,
-)
-from bert_jax.convert.huggingface_head import head_from_huggingface
-from bert_jax.convert.huggingface_names import parts_from_huggingface
-from bert_jax.convert.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
-from bert_jax.data.staging import write_synced
-from bert_jax.data.tokenizer import CONFIG_NAME, Tokenizer, load_tokenizer, make_row
-from bert_jax.data.wordpiece import WordPieceTokenizer
-from bert_jax.data.wordpiece_files import says_casing
 from bert_jax.errors import UserError
 from bert_jax.exchange import vocabulary
-from bert_jax.exchange.huggingface import (
+from bert_jax.exchange.huggingface_files import (
     class_of,
     has_place_for_pooler,
     specials_of,
@@ -59,8 +45,23 @@ from bert_jax.exchange.proof import (
 )
 from bert_jax.exchange.source_model import SourceModel, source_tokenizer
 from bert_jax.exchange.staging import staged
-from bert_jax.finetune.saved_model import Origin, SavedModel, check_vocabulary, read_model
+from bert_jax.files.staging import write_synced
+from bert_jax.formats.families import BertForm, to_bert
+from bert_jax.formats.huggingface_files import (
+    MAX_CONFIG_BYTES,
+    WEIGHTS,
+    model_class,
+    read_weights,
+)
+from bert_jax.formats.huggingface_head import head_from_huggingface
+from bert_jax.formats.huggingface_names import parts_from_huggingface
+from bert_jax.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
 from bert_jax.model.heads import Params
+from bert_jax.saved.model import Origin, SavedModel, check_vocabulary, read_model
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, Tokenizer, make_row
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+from bert_jax.tokenization.wordpiece_files import says_casing
 from bert_jax.untrusted.json_file import read_json_object
 
 REPORT = "import.json"

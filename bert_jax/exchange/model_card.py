@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from bert_jax.exchange.huggingface_proof import auto_class, task_of
-from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.saved.model import SavedModel
 
 _PIPELINES = {
     "ForPreTraining": "fill-mask",
@@ -249,6 +249,6 @@ def _plain(text: str) -> str:
 
 
 def _count(saved: SavedModel) -> int:
-    from bert_jax.exchange.huggingface import state_dict_of
+    from bert_jax.exchange.huggingface_files import state_dict_of
 
     return sum(array.size for array in state_dict_of(saved).values())

@@ -18,14 +18,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.data.staging import write_synced
 from bert_jax.errors import UserError
-from bert_jax.exchange.huggingface import write_description
+from bert_jax.exchange.huggingface_files import write_description
 from bert_jax.exchange.proof import ProofFailedError
 from bert_jax.exchange.shapes import compare
-from bert_jax.finetune.saved_model import SavedModel
-from bert_jax.model.attention_xla import MASKED_SCORE
+from bert_jax.files.staging import write_synced
+from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.model.config import ModelConfig
+from bert_jax.saved.model import SavedModel
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 OPSET, IR_VERSION = 20, 9

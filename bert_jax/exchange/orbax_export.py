@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from bert_jax.checkpoint.storage import read_tree, write_tree
-from bert_jax.exchange.huggingface import write_description
+from bert_jax.exchange.huggingface_files import write_description
 from bert_jax.exchange.proof import ProofFailedError
-from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.saved.model import SavedModel
 
 PARAMS = "params"
 

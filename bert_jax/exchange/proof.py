@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bert_jax.data.staging import write_synced
-from bert_jax.data.tokenizer import Tokenizer, make_row, num_special
-from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.files.staging import write_synced
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, apply_pretraining, encode, init_params
 from bert_jax.model.task_heads import TaskHeadConfig, apply_task
+from bert_jax.saved.model import SavedModel
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 PARITY = "parity.json"
 TOLERANCE = 1e-4

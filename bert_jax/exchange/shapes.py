@@ -13,7 +13,7 @@ from bert_jax.exchange.proof import (
     keep_worst,
     logits_of,
 )
-from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.saved.model import SavedModel
 
 _ROWS = 16
 """In a batch: logits of 250,000 tokens take a gigabyte for 16 rows of 64."""

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.convert.huggingface_files import model_class
-from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.data.wordpiece import WordPieceTokenizer
-from bert_jax.data.wordpiece_files import says_casing
 from bert_jax.exchange.proof import Batch
-from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.formats.huggingface_files import model_class
+from bert_jax.saved.model import SavedModel
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+from bert_jax.tokenization.wordpiece_files import says_casing
 
 _READ = (
     "Model", "ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction",

@@ -23,16 +23,16 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bert_jax.convert.families import bert_names
-from bert_jax.convert.huggingface_files import WEIGHTS
-from bert_jax.convert.huggingface_names import TABLE, TASK_TABLES, Entry, canonical_names
-from bert_jax.data.staging import write_synced
-from bert_jax.exchange.huggingface import family_of, write_huggingface
+from bert_jax.exchange.huggingface_files import family_of, write_huggingface
 from bert_jax.exchange.proof import Batch, outputs_of
 from bert_jax.exchange.shapes import compare
-from bert_jax.finetune.saved_model import SavedModel
+from bert_jax.files.staging import write_synced
+from bert_jax.formats.families import bert_names
+from bert_jax.formats.huggingface_files import WEIGHTS
+from bert_jax.formats.huggingface_names import TABLE, TASK_TABLES, Entry, canonical_names
 from bert_jax.model.heads import Params, init_params
 from bert_jax.model.task_heads import init_task_params
+from bert_jax.saved.model import SavedModel
 
 PROGRAM = "model.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")

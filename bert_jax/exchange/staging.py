@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from bert_jax.data.staging import StagedDirectory, disk_full, sync_directory
 from bert_jax.errors import UserError
-from bert_jax.training.remote import scheme
+from bert_jax.files.remote import scheme
+from bert_jax.files.staging import StagedDirectory, disk_full, sync_directory
 
 
 @contextlib.contextmanager

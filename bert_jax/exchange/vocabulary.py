@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import pre_tokenizers
 
-from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.data.wordpiece import CONTINUATION, WordPieceTokenizer
 from bert_jax.errors import UserError
-from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.model.heads import Params
+from bert_jax.saved.model import SavedModel
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceTokenizer
 from bert_jax.untrusted.whole_file import read_text
 
 MAX_FILE_BYTES = 1 << 24

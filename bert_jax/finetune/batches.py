@@ -12,7 +12,7 @@ from jaxtyping import Int64, Integer
 
 from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.errors import UserError
-from bert_jax.finetune.rows import NO_LABEL, Batch, Rows
+from bert_jax.tasks.rows import NO_LABEL, Batch, Rows
 
 _ROWS, _ORDER = 0x726F7773, 0x6F726465  # purposes of random numbers: words of `hash_key`
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.task_config import TaskConfig
+from bert_jax.tasks.config import TaskConfig
 from bert_jax.training.optim import OptimizerConfig
 
 FREE_FIELDS = ("init", "training.stall_seconds", "training.eval_batch_size")

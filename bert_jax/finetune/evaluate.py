@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.finetune.batches import eval_batches
-from bert_jax.finetune.rows import Rows
 from bert_jax.finetune.step import FinetuneStepConfig, place_eval_rows
-from bert_jax.finetune.task import Outputs
+from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.task import Outputs
 
 
 def member_outputs(

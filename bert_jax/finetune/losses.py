@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from bert_jax.finetune.task import Objective
 from bert_jax.model.heads import PADDED_LOGIT
-from bert_jax.training.losses import cross_entropy
+from bert_jax.objectives.losses import cross_entropy
+from bert_jax.tasks.task import Objective
 
 
 def num_labelled(

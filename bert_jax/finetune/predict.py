@@ -8,13 +8,14 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_jax.errors import UserError
+from bert_jax.files.remote import scheme
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.evaluate import member_outputs
 from bert_jax.finetune.step import FinetuneStepConfig, make_eval_step, place_members, sweep_mesh
-from bert_jax.finetune.task import Outputs, Split, open_task
-from bert_jax.finetune.workdir import Finetuned, load_finetuned
+from bert_jax.saved.finetuned import Finetuned, load_finetuned
+from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.task import Outputs, Split
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.remote import scheme
 
 
 def evaluate_finetuned(workdir: Path | str, data: str | None = None) -> dict[str, float]:
@@ -35,7 +36,7 @@ def evaluate_finetuned(workdir: Path | str, data: str | None = None) -> dict[str
         split = _open(model, data)
         return split.score(split_outputs(model, split), model.scores)
     # Rows may have been held out of the training data, so all of it is read as the run did.
-    task = open_task(model.config.task, model.tokenizer, model.model.num_positions)
+    task = open_task(model.task_config, model.tokenizer, model.model.num_positions)
     if task.describe() != model.task.describe():
         raise UserError(
             f"the data of {workdir} have changed since it was trained: other labels. Name data "

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from scipy.special import bdtrik, stdtrit
 
-from bert_jax.finetune.statistics import LEVEL, Member, Outcome, quantile
-from bert_jax.training.console import Console
-from bert_jax.training.telemetry import MetricsLog
+from bert_jax.run.console import Console
+from bert_jax.run.telemetry import MetricsLog
+from bert_jax.sweep.statistics import LEVEL, Member, Outcome, quantile
 
 _CORRELATIONS = ("matthews", "pearson", "spearman")
 

@@ -10,13 +10,14 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.checkpoint import Checkpoints, Retention, SaveFailedError
+from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.progress import Losses, Progress
 from bert_jax.finetune.setup import Setup
-from bert_jax.finetune.statistics import Member, Outcome
 from bert_jax.finetune.step import SweepState, abstract_sweep
-from bert_jax.finetune.workdir import FinetunedState, remove_resume, saved_content
-from bert_jax.training.remote import WorkDir
+from bert_jax.finetune.workdir import remove_resume, saved_content
+from bert_jax.saved.finetuned import FinetunedState
+from bert_jax.sweep.statistics import Member, Outcome
 
 
 @dataclass

@@ -9,13 +9,14 @@ from typing import Any
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.saved_model import SavedModel, read_model
-from bert_jax.finetune.statistics import Member
 from bert_jax.finetune.step import FinetuneStepConfig
-from bert_jax.finetune.task import Split, Task, open_task
 from bert_jax.finetune.workdir import fingerprint, rows_fingerprint
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.sweep.statistics import Member
+from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.task import Split, Task
 from bert_jax.training.config import MAX_STEPS
 
 RANDOM = "random"

@@ -21,7 +21,6 @@ from jaxtyping import Array, Float, UInt32
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.losses import loss_sum, num_labelled
-from bert_jax.finetune.task import Objective
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.counter_hash import hash_u32
 from bert_jax.model.task_heads import (
@@ -30,6 +29,7 @@ from bert_jax.model.task_heads import (
     init_task_params,
     task_logical_axes,
 )
+from bert_jax.tasks.task import Objective
 from bert_jax.training.optim import OptimizerConfig, OptimizerState, make_optimizer
 
 MEMBER, DATA = "member", "data"

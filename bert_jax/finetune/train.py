@@ -12,14 +12,13 @@ import numpy as np
 
 from bert_jax.checkpoint import SaveFailedError
 from bert_jax.checkpoint.agreement import all_agree, by_first
+from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.evaluate import finite, member_outputs
 from bert_jax.finetune.progress import Losses, Output, Progress, goal_score
 from bert_jax.finetune.saves import Saves, Wave
 from bert_jax.finetune.setup import Setup, set_up
-from bert_jax.finetune.statistics import LEVEL, Member, Outcome, Summary, summarise
-from bert_jax.finetune.statistics_report import summary_lines, write_summary
 from bert_jax.finetune.step import (
     check_memory,
     init_sweep,
@@ -32,17 +31,17 @@ from bert_jax.finetune.step import (
     sweep_mesh,
 )
 from bert_jax.finetune.workdir import (
-    NO_MODEL,
-    STATISTICS,
     check_finetune_workdir,
     prepare_finetune_workdir,
     remove_resume,
 )
-from bert_jax.training.events import Events
-from bert_jax.training.interrupt import StopRequest
-from bert_jax.training.remote import WorkDir, open_workdir
-from bert_jax.training.telemetry import duration
-from bert_jax.training.watchdog import Watchdog
+from bert_jax.run.events import Events
+from bert_jax.run.interrupt import StopRequest
+from bert_jax.run.telemetry import duration
+from bert_jax.run.watchdog import Watchdog
+from bert_jax.saved.finetuned import NO_MODEL, STATISTICS
+from bert_jax.sweep.report import summary_lines, write_summary
+from bert_jax.sweep.statistics import LEVEL, Member, Outcome, Summary, summarise
 from bert_jax.untrusted.json_file import read_json_object
 
 _SAVE_SECONDS = 60.0

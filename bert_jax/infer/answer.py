@@ -7,16 +7,17 @@ import numpy as np
 from jax import Array
 from scipy.special import softmax
 
-from bert_jax.data.tokenizer import MAX_SPECIAL
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.finetune.rows import Batch, Rows
-from bert_jax.finetune.task_config import TaskConfig
 from bert_jax.infer.asker import Answer, Prepared, check_count, finite, text_field
 from bert_jax.infer.network import Network
+from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import Origin, Question
-from bert_jax.tasks.squad_answers import Candidate, Prediction, find_answers
-from bert_jax.tasks.squad_windows import SquadWindows, WindowOptions, build_windows
-from bert_jax.training.config import build
+from bert_jax.tasks.rows import Batch, Rows
+from bert_jax.tasks.squad.answers import Candidate, Prediction, find_answers
+from bert_jax.tasks.squad.windows import SquadWindows, build_windows
+from bert_jax.tasks.window_options import WindowOptions
+from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 
 class Answerer:

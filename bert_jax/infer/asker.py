@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.rows import Batch, Rows
 from bert_jax.infer.batching import run_rows
 from bert_jax.infer.network import Network
 from bert_jax.tasks.examples import Origin
 from bert_jax.tasks.problems import SHOWN
+from bert_jax.tasks.rows import Batch, Rows
 
 Answer = dict[str, Any]
 """As it stands in a JSON line."""

@@ -17,15 +17,15 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 import bert_jax
-from bert_jax.data.tokenizer import Tokenizer, make_row, replace_surrogates
 from bert_jax.errors import UserError
-from bert_jax.finetune.rows import Rows
-from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.infer.batching import run_rows
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.masks import encode_masked, token_text
 from bert_jax.infer.network import Network
 from bert_jax.model.layer_outputs import layer_outputs
+from bert_jax.saved.model import SavedModel
+from bert_jax.tasks.rows import Rows
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row, replace_surrogates
 
 MAX_TOKENS = 256
 """In a page, special tokens included: BERT-base's weights of so many are 13 MB of it."""

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from bert_jax.finetune.batches import eval_batches
-from bert_jax.finetune.rows import Batch, Rows
+from bert_jax.tasks.rows import Batch, Rows
 
 LENGTHS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 """Rows are padded to the next of these, and to no more than the model's positions."""

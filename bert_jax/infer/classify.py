@@ -8,11 +8,11 @@ from jax import Array
 from scipy.special import expit, softmax
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.rows import Batch
-from bert_jax.finetune.text_rows import cut_rows
 from bert_jax.infer.asker import Answer, Prepared, check_count, finite, text_field
 from bert_jax.infer.network import Network
 from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.tasks.rows import Batch
+from bert_jax.tasks.text.rows import cut_rows
 
 
 def text_example(fields: Mapping[str, Any], origin: Origin) -> TextExample:

@@ -8,14 +8,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bert_jax.data.tokenizer import replace_surrogates
 from bert_jax.errors import UserError
 from bert_jax.infer.asker import Asker, Given
 from bert_jax.infer.embed import Embedder
 from bert_jax.infer.records import STDIN, Format, Record, format_of, read_records
 from bert_jax.infer.stream import Counts, OnError, answer_records
 from bert_jax.infer.writers import check_out, opened_writer
-from bert_jax.tasks.delimited import TableFormat
+from bert_jax.tasks.tables.delimited import TableFormat
+from bert_jax.tokenization.tokenizer import replace_surrogates
 
 
 def run_verb(

@@ -9,11 +9,11 @@ import numpy as np
 from jax import Array
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.rows import Batch
 from bert_jax.infer.asker import Prepared, finite
 from bert_jax.infer.classify import text_example, text_rows
 from bert_jax.infer.network import Network, Pooling
 from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.tasks.rows import Batch
 
 
 def parse_layers(text: str) -> tuple[int, ...] | slice:

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bert_jax.data.tokenizer import make_row
 from bert_jax.errors import UserError
-from bert_jax.finetune.rows import Batch, Rows
-from bert_jax.finetune.saved_model import read_model
 from bert_jax.infer.asker import Answer, Given, Prepared, ask, check_count, finite, text_field
 from bert_jax.infer.masks import MASK, encode_masked, filled, mask_spans, token_text
 from bert_jax.infer.network import Network
+from bert_jax.saved.model import read_model
 from bert_jax.tasks.examples import Origin
+from bert_jax.tasks.rows import Batch, Rows
+from bert_jax.tokenization.tokenizer import make_row
 
 _SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the mask
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.infer.answer import Answerer
 from bert_jax.infer.asker import Answer, Asker, Cuts, Example, Given, ask
 from bert_jax.infer.classify import Classifier
@@ -15,6 +14,7 @@ from bert_jax.infer.embed import Embedder
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.network import Network, Pooling
 from bert_jax.infer.tag import Tagger
+from bert_jax.saved.model import SavedModel
 
 Texts = str | Sequence[str]
 """One text, or several; the answer is a list in either case."""

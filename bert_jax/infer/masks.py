@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32
 
-from bert_jax.data.fast_tokenizer import FastTokenizer
-from bert_jax.data.sentencepiece import SPACE
-from bert_jax.data.tokenizer import Id, Tokenizer
-from bert_jax.data.wordpiece import CONTINUATION
+from bert_jax.tokenization.fast_tokenizer import FastTokenizer
+from bert_jax.tokenization.sentencepiece import SPACE
+from bert_jax.tokenization.tokenizer import Id, Tokenizer
+from bert_jax.tokenization.wordpiece import CONTINUATION
 
 MASK = "[MASK]"
 

@@ -15,13 +15,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.rows import Batch
-from bert_jax.finetune.saved_model import SavedModel
-from bert_jax.model.attention import attend
+from bert_jax.model.attention.attend import attend
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.encoder import Embeddings, Layer, Pooler
 from bert_jax.model.heads import MlmHead
 from bert_jax.model.layers import Affine
+from bert_jax.saved.model import SavedModel
+from bert_jax.tasks.rows import Batch
 
 Pooling = Literal["mean", "max", "cls", "pooler"]
 

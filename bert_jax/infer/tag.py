@@ -10,15 +10,15 @@ import numpy as np
 from jax import Array
 from scipy.special import softmax
 
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.finetune.rows import Batch, Rows
-from bert_jax.finetune.task_config import TaskConfig
 from bert_jax.infer.asker import Answer, Prepared, finite, text_field
 from bert_jax.infer.network import Network
+from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import Origin, TaggedExample
-from bert_jax.tasks.tag_schemes import entities, split_tag, to_tags
-from bert_jax.tasks.tag_windows import TagWindows, tag_windows
-from bert_jax.training.config import build
+from bert_jax.tasks.rows import Batch, Rows
+from bert_jax.tasks.tagging.schemes import entities, split_tag, to_tags
+from bert_jax.tasks.tagging.windows import TagWindows, tag_windows
 
 # Ideographs are words of their own, as in BERT's tokenizer; kana and Hangul are not.
 _PART = re.compile(

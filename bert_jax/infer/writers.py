@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from bert_jax.data.staging import disk_full, sync_directory
 from bert_jax.errors import UserError
+from bert_jax.files.staging import disk_full, sync_directory
 from bert_jax.infer.asker import Asker
 from bert_jax.infer.stream import Answered, Skipped
 

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention import attend
+from bert_jax.model.attention.attend import attend
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout
 from bert_jax.model.layers import (

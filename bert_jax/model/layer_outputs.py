@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
-from bert_jax.model.attention_xla import MASKED_SCORE
+from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.encoder import SelfAttention
 from bert_jax.model.heads import Params, abstract_encoder

@@ -121,7 +121,7 @@ def compile_step(
     found = devices(topology)
     import jax
 
-    from bert_jax.training.sharding import batch_sharding, check_batch_size, make_mesh
+    from bert_jax.parallel.sharding import batch_sharding, check_batch_size, make_mesh
     from bert_jax.training.step import abstract_state, make_train_step
 
     mesh = make_mesh(config.mesh, found)
@@ -335,9 +335,8 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
     digest.update(os.environ.get("LIBTPU_INIT_ARGS", "").encode())
     # StableHLO without locations: the lines in the cached program are right only for these files.
     package_root = Path(__file__).parent.parent
-    for source in sorted(
-        p for part in ("model", "training") for p in package_root.glob(f"{part}/**/*.py")
-    ):
+    rooms = [package_root / room for room in ("model", "objectives", "parallel", "training")]
+    for source in sorted(path for room in rooms for path in room.glob("**/*.py")):
         digest.update(source.read_bytes())
     digest.update(stablehlo.encode())
     return digest.hexdigest()[:40]

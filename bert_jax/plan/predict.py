@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_jax.hlo_cost.cost import Cost, estimate
+from bert_jax.hlo_cost.hlo import parse_program
+from bert_jax.hlo_cost.program import Program
 from bert_jax.model.flops import train_flops
 from bert_jax.plan.compile import Compiled, compile_step
-from bert_jax.plan.cost import Cost, estimate
-from bert_jax.plan.hlo import parse_program
-from bert_jax.plan.program import Program
 from bert_jax.plan.topology import Topology
 from bert_jax.training.config import PretrainConfig
 

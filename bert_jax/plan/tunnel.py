@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.hlo_cost.cost import estimate
+from bert_jax.hlo_cost.program import Program
 from bert_jax.plan.compile import usable_bytes
-from bert_jax.plan.cost import estimate
 from bert_jax.plan.predict import Plan, predict
 from bert_jax.plan.prior import on_paper, rows_that_may_fit
-from bert_jax.plan.program import Program
 from bert_jax.plan.search import (
     Fit,
     Found,
@@ -210,7 +210,7 @@ class Tunnel:
 
     def _mesh_is_possible(self, settings: Settings) -> bool:
         """Whether the torus can be cut so: each mesh axis must be a product of its dimensions."""
-        from bert_jax.training.sharding import MeshConfig, make_mesh
+        from bert_jax.parallel.sharding import MeshConfig, make_mesh
 
         key = settings.fsdp, settings.tensor
         if key not in self._meshes:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.data.staging import replace_file
 from bert_jax.errors import UserError
-from bert_jax.tasks.delimited import Column, TableFormat
+from bert_jax.files.staging import replace_file
 from bert_jax.tasks.examples import LabelSet
-from bert_jax.tasks.table_files import read_rows
-from bert_jax.tasks.tables import TextColumns, TextData, read_texts
+from bert_jax.tasks.tables.delimited import Column, TableFormat
+from bert_jax.tasks.tables.files import read_rows
+from bert_jax.tasks.tables.tables import TextColumns, TextData, read_texts
 
 _SPLITS = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
 _MNLI_SPLITS = {

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert_jax.data.store import TokenStore, is_store, open_store
-from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
+from bert_jax.files.remote import scheme
+from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.remote import scheme
 from bert_jax.training.step import StepConfig
 
 

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
+from bert_jax.objectives.losses import LossSums
+from bert_jax.parallel.sharding import batch_sharding, data_shard, place_batch, replicated
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.losses import LossSums
-from bert_jax.training.sharding import batch_sharding, data_shard, place_batch, replicated
 from bert_jax.training.step import Batch, StepConfig, loss_sums, mask_batch, state_shardings
 
 EVAL_SEED = 20181011

@@ -10,10 +10,11 @@ import numpy as np
 
 from bert_jax.checkpoint import saved_steps
 from bert_jax.checkpoint.agreement import by_first
+from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.training.config import PretrainConfig, build, to_dict
-from bert_jax.training.remote import WorkDir
+from bert_jax.training.config import PretrainConfig
 from bert_jax.training.workdir import read_config
 
 _VOCABULARY = ("['embeddings']['token']", "['mlm']['bias']")

@@ -10,12 +10,12 @@ import bert_jax
 from bert_jax.data.pairs import PairPlan, losses
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.model.config import num_params
+from bert_jax.run.goodput import Clock
+from bert_jax.run.telemetry import duration
 from bert_jax.training.baseline import compare
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus
-from bert_jax.training.goodput import Clock
 from bert_jax.training.initial import InitialModel
-from bert_jax.training.telemetry import duration
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,16 @@ from bert_jax.model.counter_hash import hash_u32
 from bert_jax.model.heads import apply_pretraining, init_params, logical_axes
 from bert_jax.model.layers import compute_dtype
 from bert_jax.model.layout import Layout
-from bert_jax.training.collectives import (
+from bert_jax.objectives.losses import LossSums, pretraining_loss, pretraining_sums, ratio
+from bert_jax.objectives.masking import MaskingConfig, mask_tokens
+from bert_jax.parallel.collectives import (
     gather_outside_layers,
     local_layout,
     on_local_rows,
     reduce_gradients,
     reduce_sums,
 )
-from bert_jax.training.guard import GuardConfig, GuardState, forget_losses, fresh_guard, judge
-from bert_jax.training.losses import LossSums, pretraining_loss, pretraining_sums, ratio
-from bert_jax.training.masking import MaskingConfig, mask_tokens
-from bert_jax.training.optim import OptimizerConfig, learning_rate_schedule, make_optimizer
-from bert_jax.training.sharding import (
+from bert_jax.parallel.sharding import (
     RULES,
     batch_sharding,
     check_batch_size,
@@ -38,6 +36,8 @@ from bert_jax.training.sharding import (
     param_shardings,
     replicated,
 )
+from bert_jax.training.guard import GuardConfig, GuardState, forget_losses, fresh_guard, judge
+from bert_jax.training.optim import OptimizerConfig, learning_rate_schedule, make_optimizer
 
 Batch = dict[str, Array]
 """tokens, type_ids, segment_ids (B, L); nsp_labels, row_index (B,), as `data/pipeline.py` makes."""

@@ -11,9 +11,18 @@ import jax
 
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.checkpoint.agreement import by_first
+from bert_jax.config.mapping import to_dict
 from bert_jax.data.pipeline import ExampleStream, train_batches
+from bert_jax.files.remote import open_workdir
 from bert_jax.model.flops import train_flops
 from bert_jax.model.layers import compute_dtype
+from bert_jax.parallel.sharding import check_batch_size, data_shard, make_mesh, place_batch
+from bert_jax.run.events import Events
+from bert_jax.run.goodput import Clock, Goodput
+from bert_jax.run.interrupt import StopRequest
+from bert_jax.run.loss_curve import draw_loss_curve
+from bert_jax.run.telemetry import Means, Telemetry, peak_flops, read_metrics
+from bert_jax.run.watchdog import Watchdog
 from bert_jax.training.bad_step import (
     BadStep,
     BadStepError,
@@ -23,20 +32,12 @@ from bert_jax.training.bad_step import (
     without_guard,
 )
 from bert_jax.training.baseline import DivergedError, LossMonitor, compare
-from bert_jax.training.config import PretrainConfig, to_dict
+from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus, open_corpus, step_config
 from bert_jax.training.evaluate import HeldOut
-from bert_jax.training.events import Events
-from bert_jax.training.goodput import Clock, Goodput
 from bert_jax.training.initial import InitialModel, resolve_init, started_from
-from bert_jax.training.interrupt import StopRequest
-from bert_jax.training.loss_curve import draw_loss_curve
-from bert_jax.training.remote import open_workdir
 from bert_jax.training.report import TrainResult, closing, starting_line, summary
-from bert_jax.training.sharding import check_batch_size, data_shard, make_mesh, place_batch
 from bert_jax.training.step import abstract_state, init_state, make_train_step
-from bert_jax.training.telemetry import Means, Telemetry, peak_flops, read_metrics
-from bert_jax.training.watchdog import Watchdog
 from bert_jax.training.workdir import check_workdir, prepare_workdir
 
 _REDRAW_SECONDS = 60.0

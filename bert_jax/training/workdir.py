@@ -12,12 +12,13 @@ from typing import Any
 
 import bert_jax
 from bert_jax.checkpoint.agreement import by_first
-from bert_jax.data.staging import replace_file
+from bert_jax.config.mapping import build, to_dict
 from bert_jax.data.store import TokenStore
-from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
-from bert_jax.training.config import PretrainConfig, binding_diff, build, to_dict
-from bert_jax.training.remote import WorkDir
+from bert_jax.files.remote import WorkDir
+from bert_jax.files.staging import replace_file
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.training.config import PretrainConfig, binding_diff
 from bert_jax.untrusted.json_file import read_json_object
 
 MAX_CONFIG_BYTES = 1 << 20

@@ -202,9 +202,9 @@ def _run(arguments: argparse.Namespace, asker: Any, **more: Any) -> int:
 
 
 def _network(arguments: argparse.Namespace) -> Any:
-    from bert_jax.finetune.saved_model import read_model
     from bert_jax.infer.command import check_files
     from bert_jax.infer.network import Network
+    from bert_jax.saved.model import read_model
 
     arguments.table = check_files(
         arguments.input, arguments.format, arguments.out, arguments.table,
@@ -282,11 +282,11 @@ def embed(arguments: argparse.Namespace) -> int:
 
 def attend(arguments: argparse.Namespace) -> int:
     """Writes a page with attention weights."""
-    from bert_jax.data.staging import replace_file
-    from bert_jax.finetune.saved_model import read_model
+    from bert_jax.files.remote import scheme
+    from bert_jax.files.staging import replace_file
     from bert_jax.infer.attend import attention_page
     from bert_jax.infer.masks import mask_spans
-    from bert_jax.training.remote import scheme
+    from bert_jax.saved.model import read_model
 
     out = arguments.out
     if scheme(out) is not None or out.is_dir():

@@ -19,15 +19,15 @@ from bert_jax.errors import UserError, explained
 
 
 def _read_options(arguments: argparse.Namespace):
-    from bert_jax.corpus.sources import ReadOptions
+    from bert_jax.corpus.documents import ReadOptions
 
     return ReadOptions(field=arguments.field, line_documents=arguments.line_documents)
 
 
 def demo(arguments: argparse.Namespace) -> int:
     """The whole way on text that is there."""
+    from bert_jax.config.command_line import load_config
     from bert_jax.demo import run_demo
-    from bert_jax.flags import load_config
     from bert_jax.training.config import PretrainConfig
 
     return run_demo(load_config(PretrainConfig, arguments.config), arguments.workdir)
@@ -36,9 +36,9 @@ def demo(arguments: argparse.Namespace) -> int:
 def tokenizer(arguments: argparse.Namespace) -> int:
     """Learns a vocabulary."""
     from bert_jax.corpus.build import iter_texts
-    from bert_jax.data.sentencepiece import train_sentencepiece
-    from bert_jax.data.tokenizer import Tokenizer
-    from bert_jax.data.wordpiece_training import train_wordpiece
+    from bert_jax.tokenization.sentencepiece import train_sentencepiece
+    from bert_jax.tokenization.tokenizer import Tokenizer
+    from bert_jax.tokenization.wordpiece_training import train_wordpiece
 
     if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
         raise UserError(f"{arguments.out} exists and is not empty; choose another --out")
@@ -79,7 +79,7 @@ def tokenizer(arguments: argparse.Namespace) -> int:
 def corpus(arguments: argparse.Namespace) -> int:
     """Builds a token store."""
     from bert_jax.corpus.build import build_corpus
-    from bert_jax.data.tokenizer import load_tokenizer
+    from bert_jax.tokenization.load import load_tokenizer
 
     built = build_corpus(
         arguments.input,
@@ -105,8 +105,8 @@ def tfds(arguments: argparse.Namespace) -> int:
 
 def pretrain(arguments: argparse.Namespace) -> int:
     """Trains or continues."""
+    from bert_jax.run.goodput import Clock, process_age
     from bert_jax.training.config import PretrainConfig
-    from bert_jax.training.goodput import Clock, process_age
     from bert_jax.training.train import train
 
     def run(config: PretrainConfig) -> bool:
@@ -119,7 +119,7 @@ def pretrain(arguments: argparse.Namespace) -> int:
 
 
 def _initial(directory: str):
-    from bert_jax.finetune.saved_model import read_model
+    from bert_jax.saved.model import read_model
     from bert_jax.training.initial import InitialModel
 
     saved = read_model(directory)
@@ -140,8 +140,8 @@ def _run(
     arguments: argparse.Namespace, config_class: type[Any], train: Callable[[Any], bool]
 ) -> int:
     """Joins the other processes and trains; `train` says whether the run came to its end."""
-    from bert_jax.flags import load_config
-    from bert_jax.training import processes
+    from bert_jax.config.command_line import load_config
+    from bert_jax.parallel import processes
 
     if not Path(arguments.workdir).name:
         raise UserError(f"--workdir is {arguments.workdir!r}; name a directory for this run")
@@ -162,7 +162,7 @@ def _run(
 
 def plan(arguments: argparse.Namespace) -> int:
     """Compiles for TPUs that are not there."""
-    from bert_jax.flags import load_config
+    from bert_jax.config.command_line import load_config
     from bert_jax.plan.command import Request, run_plan
     from bert_jax.plan.compile import default_cache
     from bert_jax.training.config import PretrainConfig
@@ -187,7 +187,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def print_fields(arguments: argparse.Namespace) -> int:
     """Lists the fields of a configuration."""
-    from bert_jax.flags import fields_help
+    from bert_jax.config.command_line import fields_help
 
     if arguments.verb == "finetune":
         from bert_jax.finetune.config import FinetuneConfig
@@ -207,11 +207,11 @@ def _check_rows(rows: int | None) -> None:
 
 def status(arguments: argparse.Namespace) -> int:
     """Says how a run is doing; only its picture is written."""
-    from bert_jax.finetune.status import finetune_status, status_lines
-    from bert_jax.finetune.workdir import is_finetuning
-    from bert_jax.training.remote import open_workdir
-    from bert_jax.training.status import redraw, run_status
-    from bert_jax.training.status_report import report
+    from bert_jax.files.remote import open_workdir
+    from bert_jax.inspection.finetuning import finetune_status, status_lines
+    from bert_jax.inspection.status import redraw, run_status
+    from bert_jax.inspection.status_report import report
+    from bert_jax.saved.finetuned import is_finetuning
 
     place = open_workdir(arguments.workdir)
     if is_finetuning(place.local):
@@ -250,7 +250,7 @@ def status(arguments: argparse.Namespace) -> int:
 def verify(arguments: argparse.Namespace) -> int:
     """Reads all checkpoints back."""
     from bert_jax.checkpoint.audit import audit, audit_report
-    from bert_jax.training.remote import open_workdir
+    from bert_jax.files.remote import open_workdir
 
     place = open_workdir(arguments.workdir)
     verdicts = audit(place.checkpoints, only=arguments.step, progress=sys.stderr.isatty())
@@ -265,10 +265,10 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def evaluate(arguments: argparse.Namespace) -> int:
     """Evaluates the newest checkpoint, or a fine-tuned model."""
+    from bert_jax.files.remote import open_workdir
     from bert_jax.finetune.predict import evaluate_finetuned
-    from bert_jax.finetune.workdir import is_finetuning
-    from bert_jax.training.remote import open_workdir
-    from bert_jax.training.rerun import evaluate_run
+    from bert_jax.inspection.rerun import evaluate_run
+    from bert_jax.saved.finetuned import is_finetuning
 
     if is_finetuning(open_workdir(arguments.workdir).local):
         if arguments.corpus is not None or arguments.rows is not None:
@@ -301,7 +301,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
 def replay(arguments: argparse.Namespace) -> int:
     """Prints a batch."""
-    from bert_jax.training.rerun import replay_batch
+    from bert_jax.inspection.rerun import replay_batch
 
     _check_rows(arguments.rows)
     print(

@@ -1,13 +1,9 @@
 """Long forms run with BERT_JAX_CHAOS=1 (`make test-chaos`), short forms without."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-for folder in ("training", "checkpoint"):  # small_run.py, checkpoint_states.py
-    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from small_run import fingerprint, small_config, write_corpus
 
 from bert_jax.checkpoint import Checkpoints, saved_steps, verify_checkpoint
 from bert_jax.checkpoint.record import read_record
+from bert_jax.parallel.sharding import make_mesh
+from bert_jax.run.events import read_events
 from bert_jax.training.corpus import step_config
-from bert_jax.training.events import read_events
-from bert_jax.training.sharding import make_mesh
 from bert_jax.training.step import abstract_state
 from bert_jax.training.train import train
 

@@ -17,7 +17,7 @@ def test_the_disk_of_a_run(tmp_path, cache):
     disk = tmp_path / "disk"
     disk.mkdir()
     write_corpus(tmp_path / "corpus")
-    script = Path(__file__).with_name("disk_trouble.py")
+    script = Path(__file__).parents[1] / "support" / "disk_trouble.py"
     command = [sys.executable, script, disk, tmp_path / "corpus", cache]
     for own in (["unshare", "-rm"], ["unshare", "-m"]):
         inside = [*own, "sh", "-c", _MOUNT, disk]

@@ -17,6 +17,9 @@ MAX_DELAY = 2.0
 """Seconds of saving, of some tenths of a second each."""
 
 
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
 class Saver:
     """A process that saves, started ahead: what it imports takes longer than it lives."""
 
@@ -24,7 +27,7 @@ class Saver:
         self.log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, Path(__file__).with_name("saving_loop.py"), directory],
+                [sys.executable, SUPPORT / "saving_loop.py", directory],
                 stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
 

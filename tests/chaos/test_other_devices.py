@@ -19,11 +19,11 @@ from bert_jax.checkpoint import Checkpoints, saved_steps
 from bert_jax.checkpoint.digest import block_digest, text
 from bert_jax.checkpoint.record import named_leaves
 from bert_jax.data.pipeline import ExampleStream
+from bert_jax.parallel.sharding import make_mesh
+from bert_jax.run.telemetry import read_metrics
 from bert_jax.training import train as loop
 from bert_jax.training.corpus import step_config
-from bert_jax.training.sharding import make_mesh
 from bert_jax.training.step import abstract_state
-from bert_jax.training.telemetry import read_metrics
 
 # As (devices, mesh) one after the other: by the number of devices, and from fsdp to tensor.
 CHAINS: list[list[tuple[int, dict[str, int]]]] = [

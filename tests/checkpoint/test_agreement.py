@@ -17,12 +17,13 @@ from checkpoint_states import CONFIG, abstract, assert_same, unmark, write
 from bert_jax.checkpoint import Checkpoints, agreement, reading, saved_steps, storage
 from bert_jax.checkpoint.agreement import ElsewhereError, all_agree, by_first, worst
 from bert_jax.checkpoint.reading import OutOfSightError, restore_newest
+from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError, exit_code
+from bert_jax.files.remote import open_workdir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.workdir import check_finetune_workdir, prepare_finetune_workdir
-from bert_jax.training.config import PretrainConfig, build, to_dict
+from bert_jax.training.config import PretrainConfig
 from bert_jax.training.initial import resolve_init
-from bert_jax.training.remote import open_workdir
 
 SECONDS = 60  # for a process that the other one has left alone
 

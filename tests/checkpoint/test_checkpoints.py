@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.checkpoint import Checkpoints, DamagedCheckpointError, Retention, saved_steps
 from bert_jax.errors import UserError
+from bert_jax.saved.pretrained import load_params
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.pretrained import load_params
 
 # When a file cannot be read, Orbax's threads still call back into its closed event loop, a moment
 # later; such an exception has no test of its own to fail.

@@ -278,7 +278,7 @@ def start_slow_build(tmp_path) -> subprocess.Popen:
     script = f"""
     import signal, sys, time
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-    sys.path.insert(0, {str(Path(__file__).parent)!r})
+    sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
     from bert_jax.corpus import build
     from word_tokenizer import WordTokenizer
     build.BLOCK_BYTES = 2000
@@ -337,7 +337,7 @@ def test_full_disk(text, tmp_path):
     script = f"""
     import resource, signal, sys
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    sys.path.insert(0, {str(Path(__file__).parent)!r})
+    sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
     from bert_jax.corpus.build import build_corpus
     from word_tokenizer import WordTokenizer
     resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))

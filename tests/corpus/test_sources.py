@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from bert_jax.corpus.sources import ReadOptions, resolve_sources
+from bert_jax.corpus.documents import ReadOptions
+from bert_jax.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
 from bert_jax.untrusted import compressed
 

@@ -8,7 +8,8 @@ from export_models import KINDS, TOKENIZERS, model_of
 
 from bert_jax.exchange import huggingface_proof
 from bert_jax.exchange.export import check_differences, export
-from bert_jax.exchange.huggingface import prove, write_huggingface
+from bert_jax.exchange.huggingface import prove
+from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.exchange.proof import ProofFailedError, proof_rows
 
 pytestmark = pytest.mark.parity

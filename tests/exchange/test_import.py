@@ -12,15 +12,15 @@ from huggingface_directory import (
     write_huggingface,
     write_safetensors,
 )
-from test_families import roberta
+from roberta_arrays import roberta
 
 from bert_jax import cli
-from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.exchange import hub, importing
 from bert_jax.exchange.importing import import_model, read_source
 from bert_jax.exchange.proof import ProofFailedError
-from bert_jax.finetune.saved_model import read_model
+from bert_jax.saved.model import read_model
+from bert_jax.tokenization.load import load_tokenizer
 
 GOLDEN_TF = Path(__file__).parents[1] / "golden" / "tf_checkpoint"
 FILES = {

@@ -14,12 +14,13 @@ pytest.importorskip("transformers")
 
 from family_models import WORDS, save_family  # noqa: E402
 
-from bert_jax.data.tokenizer import load_tokenizer  # noqa: E402
 from bert_jax.exchange import importing  # noqa: E402
-from bert_jax.exchange.huggingface import prove, write_huggingface  # noqa: E402
+from bert_jax.exchange.huggingface import prove  # noqa: E402
+from bert_jax.exchange.huggingface_files import write_huggingface  # noqa: E402
 from bert_jax.exchange.importing import import_model, read_source  # noqa: E402
 from bert_jax.exchange.proof import ProofFailedError, logits_of, proof_rows  # noqa: E402
-from bert_jax.finetune.saved_model import read_model  # noqa: E402
+from bert_jax.saved.model import read_model  # noqa: E402
+from bert_jax.tokenization.load import load_tokenizer  # noqa: E402
 
 TOLERANCE = 2e-5  # float32, logits of up to 7
 HEADS = {
@@ -313,7 +314,7 @@ def test_a_model_that_differs_is_refused_and_nothing_is_left(tmp_path, monkeypat
 
 def test_another_tokenizer_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
     save_family(tmp_path / "theirs", "Roberta", "Model")
-    module = sys.modules["bert_jax.data.fast_tokenizer"]
+    module = sys.modules["bert_jax.tokenization.fast_tokenizer"]
     encode = module.FastTokenizer.encode_batch
     monkeypatch.setattr(
         module.FastTokenizer,

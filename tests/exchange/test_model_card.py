@@ -7,7 +7,7 @@ import yaml
 from export_models import model_of
 
 from bert_jax.exchange.model_card import model_card
-from bert_jax.finetune.saved_model import Origin
+from bert_jax.saved.model import Origin
 
 PARITY = {
     "format": "huggingface", "class": "BertForSequenceClassification",

@@ -6,9 +6,9 @@ import pytest
 from small_saved import ROWS, small_saved
 
 from bert_jax.checkpoint.storage import write_tree
-from bert_jax.data.tokenizer import load_tokenizer
 from bert_jax.exchange.orbax_export import prove, write
 from bert_jax.exchange.proof import ProofFailedError
+from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.untrusted.json_file import read_json_object
 
 

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 from small_saved import ROWS, small_saved
 
-from bert_jax.exchange.huggingface import state_dict_of
+from bert_jax.exchange.huggingface_files import state_dict_of
 from bert_jax.exchange.proof import logits_of
 from bert_jax.exchange.stablehlo import exported, prove, write
 

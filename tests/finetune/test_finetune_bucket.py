@@ -12,8 +12,8 @@ from small_finetuning import fingerprint, small_config, write_config, write_file
 from small_run import compiled_directory, share_compilations
 
 from bert_jax.cli import main
-from bert_jax.finetune.saved_model import read_model
 from bert_jax.finetune.train import finetune
+from bert_jax.saved.model import read_model
 
 URL = "gs://finetuning/runs/small"
 pytestmark = pytest.mark.skipif(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bert_jax.finetune.losses import loss_sum, num_labelled
-from bert_jax.finetune.rows import NO_LABEL
+from bert_jax.tasks.rows import NO_LABEL
 
 RNG = np.random.default_rng(0)
 WEIGHTS = np.array([1, 1, 0], np.float32)  # the third row fills the batch

@@ -25,14 +25,15 @@ from small_run import small_config as pretrain_config
 from bert_jax.checkpoint import saved_steps, storage
 from bert_jax.cli import main
 from bert_jax.errors import UserError
-from bert_jax.finetune import predict, saved_model, train
+from bert_jax.finetune import predict, train
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.step import sweep_mesh
-from bert_jax.finetune.text_task import TextSplit
 from bert_jax.finetune.train import NoModelError, finetune
-from bert_jax.finetune.workdir import load_finetuned
-from bert_jax.training.events import read_events
-from bert_jax.training.telemetry import read_metrics
+from bert_jax.run.events import read_events
+from bert_jax.run.telemetry import read_metrics
+from bert_jax.saved import model as saved_model
+from bert_jax.saved.finetuned import load_finetuned
+from bert_jax.tasks.text.task import TextSplit
 
 LONG = os.environ.get("BERT_JAX_CHAOS") == "1"
 RATES = (1e-2, 2e-2) if LONG else (1e-2,)
@@ -362,11 +363,11 @@ def test_a_file_that_changed_is_refused(files, tmp_path):
 def test_a_model_of_few_positions_reads_no_longer_rows(one_run, monkeypatch):
     """Where task.max_length was left out, the saved configuration does not know the model's."""
     loaded = load_finetuned(one_run)
-    task = dataclasses.replace(loaded.config.task, max_length=0)
+    task = dataclasses.replace(loaded.task_config, max_length=0)
     short = dataclasses.replace(
         loaded,
         model=dataclasses.replace(loaded.model, num_positions=64),
-        config=dataclasses.replace(loaded.config, task=task),
+        task_config=task,
     )
     monkeypatch.setattr(saved_model, "load_finetuned", lambda _: short)
     assert saved_model.read_model(one_run).max_length == 64

@@ -14,7 +14,7 @@ from task_examples import put
 from bert_jax.cli import main
 from bert_jax.finetune import predict, train
 from bert_jax.finetune.step import sweep_mesh
-from bert_jax.training.telemetry import read_metrics
+from bert_jax.run.telemetry import read_metrics
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("BERT_JAX_CHAOS") != "1", reason="BERT_JAX_CHAOS=1"

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_finetuning import small_config, write_files
-from test_span_task import entry, put_squad
+from squad_files import entry, put_squad
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.setup import Setup, set_up
-from bert_jax.finetune.task_config import SquadConfig, TaskConfig
 from bert_jax.finetune.train import finetune
+from bert_jax.tasks.config import SquadConfig, TaskConfig
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from small_run import compiled_directory, share_compilations
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets, eval_batches
-from bert_jax.finetune.rows import Rows
 from bert_jax.finetune.step import (
     FinetuneStepConfig,
     abstract_sweep,
@@ -28,6 +27,7 @@ from bert_jax.finetune.step import (
 )
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, apply_task, init_task_params
+from bert_jax.tasks.rows import Rows
 from bert_jax.training.optim import OptimizerConfig
 
 MODEL = ModelConfig(

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.convert.huggingface_names import from_huggingface
 from bert_jax.finetune.step import (
     FinetuneStepConfig,
     Members,
@@ -20,6 +19,7 @@ from bert_jax.finetune.step import (
     place_rows,
     sweep_mesh,
 )
+from bert_jax.formats.huggingface_names import from_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.training.optim import OptimizerConfig, OptimizerState

@@ -12,12 +12,13 @@ from attend_models import MODEL, attention_weights, scripts_model, weights_in
 from fast_files import write_fast
 
 from bert_jax.cli import main
-from bert_jax.data.tokenizer import SPECIAL_TOKENS, load_tokenizer
-from bert_jax.data.wordpiece import WordPieceTokenizer
 from bert_jax.errors import UserError
-from bert_jax.finetune import saved_model
 from bert_jax.infer.attend import MAX_TOKENS, attention_page, quantized
 from bert_jax.infer.loaded import LoadedModel
+from bert_jax.saved import model as saved_model
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 
 @pytest.fixture(scope="module")

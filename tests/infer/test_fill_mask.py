@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.wordpiece import WordPieceTokenizer
 from bert_jax.errors import UserError
-from bert_jax.finetune.saved_model import Origin, SavedModel
 from bert_jax.infer import MaskFiller
 from bert_jax.infer.network import Network
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
+from bert_jax.saved.model import Origin, SavedModel
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "a", "mat", "hill", "."]

@@ -18,7 +18,7 @@ import pytest
 from asked_models import random_model, write_lines
 
 from bert_jax import cli
-from bert_jax.exchange.huggingface import write_huggingface
+from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.infer import stream
 
 DOCS = Path(__file__).parents[2] / "docs" / "inference.md"

@@ -7,13 +7,13 @@ import pytest
 from asked_models import HEADS, TOKENIZER, WORDS, random_model
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.saved_model import SavedModel
 from bert_jax.infer import network
 from bert_jax.infer.batching import MAX_TOKENS, shape_for
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.tag import split_words
 from bert_jax.model.layer_outputs import layer_outputs
 from bert_jax.model.task_heads import apply_task
+from bert_jax.saved.model import SavedModel
 
 TEXTS = ["the cat sat", "", "kim met the dog on a hill . " * 2, "猫 ran"]
 PAIRS = ["a dog", None, "the mat", None]

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.rows import Batch, Rows
 from bert_jax.infer import stream
 from bert_jax.infer.asker import Prepared, text_field
 from bert_jax.infer.records import MAX_LINE_BYTES, Record, read_records
 from bert_jax.infer.stream import Answered, Counts, Skipped, answer_records
 from bert_jax.infer.writers import JsonLines, Lines, opened_writer, staged_file
 from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.tasks.rows import Batch, Rows
 
 
 class _Ids:

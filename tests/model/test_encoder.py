@@ -12,7 +12,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError
-from bert_jax.model import attention_xla, encoder
+from bert_jax.model import encoder
+from bert_jax.model.attention import xla
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import dropout, keep_mask
 from bert_jax.model.encoder import restarting_positions
@@ -196,7 +197,7 @@ def test_every_dropout_has_a_mask_of_its_own(params, monkeypatch, scan_unroll):
         return dropout(x, rate, seed, site, row_index)
 
     monkeypatch.setattr(encoder, "dropout", recording)
-    monkeypatch.setattr(attention_xla, "dropout", recording)
+    monkeypatch.setattr(xla, "dropout", recording)
     rates = {"hidden_dropout_rate": 0.5, "attention_dropout_rate": 0.5}
     config = dataclasses.replace(CONFIG, scan_unroll=scan_unroll, **rates)
     run = jax.jit(partial(encode, config))

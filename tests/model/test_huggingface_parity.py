@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.convert.huggingface_names import from_huggingface, to_huggingface
+from bert_jax.formats.huggingface_names import from_huggingface, to_huggingface
 from bert_jax.model.config import SIZES, ModelConfig, num_params
 from bert_jax.model.heads import apply_pretraining
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.convert.huggingface_names import from_huggingface, to_huggingface
 from bert_jax.errors import UserError
+from bert_jax.formats.huggingface_names import from_huggingface, to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
 from bert_jax.model.task_heads import (

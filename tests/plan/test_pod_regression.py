@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from bert_jax import cli
-from bert_jax.flags import load_config
+from bert_jax.config.command_line import load_config
 from bert_jax.plan.command import with_rows_per_chip
 from bert_jax.plan.predict import Plan, predict
 from bert_jax.plan.topology import parse_topology

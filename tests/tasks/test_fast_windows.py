@@ -1,23 +1,19 @@
 """Words, answers, corpora and masks of whole words with tokenizers that are no WordPiece."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from fast_files import write_fast
 from squad_examples import question
 from tokenizers import Tokenizer as Library
 
 from bert_jax.corpus.build import build_corpus
 from bert_jax.data.store import open_store
-from bert_jax.data.tokenizer import load_tokenizer
-from bert_jax.finetune.text_rows import text_rows
 from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample, TextExample
-from bert_jax.tasks.squad_windows import WindowOptions, build_windows
-from bert_jax.tasks.tag_windows import tag_windows
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-from fast_files import write_fast
+from bert_jax.tasks.squad.windows import build_windows
+from bert_jax.tasks.tagging.windows import tag_windows
+from bert_jax.tasks.text.rows import text_rows
+from bert_jax.tasks.window_options import WindowOptions
+from bert_jax.tokenization.load import load_tokenizer
 
 KINDS = ["bpe", "unigram", "pieces"]
 CONTEXT = "The  lazy 漢 dog sleeps;\nthe fox, too."

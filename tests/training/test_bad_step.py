@@ -20,7 +20,11 @@ from small_run import (
 )
 
 from bert_jax.checkpoint import saved_steps
+from bert_jax.config.mapping import to_dict
 from bert_jax.errors import explained
+from bert_jax.parallel.sharding import make_mesh
+from bert_jax.run.events import read_events
+from bert_jax.run.telemetry import read_metrics
 from bert_jax.training import train as train_module
 from bert_jax.training.bad_step import (
     BadStep,
@@ -32,13 +36,9 @@ from bert_jax.training.bad_step import (
     without_guard,
 )
 from bert_jax.training.baseline import DivergedError
-from bert_jax.training.config import to_dict
 from bert_jax.training.corpus import Corpus
-from bert_jax.training.events import read_events
 from bert_jax.training.guard import GUARD_METRICS, GuardConfig, judge
 from bert_jax.training.guard import fresh_guard as make_guard
-from bert_jax.training.sharding import make_mesh
-from bert_jax.training.telemetry import read_metrics
 from bert_jax.training.train import train
 
 WORKDIR = Path("work")

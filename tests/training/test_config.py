@@ -4,15 +4,9 @@ from typing import Literal
 
 import pytest
 
+from bert_jax.config.mapping import build, diff, to_dict
 from bert_jax.errors import UserError
-from bert_jax.training.config import (
-    PretrainConfig,
-    TrainingConfig,
-    binding_diff,
-    build,
-    diff,
-    to_dict,
-)
+from bert_jax.training.config import PretrainConfig, TrainingConfig, binding_diff
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
+from bert_jax.objectives.losses import LossSums
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.training import evaluate as module
 from bert_jax.training.evaluate import HeldOut, evaluate, make_eval_step
-from bert_jax.training.losses import LossSums
-from bert_jax.training.masking import MaskingConfig
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.sharding import MeshConfig, make_mesh
 from bert_jax.training.step import StepConfig
 
 CONFIG = StepConfig(

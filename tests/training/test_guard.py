@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from bad_batches import poison
 
+from bert_jax.config.mapping import build
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.training.config import PretrainConfig, build
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
+from bert_jax.training.config import PretrainConfig
 from bert_jax.training.guard import GUARD_METRICS, GuardConfig, cleared, fresh_guard, judge
-from bert_jax.training.masking import MaskingConfig
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.sharding import MeshConfig, make_mesh, place_batch
 from bert_jax.training.step import StepConfig, init_state, make_train_step
 
 SKIP = GuardConfig(on_bad_step="skip", window=8)

@@ -15,13 +15,13 @@ from small_run import (
     write_corpus,
 )
 
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.model.heads import init_params
-from bert_jax.training.config import build
+from bert_jax.parallel.sharding import MeshConfig, make_mesh
+from bert_jax.saved.pretrained import load_params
 from bert_jax.training.corpus import step_config
 from bert_jax.training.initial import InitialModel, started_from, with_architecture
-from bert_jax.training.pretrained import load_params
-from bert_jax.training.sharding import MeshConfig, make_mesh
 from bert_jax.training.step import init_state
 from bert_jax.training.train import train
 

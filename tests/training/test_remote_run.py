@@ -21,7 +21,8 @@ from small_run import (
 )
 
 from bert_jax.cli import main
-from bert_jax.training.config import PretrainConfig, to_dict
+from bert_jax.config.mapping import to_dict
+from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus
 from bert_jax.training.train import train
 

@@ -19,8 +19,8 @@ from small_run import (
 )
 
 from bert_jax.checkpoint import saved_steps
+from bert_jax.run.telemetry import read_metrics
 from bert_jax.training.corpus import Corpus, step_config
-from bert_jax.training.telemetry import read_metrics
 from bert_jax.training.train import train
 
 CONFIG = small_config()
@@ -107,13 +107,16 @@ with share_compilations(Path(sys.argv[2])):
 """
 
 
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
 @pytest.mark.slow
 def test_killed_and_continued_equals_uninterrupted(tmp_path, cache, corpus, uninterrupted):
     workdir, log = tmp_path / "work", tmp_path / "log"
     directory = corpus.train.path.parent
     with log.open("w") as output:
         child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, Path(__file__).parent, cache, directory, workdir],
+            [sys.executable, "-c", _CHILD, SUPPORT, cache, directory, workdir],
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -154,7 +157,7 @@ def test_a_finished_run_says_so_again(tmp_path, cache, corpus):
 def test_second_signal_ends_at_once():
     code = """
 import os, signal, time
-from bert_jax.training.interrupt import StopRequest
+from bert_jax.run.interrupt import StopRequest
 with StopRequest() as stop:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.01)

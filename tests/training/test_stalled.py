@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from small_run import fingerprint, small_config, write_corpus
 
-from bert_jax.training.config import to_dict
-from bert_jax.training.telemetry import read_metrics
+from bert_jax.config.mapping import to_dict
+from bert_jax.run.telemetry import read_metrics
 
 LOCAL = Path(__file__).parents[2] / "launch" / "local.py"
 TIMEOUT = 1200.0

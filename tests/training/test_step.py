@@ -13,10 +13,10 @@ from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import apply_pretraining, init_params
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.parallel.sharding import MeshConfig, batch_sharding, make_mesh, place_batch
 from bert_jax.training.guard import GUARD_METRICS
-from bert_jax.training.masking import MaskingConfig
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.sharding import MeshConfig, batch_sharding, make_mesh, place_batch
 from bert_jax.training.step import (
     StepConfig,
     TrainState,

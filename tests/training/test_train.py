@@ -16,16 +16,17 @@ from small_run import (
 )
 
 from bert_jax.checkpoint import saved_steps
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
+from bert_jax.run.events import read_events
+from bert_jax.run.telemetry import read_metrics
+from bert_jax.run.watchdog import Watchdog
+from bert_jax.saved.pretrained import load_params
 from bert_jax.training import train as train_module
 from bert_jax.training.bad_step import BadStepError
-from bert_jax.training.config import PretrainConfig, build
+from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus, open_corpus
-from bert_jax.training.events import read_events
-from bert_jax.training.pretrained import load_params
-from bert_jax.training.telemetry import read_metrics
 from bert_jax.training.train import train
-from bert_jax.training.watchdog import Watchdog
 from bert_jax.training.workdir import read_config
 
 SHORT = {

@@ -10,12 +10,14 @@ import pytest
 import zstandard
 from bounded_child import run_bounded
 
-from bert_jax.corpus.sources import ReadOptions, resolve_sources
-from bert_jax.data.sentencepiece import SentencePieceTokenizer
-from bert_jax.data.tokenizer import SPECIAL_TOKENS, load_tokenizer
+from bert_jax.corpus.documents import ReadOptions
+from bert_jax.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
+from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 
-TOKENIZER = "from bert_jax.data.tokenizer import load_tokenizer; import bert_jax.data.wordpiece_files, bert_jax.data.sentencepiece"  # noqa: E501
+TOKENIZER = "from bert_jax.tokenization.load import load_tokenizer; import bert_jax.tokenization.wordpiece_files, bert_jax.tokenization.sentencepiece"  # noqa: E501
 SOURCES = "from bert_jax.corpus.sources import resolve_sources; import zstandard"
 READ = """
 for source in resolve_sources([sys.argv[1]]):

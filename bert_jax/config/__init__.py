@@ -1,0 +1,1 @@
+"""Configurations: files, command lines and the frozen dataclasses they become."""

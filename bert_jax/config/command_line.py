@@ -1,0 +1,244 @@
+"""`--config=FILE --config.a.b=value` on the command line, to a frozen dataclass.
+
+A configuration file names only what it sets; the dataclass has the rest. The type of a field in
+the dataclass says how its text on the command line is read.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import importlib.util
+import inspect
+import itertools
+import json
+import re
+import shlex
+import textwrap
+import traceback
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ml_collections import ConfigDict
+
+from bert_jax.config.mapping import build, to_dict, unknown_field
+from bert_jax.errors import UserError
+
+Config = TypeVar("Config")
+
+_WHERE = "on the command line"
+_EXAMPLES: dict[Any, str] = {float: "2e-5,3e-5", int: "1,2", str: "first,second"}
+_QUOTED = ("(", "[", "'", '"')
+_BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
+
+def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> Config:
+    """Reads a configuration file and applies overrides.
+
+    Args:
+        cls: The dataclass to build.
+        spec: Path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`. A
+            path that does not exist is looked for among the package's own configurations.
+        overrides: Arguments such as `--config.training.num_steps=100`. Others are refused.
+
+    Raises:
+        UserError: No such file, a file that fails or has no `get_config`, an unknown field, a value
+            of the wrong type.
+    """
+    name, _, argument = spec.partition(":")
+    path = _find(name)
+    module = _run(path)
+    given = _unwrapped(_get_config(module, path, argument))
+    if not isinstance(given, dict):
+        raise UserError(f"{path}: get_config gave {given!r}; it must return a ConfigDict or a dict")
+    named = build(cls, given, where=str(path))  # a wrong field is the file's, before any override
+    values = to_dict(named)
+    _override(cls, values, overrides)
+    return build(cls, values, where=_WHERE)
+
+
+def fields_help(cls: type, prefix: str = "--config") -> str:
+    """The fields that can be overridden, with their defaults and what the source says of them.
+
+    Each line that begins with -- is an argument that sets the default, quoted for a shell.
+    """
+    return _explained(cls, cls(), prefix)
+
+
+def _explained(cls: type, default: Any, prefix: str) -> str:
+    hints, notes = typing.get_type_hints(cls), _notes(cls)
+    lines = []
+    for field in dataclasses.fields(cls):
+        value, hint, name = getattr(default, field.name), hints[field.name], field.name
+        element = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+        text = textwrap.wrap(
+            notes.get(name, ""), 88, initial_indent="      ", subsequent_indent="      "
+        )
+        if dataclasses.is_dataclass(hint):
+            lines.append("\n" + _explained(typing.cast(type, hint), value, f"{prefix}.{name}"))
+        elif dataclasses.is_dataclass(element):
+            shown = json.dumps([dataclasses.asdict(each) for each in value])
+            lines += [shlex.quote(f"{prefix}.{name}={shown}"), *text]
+            lines += [_explained(typing.cast(type, element), each, f"{prefix}.{name}[{number}]")
+                      for number, each in enumerate(value)]  # fmt: skip
+        else:
+            shown = ",".join(map(str, value)) if element else value
+            lines += [shlex.quote(f"{prefix}.{name}={shown}"), *text]
+        if typing.get_origin(hint) is typing.Literal:
+            lines.append(f"      one of {', '.join(typing.get_args(hint))}")
+        elif element in (str, float, int):
+            lines.append(f"      several: with commas between them, as {_EXAMPLES[element]}")
+    return "\n".join(lines)
+
+
+def _notes(cls: type) -> dict[str, str]:
+    """The strings that follow the fields in the source of a dataclass and its bases."""
+    notes: dict[str, str] = {}
+    for kind in reversed(cls.__mro__[:-1]):
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        for field, after in itertools.pairwise(typing.cast(ast.ClassDef, node).body):
+            if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+                name = typing.cast(ast.Name, field.target).id
+                notes[name] = " ".join(str(ast.literal_eval(after.value)).split())
+    return notes
+
+
+def _find(named: str) -> Path:
+    package = Path(__file__).parents[1]
+    shipped = [package / "configs", package.parent / "configs"]  # of a wheel, of a clone
+    relative = named.removeprefix("configs/")
+    candidates = [named, *(str(root / relative) for root in shipped)]
+    for path in [Path(c + suffix) for c in candidates for suffix in ("", ".py")]:
+        if named and path.is_file():
+            return path
+    known = sorted(f"{p.parent.name}/{p.stem}" for root in shipped for p in root.glob("*/*.py"))
+    raise UserError(
+        f"--config: there is no file {named!r}. Give the path of a configuration file, or one of "
+        f"{', '.join(known)}"
+    )
+
+
+def _run(path: Path) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--config: {path} is not a Python file (its name must end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    with _blaming(path):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _get_config(module: types.ModuleType, path: Path, argument: str) -> Any:
+    function = getattr(module, "get_config", None)
+    if not callable(function):
+        raise UserError(f"{path} has no function get_config; a configuration file must define one")
+    arguments = [argument] if argument else []
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise UserError(
+            f"{path}: get_config does not take what it was given ({error}). An argument comes "
+            f"after a colon, --config={path}:ARGUMENT, where get_config has a parameter for it"
+        ) from error
+    with _blaming(path):
+        return function(*arguments)
+
+
+@contextlib.contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    """Turns whatever a configuration file raises into an error that names its line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        line = error.lineno if isinstance(error, SyntaxError) else None
+        for frame in traceback.extract_tb(error.__traceback__):
+            if Path(frame.filename) == path.absolute():
+                line = frame.lineno
+        where = str(path) if line is None else f"{path}, line {line}"
+        raise UserError(
+            f"{where}: {type(error).__name__}: {error}. A configuration file is Python; mend it "
+            "and try again"
+        ) from error
+
+
+def _unwrapped(value: Any) -> Any:
+    """Plain dicts, inside tuples too, which `ConfigDict.to_dict` leaves alone."""
+    if isinstance(value, ConfigDict):
+        return {name: _unwrapped(item) for name, item in value.to_dict().items()}
+    if isinstance(value, dict):
+        return {name: _unwrapped(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_unwrapped(item) for item in value)
+    return value
+
+
+def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Lay `--config.a.b=value`, or `--config.a.b value`, over nested values, in place."""
+    arguments = iter(overrides)
+    for argument in arguments:
+        if not argument.startswith("-"):
+            raise UserError(
+                f"unexpected argument {argument!r}; fields of the configuration are set as "
+                "--config.section.field=value"
+            )
+        name, equals, text = argument.partition("=")
+        section, dot, fields = name.lstrip("-").partition(".")
+        if section != "config" or not dot:
+            raise UserError(
+                f"unknown argument {argument!r}; fields of the configuration are set as "
+                "--config.section.field=value (--fields lists them)"
+            )
+        holder, key, hint = _find_field(cls, values, fields)
+        given: str | None = text
+        if not equals:
+            given = "True" if hint is bool else next(arguments, None)
+        if given is None:
+            raise UserError(f"{_WHERE}: missing value for {name}; write {name}=VALUE")
+        holder[key] = _value(hint, given)
+
+
+def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any]:
+    """The dict or list that holds a field such as `training.phases[0].length`, key and type."""
+    holder, key, hint = None, None, typing.cast(Any, cls)
+    value: Any = values
+    seen = ""
+    for part in re.findall(r"[^.\[\]]+|\[[^\]]*\]", fields):
+        if isinstance(value, list) and part[0] == "[":
+            if not (part[1:-1].isdecimal() and int(part[1:-1]) < len(value)):
+                raise UserError(
+                    f"{_WHERE}: there is no {seen}{part}; {seen} holds {len(value)}, counted "
+                    f"from 0. Set all of them, as --fields shows for {seen}, or in a file"
+                )
+            key, hint, seen = int(part[1:-1]), typing.get_args(hint)[0], seen + part
+        else:
+            known = sorted(value) if isinstance(value, dict) else []
+            if part not in known:
+                raise unknown_field(part, seen, known, _WHERE)
+            key, hint = part, typing.get_type_hints(hint)[part]
+            seen = f"{seen}.{part}" if seen else part
+        holder, value = value, value[key]
+    if dataclasses.is_dataclass(hint):
+        names = ", ".join(field.name for field in dataclasses.fields(hint))
+        raise UserError(f"{_WHERE}: {seen or 'config'} is a group of fields; set one of {names}")
+    return holder, key, hint
+
+
+def _value(hint: Any, text: str) -> Any:
+    """Read text as a value of this type; other text stays as it is, for `build` to refuse."""
+    kinds = typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return None if text == "None" else _value(kinds[0], text)
+    if typing.get_origin(hint) is tuple:
+        if text[:1] in _QUOTED:
+            with contextlib.suppress(ValueError, SyntaxError):
+                found = ast.literal_eval(text)
+                return found if isinstance(found, list | tuple) else [found]
+        return [_value(kinds[0], part.strip()) for part in text.split(",") if part.strip()]
+    if hint is bool:
+        return _BOOLEANS.get(text.lower(), text)
+    if hint in (int, float):
+        with contextlib.suppress(ValueError):
+            return hint(text)
+    return text

@@ -1,0 +1,141 @@
+"""Mapping of nested dicts to frozen dataclasses, and back."""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from bert_jax.errors import UserError, nearest
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
+    """Build a dataclass from a nested mapping, strictly.
+
+    Whole numbers are accepted for floats and lists for tuples, nothing else is converted.
+
+    Args:
+        cls: A dataclass; its fields may be dataclasses, scalars, `Literal`, `X | None`,
+            `tuple[X, ...]`.
+        mapping: Values by field name; what is missing takes its default.
+        where: Names the source in error messages.
+
+    Raises:
+        UserError: An unknown field (with the nearest known one) or a value of the wrong type (with
+            the field, the value and the type that is wanted).
+    """
+    return _build(cls, mapping, where, ())
+
+
+def unknown_field(name: str, section: str, known: Sequence[str], where: str) -> UserError:
+    """The error for a field that `section` (dotted; "" at the top) does not have."""
+    prefix = f"{section}." if section else ""
+    near = nearest(name, known)
+    hint = f"did you mean {prefix}{near}? " if near else ""
+    return UserError(
+        f"{where}: unknown field {prefix}{name}; {hint}"
+        f"Known here: {', '.join(known) or 'no fields, it is a value'}"
+    )
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A dataclass as nested dicts and lists for JSON; `build` is the inverse."""
+    result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return result
+
+
+def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+    """The fields in which two configurations differ, as (dotted name, value in a, value in b)."""
+    left, right = dict(_leaves(to_dict(a))), dict(_leaves(to_dict(b)))
+    names = [*left, *(name for name in right if name not in left)]
+    return [
+        (name, left.get(name), right.get(name))
+        for name in names
+        if left.get(name) != right.get(name)
+    ]
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict) and tree:
+        for name, value in tree.items():
+            yield from _leaves(value, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(tree, list) and any(isinstance(item, dict) for item in tree):
+        for number, item in enumerate(tree):
+            yield from _leaves(item, f"{prefix}[{number}]")
+    else:
+        yield prefix, tree
+
+
+def _build(cls: type[T], mapping: Any, where: str, path: tuple[str, ...]) -> T:
+    if not isinstance(mapping, Mapping):
+        raise _wrong_type(mapping, "a group of fields", where, path)
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(typing.cast(Any, cls)) if f.init]
+    for name in mapping:
+        if name not in names:
+            raise unknown_field(str(name), _dotted(path), names, where)
+    return cls(**{k: _convert(hints[k], v, where, (*path, k)) for k, v in mapping.items()})
+
+
+def _convert(hint: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, typing.cast(type, hint)):
+            return value
+        return _build(typing.cast(type, hint), value, where, path)
+    if origin is Literal:
+        if isinstance(value, str) and value in arguments:
+            return value
+        near = nearest(str(value), map(str, arguments))
+        wanted = "one of " + ", ".join(repr(a) for a in arguments)
+        raise _wrong_type(value, wanted + (f" (nearest: {near!r})" if near else ""), where, path)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        kinds = [kind for kind in arguments if kind is not type(None)]
+        if len(kinds) == 1:
+            try:
+                return _convert(kinds[0], value, where, path)
+            except UserError as error:
+                if type(None) in arguments and not dataclasses.is_dataclass(kinds[0]):
+                    raise UserError(f"{error}, or None") from None
+                raise
+        raise TypeError(f"{_dotted(path)}: unions of several types are not supported: {hint}")
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise _wrong_type(value, "a list", where, path)
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            arguments = (arguments[0],) * len(value)
+        if len(arguments) != len(value):
+            raise _wrong_type(value, f"a list of {len(arguments)} values", where, path)
+        return tuple(
+            _convert(kind, item, where, (*path[:-1], f"{path[-1]}[{number}]"))
+            for number, (kind, item) in enumerate(zip(arguments, value, strict=True))
+        )
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise _wrong_type(value, "a finite number", where, path)
+        return float(value)
+    if hint in (int, str, bool):
+        if type(value) is hint:
+            return value
+        raise _wrong_type(value, _KINDS[hint], where, path)
+    if hint is float:
+        raise _wrong_type(value, _KINDS[hint], where, path)
+    raise TypeError(f"{_dotted(path)}: fields of type {hint} are not supported")
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
+
+
+def _wrong_type(value: Any, wanted: str, where: str, path: tuple[str, ...]) -> UserError:
+    name = _dotted(path) or "the whole"
+    return UserError(f"{where}: {name} is {value!r} ({type(value).__name__}); it must be {wanted}")
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(path)

@@ -1,1 +1,0 @@
-"""Weights in other projects' names and layouts. May import the model; nothing else does so."""

@@ -1,0 +1,200 @@
+"""Files of a Hugging Face directory, written from a model of ours."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from bert_jax.errors import UserError
+from bert_jax.files.staging import write_synced
+from bert_jax.formats.families import class_written, from_bert
+from bert_jax.formats.family_tables import WRITTEN
+from bert_jax.formats.huggingface_config import model_config_to_huggingface
+from bert_jax.formats.huggingface_files import WEIGHTS
+from bert_jax.formats.huggingface_head import head_to_huggingface
+from bert_jax.formats.huggingface_names import TABLE, TASK_TABLES, export_entries
+from bert_jax.formats.sentencepiece_json import tokenizer_json
+from bert_jax.saved.model import SavedModel
+from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, SPECIAL_TOKENS
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+
+UNTRAINED = "untrained_parts"
+"""Field of `config.json`: parts with initial values, there because their class must have them."""
+
+
+_CLASSES = {
+    ("mlm", "nsp"): "BertForPreTraining",
+    ("mlm",): "BertForMaskedLM",
+    ("nsp",): "BertForNextSentencePrediction",
+    (): "BertModel",
+}
+
+
+_WITHOUT_POOLER = ("BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering")
+
+
+_TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+def family_of(saved: SavedModel) -> str:
+    """The `model_type` under which a model is written: bert, unless only another computes it."""
+    kind = WRITTEN.get(saved.config.pooler_activation, "bert")
+    if saved.outputs is None or saved.outputs.head.kind != "classification":
+        return "bert"
+    if kind == "distilbert" and (saved.config.num_types, saved.config.norm_eps) != (1, 1e-12):
+        return "bert"
+    return kind
+
+
+def class_of(saved: SavedModel) -> str:
+    """Their class that has the parts of a model."""
+    if (kind := family_of(saved)) != "bert":
+        return class_written(kind)
+    if saved.outputs is not None:
+        name: str = head_to_huggingface(saved.outputs)["architectures"][0]
+        return name
+    return _CLASSES[tuple(part for part in ("mlm", "nsp") if part in saved.params)]
+
+
+def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
+    """Every tensor that their class has, without the tied duplicates, float32.
+
+    A class with a pooler gets one with initial values where the model has none; one without leaves
+    a pooler out. The rows that pad the vocabulary are left out.
+    """
+    name, kind = class_of(saved), family_of(saved)
+    saved = without_types(saved)
+    if saved.outputs is not None:
+        table = TASK_TABLES[saved.outputs.head.kind]
+    else:
+        parts = {"encoder", *saved.params.keys() & {"mlm", "nsp"}}
+        table = tuple(entry for entry in TABLE if entry.path[0] in parts)
+    if name in _WITHOUT_POOLER:
+        table = tuple(entry for entry in table if "pooler" not in entry.path)
+    wants_pooler = name not in _WITHOUT_POOLER and not saved.has_pooler
+    params = saved.complete_params() if wants_pooler else saved.params
+    found = export_entries(table, params, saved.config)
+    if kind != "bert":
+        return from_bert(kind, model_config_to_huggingface(saved.config), found)[1]
+    prefix = "bert." if name == "BertModel" else ""
+    return {key.removeprefix(prefix): array for key, array in found.items()}
+
+
+def without_types(saved: SavedModel) -> SavedModel:
+    """The model with its one type added to its positions, where its class has no types."""
+    table = saved.params["encoder"]["embeddings"]
+    if family_of(saved) != "distilbert" or not np.any(table["type"]):
+        return saved
+    types = np.asarray(table["type"])
+    moved = {"position": np.asarray(table["position"]) + types, "type": np.zeros_like(types)}
+    encoder = {**saved.params["encoder"], "embeddings": {**table, **moved}}
+    return dataclasses.replace(saved, params={**saved.params, "encoder": encoder})
+
+
+def untrained_parts(saved: SavedModel) -> list[str]:
+    """What is written with initial values because their class must have it."""
+    if not has_place_for_pooler(saved):
+        return []
+    said = saved.origin.config.get(UNTRAINED) if saved.origin.kind == "huggingface" else None
+    marked = isinstance(said, list) and "pooler" in said
+    return ["pooler"] if marked or not saved.has_pooler else []
+
+
+def has_place_for_pooler(saved: SavedModel) -> bool:
+    """Whether the class of a model has a pooler, or the map of a classification in its place."""
+    return class_of(saved) not in _WITHOUT_POOLER
+
+
+def config_of(saved: SavedModel) -> dict[str, Any]:
+    """The content of `config.json`."""
+    fields: dict[str, Any] = {
+        "architectures": [class_of(saved)],
+        **model_config_to_huggingface(saved.config),
+        "dtype": "float32",
+        "pad_token_id": saved.tokenizer.special_ids.pad,
+        "tie_word_embeddings": True,
+    }
+    if saved.outputs is not None:
+        fields |= head_to_huggingface(saved.outputs)
+    if untrained := untrained_parts(saved):
+        fields[UNTRAINED] = untrained
+    kind = family_of(saved)
+    return fields if kind == "bert" else from_bert(kind, fields, {})[0]
+
+
+def write_huggingface(saved: SavedModel, directory: Path) -> None:
+    """Writes `model.safetensors`, `config.json` and the tokenizer's files; no proof and no card.
+
+    Args:
+        saved: What is written. A model with `mlm` and `nsp` becomes BertForPreTraining, with `mlm`
+            alone BertForMaskedLM, with a head one of the three classes of tasks, and with neither
+            BertModel. A classification whose pooler has another activation than tanh becomes one of
+            ELECTRA or DistilBERT.
+        directory: Exists; holds none of these files.
+
+    Raises:
+        UserError: The tokenizer or the pooler cannot be said in Hugging Face's format.
+        OSError: The files cannot be written.
+    """
+    activation = saved.config.pooler_activation
+    if activation != "tanh" and family_of(saved) == "bert" and has_place_for_pooler(saved):
+        raise UserError(
+            f"{saved.name}: its pooler has {activation}, and no class of Transformers computes "
+            f"that with the rest of this model: a {class_of(saved)} has tanh, a classifier of "
+            "ELECTRA gelu, one of DistilBERT relu, with one token type and norm_eps 1e-12. Export "
+            "with --to orbax or onnx, or train from a model whose pooler has tanh"
+        )
+    write_description(saved, directory)
+    # Not `save_file`: its files are readable by their owner alone, its errors are no OSErrors.
+    weights = safetensors.numpy.save(state_dict_of(saved), metadata={"format": "pt"})
+    write_synced(directory / WEIGHTS, weights)
+
+
+def write_description(saved: SavedModel, directory: Path) -> None:
+    """What lies beside the weights of every format: `config.json` and the tokenizer's files.
+
+    Raises:
+        UserError: The tokenizer cannot be said in Hugging Face's format.
+        OSError: The files cannot be written.
+    """
+    write_tokenizer(saved, directory)
+    config = json.dumps(config_of(saved), indent=2, ensure_ascii=False) + "\n"
+    write_synced(directory / "config.json", config.encode())
+
+
+def write_tokenizer(saved: SavedModel, directory: Path) -> None:
+    """The tokenizer's files, as Transformers' `AutoTokenizer` and `load_tokenizer` read them."""
+    tokenizer = saved.tokenizer
+    tokenizer.save(directory)
+    path = directory / CONFIG_NAME
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        # `tokenizer.model`, the original, stays beside it: `load_tokenizer` reads that one.
+        write_synced(directory / "tokenizer.json", tokenizer_json(tokenizer))
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+        config |= dict(zip(_TOKEN_FIELDS, specials_of(saved), strict=True))
+    elif isinstance(tokenizer, WordPieceTokenizer) and tokenizer.options.max_word_chars != 100:
+        # Their BertTokenizer has no such option; this class takes tokenizer.json as it is.
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config |= {"model_max_length": saved.max_length}
+    config.setdefault("clean_up_tokenization_spaces", False)
+    if saved.config.num_types == 1:  # their models refuse the type of a second text, or all types
+        config["model_input_names"] = ["input_ids", "attention_mask"]
+    elif config.get("tokenizer_class") == "PreTrainedTokenizerFast":
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    named = {field: config[field] for field in _TOKEN_FIELDS if field in config}
+    for name, content in ((CONFIG_NAME, config), ("special_tokens_map.json", named)):
+        if content is named and (directory / name).is_file():
+            continue
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        write_synced(directory / name, text.encode())
+
+
+def specials_of(saved: SavedModel) -> list[str]:
+    """The names of the five special tokens in the vocabulary, in the order of `SPECIAL_TOKENS`."""
+    ids = vars(saved.tokenizer.special_ids).values()
+    return [saved.tokenizer.id_to_token(id) for id, _ in zip(ids, SPECIAL_TOKENS, strict=True)]

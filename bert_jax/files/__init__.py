@@ -1,0 +1,1 @@
+"""Files that are replaced whole, appended to line by line, or written to a bucket."""

@@ -1,0 +1,1 @@
+"""Foreign names and layouts of checkpoints."""

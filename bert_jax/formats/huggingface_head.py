@@ -1,0 +1,106 @@
+"""What a fine-tuning head says of its outputs, in the fields of Hugging Face's `config.json`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.formats.huggingface_files import model_class
+from bert_jax.model.task_heads import TaskHeadConfig
+
+CLASSES: Mapping[str, Literal["classification", "tagging", "span"]] = {
+    "BertForSequenceClassification": "classification",
+    "BertForTokenClassification": "tagging",
+    "BertForQuestionAnswering": "span",
+}
+_PROBLEMS = {
+    "class": "single_label_classification",
+    "classes": "multi_label_classification",
+    "score": "regression",
+}
+_MAX_LABEL_CHARS = 200
+
+
+@dataclass(frozen=True)
+class TaskOutputs:
+    """A head and what its logits mean."""
+
+    head: TaskHeadConfig
+    objective: Literal["class", "classes", "score", "tags", "span"]
+    """One class, any number of classes, a number, a tag for each word, a span."""
+    labels: tuple[str, ...] = ()
+    """Of classes and tags, in the order of the logits."""
+
+
+def head_from_huggingface(
+    found: Mapping[str, Any], state_dict: Mapping[str, np.ndarray]
+) -> TaskOutputs | None:
+    """The head of one of their three classes; None of any other.
+
+    Args:
+        found: The content of `config.json`.
+        state_dict: Of the model.
+
+    Raises:
+        UserError: The labels or the type of the problem do not fit the weights.
+    """
+    kind = CLASSES.get(model_class(found))
+    if kind is None:
+        return None
+    rate = found.get("classifier_dropout")
+    rate = found.get("hidden_dropout_prob", 0.1) if rate is None else rate
+    if type(rate) not in (int, float) or not 0 <= rate < 1:
+        raise UserError(f"config.json: classifier_dropout is {rate!r:.80}; it must be in [0, 1)")
+    if kind == "span":
+        return TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span")
+    bias = state_dict.get("classifier.bias")
+    if bias is None or bias.ndim != 1:
+        raise UserError("classifier.bias is missing, or no vector: the number of labels is unknown")
+    head = TaskHeadConfig(kind, len(bias), float(rate))
+    labels = _labels(found.get("id2label"), len(bias))
+    if kind == "tagging":
+        return TaskOutputs(head, "tags", labels)
+    problem = found.get("problem_type")
+    if problem is None:
+        problem = "regression" if len(bias) == 1 else "single_label_classification"
+    objective: Any = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
+    fits = {"score": len(bias) == 1, "class": len(bias) > 1, "classes": True}
+    if not fits.get(objective):
+        raise UserError(
+            f"config.json: problem_type is {problem!r:.80} and the head has {len(bias)} outputs; "
+            "regression has one, single_label_classification two or more, and "
+            "multi_label_classification any number"
+        )
+    return TaskOutputs(head, objective, () if objective == "score" else labels)
+
+
+def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
+    """The fields of a `config.json`, the class among them."""
+    head = outputs.head
+    fields: dict[str, Any] = {
+        "architectures": [next(name for name, kind in CLASSES.items() if kind == head.kind)],
+        "classifier_dropout": head.dropout_rate,
+    }
+    if outputs.objective in _PROBLEMS:
+        fields["problem_type"] = _PROBLEMS[outputs.objective]
+    labels: Sequence[str] = outputs.labels
+    if head.kind != "span":
+        labels = labels or [f"LABEL_{n}" for n in range(head.num_labels)]
+        fields["id2label"] = {str(n): label for n, label in enumerate(labels)}
+        fields["label2id"] = {label: n for n, label in enumerate(labels)}
+    return fields
+
+
+def _labels(found: Any, number: int) -> tuple[str, ...]:
+    if found is None:
+        return tuple(f"LABEL_{n}" for n in range(number))
+    names = [found.get(str(n)) for n in range(number)] if isinstance(found, Mapping) else []
+    good = [name for name in names if isinstance(name, str) and len(name) <= _MAX_LABEL_CHARS]
+    if len(good) != number or len(found) != number or len(set(good)) != number:
+        raise UserError(
+            f"config.json: id2label must name each of the {number} labels of the head, from "
+            f'"0" to "{number - 1}", each once'
+        )
+    return tuple(good)

@@ -1,0 +1,238 @@
+"""A SentencePiece model as `tokenizer.json`, for Hugging Face's `tokenizers`, with the same ids.
+
+The library has both algorithms; what differs lies around them. SentencePiece normalises with a
+table in the model, then trims and joins spaces, puts one before the text, and writes "▁" for each.
+It never takes text for a control or a byte piece, whose names are entries like any other there.
+"""
+
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import sentencepiece
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from bert_jax.errors import UserError
+from bert_jax.tokenization.sentencepiece import SPACE, SentencePieceTokenizer
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_UNIGRAM, _BPE = 1, 2
+_DROPPED = "\x01"
+"""A control character, which the tables of the library drop."""
+_SPACES = Regex("[ ▁]+\\z")
+"""SentencePiece has written the spaces as "▁" when it trims the end."""
+
+
+def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
+    """The content of a `tokenizer.json` that gives the ids of `tokenizer.encode`.
+
+    With special tokens added it gives `[CLS] text [SEP]`, or `[CLS] first [SEP] second [SEP]`.
+    The five special tokens are its added tokens, under their names in the model: other than ours,
+    it takes them for special where a text spells them, unless `encode_special_tokens` is set.
+
+    Raises:
+        UserError: The model has what the format cannot say: names it.
+    """
+    made = _pipeline(tokenizer)
+    special = tokenizer.special_ids
+    names = [tokenizer.id_to_token(id) for id in vars(special).values()]
+    made.add_special_tokens([tokenizers.AddedToken(name, normalized=False) for name in names])
+    cls, sep = tokenizer.id_to_token(special.cls), tokenizer.id_to_token(special.sep)
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(cls, special.cls), (sep, special.sep)],
+    )
+    text: str = made.to_str(pretty=True)
+    return text.encode()
+
+
+def is_tie(tokenizer: SentencePieceTokenizer, first: Sequence[int], second: Sequence[int]) -> bool:
+    """Whether two rows of ids spell the same with the same probability under a unigram model.
+
+    As "." and "..", or ".." and ".", for three points. SentencePiece adds logarithms in float32 and
+    the library in float64, so that rounding chooses, and not always the same.
+    """
+    model = _parse(tokenizer)
+    if model.trainer_spec.model_type != _UNIGRAM:
+        return False
+    a, b = ([model.pieces[id] for id in ids] for ids in (first, second))
+    if "".join(piece.piece for piece in a) != "".join(piece.piece for piece in b):
+        return False
+    scores = [sum(piece.score for piece in row) for row in (a, b)]
+    return abs(scores[0] - scores[1]) <= 1e-5 * max(1.0, abs(scores[0]))
+
+
+def _pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
+    model = _parse(tokenizer)
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    kinds = {piece.type for piece in model.pieces}
+    wrong = []
+    if trainer.model_type not in (_UNIGRAM, _BPE):
+        wrong.append("its model_type is neither unigram nor bpe")
+    if _USER_DEFINED in kinds:
+        wrong.append("it has user-defined pieces, which match before anything else")
+    if _UNUSED in kinds:
+        wrong.append("it has unused pieces, which are cut again")
+    if trainer.treat_whitespace_as_suffix:
+        wrong.append("it writes spaces at the end of words (treat_whitespace_as_suffix)")
+    if not normalizer.escape_whitespaces:
+        wrong.append("it leaves spaces as they are (escape_whitespaces is off)")
+    if wrong:
+        raise UserError(
+            f"this SentencePiece model cannot be written as a tokenizer.json: {'; '.join(wrong)}"
+        )
+    made = tokenizers.Tokenizer(_unigram(model) if trainer.model_type == _UNIGRAM else _bpe(model))
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+    # Without the "▁" that it puts before a text.
+    steps = _normalizers(normalizer, lambda text: processor.normalize(text).lstrip(SPACE))
+    made.normalizer = normalizers.Sequence(steps)
+    if trainer.model_type == _UNIGRAM:
+        made.pre_tokenizer = _splitter(model)
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace(SPACE, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return made
+
+
+def _parse(tokenizer: SentencePieceTokenizer) -> Any:
+    from sentencepiece import sentencepiece_model_pb2  # only here: takes 0.1 s
+
+    _, (data,) = tokenizer.__reduce__()
+    model = sentencepiece_model_pb2.ModelProto()
+    model.ParseFromString(data)
+    return model
+
+
+def _normalizers(spec: Any, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
+    steps: list[normalizers.Normalizer] = []
+    if spec.precompiled_charsmap:
+        steps += _table(spec.precompiled_charsmap, normalize)
+    if spec.remove_extra_whitespaces:
+        steps += [
+            normalizers.Replace(Regex("\\A +"), ""),
+            normalizers.Replace(Regex(" {2,}"), " "),
+            normalizers.Replace(_SPACES, ""),
+        ]
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    steps.append(normalizers.Replace(" ", SPACE))
+    return steps
+
+
+def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
+    """The model's table of what to replace.
+
+    Where the library applies it, a letter with its marks is replaced by the entry of the shortest
+    prefix and loses the rest, and what is longer than five bytes is taken apart. So characters are
+    composed before, as the table itself composes them, and marks that are left are set apart.
+    """
+    if normalize(_DROPPED):
+        return [normalizers.Precompiled(table)]  # marks cannot be set apart
+    steps: list[normalizers.Normalizer] = []
+    if normalize("e\u0301") == "\u00e9":
+        kana = [chr(first) + mark for first in range(0xFF66, 0xFF9E) for mark in "\uff9e\uff9f"]
+        steps += [
+            normalizers.Replace(pair, made) for pair in kana if len(made := normalize(pair)) == 1
+        ]
+        steps += [normalizers.Replace(Regex(_uncomposed()), _DROPPED), normalizers.NFC()]
+    return [
+        *steps,
+        # Not before the first: what is put there is not dropped again.
+        normalizers.Replace(Regex("(?!\\A)(?=[\\p{M}\\x{200c}\\x{200d}])"), _DROPPED),
+        normalizers.Precompiled(table),
+    ]
+
+
+def _uncomposed() -> str:
+    """Between two marks that canonical composition (NFC) would reorder, or compose the second past
+    the first; the table sees neighbours alone.
+
+    A cedilla or a dot below may precede an accent, a horn a dot below, an accent another.
+    """
+    marks = {c: n for c in map(chr, range(0x110000)) if (n := unicodedata.combining(c))}
+    parts = (unicodedata.normalize("NFD", char)[1:] for char in map(chr, range(0x110000)))
+    composing = set("".join(parts)) & marks.keys()
+    low = {c for c in composing if 202 <= marks[c] < 230}
+    high = {c for c in composing if marks[c] >= 230}
+    horn, dot = "\u031b", "\u0323"
+    pairs = [
+        (marks.keys() - low - high, marks.keys()),
+        (low | high, marks.keys() - high - {dot}),
+        (low - {horn} | high, {dot}),
+        ({c for c in high if marks[c] > 230}, high),
+    ]
+    return "|".join(f"(?<={_any_of(first)})(?={_any_of(second)})" for first, second in pairs)
+
+
+def _any_of(chars: Iterable[str]) -> str:
+    """A class of characters in a regular expression, as ranges."""
+    ranges: list[list[int]] = []
+    for code in sorted(map(ord, chars)):
+        if ranges and code == ranges[-1][1] + 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "[" + "".join(f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in ranges) + "]"
+
+
+def _unigram(model: Any) -> models.Unigram:
+    vocab = [(piece.piece, float(piece.score)) for piece in model.pieces]
+    unknown = next(n for n, piece in enumerate(model.pieces) if piece.type == _UNKNOWN)
+    return models.Unigram(vocab, unk_id=unknown, byte_fallback=model.trainer_spec.byte_fallback)
+
+
+def _splitter(model: Any) -> pre_tokenizers.PreTokenizer:
+    """Cuts the name of a control or byte piece after its first character.
+
+    The library's unigram model matches every entry. No piece may run over the cut: then the best
+    segmentation of the text is the best ones of its parts.
+    """
+    names = [piece.piece for piece in model.pieces if piece.type not in (_NORMAL, _BYTE)]
+    rests = [f"{_escaped(name[0])}(?={_escaped(name[1:])})" for name in names if len(name) > 1]
+    if any(piece.type == _BYTE for piece in model.pieces):
+        names.append("<0x")
+        rests.append("<(?=0x[0-9A-F]{2}>)")
+    cut = {name[:2] for name in names}
+    over = [p.piece for p in model.pieces if p.type == _NORMAL and any(c in p.piece for c in cut)]
+    if over:
+        raise UserError(
+            "this SentencePiece model cannot be written as a tokenizer.json: its piece "
+            f"{over[0]!r:.80} is like the name of a special or byte piece"
+        )
+    return pre_tokenizers.Split(Regex("|".join(rests)), "merged_with_previous")
+
+
+def _escaped(text: str) -> str:
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+def _bpe(model: Any) -> models.BPE:
+    ids = {piece.piece: n for n, piece in enumerate(model.pieces)}
+    scores = {p.piece: p.score for p in model.pieces if p.type == _NORMAL}
+    merges: list[tuple[float, int, tuple[str, str]]] = []
+    for piece, score in scores.items():
+        for at in range(1, len(piece)):
+            first, second = piece[:at], piece[at:]
+            if first in scores and second in scores:
+                merges.append((-score, ids[piece], (first, second)))
+    lost = {char for piece in scores for char in piece} - scores.keys()
+    if lost:
+        raise UserError(
+            "this SentencePiece model cannot be written as a tokenizer.json: it has pieces with "
+            f"{min(lost)!r}, and no piece for that character alone"
+        )
+    unknown = next(piece.piece for piece in model.pieces if piece.type == _UNKNOWN)
+    return models.BPE(
+        vocab=ids,
+        merges=[pair for _, _, pair in sorted(merges, key=lambda found: found[:2])],
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=model.trainer_spec.byte_fallback,
+    )

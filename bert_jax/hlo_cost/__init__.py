@@ -1,0 +1,1 @@
+"""Cost of a compiled program: operations, bytes and cycles."""

@@ -1,0 +1,1 @@
+"""Answers about a work directory: status, replay, rerun."""

@@ -1,0 +1,115 @@
+"""Looking again at a run from its work directory: its evaluation, and any of its batches."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.data.pipeline import ExampleStream, eval_batches
+from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
+from bert_jax.inspection.replay import describe_batch
+from bert_jax.objectives.masking import Masked
+from bert_jax.parallel.sharding import MeshConfig, make_mesh
+from bert_jax.saved.pretrained import load_params
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.training.config import PretrainConfig
+from bert_jax.training.corpus import Corpus, open_corpus, step_config
+from bert_jax.training.evaluate import evaluate, make_eval_step
+from bert_jax.training.step import mask_batch, state_shardings
+from bert_jax.training.workdir import check_workdir, read_config
+
+
+def evaluate_run(
+    workdir: Path | str, *, corpus: str | None = None, max_rows: int | None = None
+) -> dict[str, float]:
+    """Losses (nats) and accuracies of the newest intact checkpoint on held-out text.
+
+    Rows have the length of the run's last phase. Any corpus of the same tokenizer will do.
+
+    Args:
+        workdir: Of a `bert-jax pretrain` run.
+        corpus: Directory of another corpus; None: the run's own.
+        max_rows: At most so many rows; None: all.
+
+    Raises:
+        UserError: No checkpoint there, no held-out text, or a corpus of another tokenizer.
+    """
+    loaded = load_params(workdir)
+    stores = open_corpus(corpus or loaded.config.data.corpus)
+    expected = load_tokenizer(loaded.tokenizer).fingerprint
+    if stores.train.tokenizer_fingerprint != expected:
+        raise UserError(
+            f"the corpus {corpus or loaded.config.data.corpus} was made with the tokenizer "
+            f"{stores.train.tokenizer_fingerprint[:12]} and the run with {expected[:12]}; build "
+            f"the corpus with --tokenizer {loaded.tokenizer}"
+        )
+    if stores.heldout is None:
+        raise UserError(
+            f"the corpus {corpus or loaded.config.data.corpus} has no held-out text; build it with "
+            "--heldout-rate above 0"
+        )
+    config = dataclasses.replace(loaded.config, mesh=MeshConfig())
+    mesh = make_mesh(config.mesh)
+    phase = config.phases[-1]
+    batch_size = -(-min(phase.batch_size, 256) // mesh.size) * mesh.size
+    rows = eval_batches(stores.heldout, config.data, phase.length, batch_size, max_rows=max_rows)
+    settings = step_config(config, stores)
+    params = jax.device_put(loaded.params, state_shardings(settings, mesh).params)
+    metrics = evaluate(make_eval_step(settings, mesh), params, rows, mesh)
+    if config.data.objective == "none":
+        metrics = {name: value for name, value in metrics.items() if "nsp" not in name}
+    baseline = stores.train.unigram_entropy
+    return {
+        "step": float(loaded.step),
+        **metrics,
+        "unigram_entropy": baseline,
+        "eval/nats_below_unigram": baseline - metrics["eval/mlm_loss"],
+    }
+
+
+def replay_batch(
+    workdir: Path | str, step: int, *, corpus: str | None = None, max_rows: int | None = None
+) -> str:
+    """Batch `step` of a run, decoded, with the masks it was trained with.
+
+    Args:
+        workdir: Of a `bert-jax pretrain` run.
+        step: Number of the batch, from 0.
+        corpus: Where the run's corpus lies now; None: where it lay.
+        max_rows: Rows to show; None: all.
+
+    Raises:
+        UserError: No run there, a step outside it, or another corpus.
+    """
+    place = open_workdir(workdir)
+    config = read_config(place.local)
+    stores = open_corpus(corpus or config.data.corpus)
+    check_workdir(place, config, stores.train)
+    return _describe(config, stores, step, max_rows)
+
+
+def _describe(config: PretrainConfig, stores: Corpus, step: int, max_rows: int | None) -> str:
+    if not 0 <= step < config.training.num_steps:
+        raise UserError(
+            f"--step is {step}; the run has batches 0 to {config.training.num_steps - 1}"
+        )
+    store = stores.train
+    config = config.with_vocabulary(store.vocab_size)
+    stream = ExampleStream(store, config.data, config.phases, config.seed)
+    batch = stream.batch(step)
+    settings = step_config(config, stores)
+    inputs = mask_batch(settings, jax.tree.map(jnp.asarray, batch), config.seed)
+    masked = Masked(**{name: inputs[name] for name in Masked._fields})
+    if store.path is None:
+        raise UserError(
+            "a batch is decoded with its store's tokenizer, so the store must be a file"
+        )
+    return describe_batch(
+        batch,
+        masked,
+        load_tokenizer(store.path / "tokenizer"),
+        objective=config.data.objective,
+        max_rows=max_rows,
+    )

@@ -1,0 +1,196 @@
+"""`bert-jax status`: a run's status as lines for people."""
+
+import datetime
+import textwrap
+from typing import Any
+
+from bert_jax.inspection.status import Status
+from bert_jax.run.telemetry import duration
+from bert_jax.run.terminal_curve import terminal_curve
+from bert_jax.training.baseline import compare
+
+_MOST_STEPS = 8
+_INDENT = 12
+
+
+def report(status: Status, *, width: int = 80, plain: bool = True) -> list[str]:
+    """A subject a line, and the loss curve.
+
+    Args:
+        status: Of the run.
+        width: Columns of the terminal.
+        plain: ASCII without colours, for a file or a pipe.
+    """
+    phases = ", then ".join(
+        f"{phase.num_steps:,} of {phase.batch_size:,} rows of {phase.length} tokens"
+        for phase in status.phases
+    )
+    tokens = "not there now"
+    if status.corpus_tokens is not None:
+        tokens = f"{status.corpus_tokens:,} tokens"
+    made_by = f", by bert_jax {status.version}" if status.version else ""
+    lines = [
+        *_row("run", f"{status.workdir}{made_by}: {_state(status)}", width),
+        *_row(
+            "model",
+            f"{status.num_params:,} parameters: {status.num_layers} layers, {status.hidden_dim} "
+            f"wide, vocabulary {status.vocab_size:,}",
+            width,
+        ),
+        *_row("corpus", f"{status.corpus or 'in memory'} ({tokens})", width),
+        *_row("steps", phases, width),
+        *_row("reached", _reached(status), width),
+        *_losses(status, width),
+        *_checkpoints(status, width),
+    ]
+    curve = terminal_curve(
+        status.curve, status.heldout_curve, status.unigram_entropy, width=width, plain=plain
+    )
+    if curve:
+        legend = f"masked-LM loss, nats by step: {'*' if plain else 'line'} training"
+        legend += ", o held-out" if status.heldout_curve else ""
+        legend += ", - unigram entropy" if status.unigram_entropy is not None else ""
+        lines += ["", legend, *curve]
+    return [*lines, *_time(status), *_errors(status, width)]
+
+
+def _row(name: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        _printable(text), max(40, width), initial_indent=f"{name:{_INDENT}}",
+        subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _printable(text: str) -> str:
+    """On one line, and without what a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _state(status: Status) -> str:
+    ago = "" if status.silent_seconds is None else f"{duration(status.silent_seconds)} ago"
+    return {
+        "new": "no step has been logged yet",
+        "running": f"running (last sign of life {ago})",
+        "silent": f"seems to be running, but the last sign of life was {ago}: it is compiling, "
+        "evaluating, saving or restoring, or it was killed",
+        "killed": f"NOT running: the last sign of life was {ago}, and it did not say that it "
+        "ended: it was killed, or its machine is gone. The same command continues it",
+        "failed": f"ended with an error {ago}",
+        "stopped": f"stopped by a signal {ago}, and saved; the same command continues it",
+        "finished": f"finished {ago}".rstrip(),
+    }[status.state]
+
+
+def _reached(status: Status) -> str:
+    parts = [
+        f"step {status.step:,} of {status.num_steps:,} "
+        f"({100 * status.step / status.num_steps:.1f}%)"
+    ]
+    if len(status.phases) > 1:
+        parts[0] += f", phase {status.phase + 1} of {len(status.phases)}"
+    if status.steps_per_second is not None and status.seconds_left:
+        parts.append(
+            f"{status.steps_per_second:.3g} steps/s, {duration(status.seconds_left)} left at that "
+            "rate"
+        )
+    return "; ".join(parts)
+
+
+def _losses(status: Status, width: int) -> list[str]:
+    lines = []
+    for label, row, name in (
+        ("training", status.train, "train"), ("held-out", status.evaluation, "eval"),
+    ):  # fmt: skip
+        loss = row.get(f"{name}/mlm_loss")
+        if not isinstance(loss, float):
+            continue
+        text = f"{loss:.3f} nats"
+        if status.unigram_entropy is not None:
+            text = compare(loss, status.unigram_entropy)
+        accuracy = row.get(f"{name}/nsp_accuracy")
+        if isinstance(accuracy, float):
+            text += f"; nsp accuracy {accuracy:.3f}"
+        lines += _row(label, f"mlm loss {text} (step {row['step']:,})", width)
+    return lines
+
+
+def _checkpoints(status: Status, width: int) -> list[str]:
+    others = [step for step in status.checkpoints if step not in status.verified]
+    if not status.checkpoints:
+        text = "none yet"
+    elif not status.verified:
+        text = f"none that was read back; not read back: {_steps(others)}"
+    else:
+        text = f"step {status.verified[-1]:,} is the newest that was read back"
+        if status.verified[:-1]:
+            text += f"; before it {_steps(status.verified[:-1])}"
+        if others:
+            text += f"; not read back: {_steps(others)}"
+    lines = _row("checkpoints", text, width)
+    if status.damaged:
+        lines += _row("damaged", f"put aside in damaged/: {', '.join(status.damaged)}", width)
+    return lines
+
+
+def _steps(steps: list[int]) -> str:
+    newest = [f"{step:,}" for step in reversed(steps[-_MOST_STEPS:])]
+    more = len(steps) - len(newest)
+    return ", ".join(newest) + (f" and {more} older" if more else "")
+
+
+def _time(status: Status) -> list[str]:
+    whole = sum(status.seconds.values())
+    if not whole:
+        return []
+    noun = "start" if status.num_starts == 1 else "starts"
+    title = f"time of {status.num_starts} {noun}: {duration(whole)}"
+    if status.num_starts > 1:
+        title += f", and {duration(status.down_seconds)} between them"
+    if status.num_killed:
+        title += f"; {status.num_killed} ended without a word"
+    return [
+        "",
+        title,
+        *(
+            f"  {_REASONS.get(name, name):24} {duration(seconds):>14} {100 * seconds / whole:6.1f}%"
+            for name, seconds in status.seconds.items()
+        ),
+    ]
+
+
+_REASONS = {
+    "productive": "steps (goodput)",
+    "startup": "start-up",
+    "input": "waiting for input",
+    "lost": "steps that were lost",
+}
+
+
+def _errors(status: Status, width: int) -> list[str]:
+    if not status.errors:
+        return []
+    lines = ["", "last errors"]
+    for event in status.errors:
+        lines += textwrap.wrap(
+            _printable(f"{_when(event)}  {event['kind']}{_where(event)}: {event['message']}"),
+            max(40, width), initial_indent="  ", subsequent_indent="    ", max_lines=4,
+            placeholder=" ...",
+        )  # fmt: skip
+    return lines
+
+
+def _when(event: dict[str, Any]) -> str:
+    try:
+        time = datetime.datetime.fromisoformat(event["time"])
+    except ValueError:
+        return str(event["time"])[:32]
+    return f"{time:%Y-%m-%d %H:%M:%S}"
+
+
+def _where(event: dict[str, Any]) -> str:
+    parts = []
+    if isinstance(event.get("step"), int):
+        parts.append(f"step {event['step']:,}")
+    if event.get("process"):
+        parts.append(f"process {event['process']}")
+    return f" ({', '.join(parts)})" if parts else ""

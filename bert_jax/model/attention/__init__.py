@@ -1,0 +1,1 @@
+"""Attention: its forms and the choice between them."""

@@ -1,0 +1,299 @@
+"""Attention for short rows as one TPU kernel: scores, softmax, dropout and values in VMEM.
+
+With dropout on the attention probabilities, which BERT has, no library kernel applies, and plain
+XLA writes several (B, H, L, S) arrays to memory. Here a program holds the keys and values of one
+row for a group of heads; nothing of size L x S leaves the chip's VMEM, and the backward pass
+recomputes the probabilities and the dropout mask from the log of the softmax's denominator.
+
+Two decisions shape the code:
+
+- Positions lie along the lanes, (B, H*K, L): the order in which XLA's projections leave queries,
+  keys and values when heads are narrower than 128 lanes, so that none of them is transposed on the
+  way in or out. A head is a range of sublanes, which costs nothing to pick.
+- Scores are computed transposed, (S, L): the softmax then reduces over sublanes, which is plain
+  vector arithmetic, the statistics of a query are a row along the lanes, and four of the five
+  products of the backward pass have only K rows.
+
+Source of the method: Dao et al. 2022 (FlashAttention), without its loop over keys.
+"""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Integer, UInt32
+
+from bert_jax.model.attention.xla import MASKED_SCORE
+from bert_jax.model.dropout import keep_at
+
+LANES = 128
+MAX_LENGTH = 1024
+"""Longest row whose scores against all its keys fit VMEM in chunks of 128 queries."""
+MAX_HEAD_DIM = 256
+_SCORES_PER_CHUNK = 512 * 512
+"""Scores held at a time (1 MiB in float32; the backward pass holds about four such arrays)."""
+_LOG2_E = math.log2(math.e)
+_NT = (((1,), (1,)), ((), ()))
+_NN = (((1,), (0,)), ((), ()))
+
+
+class _Plan(NamedTuple):
+    """Static shape of the work of one kernel call."""
+
+    rows: int  # B
+    queries: int  # L
+    keys: int  # S
+    num_heads: int  # H
+    head_dim: int  # K
+    dropout_rate: float
+
+    @property
+    def chunk(self) -> int:
+        """Queries worked on together."""
+        limit = max(LANES, _SCORES_PER_CHUNK // self.keys)
+        return max(
+            c for c in range(LANES, self.queries + 1, LANES) if self.queries % c == 0 and c <= limit
+        )
+
+    @property
+    def heads(self) -> int:
+        """Heads of one program: as many as make about two full chunks of scores."""
+        limit = max(1, 2 * _SCORES_PER_CHUNK // (self.queries * self.keys))
+        return max(
+            n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0 and n <= limit
+        )
+
+    def head(self, ref, head: int, start: int, size: int):
+        """(K, size) of one of a program's heads, from `start` on."""
+        return ref[0, head * self.head_dim : (head + 1) * self.head_dim, start : start + size]
+
+
+def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
+    """Why these sizes cannot be run, in words; None if they can."""
+    if queries % LANES or keys % LANES:
+        return f"lengths that are multiples of {LANES}, not {queries} and {keys}"
+    if max(queries, keys) > MAX_LENGTH:
+        return f"at most {MAX_LENGTH} positions, not {max(queries, keys)}"
+    if head_dim % 16 or head_dim > MAX_HEAD_DIM:
+        return f"a head_dim that is a multiple of 16 up to {MAX_HEAD_DIM}, not {head_dim}"
+    return None
+
+
+def fused_attention(
+    q: Float[Array, "B L H K"],
+    k: Float[Array, "B S H K"],
+    v: Float[Array, "B S H K"],
+    q_segment_ids: Integer[Array, "B L"],
+    kv_segment_ids: Integer[Array, "B S"],
+    head_index: UInt32[Array, " H"],
+    dropout_seed: UInt32[Array, ""],
+    dropout_site: UInt32[Array, ""],
+    row_index: UInt32[Array, " B"],
+    *,
+    dropout_rate: float,
+) -> Float[Array, "B L H K"]:
+    """`attention.attend` on one device, for sizes of which `unsupported` says None.
+
+    Args:
+      q: queries.
+      k: keys.
+      v: values.
+      q_segment_ids: as in `attend`.
+      kv_segment_ids: as in `attend`.
+      head_index: number of each head in the model: under a mesh a device has some of them only.
+      dropout_seed: as in `attend`; unused at rate 0.
+      dropout_site: likewise.
+      row_index: likewise.
+      dropout_rate: 0 for none.
+    """
+    rows, queries, num_heads, head_dim = q.shape
+    plan = _Plan(rows, queries, k.shape[1], num_heads, head_dim, dropout_rate)
+    # One vector of words for the scalar memory: [seed, site, heads..., rows...].
+    words = [dropout_seed[None], dropout_site[None], head_index, row_index]
+    out = _attention(
+        plan,
+        *(jnp.moveaxis(x, 1, 3).reshape(plan.rows, -1, x.shape[1]) for x in (q, k, v)),
+        *(x.astype(jnp.int32)[:, None, :] for x in (q_segment_ids, kv_segment_ids)),
+        jnp.concatenate(words).astype(jnp.uint32),
+    )
+    return jnp.moveaxis(out.reshape(plan.rows, plan.num_heads, plan.head_dim, -1), 3, 1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(plan, q, k, v, q_ids, kv_ids, words):
+    return _forward(plan, q, k, v, q_ids, kv_ids, words)[0]
+
+
+def _attention_forward(plan, q, k, v, q_ids, kv_ids, words):
+    out, log_sum = _forward(plan, q, k, v, q_ids, kv_ids, words)
+    return out, (q, k, v, q_ids, kv_ids, words, log_sum)
+
+
+def _attention_backward(plan, residuals, gradient):
+    q, k, v, q_ids, kv_ids, words, log_sum = residuals
+    gradients = _backward(plan, q, k, v, q_ids, kv_ids, words, log_sum, gradient)
+    return *gradients, None, None, None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _forward(plan: _Plan, q, k, v, q_ids, kv_ids, words):
+    """(out (B, HK, L), log2 of each query's sum of exponentials (B, H, L) float32)."""
+    shapes = [
+        jax.ShapeDtypeStruct(q.shape, v.dtype),
+        jax.ShapeDtypeStruct((plan.rows, plan.num_heads, 1, plan.queries), jnp.float32),
+    ]
+    operands = [q, k, v, q_ids, kv_ids]
+    return _call(plan, _forward_kernel, "attention_forward", 2, shapes, operands, words)
+
+
+def _backward(plan: _Plan, q, k, v, q_ids, kv_ids, words, log_sum, gradient):
+    """(dq, dk, dv), each in its operand's shape and type."""
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
+    operands = [q, k, v, q_ids, kv_ids, log_sum, gradient]
+    return _call(plan, _backward_kernel, "attention_backward", 5, shapes, operands, words)
+
+
+def _call(plan: _Plan, kernel, name: str, num_products: int, out_shapes, operands, words):
+    """The kernel over a grid of (rows, groups of heads), interpreted where there is no TPU."""
+
+    def spec(shape: tuple[int, ...]) -> pl.BlockSpec:
+        if len(shape) == 4:  # (B, H, 1, L)
+            return pl.BlockSpec((1, plan.heads, 1, shape[3]), lambda b, g, _: (b, g, 0, 0))
+        if shape[1] == 1:  # segment ids
+            return pl.BlockSpec((1, 1, shape[2]), lambda b, g, _: (b, 0, 0))
+        return pl.BlockSpec((1, plan.heads * plan.head_dim, shape[2]), lambda b, g, _: (b, g, 0))
+
+    scores = plan.rows * plan.num_heads * plan.queries * plan.keys
+    call = partial(
+        pl.pallas_call,
+        partial(kernel, plan),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(plan.rows, plan.num_heads // plan.heads),
+            in_specs=[spec(x.shape) for x in operands],
+            out_specs=[spec(x.shape) for x in out_shapes],
+        ),
+        out_shape=out_shapes,
+        name=name,
+        cost_estimate=pl.CostEstimate(
+            flops=2 * num_products * scores * plan.head_dim,
+            transcendentals=scores,
+            bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shapes, words)),
+        ),
+    )
+    # Chosen when lowering: a step compiled ahead of time for a TPU is traced on another machine.
+    return jax.lax.platform_dependent(
+        words,
+        *operands,
+        tpu=call(
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
+        ),
+        default=call(interpret=True),
+    )
+
+
+def _visible(plan: _Plan, start: int, q_ids_ref, kv_ids_ref):
+    """Which keys a chunk of queries sees, (S, chunk) bool, the same for all heads."""
+    column = jnp.broadcast_to(kv_ids_ref[0], (LANES, plan.keys)).T[:, :1]
+    return column == q_ids_ref[0, :, start : start + plan.chunk]
+
+
+def _kept(plan: _Plan, words_ref, head: int, start: int):
+    """The dropout mask of one head, (S, chunk), equal to `dropout.keep_mask`'s transposed."""
+    row = words_ref[2 + plan.num_heads + pl.program_id(0)]
+    first = pl.program_id(1) * plan.heads
+    query = jax.lax.broadcasted_iota(jnp.uint32, (1, plan.chunk), 1) + np.uint32(start)
+    key = jax.lax.broadcasted_iota(jnp.uint32, (plan.keys, 1), 0)
+    return keep_at(
+        plan.dropout_rate, words_ref[0], words_ref[1], row, words_ref[2 + first + head], query, key
+    )
+
+
+def _forward_kernel(
+    plan: _Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, out_ref, log_sum_ref
+):
+    factor = _LOG2_E / math.sqrt(plan.head_dim)  # scores in units of log 2, for exp2
+    for start in range(0, plan.queries, plan.chunk):
+        visible = _visible(plan, start, q_ids_ref, kv_ids_ref)
+        chunk = slice(start, start + plan.chunk)
+        for head in range(plan.heads):
+            q = plan.head(q_ref, head, start, plan.chunk)
+            k = plan.head(k_ref, head, 0, plan.keys)
+            v = plan.head(v_ref, head, 0, plan.keys)
+            scores = jnp.where(visible, _product(k.T, q, _NN) * factor, MASKED_SCORE)
+            largest = scores.max(0, keepdims=True)
+            weights = jnp.exp2(scores - largest)
+            total = weights.sum(0, keepdims=True)
+            log_sum_ref[0, head, :, chunk] = largest + jnp.log2(total)
+            if plan.dropout_rate:
+                weights = jnp.where(_kept(plan, words_ref, head, start), weights, 0.0)
+            out = _product(v, weights.astype(v.dtype), _NN)
+            out = out * (1 / (total * (1 - plan.dropout_rate)))
+            rows = slice(head * plan.head_dim, (head + 1) * plan.head_dim)
+            out_ref[0, rows, chunk] = out.astype(out_ref.dtype)
+
+
+def _backward_kernel(
+    plan: _Plan,
+    words_ref,
+    q_ref,
+    k_ref,
+    v_ref,
+    q_ids_ref,
+    kv_ids_ref,
+    log_sum_ref,
+    gradient_ref,
+    dq_ref,
+    dk_ref,
+    dv_ref,
+):
+    scale = 1 / math.sqrt(plan.head_dim)
+    kept_share = 1 - plan.dropout_rate
+    for head in range(plan.heads):
+        rows = slice(head * plan.head_dim, (head + 1) * plan.head_dim)
+        k = plan.head(k_ref, head, 0, plan.keys)
+        v = plan.head(v_ref, head, 0, plan.keys)
+        dk = dv = jnp.zeros((plan.head_dim, plan.keys), jnp.float32)
+        for start in range(0, plan.queries, plan.chunk):
+            chunk = slice(start, start + plan.chunk)
+            visible = _visible(plan, start, q_ids_ref, kv_ids_ref)
+            q = plan.head(q_ref, head, start, plan.chunk)
+            gradient = plan.head(gradient_ref, head, start, plan.chunk)
+            log_sum = log_sum_ref[0, head, :, chunk]
+            # A query that sees no key has equal weights, as in the forward pass. -1e30 + log S is
+            # -1e30 in float32, so its scores are taken relative to 0 instead.
+            alone = log_sum < MASKED_SCORE / 2
+            masked = jnp.where(alone, 0.0, MASKED_SCORE)
+            log_sum = jnp.where(alone, math.log2(plan.keys), log_sum)
+            scores = _product(k.T, q, _NN) * (scale * _LOG2_E)
+            # Probabilities / (1 - rate): in the exponent, dropout's factor costs nothing.
+            weights = jnp.exp2(
+                jnp.where(visible, scores, masked) - (log_sum + math.log2(kept_share))
+            )
+            dweights = _product(v.T, gradient, _NN)
+            dropped = weights
+            if plan.dropout_rate:
+                kept = _kept(plan, words_ref, head, start)
+                dropped = jnp.where(kept, weights, 0.0)
+                dweights = jnp.where(kept, dweights, 0.0)
+            mean = (weights * dweights).sum(0, keepdims=True) * kept_share
+            dscores = (weights * (dweights - mean)).astype(q.dtype)
+            # Nothing flows to the scores of a query that sees no key: they are constants.
+            q = jnp.where(alone, 0.0, q.astype(jnp.float32)).astype(q.dtype)
+            dq = jnp.where(alone, 0.0, _product(k, dscores, _NN) * scale)
+            dq_ref[0, rows, chunk] = dq.astype(dq_ref.dtype)
+            dk += _product(q, dscores, _NT)
+            dv += _product(gradient, dropped.astype(q.dtype), _NT)
+        dk_ref[0, rows] = (dk * scale).astype(dk_ref.dtype)
+        dv_ref[0, rows] = dv.astype(dv_ref.dtype)
+
+
+def _product(a, b, dimensions):
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)

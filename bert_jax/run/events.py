@@ -1,0 +1,94 @@
+"""`events.jsonl`: what happened to a run, over all its starts and processes.
+
+One JSON object a line: `time` (ISO 8601, UTC), `process`, `kind`, `step` (or null), `message`, and
+values of the kind. Kinds: start, finished, stopped, error, save_failed, damaged, bad_step,
+skipped_step, plateau, diverged, recovered, stalled.
+"""
+
+import datetime
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from bert_jax.files.line_log import LineLog
+
+_MAX_MESSAGE = 4000  # characters: a line goes to the file in one write
+_MAX_WAITING = 1000
+_MAX_READ = 64 << 20  # bytes; the end of a larger file is read
+
+
+class Events:
+    """Adds events to a file that all processes of a run share."""
+
+    def __init__(self, path: Path | None, process: int = 0):
+        """Opens nothing yet.
+
+        Args:
+            path: None: events go nowhere.
+            process: The number of this process.
+        """
+        self._log = None if path is None else LineLog(path, shared=True, limit=_MAX_WAITING)
+        self._process = process
+        self._lock = threading.Lock()  # a watchdog writes from a thread of its own
+
+    def write(self, kind: str, message: str, *, step: int | None = None, **values: Any) -> None:
+        """Adds an event. Never raises: what runs does not end because it cannot say what happens.
+
+        Args:
+            kind: One of the kinds above.
+            message: For people.
+            step: Updates made when it happened.
+            **values: Of the kind; one that JSON cannot hold is written as its `repr`.
+        """
+        if self._log is None:
+            return
+        event = {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "process": self._process,
+            "kind": kind,
+            "step": step,
+            "message": message[:_MAX_MESSAGE],
+            **{name: _plain(value) for name, value in values.items()},
+        }
+        # The thread of a watchdog must get through when the main thread hangs in a write.
+        held = self._lock.acquire(timeout=5)
+        try:
+            self._log.write(json.dumps(event))
+        finally:
+            if held:
+                self._lock.release()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events of a file, the oldest first; lines that are not whole are left out.
+
+    An event has a `kind`, a `message` and a `time` that are text; a file that is missing has none.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _MAX_READ))
+            data = file.read(_MAX_READ)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    events = []
+    for line in data.split(b"\n"):
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and all(
+            isinstance(event.get(name), str) for name in ("time", "kind", "message")
+        ):
+            events.append(event)
+    return events
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can hold, or its text."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)[:_MAX_MESSAGE]
+    return value

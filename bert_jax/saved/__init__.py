@@ -1,0 +1,1 @@
+"""Models in directories, whoever wrote them."""

@@ -1,0 +1,210 @@
+"""A model in a directory, whatever made it: pretraining, fine-tuning, or Transformers.
+
+saved = read_model("work/base")       # of `bert-jax pretrain` or `bert-jax finetune`
+saved = read_model("bert-base-cased")  # in Hugging Face's format, with model.safetensors
+params = init_task_params(saved.config, head, key, encoder=saved.params["encoder"])
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.config.mapping import to_dict
+from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir, open_workdir, scheme
+from bert_jax.formats.families import class_written, to_bert
+from bert_jax.formats.family_tables import WRITTEN
+from bert_jax.formats.huggingface_config import model_config_from_huggingface
+from bert_jax.formats.huggingface_files import (
+    MAX_CONFIG_BYTES,
+    WEIGHTS,
+    model_class,
+    read_weights,
+)
+from bert_jax.formats.huggingface_head import TaskOutputs, head_from_huggingface
+from bert_jax.formats.huggingface_names import parts_from_huggingface
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import Params, init_params
+from bert_jax.saved.finetuned import is_finetuning, load_finetuned
+from bert_jax.saved.pretrained import load_params
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.untrusted.json_file import read_json_object
+
+_KINDS = (
+    "the work directory of a `bert-jax pretrain` or `bert-jax finetune` run, or a directory in "
+    f"Hugging Face's format (config.json, {WEIGHTS} and the tokenizer's files)"
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a model came to be."""
+
+    kind: str
+    """pretrain, finetune or huggingface."""
+    step: int = 0
+    """Updates made, by a run of ours."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Of the run, as JSON values; the file config.json of a directory in Hugging Face's format."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of these parameters, on held-out or dev data; empty where they were not evaluated."""
+
+
+@dataclass(frozen=True, eq=False)
+class SavedModel:
+    """A model with its tokenizer."""
+
+    config: ModelConfig
+    """As the source says. `attention_impl` is auto: it belonged to the machine of the training."""
+    params: Params
+    """The entry `encoder` (without `pooler` where the source has none), and of `mlm`, `nsp` and
+    `head` those that the source has."""
+    outputs: TaskOutputs | None
+    """What the entry `head` is and means; None where there is none."""
+    tokenizer: Tokenizer
+    tokenizer_files: Path
+    """What `load_tokenizer` reads. A directory of Hugging Face's holds other files beside it."""
+    max_length: int
+    """Tokens in a row at most, special tokens included."""
+    name: str
+    """For messages: the directory, and the step or the class."""
+    origin: Origin
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether the source has a pooler, which classification and regression read."""
+        return "pooler" in self.params["encoder"]
+
+    def complete_params(self) -> Params:
+        """`params` for functions that take a whole encoder: a missing pooler has initial values."""
+        if self.has_pooler:
+            return self.params
+        fresh = init_params(self.config, jax.random.key(0))["encoder"]["pooler"]
+        return {**self.params, "encoder": {**self.params["encoder"], "pooler": fresh}}
+
+
+def read_model(path: str | Path, *, encoder_only: bool = False) -> SavedModel:
+    """The model in a directory, and its tokenizer. Changes nothing on disk, downloads no model.
+
+    Args:
+        path: A work directory of `bert-jax pretrain` (the newest intact checkpoint) or of
+            `bert-jax finetune` (the best model), here or in a bucket; or a local directory as
+            Transformers' `save_pretrained` writes it, of a BERT with any head or none, or of a
+            classifier of ELECTRA or DistilBERT. Heads other than those of pretraining,
+            classification, tagging and span QA are passed over.
+        encoder_only: Of a directory in Hugging Face's format, pass over all heads: what is wrong
+            with them does no harm then.
+
+    Raises:
+        UserError: None of these is there, or it is not sound: says all that does not fit.
+        DamagedCheckpointError: A work directory that holds checkpoints, of which none is intact.
+    """
+    if scheme(path) is None:
+        directory = Path(path)
+        if not directory.is_dir():
+            what = "is a file" if directory.exists() else "does not exist"
+            raise UserError(
+                f"{path} {what}; give {_KINDS}. Nothing is downloaded: a model of the Hugging Face "
+                f"Hub is fetched with `hf download NAME --local-dir DIR`"
+            )
+        config = directory / "config.json"
+        if config.is_file():
+            found = read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
+            if "bert_jax" not in found:  # the version of what wrote it
+                return _from_huggingface(directory, found, encoder_only)
+        elif not (directory / "checkpoints").is_dir():
+            raise UserError(f"{path} has no config.json; give {_KINDS}")
+    place = open_workdir(path)
+    return _from_finetuned(place) if is_finetuning(place.local) else _from_pretrained(place)
+
+
+def _from_pretrained(place: WorkDir) -> SavedModel:
+    loaded = load_params(place.name)
+    model = loaded.config.model
+    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(ModelConfig)}
+    return SavedModel(
+        config=ModelConfig(**{**fields, "attention_impl": "auto"}),
+        params=loaded.params,
+        outputs=None,
+        tokenizer=_tokenizer(loaded.tokenizer, model.vocab_size),
+        tokenizer_files=loaded.tokenizer,
+        max_length=model.num_positions,
+        name=f"{place.name}, step {loaded.step}",
+        origin=Origin("pretrain", loaded.step, to_dict(loaded.config), loaded.metrics),
+    )
+
+
+def _from_finetuned(place: WorkDir) -> SavedModel:
+    loaded = load_finetuned(place.name)
+    learned = loaded.task.describe()["learned"]
+    params = loaded.params
+    if loaded.task.objective == "score":  # the run predicts (score - mean) / deviation
+        mean, deviation = learned["mean"], learned["deviation"]
+        kernel, bias = (np.asarray(params["head"][name]) for name in ("kernel", "bias"))
+        scaled = {"kernel": kernel * np.float32(deviation), "bias": bias * np.float32(deviation)}
+        params = {**params, "head": {**scaled, "bias": scaled["bias"] + np.float32(mean)}}
+    return SavedModel(
+        config=dataclasses.replace(loaded.model, attention_impl="auto"),
+        params=params,
+        outputs=TaskOutputs(loaded.head, loaded.task.objective, tuple(learned["labels"])),
+        tokenizer=loaded.tokenizer,
+        tokenizer_files=loaded.tokenizer_files,
+        max_length=min(loaded.task_config.length, loaded.model.num_positions),
+        name=f"{place.name}, fine-tuned, step {loaded.step}",
+        origin=Origin("finetune", loaded.step, loaded.config, loaded.scores),
+    )
+
+
+def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool) -> SavedModel:
+    where, made_by = f"{directory / 'config.json'}", model_class(found)
+    if made_by in map(class_written, WRITTEN.values()):
+        form = to_bert(found, read_weights(directory, made_by), where=where)
+        described, config = form.config, form.model_config(where=where)
+        tokenizer, arrays = _tokenizer(directory, config.vocab_size), form.arrays
+    else:
+        described, config = found, model_config_from_huggingface(found, where=where)
+        tokenizer = _tokenizer(directory, config.vocab_size)
+        arrays = read_weights(directory, made_by)
+    try:
+        outputs = None if encoder_only else head_from_huggingface(described, arrays)
+        head = None if outputs is None else outputs.head
+        params = parts_from_huggingface(arrays, config, head, pretraining=not encoder_only)
+    except UserError as error:
+        raise UserError(f"{directory}: {error}") from error
+    untrained = found.get("untrained_parts")  # see `exchange.huggingface`
+    if isinstance(untrained, list) and "pooler" in untrained:
+        params["encoder"].pop("pooler", None)
+    return SavedModel(
+        config=config,
+        params=params,
+        outputs=outputs,
+        tokenizer=tokenizer,
+        tokenizer_files=directory,
+        max_length=config.num_positions,
+        name=f"{directory}, {made_by}",
+        origin=Origin("huggingface", config=found),
+    )
+
+
+def _tokenizer(files: Path, vocab_size: int) -> Tokenizer:
+    tokenizer = load_tokenizer(files)
+    check_vocabulary(tokenizer, vocab_size, files)
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, files: Path) -> None:
+    """Refuses a tokenizer with more tokens than a model has embeddings.
+
+    Raises:
+        UserError: Names `files` and both numbers.
+    """
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"{files}: the tokenizer has {tokenizer.vocab_size:,} tokens and the model has "
+            f"embeddings for {vocab_size:,}; they are not of one model"
+        )

@@ -1,0 +1,1 @@
+"""Statistics of many fine-tuning trials."""

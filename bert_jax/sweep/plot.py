@@ -1,0 +1,145 @@
+"""The scores of a set of runs as a picture: a point a run, a box a group."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bert_jax.sweep.statistics import Outcome, Summary, quantile, rate_name
+
+_COLOURS = ["#2b6cb0", "#c2410c", "#2f855a", "#6b46c1", "#b7791f", "#4a5568"]
+_FAILED, _BASELINE, _INK = "#c53030", "#4a5568", "#1a202c"
+_LONGEST_NAME = 40
+
+
+def statistics_figure(summary: Summary, *, title: str = "", percent: bool = False) -> Any:
+    """Strips of points with boxes of the quartiles, side by side for each learning rate.
+
+    Failed runs are crosses; those without a finite score stand on the axis, and boxes reach down
+    to the axis where they count. The whiskers reach the lowest and the highest run.
+
+    Args:
+        summary: Of the runs.
+        title: Above the picture.
+        percent: The scores are percent already; else they are shown times 100.
+
+    Returns:
+        A matplotlib `Figure`.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure  # not pyplot: no global state, no window system
+
+    scale = 1.0 if percent else 100.0
+    inits, rates = summary.inits, summary.learning_rates
+    width = min(14.0, max(4.2, 2.2 + 0.75 * len(inits) * len(rates)))
+    figure = Figure(figsize=(width, 4.4), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    if summary.constant_score is not None:
+        constant = summary.constant_score * scale
+        axis.axhline(constant, color=_BASELINE, linestyle="--", linewidth=1.2, zorder=1)
+        axis.annotate(
+            f"constant\nprediction\n{constant:.1f}", (1, constant),
+            xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
+            va="center", color=_BASELINE, fontsize=9,
+        )  # fmt: skip
+    _limits(axis, summary, scale)
+    step = 0.8 / max(len(inits), 1)
+    # A seed stands at the same place in every box, and equal scores do not hide each other.
+    seeds = sorted({outcome.member.seed for outcome in summary.outcomes})
+    aside = {seed: (n + 0.5) / len(seeds) - 0.5 for n, seed in enumerate(seeds)}
+    for i, init in enumerate(inits):
+        colour = _COLOURS[i % len(_COLOURS)]
+        axis.plot([], [], "o", color=colour, markersize=5, label=_short(init))
+        for r, rate in enumerate(rates):
+            runs = [
+                outcome
+                for outcome in summary.outcomes
+                if (outcome.member.init, outcome.member.learning_rate) == (init, rate)
+            ]
+            at, width = r + (i - (len(inits) - 1) / 2) * step, 0.62 * step
+            if len(runs) > 1:
+                _box(axis, at, width, runs, scale, colour)
+            _points(axis, at, width, runs, aside, scale, colour)
+    if any(outcome.failed for outcome in summary.outcomes):
+        lost = any(group.lost for group in summary.groups)
+        label = "failed: the last evaluation"
+        if summary.goal is not None and np.isfinite(summary.goal):
+            label += f" is not above {summary.goal * scale:.1f}"
+        label += "\n(on the axis: lost, no finite score)" if lost else ""
+        axis.plot([], [], "x", color=_FAILED, markersize=6, label=label)
+    axis.set_xticks(range(len(rates)), [rate_name(rate) for rate in rates])
+    axis.set_xlim(-0.5, max(len(rates), 1) - 0.5)
+    axis.set_xlabel("learning rate")
+    which = "best evaluation"
+    if summary.evaluations > 1:
+        which = f"best of {summary.evaluations} evaluations"
+    axis.set_ylabel(f"{summary.metric}{'' if percent else ' x 100'}, {which}")
+    axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(colors=_INK, labelsize=9)
+    if axis.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside lower center", ncols=1, fontsize=9, frameon=False)
+    if title:
+        figure.suptitle(title, fontsize=11, color=_INK, x=0.01, ha="left")
+    return figure
+
+
+def _box(
+    axis: Any, at: float, width: float, runs: list[Outcome], scale: float, colour: str
+) -> None:
+    """Draw the quartiles; those of lost runs are at the bottom of the picture."""
+    bottom = axis.get_ylim()[0]
+    ends = [quantile([run.best for run in runs], share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    values = [bottom if end is None else end * scale for end in ends]
+    axis.bxp(
+        [dict(zip(("whislo", "q1", "med", "q3", "whishi"), values, strict=True))],
+        positions=[at], widths=width, manage_ticks=False, showfliers=False, zorder=2,
+        patch_artist=True, boxprops={"facecolor": colour, "alpha": 0.18, "edgecolor": colour},
+        whiskerprops={"color": colour, "alpha": 0.6}, capprops={"color": colour, "alpha": 0.6},
+        medianprops={"color": colour, "linewidth": 2},
+    )  # fmt: skip
+
+
+def _points(
+    axis: Any,
+    at: float,
+    width: float,
+    runs: list[Outcome],
+    aside: Mapping[int, float],
+    scale: float,
+    colour: str,
+) -> None:
+    for run in runs:
+        x = at + 0.8 * width * aside[run.member.seed]
+        if run.best is None or not np.isfinite(run.best):
+            axis.plot(
+                [x], [0.015], "x", color=_FAILED, markersize=6, zorder=4,
+                transform=axis.get_xaxis_transform(),
+            )  # fmt: skip
+        elif run.failed:
+            axis.plot([x], [run.best * scale], "x", color=_FAILED, markersize=6, zorder=4)
+        else:
+            axis.plot(
+                [x], [run.best * scale], "o", color=colour, markersize=5, alpha=0.85,
+                markeredgecolor="white", markeredgewidth=0.5, zorder=3,
+            )  # fmt: skip
+
+
+def _limits(axis: Any, summary: Summary, scale: float) -> None:
+    """Room for all points and the line; at least four points of a hundred."""
+    values = [run.best for run in summary.outcomes if run.best is not None]
+    values = [value for value in values if np.isfinite(value)]
+    if summary.constant_score is not None:
+        values.append(summary.constant_score)
+    if not values:
+        axis.set_ylim(0, 100)
+        return
+    low, high = min(values) * scale, max(values) * scale
+    margin = max(0.08 * (high - low), (4.0 - (high - low)) / 2)
+    axis.set_ylim(low - margin, high + margin)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"

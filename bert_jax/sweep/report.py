@@ -1,0 +1,188 @@
+"""The statistics of a set of runs as text, as JSON and, with the plot, as files."""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bert_jax.sweep.plot import statistics_figure
+from bert_jax.sweep.statistics import LEVEL, Comparison, Group, Summary, rate_name
+
+_SHOWN = 10  # failed runs by name
+_HUNDREDTHS = {
+    "accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision", "recall",
+}  # fmt: skip
+"""Scores that are shown times 100, where they are not percent already."""
+
+
+def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
+    """For people, in a fixed-width font.
+
+    Args:
+        summary: of the runs.
+        percent: the scores are percent already, as SQuAD's; else they are shown times 100.
+    """
+    scale = 1.0 if percent else 100.0
+    head = f"{summary.metric}{'' if percent else ' x 100'}: best evaluation of each run"
+    if summary.evaluations > 1:
+        head = head.replace("evaluation", f"of the {summary.evaluations} evaluations")
+    if summary.constant_score is not None:
+        head += f"; a constant prediction gets {summary.constant_score * scale:.1f}"
+    lines = [head]
+    if summary.goal is not None and math.isfinite(summary.goal):
+        goal = f"{summary.goal * scale:.1f}"
+        lines.append(f"failed: a run that is not above {goal} at its last evaluation, or diverged")
+    lines += _group_table(summary, scale)
+    lines.append("epoch: median of the best evaluations; last: median of the last evaluations")
+    if len(summary.learning_rates) > 1:
+        lines.append("* the best learning rate by the median")
+    if any(group.lost for group in summary.groups):
+        lines.append("lost: runs without a finite score; they count as the worst")
+    others = [line for group in summary.groups if (line := _others(summary, group, percent))]
+    if others:
+        lines += ["", "medians of the other scores at the best evaluations:", *others]
+    return [*lines, *_comparison_lines(summary, scale), *_failed_lines(summary)]
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """All of it, as `json` writes it: numbers that are not finite become null."""
+    found: dict[str, Any] = _finite(asdict(summary))
+    return found
+
+
+def write_summary(
+    summary: Summary, directory: Path, *, title: str = "", percent: bool = False
+) -> list[Path]:
+    """Writes statistics.txt, statistics.png and, last, statistics.json: each in one rename.
+
+    Args:
+        summary: of the runs.
+        directory: of the files; there must be one.
+        title: above the picture.
+        percent: as in `summary_lines`.
+
+    Returns:
+        The files.
+    """
+    text = "\n".join(summary_lines(summary, percent=percent)) + "\n"
+    values = json.dumps(summary_json(summary), indent=1, allow_nan=False) + "\n"
+    figure = statistics_figure(summary, title=title, percent=percent)
+    writers: dict[str, Callable[[Path], object]] = {
+        "statistics.txt": lambda path: path.write_text(text, encoding="utf-8"),
+        "statistics.png": lambda path: figure.savefig(path, format="png"),
+        "statistics.json": lambda path: path.write_text(values, encoding="utf-8"),
+    }
+    for name, write in writers.items():
+        temporary = directory / f".{name}.tmp-{os.getpid()}"
+        try:
+            write(temporary)
+            temporary.replace(directory / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return [directory / name for name in writers]
+
+
+def _group_table(summary: Summary, scale: float) -> list[str]:
+    def cell(value: float | None) -> str:
+        return "-" if value is None else f"{value * scale:.1f}"
+
+    def rank(value: float | None) -> str:
+        return "lost" if value is None else cell(value)
+
+    heads = [
+        "init", "rate", "runs", "failed", "lost", "median", "quartiles", "best", "mean", "std",
+        "epoch", "last", "seconds",
+    ]  # fmt: skip
+    rows = []
+    for group in summary.groups:
+        quartiles = f"{rank(group.low_quartile)} to {rank(group.high_quartile)}"
+        epoch = "-" if group.best_epoch is None else f"{group.best_epoch:.3g}"
+        best = summary.best_learning_rates.get(group.init) == group.learning_rate
+        mark = "*" if best and len(summary.learning_rates) > 1 else ""
+        rows.append([
+            group.init, f"{rate_name(group.learning_rate)}{mark}", f"{group.runs}",
+            f"{group.failed}", f"{group.lost}", rank(group.median), quartiles, cell(group.best),
+            cell(group.mean), cell(group.std), epoch, rank(group.last), f"{group.seconds:.0f}",
+        ])  # fmt: skip
+    return _aligned([heads, *rows])
+
+
+def _others(summary: Summary, group: Group, percent: bool) -> str:
+    shown = []
+    for name, value in group.medians.items():
+        if name == summary.metric:
+            continue
+        hundred = not percent and name.rsplit("/", 1)[-1] in _HUNDREDTHS
+        shown.append(f"{name} {value * 100:.1f}" if hundred else f"{name} {value:.4g}")
+    where = f"{group.init}, {rate_name(group.learning_rate)}"
+    return f"  {where}: {', '.join(shown)}" if shown else ""
+
+
+def _comparison_lines(summary: Summary, scale: float) -> list[str]:
+    lines: list[str] = []
+    pairs = dict.fromkeys((c.first, c.second) for c in summary.comparisons)
+    for first, second in pairs:
+        head = [f"{first} less {second}", "mean", f"{LEVEL:.0%} by t", "by bootstrap", "better in"]
+        rows = [
+            _comparison_row(c, scale)
+            for c in summary.comparisons
+            if (c.first, c.second) == (first, second)
+        ]
+        lines += ["", *_aligned([head, *rows])]
+    if any(c.seeds == 1 for c in summary.comparisons):
+        lines.append("one seed in common: no interval")
+    return lines
+
+
+def _comparison_row(comparison: Comparison, scale: float) -> list[str]:
+    def interval(ends: tuple[float, float] | None) -> str:
+        return "-" if ends is None else " to ".join(f"{end * scale:+z.1f}" for end in ends)
+
+    if comparison.learning_rates is None:
+        name = "all learning rates"
+    else:
+        names = [rate_name(rate) for rate in comparison.learning_rates]
+        name = f"each at its best: {names[0]}, {names[1]}" if comparison.chosen else names[0]
+    better = f"{comparison.wins} of {comparison.pairs}"
+    better += f", {comparison.ties} equal" if comparison.ties else ""
+    better += f", {comparison.unpaired} runs unpaired" if comparison.unpaired else ""
+    mean = "-" if comparison.mean is None else f"{comparison.mean * scale:+z.1f}"
+    student, bootstrap = interval(comparison.student), interval(comparison.bootstrap)
+    return [f"  {name}", mean, student, bootstrap, better]
+
+
+def _failed_lines(summary: Summary) -> list[str]:
+    failed = [outcome for outcome in summary.outcomes if outcome.failed]
+    if not failed:
+        return []
+    lines = ["", f"failed: {len(failed)} of {len(summary.outcomes)} runs"]
+    for outcome in failed[:_SHOWN]:
+        member = outcome.member
+        where = f"{member.init}, {rate_name(member.learning_rate)}, seed {member.seed}"
+        lines.append(f"  {where}: {outcome.failed}")
+    if len(failed) > _SHOWN:
+        lines.append(f"  and {len(failed) - _SHOWN} more")
+    return lines
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Columns: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

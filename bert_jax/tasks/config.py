@@ -1,0 +1,290 @@
+"""What is fine-tuned for: which data, and how they are written. One section a kind of task."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.glue import TASKS, glue_task
+from bert_jax.tasks.window_options import WindowOptions
+
+MAX_LENGTH = 128
+SQUAD_MAX_LENGTH = 384
+
+
+@dataclass(frozen=True)
+class GlueConfig:
+    """A task of GLUE."""
+
+    name: str = ""
+    """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli. The diagnostic set ax is predicted with
+    a model of mnli."""
+    data: str = ""
+    """The directory of the task's TSV files or the one that holds all tasks; or tfds, for what
+    TensorFlow Datasets has prepared."""
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """A table of texts with labels: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT.
+
+    A column is a name; without a header, its number from 1.
+    """
+
+    train: str = ""
+    """The file to train on."""
+    dev: str = ""
+    """The file to choose the best checkpoint by; empty holds rows of the training file out."""
+    dev_rate: float = 0.1
+    """Share of the distinct texts that is held out where dev is empty; rows with the same text go
+    together."""
+    text: str = "text"
+    """Column of the text."""
+    text_pair: str = ""
+    """Column of the second text of a pair; empty: there is none."""
+    label: str = "label"
+    """Column of the label."""
+    label_columns: tuple[str, ...] = ()
+    """Instead of label: columns of 0 and 1, one for each of several labels (kind=classes)."""
+    id: str = ""
+    """Column that names the rows; empty numbers them from 0."""
+    kind: Literal["class", "classes", "score"] = "class"
+    """class: one label a row. classes: any number of them. score: a number."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels in the order of the model's outputs; empty: those of the training file,
+    sorted."""
+    separator: str = ","
+    """Between the labels of a row (kind=classes)."""
+    metric: str = ""
+    """What chooses the best checkpoint. class: accuracy, f1 (of the second of two labels),
+    macro_f1 or matthews. classes: f1 (micro), macro_f1 or accuracy. score: pearson or spearman.
+    Empty: the first of these."""
+    format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
+    """auto goes by the suffix of the file."""
+    header: bool | None = None
+    """Whether line 1 of a CSV or TSV file has the names of the columns; None: it has where columns
+    are named, and it must be said where they are numbered."""
+    quoting: bool | None = None
+    """Whether a field may stand in double quotes; None: in CSV yes, in TSV no."""
+    delimiter: str = ""
+    """Between the fields; empty: a comma in CSV, a tab in TSV."""
+    ragged: Literal["fail", "skip"] = "fail"
+    """Rows with more or fewer fields than the first."""
+    empty: Literal["fail", "skip", "keep"] = "keep"
+    """Rows with an empty text; those skipped or kept are counted in a warning."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if not 0 < self.dev_rate < 1:
+            raise UserError(f"task.table.dev_rate is {self.dev_rate}; it must be in (0, 1)")
+        metrics = METRICS[self.kind]
+        if self.metric and self.metric not in metrics:
+            raise UserError(
+                f"task.table.metric is {self.metric!r}; for kind {self.kind!r} it is one of "
+                f"{', '.join(metrics)}"
+            )
+        if self.labels and self.kind == "score":
+            raise UserError("task.table.labels is set, but kind 'score' has none; leave it out")
+        if self.kind == "class" and len(self.labels) == 1:
+            raise UserError(f"task.table.labels is {self.labels}; at least 2 are needed to choose")
+        if self.label_columns and self.labels:
+            raise UserError(
+                "task.table.labels is set, but label_columns names the labels; leave one out"
+            )
+
+
+METRICS = {
+    "class": ("accuracy", "f1", "macro_f1", "matthews"),
+    "classes": ("f1", "macro_f1", "accuracy"),
+    "score": ("pearson", "spearman"),
+}
+"""What a checkpoint can be chosen by, the default first."""
+
+
+@dataclass(frozen=True)
+class TaggingConfig:
+    """Words with tags: named entities, parts of speech."""
+
+    train: str = ""
+    """The file to train on."""
+    dev: str = ""
+    """The file to choose the best checkpoint by."""
+    format: Literal["columns", "conllu", "wikiann", "rows"] = "columns"
+    """columns: a word a line, as CoNLL has it; CoNLL-U is known by its columns. conllu: CoNLL-U
+    alone. wikiann: en:WORD, tab, tag. rows: lists of words and of tags in JSON lines, parquet or
+    tfds:NAME:SPLIT."""
+    token_column: int = 1
+    """Number of the word's column from 1, from -1 backwards (columns)."""
+    tag_column: int = -1
+    """Number of the tag's column, likewise (columns)."""
+    comment: str = ""
+    """Lines that begin with it are passed over (columns); empty: there are none."""
+    conllu_column: Literal["upos", "xpos", "deprel"] = "upos"
+    """Column of the tags (conllu)."""
+    tokens: str = "tokens"
+    """Column of the words (rows)."""
+    tags: str = "tags"
+    """Column of the tags (rows)."""
+    tag_names: tuple[str, ...] = ()
+    """What numbers stand for, in their order, where tags are numbers (rows)."""
+    labels: tuple[str, ...] = ()
+    """Tags in the order of the model's outputs, those of entities as IOB2 with O; empty: those of
+    the training file. A tag of another file that is not among them counts as a miss."""
+    scheme: Literal["auto", "plain"] = "auto"
+    """auto: IOB1, IOB2 and IOBES are told apart, and what is none of them is plain. plain: tags are
+    not of entities; accuracy is the metric."""
+    lenient: bool = False
+    """Read tags that keep to no scheme as the CoNLL script does."""
+    stride: int = 0
+    """Sub-words from one window to the next where a sentence is longer than max_length; 0: half of
+    max_length."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.lenient and self.scheme == "plain":
+            raise UserError("task.tagging.lenient is about entities, scheme is 'plain'; drop one")
+
+
+@dataclass(frozen=True)
+class SquadConfig:
+    """Questions about texts, in SQuAD's JSON."""
+
+    train: str = ""
+    """The file to train on."""
+    dev: str = ""
+    """The file to choose the best checkpoint by."""
+    misplaced: Literal["fail", "skip", "keep"] = "fail"
+    """Answers that are not at their offset: fail, leave them out, or keep them for the scores
+    alone. What is left out or kept is counted in a warning."""
+    stride: int = 0
+    """Tokens from one window of a long text to the next; 0: a third of max_length."""
+    max_question: int = 64
+    """A longer question is cut behind so many tokens; that is counted in a warning."""
+    num_best: int = 20
+    """Candidates kept for each question."""
+    max_answer_tokens: int = 30
+    """Longest answer."""
+    rules: Literal["auto", "v1.1", "v2.0"] = "auto"
+    """Whose scores; auto: 2.0 where a question of train or dev has no answer, else 1.1."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        for name in ("num_best", "max_answer_tokens"):
+            if getattr(self, name) < 1:
+                raise UserError(f"task.squad.{name} is {getattr(self, name)}; 1 is the least")
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """The task; of the four sections that of `kind` is read."""
+
+    kind: Literal["glue", "table", "tagging", "squad"] = "table"
+    """Which section says what the data are."""
+    max_length: int = 0
+    """Tokens in a row, special tokens included; 0: 128, for squad 384, or the model's positions
+    where they are fewer. Longer texts are cut and counted in a warning; tagged sentences and the
+    contexts of squad are read in windows."""
+    glue: GlueConfig = field(default_factory=GlueConfig)
+    table: TableConfig = field(default_factory=TableConfig)
+    tagging: TaggingConfig = field(default_factory=TaggingConfig)
+    squad: SquadConfig = field(default_factory=SquadConfig)
+
+    def __post_init__(self) -> None:
+        """Refuse lengths that leave no room."""
+        if self.max_length < 0 or 0 < self.max_length < 8:
+            raise UserError(f"task.max_length is {self.max_length}; it must be at least 8, or 0")
+        if self.kind == "glue" and self.glue.name:
+            _check_glue(self.glue.name)
+        if self.kind == "squad":
+            _ = self.windows  # refuses its own errors
+        if self.kind == "tagging" and not 1 <= self.tag_stride <= self.length - 2:
+            raise UserError(
+                f"task.tagging.stride is {self.tagging.stride}; it must be from 1 to "
+                f"{self.length - 2}, which is task.max_length less 2"
+            )
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Names of the sections that `kind` does not read."""
+        return tuple(name for name in ("glue", "table", "tagging", "squad") if name != self.kind)
+
+    def check_sections(self) -> None:
+        """Refuse a section that would not be read.
+
+        What an earlier version saved is not asked: its defaults may have been others.
+
+        Raises:
+            UserError: names the first field.
+        """
+        for name in self.unread:
+            section = getattr(self, name)
+            for each in dataclasses.fields(section):
+                if getattr(section, each.name) != each.default:
+                    raise UserError(
+                        f"task.{name}.{each.name} is set, but task.kind is {self.kind!r}; set "
+                        f"task.kind to {name!r}, or leave task.{name} out"
+                    )
+
+    @property
+    def length(self) -> int:
+        """Tokens in a row at most, special tokens included."""
+        return self.max_length or (SQUAD_MAX_LENGTH if self.kind == "squad" else MAX_LENGTH)
+
+    def fitted(self, max_positions: int) -> "TaskConfig":
+        """Lower the default length, and squad's default question, to what a model has room for."""
+        if self.max_length or self.length <= max_positions:
+            return self
+        squad = self.squad
+        if self.kind == "squad" and squad.max_question == SquadConfig.max_question:
+            question = min(squad.max_question, max_positions // 4)
+            squad = dataclasses.replace(squad, max_question=question)
+        return dataclasses.replace(self, max_length=max_positions, squad=squad)
+
+    @property
+    def tag_stride(self) -> int:
+        """Sub-words from one window of a tagged sentence to the next."""
+        return self.tagging.stride or self.length // 2
+
+    @property
+    def windows(self) -> WindowOptions:
+        """Lengths of the windows of questions and contexts."""
+        try:
+            stride = self.squad.stride or self.length // 3
+            return WindowOptions(self.length, stride, self.squad.max_question)
+        except UserError as error:
+            raise UserError(f"task.squad: {error}") from None
+
+    def source(self, field: str) -> str:
+        """A file that must be named.
+
+        Args:
+            field: of the section of `kind`, such as "train".
+
+        Raises:
+            UserError: it is empty.
+        """
+        section: Any = getattr(self, self.kind)
+        value: str = getattr(section, field)
+        if not value:
+            raise UserError(f"task.{self.kind}.{field} is empty; {_NEEDED[self.kind, field]}")
+        return value
+
+
+_NEEDED = {
+    ("glue", "name"): f"name one of {', '.join(name for name in TASKS if name != 'ax')}",
+    ("glue", "data"): "name the directory of its TSV files, or say tfds",
+    ("table", "train"): "name a file with texts and labels (.csv, .tsv, .jsonl, .parquet)",
+    ("tagging", "train"): "name a file of words with tags",
+    ("tagging", "dev"): "name a second file of words with tags, to choose the best checkpoint by",
+    ("squad", "train"): "name a file in SQuAD's JSON",
+    ("squad", "dev"): "name a second file in SQuAD's JSON, to choose the best checkpoint by",
+}
+
+
+def _check_glue(name: str) -> None:
+    task = glue_task(name)
+    if "train" not in task.files:
+        raise UserError(
+            f"task.glue.name is {name!r}, which has no training data; fine-tune mnli and predict "
+            f"{name!r} with it"
+        )

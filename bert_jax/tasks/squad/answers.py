@@ -1,0 +1,283 @@
+"""From start and end logits to answers: candidates, the score of no answer, thresholds, files.
+
+A candidate is a run of context tokens; its score is the start logit of its first token plus the end
+logit of its last. Its text is the slice of the context from the first token's first character to
+the last token's last, never tokens put together.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from scipy.special import softmax
+
+from bert_jax.errors import UserError
+from bert_jax.files.staging import replace_file
+from bert_jax.tasks.examples import Question
+from bert_jax.tasks.squad.metrics import best_scores
+from bert_jax.tasks.squad.sources import question_name
+from bert_jax.tasks.squad.windows import Window
+
+
+class Candidate(NamedTuple):
+    """A possible answer.
+
+    Attributes:
+        text: `context[start:end]`; empty for "no answer".
+        start: first character in the context.
+        end: behind the last one.
+        start_logit: of its first token; of [CLS] for "no answer".
+        end_logit: of its last token; of [CLS] for "no answer".
+    """
+
+    text: str
+    start: int
+    end: int
+    start_logit: float
+    end_logit: float
+
+    @property
+    def score(self) -> float:
+        """Sum of the two logits."""
+        return self.start_logit + self.end_logit
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says about a question.
+
+    Attributes:
+        id: of the question.
+        candidates: at least one, best first, each text once.
+        null: "no answer": [CLS] in the window where its score is least, for a question has no
+            answer only if none of its windows holds one.
+    """
+
+    id: str
+    candidates: tuple[Candidate, ...]
+    null: Candidate
+
+    @property
+    def null_odds(self) -> float:
+        """How much "no answer" is above the best candidate, as a difference of scores."""
+        return self.null.score - self.candidates[0].score
+
+    def text(self, threshold: float | None) -> str:
+        """The answer; empty where `null_odds` is above `threshold`, never so without one."""
+        if threshold is not None and self.null_odds > threshold:
+            return ""
+        return self.candidates[0].text
+
+
+def find_answers(
+    questions: Sequence[Question],
+    windows: Sequence[Window],
+    start_logits: Sequence[np.ndarray] | np.ndarray,
+    end_logits: Sequence[np.ndarray] | np.ndarray,
+    *,
+    num_best: int = 20,
+    max_answer_tokens: int = 30,
+) -> list[Prediction]:
+    """The best candidates of each question.
+
+    Every run of at most `max_answer_tokens` tokens within a window is scored, unless its first
+    token has more context in another window. (BERT's `run_squad.py` looks at the best starts and
+    ends of a window only, and so can miss a candidate; it finds none with a higher score.)
+
+    Args:
+        questions: those of which the windows were built.
+        windows: in any order.
+        start_logits: one row for each window, with at least as many numbers as it has tokens;
+            what is behind them is padding and not read.
+        end_logits: likewise.
+        num_best: candidates kept.
+        max_answer_tokens: longest answer.
+
+    Returns:
+        One prediction for each question, in order.
+
+    Raises:
+        UserError: `num_best` or `max_answer_tokens` is below 1.
+        ValueError: rows and windows do not fit, a logit is not a finite number, or a question has
+            no window.
+    """
+    for name, number in (("num_best", num_best), ("max_answer_tokens", max_answer_tokens)):
+        if number < 1:
+            raise UserError(f"{name} is {number}; 1 is the least")
+    if not len(windows) == len(start_logits) == len(end_logits):
+        raise ValueError(
+            f"{len(windows)} windows, {len(start_logits)} rows of start logits and "
+            f"{len(end_logits)} of end logits; each window needs one of both"
+        )
+    rows: list[list[_Row]] = [[] for _ in questions]
+    for window, starts, ends in zip(windows, start_logits, end_logits, strict=True):
+        n = len(window.ids)
+        logits = np.array([starts[:n], ends[:n]], np.float64)
+        if logits.shape != (2, n) or not np.isfinite(logits).all():
+            raise ValueError(
+                f"{question_name(questions[window.question])}: a window of {n} tokens needs as "
+                "many start and end logits, all finite"
+            )
+        rows[window.question].append(_Row(window, *logits))
+    found = []
+    for question, own in zip(questions, rows, strict=True):
+        if not own:
+            raise ValueError(f"{question_name(question)} has no window")
+        null = min((Candidate("", 0, 0, float(row.starts[0]), float(row.ends[0])) for row in own),
+                   key=lambda candidate: candidate.score)  # fmt: skip
+        best = _candidates(question.context, own, num_best, max_answer_tokens)
+        found.append(Prediction(question.id, best, null))
+    return found
+
+
+class _Row(NamedTuple):
+    window: Window
+    starts: np.ndarray  # (n,)
+    ends: np.ndarray  # (n,)
+
+
+def _candidates(
+    context: str, rows: Sequence[_Row], num_best: int, max_tokens: int
+) -> tuple[Candidate, ...]:
+    """The best runs of tokens, each text once."""
+    scores = np.concatenate([_scores(row, max_tokens).ravel() for row in rows])
+    sizes = [len(row.window.spans) * max_tokens for row in rows]
+    begins = np.concatenate([[0], np.cumsum(sizes)])
+    found: dict[str, Candidate] = {}
+    for at in _best_first(scores, 8 * num_best):
+        r = int(np.searchsorted(begins, at, side="right")) - 1
+        first, more = divmod(int(at - begins[r]), max_tokens)
+        window, starts, ends = rows[r]
+        start, end = int(window.spans[first, 0]), int(window.spans[first + more, 1])
+        text = context[start:end]
+        if text and text not in found:
+            token = window.context_at + first
+            found[text] = Candidate(
+                text, start, end, float(starts[token]), float(ends[token + more])
+            )
+            if len(found) == num_best:
+                break
+    return tuple(found.values())
+
+
+def _scores(row: _Row, max_tokens: int) -> np.ndarray:
+    """(c, max_tokens): entry (i, j) is of the tokens i to i + j; -inf where that is none."""
+    window = row.window
+    c = len(window.spans)
+    inside = slice(window.context_at, window.context_at + c)
+    starts = np.where(window.has_most_context, row.starts[inside], -np.inf)
+    ends = np.concatenate([row.ends[inside], np.full(max_tokens - 1, -np.inf)])
+    return starts[:, None] + np.lib.stride_tricks.sliding_window_view(ends, max_tokens)
+
+
+def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
+    """Positions of the scores above -inf, highest first, of equal ones the first first.
+
+    The first few are found without sorting all.
+    """
+    limit = np.partition(scores, -few)[-few] if few < len(scores) else -np.inf
+    for chosen in (scores >= limit, scores < limit):
+        at = np.flatnonzero(chosen & (scores > -np.inf))
+        yield from at[np.argsort(-scores[at], kind="stable")]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The best value to compare `null_odds` with.
+
+    Attributes:
+        value: a question whose odds are above it has no answer.
+        score: what the predictions then score, in percent.
+    """
+
+    value: float
+    score: float
+
+
+def best_threshold(
+    questions: Sequence[Question], predictions: Sequence[Prediction], metric: Literal["exact", "f1"]
+) -> Threshold:
+    """The threshold with which the predictions score best, under the rules of version 2.0.
+
+    The value is the odds of a question, and of equally good ones the least, as in SQuAD's script.
+    It differs from the script in two ways, so that the score is one that can be had: questions with
+    equal odds are answered all or none, and where no answer at all is best the value is just below
+    the least odds (the script says 0).
+
+    Args:
+        questions: with reference answers.
+        predictions: one for each, in the same order.
+        metric: `exact` or `f1`.
+
+    Raises:
+        UserError: a question without known answers.
+        ValueError: predictions of other questions.
+    """
+    if not questions or [each.id for each in questions] != [each.id for each in predictions]:
+        raise ValueError("predictions are needed for the questions given, in their order")
+    column = 0 if metric == "exact" else 1
+    empty, gain = 0.0, np.zeros(len(questions))
+    for i, (question, prediction) in enumerate(zip(questions, predictions, strict=True)):
+        without = best_scores("", question)[column]
+        gain[i] = best_scores(prediction.text(None), question)[column] - without
+        empty += without
+    odds = np.array([prediction.null_odds for prediction in predictions])
+    order = np.argsort(odds, kind="stable")
+    odds = odds[order]
+    totals = empty + np.cumsum(gain[order])
+    totals[:-1][odds[:-1] == odds[1:]] = -np.inf  # no threshold parts equal odds
+    best = int(totals.argmax())
+    if totals[best] <= empty:
+        return Threshold(float(np.nextafter(odds[0], -np.inf)), 100.0 * empty / len(questions))
+    return Threshold(float(odds[best]), 100.0 * float(totals[best]) / len(questions))
+
+
+def write_answers(
+    directory: str | Path, predictions: Sequence[Prediction], threshold: float | None = None
+) -> None:
+    """Writes predictions.json, nbest.json and, with a threshold, null_odds.json.
+
+    predictions.json is what SQuAD's scripts and its leaderboard take: texts by question id.
+    null_odds.json is what the script for 2.0 takes as `--na-prob-file`. nbest.json has a list for
+    each id, best first: text, start and end in the context, the two logits, and the probability
+    among the candidates listed; with a threshold "no answer" is one of them, text "".
+
+    Args:
+        directory: made where it is missing; files of these names in it are replaced.
+        predictions: of distinct questions.
+        threshold: see `Prediction.text`; None for data in which every question has an answer.
+
+    Raises:
+        UserError: the disk is full, or the directory cannot be written.
+    """
+    directory = Path(directory)
+    files: dict[str, Mapping[str, Any]] = {
+        "predictions.json": {each.id: each.text(threshold) for each in predictions},
+        "nbest.json": {each.id: _listed(each, threshold is not None) for each in predictions},
+    }
+    if threshold is not None:
+        files["null_odds.json"] = {each.id: each.null_odds for each in predictions}
+    for name, content in files.items():
+        text = "{\n" + ",\n".join(map(_entry, content.items())) + "\n}\n"
+        replace_file(directory / name, text.encode())
+
+
+def _entry(item: tuple[str, Any]) -> str:
+    """A line for each question: `indent` would take 20 times as long."""
+    id, value = (json.dumps(each, ensure_ascii=False, allow_nan=False) for each in item)
+    return f"{id}: {value}"
+
+
+def _listed(prediction: Prediction, with_null: bool) -> list[dict[str, Any]]:
+    candidates = list(prediction.candidates)
+    if with_null:
+        candidates.append(prediction.null)
+        candidates.sort(key=lambda candidate: -candidate.score)
+    shares = softmax([candidate.score for candidate in candidates])
+    return [
+        {**candidate._asdict(), "probability": float(share)}
+        for candidate, share in zip(candidates, shares, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Labelled tables of a user's own."""

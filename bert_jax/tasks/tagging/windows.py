@@ -1,0 +1,169 @@
+"""From words with tags to sequences of token ids: the label of a word is at its first sub-word.
+
+A sentence that is longer than a sequence is read in windows that overlap, and each word has its
+label in exactly one of them, the one with most context around it: in training, so that no word
+counts twice, and in evaluation, so that each is scored once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int32, Integer
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.examples import LabelSet, TaggedExample, listed
+from bert_jax.tasks.problems import counted
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row
+
+IGNORED = -1
+"""Label of the positions that have none."""
+
+
+@dataclass(frozen=True, eq=False)
+class TagWindow:
+    """A sequence [CLS] sub-words [SEP], not padded.
+
+    Attributes:
+        example: number of the sentence in the list it comes from.
+        ids: token ids.
+        words: number of the word in its sentence, where it is to be labelled here; elsewhere -1.
+        labels: its label there; `IGNORED` elsewhere, and everywhere without tags.
+    """
+
+    example: int
+    ids: Int32[np.ndarray, " L"]
+    words: Int32[np.ndarray, " L"]
+    labels: Int32[np.ndarray, " L"]
+
+
+@dataclass(frozen=True, eq=False)
+class TagWindows:
+    """The sequences of a list of sentences.
+
+    Attributes:
+        windows: in the order of the sentences, those of one sentence from left to right.
+        sentence_words: how many words each sentence has.
+        warnings: what the user should know: sentences in several windows, unreadable words.
+    """
+
+    windows: tuple[TagWindow, ...]
+    sentence_words: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+    def gather(self, predictions: Sequence[Integer[np.ndarray, " _"]]) -> list[np.ndarray]:
+        """One value a word, from one value a position.
+
+        Args:
+            predictions: for each window an array that begins with its positions; what follows
+                them, padding, is left out.
+
+        Returns:
+            For each sentence an array with a value for each word.
+
+        Raises:
+            ValueError: not one array for each window, or one that is shorter than its window.
+        """
+        if len(predictions) != len(self.windows):
+            raise ValueError(f"{len(self.windows)} windows, {len(predictions)} predictions")
+        found = [np.full(words, IGNORED, np.int32) for words in self.sentence_words]
+        for number, (window, values) in enumerate(zip(self.windows, predictions, strict=True)):
+            if len(values) < len(window.ids):
+                raise ValueError(f"window {number}: {len(window.ids)} ids, {len(values)} values")
+            here = window.words >= 0
+            found[window.example][window.words[here]] = values[: len(here)][here]
+        return found
+
+
+def tag_windows(
+    examples: Sequence[TaggedExample],
+    tokenizer: Tokenizer,
+    labels: LabelSet | None = None,
+    *,
+    max_length: int = 128,
+    stride: int = 64,
+) -> TagWindows:
+    """Sentences as sequences.
+
+    Args:
+        examples: the sentences.
+        tokenizer: encodes each word by itself, as one inside a sentence. A word of which it leaves
+            nothing (a zero-width space) becomes [UNK], so that it too is labelled.
+        labels: the tags that there are; None leaves all labels `IGNORED`, as do sentences without
+            tags. So does a tag that is not among them, which a warning names.
+        max_length: most ids in a sequence, [CLS] and [SEP] included.
+        stride: ids from the beginning of one window to that of the next (BERT's `doc_stride`; what
+            Transformers calls so is the overlap).
+
+    Raises:
+        UserError: `max_length` or `stride` out of range.
+    """
+    room = max_length - 2
+    if room < 1:
+        raise UserError(f"max_length is {max_length}; [CLS], a sub-word and [SEP] need 3")
+    if not 1 <= stride <= room:
+        raise UserError(
+            f"stride is {stride}; from 1 to {room} for max_length {max_length}, else sub-words "
+            "would fall between two windows"
+        )
+    words = list(dict.fromkeys(word for each in examples for word in each.tokens))
+    texts = [tokenizer.word_prefix + word for word in words]
+    pieces = dict(zip(words, tokenizer.encode_batch(texts), strict=True))
+    unknown = np.array([tokenizer.special_ids.unk], np.int32)
+    windows: list[TagWindow] = []
+    long: list[TaggedExample] = []
+    unreadable: list[TaggedExample] = []
+    strange: list[tuple[str, TaggedExample]] = []
+    for number, example in enumerate(examples):
+        parts = [pieces[word] for word in example.tokens]
+        if not all(map(len, parts)):
+            unreadable += [example] * sum(not len(part) for part in parts)
+            parts = [part if len(part) else unknown for part in parts]
+        ids = np.concatenate(parts)
+        first = np.cumsum([0, *map(len, parts[:-1])])
+        label = np.full(len(parts), IGNORED, np.int32)
+        if labels is not None and example.tags is not None:
+            for place, tag in enumerate(example.tags):
+                if (known := labels.find(tag)) is not None:
+                    label[place] = known
+                elif tag:
+                    strange.append((tag, example))
+        starts = np.arange(0, max(1, len(ids) - room + stride), stride)
+        ends = np.minimum(starts + room, len(ids))
+        if len(starts) > 1:
+            long.append(example)
+        bounds = np.searchsorted(first, _ends_of_most_context(starts, ends))
+        words_of = np.split(np.arange(len(parts)), bounds[:-1])
+        for start, end, mine in zip(starts, ends, words_of, strict=True):
+            places = first[mine] - start + 1
+            owned = np.full(end - start + 2, -1, np.int32)
+            owned[places] = mine
+            marks = np.full(end - start + 2, IGNORED, np.int32)
+            marks[places] = label[mine]
+            row = make_row(tokenizer, ids[start:end])
+            windows.append(TagWindow(number, row.ids, owned, marks))
+    warnings = _warnings(long, f"sentences of more than {room} sub-words, read in windows")
+    warnings += _warnings(unreadable, "words of which the tokenizer leaves nothing, read as [UNK]")
+    names = listed(sorted({tag for tag, _ in strange}), 100)
+    what = f"words with tags that the model does not know, counted as misses: {names}"
+    warnings += _warnings([example for _, example in strange], what)
+    return TagWindows(tuple(windows), tuple(len(each.tokens) for each in examples), warnings)
+
+
+def _ends_of_most_context(
+    starts: Integer[np.ndarray, " N"], ends: Integer[np.ndarray, " N"]
+) -> Integer[np.ndarray, " N"]:
+    """For each window the end of the places whose shorter side is longest in this window.
+
+    A later window has more to the right of a place and less to the left, so the places of the
+    windows follow each other. Between two windows with the same context, the first has the place.
+    """
+    # The next window has more context from where its left side is more than the right one here.
+    return np.append((starts[1:] + ends[:-1] - 1) // 2 + 1, ends[-1])
+
+
+def _warnings(examples: Sequence[TaggedExample], what: str) -> tuple[str, ...]:
+    lines: dict[str, list[int]] = {}
+    for example in examples:
+        lines.setdefault(example.origin.path, []).append(example.origin.line)
+    return tuple(counted(path, what, found) for path, found in lines.items())

@@ -1,0 +1,275 @@
+"""Byte-level BPE (RoBERTa's) and pieces with "▁" (XLM-R's), from a `tokenizer.json`.
+
+Special tokens have the names that the model's files give them; code that needs one takes it from
+`special_ids`. Text that spells one of the five is ordinary text, as everywhere here.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from jaxtyping import Int32
+from tokenizers import decoders, processors
+
+from bert_jax.data.store import SpecialIds
+from bert_jax.errors import UserError
+from bert_jax.tokenization.tokenizer import (
+    CONFIG_NAME,
+    AddedToken,
+    Encoding,
+    Id,
+    added_entries,
+    num_pieces,
+    replace_surrogates,
+    write_directory,
+)
+from bert_jax.tokenization.tokenizer_json import MAP_NAME, ROLES, Pipeline, read_pipeline
+from bert_jax.tokenization.tokenizer_parts import SPACE
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in wordpiece.py
+
+_SPACES = ("Ġ", "Ċ", "ĉ", "č")
+"""Byte-level forms of space, line feed, tab and carriage return."""
+_PROBES = ("", " a  b\n", "Ünïcode ﬁ 漢字 \U0001f642 e\u0301", "<s> [MASK] <0x41>")
+
+
+class FastTokenizer:
+    """A pipeline of the `tokenizers` library; see `bert_jax.tokenization.tokenizer.Tokenizer`.
+
+    Offsets leave out spaces: a token of spaces alone has an empty span, and each of the bytes of a
+    character has the span of the character.
+    """
+
+    kind = "fast"
+
+    def __init__(self, pipeline: Pipeline, *, where: str = "tokenizer.json") -> None:
+        """Build the tokenizer.
+
+        Args:
+            pipeline: from `read_pipeline`.
+            where: names its file in error messages.
+
+        Raises:
+            UserError: the library cannot run it.
+        """
+        self.pipeline = pipeline
+        self._where = where
+        self.vocab_size = len(pipeline.vocab)
+        self._ids = {token: id for id, token in enumerate(pipeline.vocab)}
+        self.special_ids = SpecialIds(*(self._ids[token] for token in pipeline.roles))
+        self._roles = frozenset(self._ids[token] for token in pipeline.roles)
+        self._specials = self._roles | {self._ids[token.content] for token in pipeline.specials}
+        first = _SPACES if pipeline.kind == "byte_level_bpe" else (SPACE,)
+        self.continues_word = np.array(
+            [
+                id not in self._specials and not token.startswith(first)
+                for id, token in enumerate(pipeline.vocab)
+            ]
+        )
+        last = pipeline.pre_tokenizer[-1]
+        prefixed = last.get("add_prefix_space", last.get("prepend_scheme") != "never")
+        self.word_prefix = "" if prefixed else " "
+        self.num_between = pipeline.num_between
+        self.added = pipeline.specials
+        described = vars(pipeline) | {"specials": [asdict(token) for token in pipeline.specials]}
+        del described["trim_offsets"]  # does not determine ids
+        if self.num_between == 1:  # fingerprints from before it could be another number stay
+            del described["num_between"]
+        self.fingerprint = hashlib.sha256(
+            json.dumps(["fast", 1, described], sort_keys=True).encode()
+        ).hexdigest()
+        self.mask_takes_blank = pipeline.roles[4] in pipeline.eats_space
+        self._bare = self._ids.get(SPACE if last["type"] == "Metaspace" else "Ġ", -1)
+        self._decoder = _decoder(pipeline)
+        self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(self._definition()))
+        for text in _PROBES:
+            self.encode(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FastTokenizer, (self.pipeline,)
+
+    def _run(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        """Calls the library, whose panics are no `Exception`."""
+        try:
+            return function(*arguments, **options)
+        except (TypeError, UnicodeEncodeError):
+            raise
+        except BaseException as error:
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                said = f"{error}"[:200]
+                raise UserError(f"{self._where} cannot be run: {said}") from error
+            raise
+
+    def _definition(self) -> dict[str, Any]:
+        """A `tokenizer.json` in which text that spells one of the five special tokens is text."""
+        pipeline = self.pipeline
+        model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}
+        pieces = pipeline.vocab[: num_pieces(pipeline.vocab, pipeline.specials)]
+        if pipeline.kind == "unigram":
+            # A space never reaches the model, so that these names match nothing.
+            vocab = [f" {id}" if id in self._roles else piece for id, piece in enumerate(pieces)]
+            pairs = [list(pair) for pair in zip(vocab, pipeline.scores, strict=False)]
+            unk = self.special_ids.unk if pipeline.unk_in_model else None
+            model |= {"type": "Unigram", "unk_id": unk, "vocab": pairs}
+        else:
+            unk_token = pipeline.roles[1] if pipeline.unk_in_model else None
+            model |= {"type": "BPE", "unk_token": unk_token, "fuse_unk": pipeline.fuse_unk}
+            model |= {"dropout": None, "continuing_subword_prefix": None}
+            model |= {"end_of_word_suffix": None, "vocab": {t: n for n, t in enumerate(pieces)}}
+            model["merges"] = [list(pair) for pair in pipeline.merges]
+        return {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": added_entries(pipeline.specials, self._ids),
+            "normalizer": _sequence("normalizers", pipeline.normalizer),
+            "pre_tokenizer": _sequence("pretokenizers", pipeline.pre_tokenizer),
+            "model": model,
+        }
+
+    def encode(self, text: str) -> Encoding:
+        """See `Tokenizer.encode`."""
+        try:
+            found = self._run(self._fast.encode, text, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            text = replace_surrogates(text)
+            found = self._run(self._fast.encode, text, add_special_tokens=False)
+        ids = np.array(found.ids, np.int32)
+        spans = np.array(found.offsets, np.int32).reshape(-1, 2)
+        return Encoding(ids, _without_spaces(text, spans, ids == self._bare))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " _"]]:
+        """See `Tokenizer.encode_batch`."""
+        texts = list(texts)
+        try:
+            found = self._run(self._fast.encode_batch_fast, texts, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            texts = [replace_surrogates(text) for text in texts]
+            found = self._run(self._fast.encode_batch_fast, texts, add_special_tokens=False)
+        return [np.array(each.ids, np.int32) for each in found]
+
+    def decode(self, ids: Iterable[Id]) -> str:
+        """See `Tokenizer.decode`."""
+        parts: list[str] = []
+        run: list[str] = []
+        for id in [*ids, None]:
+            token = None if id is None else self.id_to_token(id)
+            if token is not None and id not in self._specials:
+                run.append(token)
+                continue
+            if run:
+                parts.append(self._run(self._decoder.decode, run).strip(" "))
+                run = []
+            if token is not None:
+                parts.append(token)
+        return " ".join(parts)
+
+    def id_to_token(self, id: Id) -> str:
+        """See `Tokenizer.id_to_token`."""
+        if not 0 <= id < self.vocab_size:
+            raise IndexError(f"token id {id} is outside the vocabulary of {self.vocab_size}")
+        return self.pipeline.vocab[id]
+
+    def token_to_id(self, token: str) -> int | None:
+        """See `Tokenizer.token_to_id`."""
+        return self._ids.get(token)
+
+    def save(self, directory: Path) -> None:
+        """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+
+        `AutoTokenizer` loads them; there, special tokens are matched in text. It makes the rows
+        that are made here.
+        """
+        pipeline, ids = self.pipeline, self._ids
+        definition = self._definition()
+        model = definition["model"]
+        if pipeline.kind == "unigram":
+            pieces = pipeline.vocab[: len(model["vocab"])]
+            pairs = zip(pieces, pipeline.scores, strict=False)
+            model["vocab"] = [list(pair) for pair in pairs]
+        roles = [AddedToken(token, lstrip=token in pipeline.eats_space) for token in pipeline.roles]
+        definition["added_tokens"] = added_entries((*roles, *pipeline.specials), ids)
+        cls, sep = pipeline.roles[2], pipeline.roles[3]
+        definition["decoder"] = json.loads(self._decoder.__getstate__())
+        template = processors.TemplateProcessing(
+            single=[cls, "$A", sep],
+            pair=[cls, "$A", *[sep] * self.num_between, "$B:1", f"{sep}:1"],
+            special_tokens=[(cls, ids[cls]), (sep, ids[sep])],
+        )
+        definition["post_processor"] = json.loads(template.__getstate__())
+        if pipeline.trim_offsets:
+            prefix = pipeline.pre_tokenizer[-1]["add_prefix_space"]
+            trim = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True}
+            both = [{**trim, "use_regex": True}, definition["post_processor"]]
+            definition["post_processor"] = {"type": "Sequence", "processors": both}
+        names = dict(zip(ROLES, pipeline.roles, strict=True))
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **names,
+        }
+        if self.mask_takes_blank:
+            config["mask_token"] = {"__type": "AddedToken", **asdict(roles[4])}
+        files = {
+            # Not the library's own text, in which a score may differ in its last digit.
+            "tokenizer.json": json.dumps(definition, indent=1, ensure_ascii=False) + "\n",
+            CONFIG_NAME: json.dumps(config, indent=1, ensure_ascii=False) + "\n",
+            MAP_NAME: json.dumps(names, indent=1, ensure_ascii=False) + "\n",
+        }
+        write_directory(directory, self.kind, {n: f.encode() for n, f in files.items()})
+
+
+def load_fast(path: Path) -> FastTokenizer:
+    """Read `tokenizer.json`, or `vocab.json` with `merges.txt`, and the files beside it.
+
+    Raises:
+        UserError: as `read_pipeline`, or the library cannot run it.
+    """
+    return FastTokenizer(read_pipeline(path), where=f"{path}")
+
+
+def _sequence(members: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return {"type": "Sequence", members: list(parts)}
+
+
+def _decoder(pipeline: Pipeline) -> Any:
+    if pipeline.kind == "byte_level_bpe":
+        return decoders.ByteLevel()
+    return decoders.Sequence(
+        [
+            decoders.Replace(SPACE, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+
+
+def _without_spaces(
+    text: str, spans: Int32[np.ndarray, "n 2"], bare: np.ndarray
+) -> Int32[np.ndarray, "n 2"]:
+    """Spans without the white space at their ends; those of a bare space are empty.
+
+    Args:
+        text: what was encoded.
+        spans: the library's.
+        bare: (n,) which tokens are a space and nothing else.
+    """
+    places = np.arange(len(text) + 1, dtype=np.int32)
+    solid = np.array([not char.isspace() for char in text], bool)
+    following = np.where(np.append(solid, True), places, len(text))
+    following = np.minimum.accumulate(following[::-1])[::-1]
+    preceding = np.maximum.accumulate(np.where(np.append(True, solid), places, 0))
+    # The library's spans of what normalisation makes or moves may step back.
+    starts, ends = np.maximum.accumulate(spans, axis=0).T if len(spans) else spans.T
+    starts = np.minimum(following[starts], ends)
+    ends = np.where(bare, starts, np.maximum(preceding[ends], starts))
+    return np.stack([starts, ends], axis=1).astype(np.int32)

@@ -1,0 +1,100 @@
+"""Choice of the tokenizer that a directory holds."""
+
+from pathlib import Path
+
+from bert_jax.errors import UserError
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, KIND_FILES, MAX_FILE_BYTES, Tokenizer
+from bert_jax.untrusted.json_file import read_json_object
+from bert_jax.untrusted.whole_file import read_bytes
+
+
+def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
+    """Read a tokenizer from a directory or from one of its files.
+
+    Args:
+        path: a directory holding `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or
+            one `*.model`, or such a file. A `tokenizer.json` that is no WordPiece counts before a
+            `*.model` beside it (XLM-R's has other ids), unless that is an exported one of ours.
+        lowercase: for a `vocab.txt` with no `tokenizer_config.json` beside it, which says neither:
+            whether text is lower-cased. None: it is unless the vocabulary has upper-case words.
+
+    Raises:
+        UserError: nothing there, two kinds at once, or a file that is not a sound tokenizer.
+    """
+    from bert_jax.tokenization.fast_tokenizer import load_fast
+    from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
+    from bert_jax.tokenization.wordpiece_files import load_wordpiece
+
+    path = Path(path)
+    if path.is_dir():
+        path = _find(path)
+    elif not path.exists():
+        raise UserError(
+            f"{path}: no such file or directory; a tokenizer is a tokenizer.json, a vocab.txt, a "
+            "*.model, or a directory holding one"
+        )
+    if path.suffix == ".model":
+        if lowercase is not None:
+            raise UserError(f"{path}: a SentencePiece model carries its own normalisation; drop "
+                            f"the option lowercase={lowercase}")  # fmt: skip
+        return SentencePieceTokenizer(read_bytes(path, max_bytes=MAX_FILE_BYTES), where=f"{path}")
+    if path.name == "vocab.json" or _is_fast(path):
+        if lowercase is not None:
+            raise UserError(
+                f"{path} says itself how text is normalised; drop the option lowercase={lowercase}"
+            )
+        return load_fast(path)
+    if path.suffix in (".json", ".txt"):
+        return load_wordpiece(path, lowercase=lowercase)
+    raise UserError(
+        f"{path}: a tokenizer file ends in .json (tokenizer.json), .txt (vocab.txt) or .model "
+        "(SentencePiece)"
+    )
+
+
+def _is_fast(path: Path) -> bool:
+    """Whether a file is a `tokenizer.json` of a model other than WordPiece."""
+    if path.suffix != ".json":
+        return False
+    model = read_json_object(path, max_bytes=MAX_FILE_BYTES).get("model")
+    return isinstance(model, dict) and model.get("type") in ("BPE", "Unigram")
+
+
+def _find(directory: Path) -> Path:
+    """The file in `directory` that defines its tokenizer."""
+    whole = directory / "tokenizer.json"
+    models = sorted(directory.glob("*.model"))
+    if models and _is_exported_sentencepiece(directory):
+        return directory / "tokenizer.model"
+    if models and whole.is_file() and _is_fast(whole):
+        return whole
+    wordpiece = [p for n in KIND_FILES["wordpiece"] if (p := directory / n).is_file()]
+    if wordpiece and models:
+        raise UserError(
+            f"{directory} holds two tokenizers, {wordpiece[0].name} and {models[0].name}; name one "
+            "of the files"
+        )
+    if len(models) > 1:
+        raise UserError(
+            f"{directory} holds {len(models)} SentencePiece models, {models[0].name} and "
+            f"{models[1].name} among them; name one of the files"
+        )
+    pair = [directory / name for name in KIND_FILES["fast"][1:]]
+    if not wordpiece and not models and all(file.is_file() for file in pair):
+        return pair[0]
+    if not wordpiece and not models:
+        raise UserError(
+            f"{directory} holds no tokenizer: none of tokenizer.json, vocab.txt, *.model is there"
+        )
+    return (wordpiece or models)[0]
+
+
+def _is_exported_sentencepiece(directory: Path) -> bool:
+    """Whether `bert-jax export` wrote a SentencePiece model here, and its tokenizer.json beside it.
+
+    The model is the original, and never takes text for a special token.
+    """
+    config = directory / CONFIG_NAME
+    if not ((directory / "tokenizer.model").is_file() and config.is_file()):
+        return False
+    return read_json_object(config, max_bytes=MAX_FILE_BYTES).get("kind") == "sentencepiece"

@@ -1,0 +1,360 @@
+"""SentencePiece: unigram or BPE pieces of raw text, through Google's `sentencepiece`.
+
+Kudo and Richardson 2018. Text is NFKC-normalised, spaces become "▁" at the start of the next piece,
+and every other character stays. With byte fallback, the default, a character without a piece
+becomes its UTF-8 bytes, so no text is lost to [UNK]; it costs 256 of the vocabulary.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import sentencepiece
+from jaxtyping import Int32
+from tqdm import tqdm
+
+from bert_jax.data.store import SpecialIds
+from bert_jax.errors import UserError
+from bert_jax.tokenization.tokenizer import (
+    CONFIG_NAME,
+    MAX_TOKENS,
+    SPECIAL_TOKENS,
+    Encoding,
+    Id,
+    replace_surrogates,
+    write_directory,
+)
+
+SPACE = "▁"
+MODEL_NAME = "tokenizer.model"
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_LINE_CHARS = 4096
+"""Longer lines are cut for training; the library drops them without a word (above 4192 bytes)."""
+_THREADS = 16
+"""Of the trainer. Fixed, not the machine's: it is stored in the model and splits float sums."""
+
+_log = logging.getLogger(__name__)
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model; see `bert_jax.tokenization.tokenizer.Tokenizer` for the methods.
+
+    Offsets point into the original text, whatever normalisation did: a piece's span covers every
+    character it comes from (both pieces of a split "ﬁ" cover the ligature, each byte of an emoji
+    the emoji) and no space around it; a bare "▁" has an empty span.
+    """
+
+    kind = "sentencepiece"
+    word_prefix = ""
+    num_between = 1
+    mask_takes_blank = False
+
+    def __init__(self, model: bytes, *, where: str = "SentencePiece model") -> None:
+        """Load a serialised model.
+
+        Args:
+            model: the content of a `.model` file.
+            where: names it in error messages.
+
+        Raises:
+            UserError: not a model, or one whose special pieces are missing or match raw text.
+        """
+        pieces = _count_pieces(model, MAX_TOKENS)
+        if pieces > MAX_TOKENS:  # before the library makes an object of each
+            raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, the limit")
+        self._model = model
+        self._fast = sentencepiece.SentencePieceProcessor()
+        try:
+            self._fast.load_from_serialized_proto(model)
+        except Exception as error:  # the binding raises several types
+            raise UserError(f"{where} is not a SentencePiece model: {error}") from error
+        self.vocab_size = self._fast.get_piece_size()
+        self._pieces: list[str] = []
+        for id in range(self.vocab_size):
+            try:
+                self._pieces.append(self._fast.id_to_piece(id))
+            except UnicodeDecodeError as error:
+                raise UserError(f"{where}: piece {id} is not UTF-8; the file is damaged") from error
+        self.special_ids = self._find_specials(where)
+        self._specials = dict(zip(vars(self.special_ids).values(), SPECIAL_TOKENS, strict=True))
+        self.continues_word = np.array(
+            [
+                not piece.startswith(SPACE)
+                and id not in self._specials
+                and not self._fast.is_control(id)
+                for id, piece in enumerate(self._pieces)
+            ]
+        )
+        self.fingerprint = hashlib.sha256(b"sentencepiece\0" + model).hexdigest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SentencePieceTokenizer, (self._model,)
+
+    def _find_specials(self, where: str) -> SpecialIds:
+        """The five ids; padding and unknown may have other names, as in ALBERT's model."""
+        named = {piece: id for id, piece in enumerate(self._pieces)}
+        found = [
+            self._fast.pad_id(),
+            self._fast.unk_id(),
+            *(named.get(token, -1) for token in SPECIAL_TOKENS[2:]),
+        ]
+        missing = [t for t, id in zip(SPECIAL_TOKENS, found, strict=True) if id < 0]
+        if missing:
+            raise UserError(
+                f"{where} has no piece for {', '.join(missing)}; train with pad_id and unk_id set "
+                "and [CLS], [SEP], [MASK] as control symbols (bert-jax tokenizer does)"
+            )
+        for token, id in zip(SPECIAL_TOKENS[2:], found[2:], strict=True):
+            if not self._fast.is_control(id):
+                raise UserError(
+                    f"{where}: {token} is not a control symbol, so text that spells it would "
+                    "produce the special id; train with it in control_symbols"
+                )
+        return SpecialIds(*found)
+
+    def encode(self, text: str) -> Encoding:
+        """See `Tokenizer.encode`."""
+        text = replace_surrogates(text)
+        found = self._fast.encode(text, return_type="offset_mapping")
+        normal, starts = self._fast.normalize(text, with_offsets=True)
+        spans = _spans(text, found["pieces"], normal, np.array(starts, np.int64))
+        return Encoding(np.array(found["ids"], np.int32), spans)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " _"]]:
+        """See `Tokenizer.encode_batch`; the arrays are read-only."""
+        texts = list(texts)
+        try:
+            return self._fast.encode(texts, return_type="numpy", num_threads=1)
+        except (RuntimeError, TypeError, UnicodeEncodeError):  # a lone surrogate
+            texts = [replace_surrogates(text) for text in texts]
+            return self._fast.encode(texts, return_type="numpy", num_threads=1)
+
+    def decode(self, ids: Iterable[Id]) -> str:
+        """See `Tokenizer.decode`."""
+        parts: list[str] = []
+        run: list[int] = []
+        for id in [*map(int, ids), None]:
+            if id is not None and id not in self._specials:
+                if not 0 <= id < self.vocab_size:
+                    raise IndexError(f"token id {id} is outside the vocabulary")
+                run.append(id)
+                continue
+            if run:
+                parts.append(self._fast.decode(run))
+                run = []
+            if id is not None:
+                parts.append(self._specials[id])
+        return " ".join(parts)
+
+    def id_to_token(self, id: Id) -> str:
+        """See `Tokenizer.id_to_token`."""
+        if not 0 <= id < self.vocab_size:
+            raise IndexError(f"token id {id} is outside the vocabulary of {self.vocab_size}")
+        return self._pieces[id]
+
+    def token_to_id(self, token: str) -> int | None:
+        """See `Tokenizer.token_to_id`."""
+        id = self._fast.piece_to_id(token)
+        return id if self._pieces[id] == token else None
+
+    def save(self, directory: Path) -> None:
+        """Write tokenizer.model, byte for byte as it was loaded, and tokenizer_config.json."""
+        config = {"kind": self.kind, **dict(zip(_FIELDS, self._specials.values(), strict=True))}
+        files = {
+            MODEL_NAME: self._model,
+            CONFIG_NAME: (json.dumps(config, indent=1) + "\n").encode(),
+        }
+        write_directory(directory, self.kind, files)
+
+
+def _count_pieces(model: bytes, limit: int) -> int:
+    """Fields 1 of the outer protobuf message, counted to `limit` + 1 or where it is not sound."""
+    count = at = 0
+    while at < len(model) and count <= limit:
+        tag, at = _varint(model, at)
+        kind = tag & 7
+        if kind == 2:
+            size, at = _varint(model, at)
+            at += size
+            count += tag >> 3 == 1
+        elif kind == 0:
+            _, at = _varint(model, at)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            break
+    return count
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A protobuf integer, and where it ends; the end of `data` where it is not sound."""
+    value = 0
+    for i, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            return value, at + i + 1
+    return 0, len(data)
+
+
+_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+def _spans(
+    text: str, pieces: list[str], normal: str, starts: np.ndarray
+) -> Int32[np.ndarray, "n 2"]:
+    """Character spans in `text` of pieces that, as UTF-8, spell out the normalised text.
+
+    `starts[i]` is where character i of `normal` comes from; characters made from one source
+    (a ligature's letters) share it, and the source ends where the next one starts.
+    """
+    # A "▁" with other characters of the same source is no space: U+00B4 becomes "▁" and an accent.
+    shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next one
+    shared[1:] |= shared[:-1]
+    is_space = np.array([char == SPACE for char in normal], bool) & ~shared
+    is_space[:1] |= normal[:1] == SPACE  # the one before the first word has no source
+    following = np.searchsorted(starts, starts[:-1], side="right")
+    ends = np.append(starts, len(text))[following]
+    char_of_byte = np.repeat(np.arange(len(normal)), [len(char.encode()) for char in normal])
+    sizes = [1 if _BYTE.fullmatch(piece) else len(piece.encode()) for piece in pieces]
+    if sum(sizes) != len(char_of_byte):
+        raise RuntimeError(f"pieces do not spell out the normalised text of {text[:80]!r}")
+    spans = np.zeros((len(pieces), 2), np.int32)
+    at = 0
+    for i, size in enumerate(sizes):
+        first, last = char_of_byte[at], char_of_byte[at + size - 1]
+        at += size
+        while first <= last and is_space[first]:
+            first += 1
+        while last > first and is_space[last]:
+            last -= 1
+        if first > last:  # a bare "▁": empty, just before what follows
+            spans[i] = starts[first]
+            continue
+        start, end = int(starts[first]), int(ends[last])
+        while end > start + 1 and text[end - 1].isspace():
+            end -= 1
+        spans[i] = start, end
+    return spans
+
+
+def train_sentencepiece(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    model: Literal["unigram", "bpe"] = "unigram",
+    lowercase: bool = False,
+    byte_fallback: bool = True,
+    character_coverage: float = 0.9995,
+    max_lines: int = 500_000,
+    progress: bool = False,
+) -> SentencePieceTokenizer:
+    """Learn a model: the same texts in the same order give the same bytes.
+
+    Args:
+        texts: read once; lines are training sentences.
+        vocab_size: pieces in all, the five special ones and 256 bytes included.
+        model: `unigram` (Kudo 2018) or `bpe`.
+        lowercase: case-fold during normalisation.
+        byte_fallback: characters without a piece become bytes instead of [UNK].
+        character_coverage: share of the characters, most frequent first, that get a piece; use 1.0
+            for small alphabets.
+        max_lines: the trainer holds its sentences in memory; of more lines than this a uniform
+            sample of this size is used, the same each time.
+        progress: show a bar while reading.
+
+    Returns:
+        A tokenizer whose `vocab_size` is smaller than asked, with a logged warning, where the texts
+        have too few pieces.
+
+    Raises:
+        UserError: no text, or `vocab_size` smaller than special pieces, bytes and alphabet.
+    """
+    if vocab_size > MAX_TOKENS:
+        raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
+    if not 0.98 <= character_coverage <= 1:
+        raise UserError(f"character_coverage is {character_coverage}; it must be from 0.98 to 1")
+    reserved = len(SPECIAL_TOKENS) + 256 * byte_fallback
+    if vocab_size <= reserved:
+        raise UserError(
+            f"vocab_size is {vocab_size}; {len(SPECIAL_TOKENS)} special tokens"
+            f"{' and 256 bytes' if byte_fallback else ''} alone take {reserved}. Ask for several "
+            f"times that{', or train without byte_fallback' if byte_fallback else ''}"
+        )
+    lines = _sample(_lines(iter(tqdm(texts, "texts", disable=not progress))), max_lines)
+    if not lines:
+        raise UserError("the texts to train a SentencePiece model on are empty; give some text")
+    pad, unk, cls, sep, mask = SPECIAL_TOKENS
+    out = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=out,
+            model_type=model,
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+            byte_fallback=byte_fallback,
+            character_coverage=character_coverage,
+            max_sentence_length=4 * _LINE_CHARS,
+            num_threads=_THREADS,
+            # Control symbols never match text; "user defined" ones would.
+            pad_id=0, unk_id=1, bos_id=2, eos_id=3,
+            pad_piece=pad, unk_piece=unk, bos_piece=cls, eos_piece=sep, control_symbols=[mask],
+            minloglevel=2,
+        )  # fmt: skip
+    except RuntimeError as error:
+        small = re.search(r"(\d+) vs (\d+)", str(error))
+        if small is None:
+            raise UserError(f"sentencepiece cannot train on these texts: {error}") from error
+        raise UserError(
+            f"vocab_size is {vocab_size}; {reserved} special tokens and bytes and the characters "
+            f"of the texts need {small[2]}. Ask for more than that, or lower character_coverage "
+            f"({character_coverage})"
+        ) from error
+    made = SentencePieceTokenizer(out.getvalue())
+    if made.vocab_size != vocab_size:
+        _log.warning(
+            "the texts gave %d pieces, %d were asked for; more text would give more",
+            made.vocab_size,
+            vocab_size,
+        )
+    return made
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    """Lines with single spaces, cut after at most `_LINE_CHARS` characters, at a space if any.
+
+    Tabs and U+2585 go: the trainer uses them as marks and drops every line that has one.
+    """
+    for text in texts:
+        for line in replace_surrogates(text).split("\n"):
+            line = " ".join(line.replace("\u2585", " ").replace("\0", " ").split())
+            while line:
+                cut = len(line)
+                if cut > _LINE_CHARS:
+                    cut = line.rfind(" ", 1, _LINE_CHARS)
+                    cut = _LINE_CHARS if cut < 0 else cut
+                yield line[:cut]
+                line = line[cut:].lstrip()
+
+
+def _sample(lines: Iterable[str], size: int) -> list[str]:
+    """A uniform sample in bounded memory (Vitter 1985, algorithm R), the same each time."""
+    rng = random.Random(0)
+    kept: list[str] = []
+    total = 0
+    for total, line in enumerate(lines, 1):
+        if len(kept) < size:
+            kept.append(line)
+        elif (at := rng.randrange(total)) < size:
+            kept[at] = line
+    if total > size:
+        _log.warning("training on a sample of %d of %d lines", size, total)
+    return kept

@@ -1,0 +1,211 @@
+"""What every tokenizer offers, and how one is found on disk.
+
+No tokenizer ever turns text into one of the five special ids: the characters "[MASK]" in a corpus
+are four or five ordinary tokens. Otherwise a text could place its own masks and separators into
+training rows. Code that wants a special id takes it from `special_ids` and inserts it itself. Other
+tokens that a model's makers added (`AddedToken`) are kept whole where a text spells them.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from bert_jax.data.store import SpecialIds
+from bert_jax.errors import UserError
+from bert_jax.files.staging import write_synced
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""In the order of the fields of `SpecialIds`."""
+
+MAX_TOKENS = 1_000_000
+"""Most tokens a vocabulary may have; the largest published BERT vocabulary has 501,153."""
+MAX_FILE_BYTES = 32 * 1024 * 1024
+"""Largest tokenizer file that is read; the multilingual BERT's tokenizer.json has 3 MB."""
+KIND_FILES = {
+    "wordpiece": ("tokenizer.json", "vocab.txt"),
+    "sentencepiece": ("tokenizer.model",),
+    "fast": ("tokenizer.json", "vocab.json", "merges.txt"),
+}
+
+MAX_SPECIAL = 4
+"""Most special tokens that a row has besides its texts."""
+MAX_TOKEN_CHARS = 1000
+"""Longest token; none is matched that is longer than `max_input_chars_per_word`."""
+
+Id = int | np.integer
+"""A token id as a caller may hold it."""
+
+CONFIG_NAME = "tokenizer_config.json"
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that is matched in text before the text is cut into pieces."""
+
+    content: str
+    single_word: bool = False
+    """Not inside a word."""
+    lstrip: bool = False
+    """With the white space before it."""
+    rstrip: bool = False
+    """With the white space after it."""
+    normalized: bool = False
+    """Matched in normalised text, in lower case for example."""
+    special: bool = True
+    """Left out where Transformers decodes without special tokens."""
+
+
+def num_pieces(vocab: Sequence[str], added: Iterable[AddedToken]) -> int:
+    """Entries of a vocabulary without the added tokens at its end, which no word is cut into."""
+    names, size = {token.content for token in added}, len(vocab)
+    while size and vocab[size - 1] in names:
+        size -= 1
+    return size
+
+
+def added_entries(added: Iterable[AddedToken], ids: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The field `added_tokens` of a `tokenizer.json`."""
+    found = [{"id": ids[token.content], **asdict(token)} for token in added]
+    return sorted(found, key=lambda entry: int(entry["id"]))
+
+
+class Encoding(NamedTuple):
+    """A text's tokens, without special tokens."""
+
+    ids: np.ndarray
+    """(n,) int32."""
+    offsets: np.ndarray
+    """(n, 2) int32: character positions [start, end) in the text as it was passed in."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    kind: str
+    """`wordpiece`, `sentencepiece` or `fast`."""
+    vocab_size: int
+    special_ids: SpecialIds
+    fingerprint: str
+    """sha256 in hex over everything that determines ids; the same after `save` and load."""
+    continues_word: np.ndarray
+    """(vocab_size,) bool: this token continues the word before it. False for special tokens."""
+    word_prefix: str
+    """What goes in front of a word or sentence that follows another one: a space where only that
+    tells it from the rest of a word (byte-level BPE), else nothing."""
+    num_between: int
+    """Separators between the two texts of a row: 1, or 2 as in RoBERTa and XLM-R."""
+    mask_takes_blank: bool
+    """The mask stands for a word with the blank before it, as RoBERTa's does."""
+
+    def encode(self, text: str) -> Encoding:
+        """Ids and character offsets; starts and ends never decrease."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of `encode` for each text, (n,) int32, possibly read-only. The fast path.
+
+        Runs on the calling thread alone, so that one process per core does not oversubscribe.
+        """
+        ...
+
+    def decode(self, ids: Iterable[Id]) -> str:
+        """Readable text; special ids appear by name. IndexError for an id outside the vocabulary.
+
+        Not an inverse: case, accents and spacing that encoding drops do not come back.
+        """
+        ...
+
+    def id_to_token(self, id: Id) -> str:
+        """The vocabulary's entry; IndexError outside it."""
+        ...
+
+    def token_to_id(self, token: str) -> int | None:
+        """Position of an entry, None if there is none."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write what `load_tokenizer` reads; nothing half-written is left behind."""
+        ...
+
+
+class Row(NamedTuple):
+    """One or two texts with special tokens around them."""
+
+    ids: np.ndarray
+    """(n,) int32."""
+    second_at: int
+    """Where the second text begins; n where there is none."""
+
+
+def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> Row:
+    """[CLS] first [SEP], or [CLS] first [SEP] second [SEP], by the roles of a tokenizer's tokens.
+
+    Args:
+        tokenizer: says which tokens they are, and how many are between two texts.
+        first: (n,) ids without special tokens.
+        second: the same.
+    """
+    special = tokenizer.special_ids
+    cls, sep = np.array([special.cls], np.int32), np.array([special.sep], np.int32)
+    if second is None:
+        return Row(np.concatenate([cls, first, sep]), len(first) + 2)
+    between = np.repeat(sep, tokenizer.num_between)
+    row = np.concatenate([cls, first, between, second, sep])
+    return Row(row, len(first) + 1 + tokenizer.num_between)
+
+
+def num_special(tokenizer: Tokenizer, pair: bool) -> int:
+    """Special tokens in a row of one text, or of two."""
+    return 2 + tokenizer.num_between if pair else 2
+
+
+def write_directory(directory: Path, kind: str, files: Mapping[str, bytes]) -> None:
+    """Put `files` into `directory`, all of them or none.
+
+    They are written beside it under a temporary name first. A directory that is missing or empty
+    then appears in one rename; in another, each file replaces its predecessor.
+    """
+    directory = Path(directory)
+    others = [
+        found
+        for other, names in KIND_FILES.items()
+        if other != kind
+        for found in names
+        if found not in KIND_FILES[kind] and (directory / found).exists()
+    ]
+    if others:
+        raise UserError(
+            f"{directory} holds a tokenizer of another kind ({others[0]}); choose another directory"
+        )
+    temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        for name, content in files.items():
+            write_synced(temporary / name, content)
+        if directory.is_dir() and any(directory.iterdir()):
+            for name in files:
+                os.replace(temporary / name, directory / name)
+        else:
+            os.rename(temporary, directory)
+    except OSError as error:
+        raise UserError(
+            f"{directory}: the tokenizer cannot be written: {error.strerror}"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(temporary)
+
+
+def replace_surrogates(text: str) -> str:
+    """`text` with each lone surrogate as U+FFFD, so lengths and offsets stay.
+
+    JSON's escapes can spell a lone surrogate; no UTF-8 file can, and both libraries raise on one.
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

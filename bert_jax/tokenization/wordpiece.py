@@ -1,0 +1,302 @@
+"""WordPiece: BERT's own tokenizer, through Hugging Face `tokenizers`.
+
+The algorithm (Devlin et al. 2018; google-research/bert `tokenization.py`): drop control characters,
+set CJK characters apart, optionally lower-case and strip accents, split at whitespace and
+punctuation, then cut each word greedily into the longest pieces the vocabulary has.
+
+`tokenizers` departs from the original on rare characters; `docs/decisions.md` lists them all. They
+are kept: `transformers` rebuilds this normaliser from the vocabulary whatever `tokenizer.json`
+says, and a model must see in use the ids that it saw in training.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from jaxtyping import Int32
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from bert_jax.data.store import SpecialIds
+from bert_jax.errors import UserError
+from bert_jax.tokenization.tokenizer import (
+    CONFIG_NAME,
+    MAX_TOKEN_CHARS,
+    MAX_TOKENS,
+    SPECIAL_TOKENS,
+    AddedToken,
+    Encoding,
+    Id,
+    added_entries,
+    num_pieces,
+    replace_surrogates,
+    write_directory,
+)
+
+# One thread unless the environment says otherwise: the corpus builder runs one process per core,
+# and a pool of threads started before a fork would deadlock in the child.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+CONTINUATION = "##"
+
+_log = logging.getLogger(__name__)
+
+JOINERS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
+"""Python's `str.split` splits at these, BERT deletes them (they are control characters)."""
+_CACHED_WORDS = 1 << 18
+"""About 50 MB when full."""
+_CACHED_WORD_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class WordPieceOptions:
+    """What determines ids besides the vocabulary."""
+
+    lowercase: bool = True
+    strip_accents: bool | None = None
+    """None: as `lowercase`, the original's behaviour."""
+    split_cjk: bool = True
+    """Each CJK ideograph is a word of its own."""
+    max_word_chars: int = 100
+    """Longer words become [UNK]. `transformers` has 100 and cannot be told otherwise; the original
+    had 200 in its last version."""
+
+    @property
+    def strips_accents(self) -> bool:
+        """`strip_accents` with its default resolved."""
+        return self.lowercase if self.strip_accents is None else self.strip_accents
+
+    def normalizer(self) -> normalizers.Normalizer:
+        """BERT's normaliser with these options."""
+        return normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=self.split_cjk,
+            strip_accents=self.strips_accents,
+            lowercase=self.lowercase,
+        )
+
+
+class WordPieceTokenizer:
+    """A WordPiece vocabulary with its options; a `Tokenizer`."""
+
+    kind = "wordpiece"
+    word_prefix = ""
+    num_between = 1
+    mask_takes_blank = False
+
+    def __init__(
+        self,
+        vocab: Sequence[str],
+        options: WordPieceOptions | None = None,
+        added: Sequence[AddedToken] = (),
+        *,
+        where: str = "vocabulary, entry {}",
+    ) -> None:
+        """Check the vocabulary and build the tokenizer.
+
+        Args:
+            vocab: tokens in the order of their ids.
+            options: see `WordPieceOptions`.
+            added: entries of the vocabulary that are kept whole where a text spells them.
+            where: names an entry in error messages; `{}` becomes its position, from 1.
+
+        Raises:
+            UserError: an entry is empty, repeated, too long or not one line of text; a special
+                token is missing; too many entries.
+        """
+        options = options or WordPieceOptions()
+        ids = _check_vocab(vocab, where)
+        self.options = options
+        self.vocab = tuple(vocab)
+        self.vocab_size = len(self.vocab)
+        self.special_ids = SpecialIds(*(ids[t] for t in SPECIAL_TOKENS))
+        self.continues_word = np.array(
+            [t.startswith(CONTINUATION) and len(t) > len(CONTINUATION) for t in self.vocab]
+        )
+        self.added = tuple(added)
+        self.continues_word[[ids[token.content] for token in self.added]] = False
+        self.fingerprint = _fingerprint(self.vocab, options, added_entries(self.added, ids))
+        self._ids = ids
+        self._fast = tokenizers.Tokenizer(
+            models.WordPiece(
+                {token: id for id, token in enumerate(vocab[: num_pieces(vocab, self.added)])},
+                unk_token="[UNK]",
+                max_input_chars_per_word=options.max_word_chars,
+                continuing_subword_prefix=CONTINUATION,
+            )
+        )
+        self._fast.normalizer = options.normalizer()
+        self._fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        # Not the special ones: they would be matched in text before anything else.
+        self._fast.add_tokens(
+            [
+                tokenizers.AddedToken(**asdict(token))
+                for token in sorted(self.added, key=lambda token: ids[token.content])
+            ]
+        )
+        self._decoder = decoders.WordPiece(prefix=CONTINUATION)
+        self._cache: dict[str, bytes] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WordPieceTokenizer, (self.vocab, self.options, self.added)
+
+    def encode(self, text: str) -> Encoding:
+        """See `Tokenizer.encode`; a word that becomes [UNK] has the span of the word."""
+        try:
+            found = self._fast.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            found = self._fast.encode(replace_surrogates(text), add_special_tokens=False)
+        offsets = np.array(found.offsets, np.int32).reshape(-1, 2)
+        return Encoding(np.array(found.ids, np.int32), offsets)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " _"]]:
+        """See `Tokenizer.encode_batch`.
+
+        No step of the algorithm looks across whitespace, so a text's ids are those of its
+        space-separated words one after another, and words repeat: each is encoded once and kept.
+        The arrays are read-only.
+        """
+        if self.added:  # which white space may be part of
+            return [np.frombuffer(ids, np.int32) for ids in self._encode_words(list(texts))]
+        cache = self._cache
+        words = [
+            (JOINERS.sub("", text) if JOINERS.search(text) else text).split() for text in texts
+        ]
+        parts = [list(map(cache.get, each)) for each in words]
+        missing = {
+            word
+            for each, found in zip(words, parts, strict=True)
+            if None in found
+            for word, ids in zip(each, found, strict=True)
+            if ids is None
+        }
+        if missing:
+            fresh = dict(zip(missing, self._encode_words(list(missing)), strict=True))
+            if len(cache) + len(fresh) > _CACHED_WORDS:
+                cache = self._cache = {}  # starting over costs one batch; frequent words return
+            # Words of unspaced scripts are whole sentences and do not repeat.
+            cache.update(
+                (word, ids)
+                for word, ids in fresh.items()
+                if len(word) <= _CACHED_WORD_LENGTH and len(cache) < _CACHED_WORDS
+            )
+            for each, found in zip(words, parts, strict=True):
+                if None in found:
+                    found[:] = [
+                        fresh[word] if ids is None else ids
+                        for word, ids in zip(each, found, strict=True)
+                    ]
+        return [np.frombuffer(b"".join(found), np.int32) for found in parts]  # type: ignore[arg-type]
+
+    def _encode_words(self, words: list[str]) -> list[bytes]:
+        try:
+            found = self._fast.encode_batch_fast(words, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            words = [replace_surrogates(word) for word in words]
+            found = self._fast.encode_batch_fast(words, add_special_tokens=False)
+        return [np.array(each.ids, np.int32).tobytes() for each in found]
+
+    def decode(self, ids: Iterable[Id]) -> str:
+        """See `Tokenizer.decode`; pieces are joined and English punctuation closed up."""
+        return self._decoder.decode([self.id_to_token(id) for id in ids])
+
+    def id_to_token(self, id: Id) -> str:
+        """See `Tokenizer.id_to_token`."""
+        if not 0 <= id < self.vocab_size:
+            raise IndexError(f"token id {id} is outside the vocabulary of {self.vocab_size}")
+        return self.vocab[id]
+
+    def token_to_id(self, token: str) -> int | None:
+        """See `Tokenizer.token_to_id`."""
+        return self._ids.get(token)
+
+    def save(self, directory: Path) -> None:
+        """Write tokenizer.json, vocab.txt, tokenizer_config.json; `AutoTokenizer` loads them too.
+
+        There the special tokens are added tokens, so `transformers` does match them in text.
+        """
+        whole = tokenizers.Tokenizer.from_str(self._fast.to_str())
+        whole.decoder = self._decoder
+        whole.add_special_tokens(list(SPECIAL_TOKENS))
+        whole.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", self.special_ids.cls), ("[SEP]", self.special_ids.sep)],
+        )
+        config = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": self.options.lowercase,
+            "strip_accents": self.options.strips_accents,
+            "tokenize_chinese_chars": self.options.split_cjk,
+            "max_input_chars_per_word": self.options.max_word_chars,
+            "pad_token": "[PAD]",
+            "unk_token": "[UNK]",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "mask_token": "[MASK]",
+        }
+        if self.added:
+            entries = added_entries(self.added, self._ids)
+            config["added_tokens_decoder"] = {str(entry.pop("id")): entry for entry in entries}
+        files = {
+            "tokenizer.json": whole.to_str(pretty=True),
+            "vocab.txt": "".join(token + "\n" for token in self.vocab),
+            CONFIG_NAME: json.dumps(config, indent=1) + "\n",
+        }
+        write_directory(directory, self.kind, {n: f.encode() for n, f in files.items()})
+
+
+def _check_vocab(vocab: Sequence[str], where: str) -> dict[str, int]:
+    """Token to id, or UserError."""
+    if len(vocab) > MAX_TOKENS:
+        raise UserError(f"{where.format(MAX_TOKENS + 1)}: more than {MAX_TOKENS:,} tokens")
+    ids: dict[str, int] = {}
+    for id, token in enumerate(vocab):
+        at = where.format(id + 1)
+        if not token:
+            raise UserError(f"{at} is empty; each entry is one token")
+        if len(token) > MAX_TOKEN_CHARS:
+            raise UserError(
+                f"{at}: a token of {len(token):,} characters ({token[:40]!r}...); the limit is "
+                f"{MAX_TOKEN_CHARS:,}"
+            )
+        if "\n" in token or "\r" in token or "\0" in token:
+            raise UserError(f"{at}: {token[:80]!r} has a line break or a NUL; vocab.txt has one "
+                            "token a line")  # fmt: skip
+        if ids.setdefault(token, id) != id:
+            raise UserError(
+                f"{at}: {token[:80]!r} is there already ({where.format(ids[token] + 1)}); each "
+                "token has one id"
+            )
+        try:
+            token.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{at}: {token[:80]!r} is not valid Unicode text") from None
+    missing = [token for token in SPECIAL_TOKENS if token not in ids]
+    if missing:
+        source = where.partition(",")[0]
+        raise UserError(
+            f"{source} has {len(vocab):,} tokens, without {', '.join(missing)}; all of "
+            f"{', '.join(SPECIAL_TOKENS)} are needed"
+        )
+    return ids
+
+
+def _fingerprint(
+    vocab: Sequence[str], options: WordPieceOptions, added: list[dict[str, Any]]
+) -> str:
+    """sha256 over the vocabulary in order, the options with defaults resolved, added tokens."""
+    determines: dict[str, Any] = {
+        "kind": "wordpiece",
+        "version": 1,
+        "vocab": list(vocab),
+        "options": asdict(options) | {"strip_accents": options.strips_accents},
+    } | ({"added": added} if added else {})
+    return hashlib.sha256(json.dumps(determines, sort_keys=True).encode()).hexdigest()

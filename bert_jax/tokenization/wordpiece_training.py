@@ -1,0 +1,221 @@
+"""Learning a WordPiece vocabulary from text."""
+
+import logging
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+from tqdm import tqdm
+
+from bert_jax.errors import UserError
+from bert_jax.tokenization.tokenizer import MAX_TOKENS, SPECIAL_TOKENS, replace_surrogates
+from bert_jax.tokenization.wordpiece import (
+    CONTINUATION,
+    JOINERS,
+    WordPieceOptions,
+    WordPieceTokenizer,
+)
+
+COVERAGE = 0.9995
+"""Share of a text's characters that have a token unless an option says otherwise."""
+_ALPHABET = 1000
+"""Characters that have a token even where fewer make that share."""
+_COUNTED_WORDS = 1 << 18
+
+_log = logging.getLogger(__name__)
+
+
+def train_wordpiece(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    lowercase: bool = True,
+    strip_accents: bool | None = None,
+    split_cjk: bool = True,
+    min_frequency: int = 2,
+    limit_alphabet: int | None = None,
+    character_coverage: float | None = None,
+    progress: bool = False,
+) -> WordPieceTokenizer:
+    """Learn a vocabulary: the same texts in any order give the same one.
+
+    Pairs of pieces are merged most frequent first, as `tokenizers` does it. Its trainer alone gives
+    another vocabulary on every run, because it numbers the characters in the order of a randomly
+    seeded hash table and breaks ties by number. Here the characters are counted and numbered first,
+    and the trainer gets the counted words with that numbering.
+
+    Args:
+        texts: read once; memory grows with the number of distinct words only.
+        vocab_size: tokens in all, the five special ones included.
+        lowercase, strip_accents, split_cjk: see `WordPieceOptions`.
+        min_frequency: a pair rarer than this is not merged.
+        limit_alphabet: only so many characters, the most frequent, get tokens; words with others
+            become [UNK].
+        character_coverage: only so many characters, the most frequent, get tokens that they make up
+            this share of the texts. Where neither this nor `limit_alphabet` is given, 1,000
+            characters do, or as many as make up 99.95%, as far as the vocabulary holds them, and
+            all of them where merging pairs leaves room.
+        progress: show a bar on stderr.
+
+    Returns:
+        A tokenizer whose `vocab_size` is smaller than asked, with a logged warning, where the texts
+        have too few pairs. Another warning says how much of the texts has no token, and why.
+
+    Raises:
+        UserError: no words in `texts`, an option out of range, or `vocab_size` smaller than the
+            special tokens and the alphabet.
+    """
+    options = WordPieceOptions(lowercase, strip_accents, split_cjk)
+    if vocab_size > MAX_TOKENS:
+        raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
+    if vocab_size <= len(SPECIAL_TOKENS):  # said before the texts are read
+        raise UserError(
+            f"vocab_size is {vocab_size}; the {len(SPECIAL_TOKENS)} special tokens alone take "
+            f"{len(SPECIAL_TOKENS)}. BERT has 30522; a few thousand do for a small corpus"
+        )
+    for name, value in (("min_frequency", min_frequency), ("limit_alphabet", limit_alphabet)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} is {value}; it must be at least 1")
+    if character_coverage is not None and not 0 < character_coverage <= 1:
+        raise UserError(
+            f"character_coverage is {character_coverage}; it must be above 0, at most 1"
+        )
+    counts = _count_words(iter(tqdm(texts, "texts", disable=not progress)), options)
+    if not counts:
+        raise UserError("the texts to train a vocabulary on have no words; give some text")
+    alphabet = _Alphabet.of(counts)
+    size = alphabet.choose(vocab_size, limit_alphabet, character_coverage)
+    numbered = [*SPECIAL_TOKENS, *alphabet.tokens(0, size)]
+    allowed = set(alphabet.characters[:size])
+
+    def words() -> Iterator[str]:
+        for word, count in counts.items():
+            if allowed.issuperset(word):
+                for done in range(0, count, 4096):
+                    yield f"{word} " * min(4096, count - done)
+
+    trained = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=numbered,  # numbers them in this order
+        continuing_subword_prefix=CONTINUATION,
+        show_progress=progress,
+    )
+    trained.train_from_iterator(words(), trainer)
+    ids = trained.get_vocab()
+    vocab = sorted(ids, key=ids.__getitem__)
+    if limit_alphabet is None and character_coverage is None:
+        while size < len(alphabet.characters) and len(vocab) < vocab_size:  # room that is left
+            more = alphabet.tokens(size, size + 1)
+            vocab += more[: vocab_size - len(vocab)]
+            size += 1
+    if len(vocab) < vocab_size:
+        _log.warning(
+            "the texts gave %d tokens, %d were asked for: no further pair occurs %d times",
+            len(vocab), vocab_size, min_frequency,
+        )  # fmt: skip
+    if (share := alphabet.share(size)) < COVERAGE:
+        why = f"vocab_size {vocab_size} has no room for them"
+        if character_coverage is not None:
+            why = f"character_coverage is {character_coverage}"
+        if limit_alphabet is not None and size == limit_alphabet:
+            why = f"limit_alphabet is {limit_alphabet}"
+        _log.warning(
+            "%d of the %d characters of the texts, %.2f%% of the text, have no token (%s): a word "
+            "with one of them becomes [UNK]",
+            len(alphabet.characters) - size, len(alphabet.characters), 100 * (1 - share), why,
+        )  # fmt: skip
+    return WordPieceTokenizer(vocab, options)
+
+
+def _count_words(texts: Iterable[str], options: WordPieceOptions) -> Counter[str]:
+    """How often each word occurs, after normalisation and splitting at punctuation."""
+    normalizer, splitter = options.normalizer(), pre_tokenizers.BertPreTokenizer()
+    counts: Counter[str] = Counter()
+
+    def flush(spaced: Counter[str]) -> None:
+        for text, count in spaced.items():
+            for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)):
+                if len(word) <= options.max_word_chars:
+                    counts[word] += count
+        spaced.clear()
+
+    # Normalisation is slow and does not look across whitespace: do it once per distinct word.
+    spaced: Counter[str] = Counter()
+    for text in texts:
+        spaced.update(JOINERS.sub("", replace_surrogates(text)).split())
+        if len(spaced) > _COUNTED_WORDS:
+            flush(spaced)
+    flush(spaced)
+    return counts
+
+
+@dataclass(frozen=True)
+class _Alphabet:
+    """The characters of counted words."""
+
+    characters: list[str]
+    """The most frequent first."""
+    counts: list[int]
+    first: set[str]
+    """Characters that begin a word."""
+    rest: set[str]
+    """Characters that continue a word."""
+
+    @classmethod
+    def of(cls, words: Counter[str]) -> "_Alphabet":
+        """Count the characters of words."""
+        total: Counter[str] = Counter()
+        first: set[str] = set()
+        rest: set[str] = set()
+        for word, count in words.items():
+            first.add(word[0])
+            rest.update(word[1:])
+            for char in word:
+                total[char] += count
+        characters = sorted(total, key=lambda char: (-total[char], char))
+        return cls(characters, [total[char] for char in characters], first, rest)
+
+    def tokens(self, start: int, stop: int) -> list[str]:
+        """Sorted tokens of the characters from `start` to `stop`, alone and continuing a word."""
+        kept = set(self.characters[start:stop])
+        alone = sorted(self.first & kept)
+        return alone + [CONTINUATION + char for char in sorted(self.rest & kept)]
+
+    def share(self, size: int) -> float:
+        """Share of the texts that the first `size` characters make up."""
+        return sum(self.counts[:size]) / sum(self.counts)
+
+    def choose(self, vocab_size: int, limit: int | None, coverage: float | None) -> int:
+        """How many characters get tokens; see `train_wordpiece`.
+
+        Raises:
+            UserError: their tokens and the special ones are more than `vocab_size`.
+        """
+        costs = [(char in self.first) + (char in self.rest) for char in self.characters]
+        used = [len(SPECIAL_TOKENS), *(len(SPECIAL_TOKENS) + n for n in accumulate(costs))]
+        room = bisect_right(used, vocab_size) - 1
+        wanted = COVERAGE if coverage is None else coverage
+        covered = bisect_left(list(accumulate(self.counts)), wanted * sum(self.counts)) + 1
+        covered = min(covered, len(self.characters))
+        if limit is None and coverage is None:
+            usual = min(_ALPHABET, len(self.characters))
+            least = min(usual, covered)
+            size = max(usual, covered)
+            size = size if size <= room else max(least, min(covered, room))
+        else:
+            size = min(limit or covered, covered if coverage else len(self.characters))
+        if size > room:
+            raise UserError(
+                f"vocab_size is {vocab_size}; the {len(SPECIAL_TOKENS)} special tokens and the "
+                f"{size} most frequent characters of the texts (alone and after {CONTINUATION}) "
+                f"need {used[size]}. Ask for more than that, or lower limit_alphabet or "
+                "character_coverage"
+            )
+        return size

@@ -1,0 +1,174 @@
+"""Configuration files and `--config.a.b=value`: what is taken, and what is refused and how."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.cli import main
+from bert_jax.config.command_line import fields_help, load_config
+from bert_jax.errors import UserError
+from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.training.config import PretrainConfig
+
+
+def write(path: Path, body: str) -> str:
+    path.write_text(body)
+    return str(path)
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> str:
+    return write(
+        tmp_path / "mine.py",
+        "def get_config():\n"
+        "    return {'model': {'hidden_dim': 32, 'num_heads': 2}, 'training': {'phases': [\n"
+        "        {'length': 32, 'batch_size': 8, 'share': 1.0}]}}\n",
+    )
+
+
+def load(spec: str, *overrides: str) -> PretrainConfig:
+    return load_config(PretrainConfig, spec, overrides)
+
+
+def test_file_over_defaults_and_command_line_over_file(config_file):
+    config = load(
+        config_file,
+        "--config.model.num_heads=4",
+        "--config.training.phases[0].length=16",
+        "--config.optimizer.warmup_steps=7",  # None by default
+        "--config.data.objective=sop",
+    )
+    assert (config.model.hidden_dim, config.model.num_heads) == (32, 4)
+    assert config.training.phases[0].length == 16
+    assert config.training.phases[0].batch_size == 8
+    assert config.optimizer.warmup_steps == 7
+    assert config.data.objective == "sop"
+    assert config.model.num_layers == PretrainConfig().model.num_layers
+
+
+def test_shipped_configuration_by_short_name():
+    assert load("pretrain/bert_tiny") == load("configs/pretrain/bert_tiny.py")
+    assert load("pretrain/bert_tiny").model.num_layers == 2
+
+
+def test_argument_of_a_configuration(tmp_path):
+    path = write(tmp_path / "a.py", "def get_config(n):\n    return {'seed': int(n)}\n")
+    assert load(f"{path}:12").seed == 12
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("--config.model.hiden_dim=3", r"unknown field model\.hiden_dim; did you mean model\.hid"),
+        ("--config.modell.hidden_dim=3", r"unknown field modell; did you mean model\?"),
+        ("--config.training.phases[1].length=3", r"no training\.phases\[1\]; .*holds 1, counted"),
+        ("--config.training.phases[0].lenght=3", r"phases\[0\]\.lenght; did you mean .*length"),
+        ("--config.model.hidden_dim.x=3", r"unknown field model\.hidden_dim\.x"),
+        ("--config.model.hidden_dim=abc", "hidden_dim is 'abc'.*must be a whole number"),
+        ("--config.model.hidden_dim=1.5", "hidden_dim is '1.5'"),
+        ("--config.model=3", "model is a group of fields; set one of vocab_size, "),
+        ("--config.optimizer.bias_correction=maybe", "bias_correction is 'maybe'.*True or False"),
+        ("--config.model.hidden_dim", "missing value for --config.model.hidden_dim"),
+        ("--config.optimizer.learning_rate=nan", "learning_rate is nan"),
+        ("--steps=3", "unknown argument '--steps=3'"),
+        ("extra", "unexpected argument 'extra'"),
+    ],
+)
+def test_wrong_override_is_named(config_file, override, message):
+    with pytest.raises(UserError, match=message):
+        load(config_file, override)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("x = 1\ndef get_config(:\n", r"c\.py, line 2: SyntaxError"),
+        ("import os\nimport no_such_package\n", r"c\.py, line 2: ModuleNotFoundError.*no_such_p"),
+        ("def get_config():\n    return 1 / 0\n", r"c\.py, line 2: ZeroDivisionError"),
+        ("raise SystemExit(3)\n", r"c\.py, line 1: SystemExit: 3"),
+        ("x = 1\n", "no function get_config"),
+        ("get_config = 3\n", "no function get_config"),
+        ("def get_config(a):\n    return {}\n", "missing a required argument: 'a'"),
+        ("def get_config():\n    return None\n", "get_config gave None; it must"),
+        ("def get_config():\n    return {'seeed': 1}\n", "unknown field seeed; did you mean seed"),
+        ("def get_config():\n    return {'seed': 'x'}\n", "seed is 'x'"),
+    ],
+)
+def test_wrong_file_is_named_with_its_line(tmp_path, body, message):
+    with pytest.raises(UserError, match=message):
+        load(write(tmp_path / "c.py", body))
+
+
+def test_argument_that_is_not_taken(config_file):
+    with pytest.raises(UserError, match="too many positional arguments"):
+        load(f"{config_file}:big")
+
+
+@pytest.mark.parametrize("spec", ["", "no/such.py", "."])
+def test_missing_file_lists_the_shipped_ones(spec):
+    with pytest.raises(UserError, match=r"there is no file .*pretrain/bert_tiny"):
+        load(spec)
+
+
+def test_file_that_is_not_python(tmp_path):
+    with pytest.raises(UserError, match=r"must end in \.py"):
+        load(write(tmp_path / "c.txt", "x"))
+
+
+def test_every_field_is_listed_with_its_default():
+    text = fields_help(PretrainConfig)
+    assert "--config.model.hidden_dim=768" in text
+    assert "one of nsp, sop, none" in text
+
+
+@pytest.mark.parametrize("cls", [PretrainConfig, FinetuneConfig])
+def test_what_is_listed_can_be_pasted(tmp_path, cls):
+    """Each line sets its default: None, several values and the entries of phases included."""
+    empty = write(tmp_path / "c.py", "def get_config():\n    return {}\n")
+    lines = [line for line in fields_help(cls).splitlines() if line.lstrip("'").startswith("--")]
+    assert len(lines) > 40
+    for line in lines:
+        (argument,) = shlex.split(line)
+        assert load_config(cls, empty, [argument]) == cls(), line
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        (["--config.sweep.learning_rates=2e-5,3e-5"], "sweep.learning_rates", (2e-5, 3e-5)),
+        (["--config.sweep.learning_rates", "2e-5"], "sweep.learning_rates", (2e-5,)),
+        (["--config.sweep.learning_rates=(1,2e-5)"], "sweep.learning_rates", (1.0, 2e-5)),
+        (["--config.task.table.labels=no, O'Neill"], "task.table.labels", ("no", "O'Neill")),
+        (["--config.task.table.labels=1,2"], "task.table.labels", ("1", "2")),
+        (["--config.task.table.labels='a,b','c'"], "task.table.labels", ("a,b", "c")),
+        (["--config.task.table.header=None"], "task.table.header", None),
+        (["--config.task.table.header=false"], "task.table.header", False),
+        (["--config.training.dropout_rate=None"], "training.dropout_rate", None),
+        (["--config.reinitialise"], "reinitialise", True),
+    ],
+)
+def test_values_that_are_not_one_number(given, field, value):
+    found = load_config(FinetuneConfig, "finetune/table", given)
+    for name in field.split("."):
+        found = getattr(found, name)
+    assert found == value
+
+
+def test_several_phases_on_the_command_line(config_file):
+    phases = '[{"length": 32, "share": 0.9}, {"length": 64, "share": 0.1}]'
+    found = load(config_file, f"--config.training.phases={phases}").training.phases
+    assert [(phase.length, phase.share) for phase in found] == [(32, 0.9), (64, 0.1)]
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "finetune", "plan"])
+def test_fields_are_listed_by_the_arguments_that_are_given(verb, monkeypatch, capsys):
+    """The program's own arguments belong to whatever program calls `main`."""
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    assert main([verb, "--fields"]) == 0
+    assert "--config.seed=0" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["pytest", "--fields"])
+    with pytest.raises(SystemExit) as exit_:
+        main([verb])
+    assert exit_.value.code == 2

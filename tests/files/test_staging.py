@@ -1,0 +1,58 @@
+"""Directories that appear complete or not at all, when a signal comes while one is made."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from bert_jax.files.staging import StagedDirectory, signals_wait
+
+
+def end(number, frame):
+    raise SystemExit(128 + number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("call", ["mkdir", "open"])
+def test_a_signal_between_two_calls_leaves_no_directory(tmp_path, monkeypatch, number, call):
+    owner = Path if call == "mkdir" else os
+    before, came = getattr(owner, call), []
+
+    def interrupted(*arguments, **options):
+        made = before(*arguments, **options)
+        if "out.tmp-" in f"{arguments[0]}" and not came:
+            came.append(number)
+            signal.raise_signal(number)
+        return made
+
+    handlers = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        monkeypatch.setattr(owner, call, interrupted)
+        with pytest.raises(SystemExit, match=f"{128 + number}"):
+            StagedDirectory(tmp_path / "out", lambda _: True)
+        assert came
+        assert not list(tmp_path.iterdir())
+        assert signal.getsignal(number) is end
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    with StagedDirectory(tmp_path / "out", lambda _: True) as staged:
+        staged.commit()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_signals_do_not_wait_in_other_threads(tmp_path):
+    made = []
+
+    def make():
+        with signals_wait(), StagedDirectory(tmp_path / "out", lambda _: True) as staged:
+            made.append(staged.path)
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    assert made
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,351 @@
+"""Every implementation of attention against `xla`: values, gradients, segments, dropout, meshes.
+
+The TPU kernels run in Pallas's interpreter here; that they compile for TPUs is tested in
+test_attention_tpu.py. cuDNN runs where there is a GPU; elsewhere its call runs by XLA.
+"""
+
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from bert_jax.errors import UserError
+from bert_jax.model.attention import attend as attention
+from bert_jax.model.attention import cudnn, fused
+from bert_jax.model.attention.attend import attend, choose
+from bert_jax.model.attention.cudnn import Gpu
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import encode, init_params
+from bert_jax.model.layout import Layout
+from bert_jax.parallel.sharding import MeshConfig, make_mesh, partition_spec
+
+B, H, K = 2, 2, 16
+HAS_GPU = any(d.platform == "gpu" for d in jax.devices())
+
+
+def inputs(length=128, keys=128, heads=H, rows=B, dtype=jnp.float32):
+    """(q, k, v, gradient of the output) and segments: a packed row and a padded one."""
+    draws = jax.random.split(jax.random.key(0), 4)
+    arrays = [
+        jax.random.normal(key, (rows, n, heads, K)).astype(dtype)
+        for key, n in zip(draws, (length, keys, keys, length), strict=True)
+    ]
+
+    def ids(n):
+        packed = np.repeat([1, 2, 3, 0], [n // 4 + 3, n // 4 - 1, n // 4 + 5, n // 4 - 7])
+        padded = np.repeat([1, 0], [n // 2 - 5, n // 2 + 5])
+        return jnp.asarray(np.stack([packed, padded] * (rows // 2)), jnp.int32)
+
+    return arrays, {"q_segment_ids": ids(length), "kv_segment_ids": ids(keys)}
+
+
+def dropout_of(rate, rows=B):
+    return {
+        "dropout_rate": rate,
+        "dropout_seed": jnp.uint32(5),
+        "dropout_site": 3,
+        "row_index": jnp.arange(rows, dtype=jnp.uint32) + 7,
+    }
+
+
+def value_and_gradients(arrays, **options):
+    @jax.jit
+    def run(q, k, v, gradient):
+        out, pull_back = jax.vjp(lambda *qkv: attend(*qkv, **options), q, k, v)
+        return out, *pull_back(gradient)
+
+    return run(*arrays)
+
+
+def assert_all_close(ours, reference, tolerance):
+    for x, y in zip(ours, reference, strict=True):
+        assert x.dtype == y.dtype
+        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+        np.testing.assert_allclose(x, y, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(("impl", "rate"), [("fused", 0.0), ("fused", 0.3), ("splash", 0.0)])
+def test_values_and_gradients_equal_xla(impl, rate, dtype, monkeypatch):
+    monkeypatch.setattr(fused, "_SCORES_PER_CHUNK", 128 * 128)  # two chunks
+    arrays, segments = inputs(length=256, dtype=dtype)
+    options = {**segments, **dropout_of(rate)}
+    ours = value_and_gradients(arrays, **options, impl=impl)
+    reference = value_and_gradients(arrays, **options, impl="xla")
+    # bfloat16: three roundings of 2^-9 on values of about 1, and another order of them.
+    assert_all_close(ours, reference, 2e-6 if dtype == jnp.float32 else 2e-2)
+
+
+def test_fused_drops_exactly_the_elements_that_xla_drops():
+    # Equal weights and the identity as values: the output is the mask.
+    ids = jnp.ones((B, 128), jnp.int32)
+    q = jnp.zeros((B, 128, H, 128))
+    v = jnp.broadcast_to(jnp.eye(128)[:, None, :], q.shape)
+    options = {"q_segment_ids": ids, "kv_segment_ids": ids, **dropout_of(0.3)}
+    ours, reference = (attend(q, q, v, **options, impl=impl) != 0 for impl in ("fused", "xla"))
+    np.testing.assert_array_equal(ours, reference)
+    assert 0.68 < ours.mean() < 0.72
+
+
+@pytest.mark.parametrize("impl", ["fused", "splash"])
+def test_unseen_keys_change_no_bit(impl):
+    (q, k, v, _), segments = inputs()
+    hidden = (segments["kv_segment_ids"] != 1)[..., None, None]
+    out = attend(q, k, v, **segments, impl=impl)
+    other = attend(q, jnp.where(hidden, 9.0, k), jnp.where(hidden, -9.0, v), **segments, impl=impl)
+    seen = np.asarray(segments["q_segment_ids"]) == 1
+    np.testing.assert_array_equal(other[seen], out[seen])
+    assert not np.array_equal(other[~seen], out[~seen])
+
+
+@pytest.mark.parametrize("impl", ["fused", "splash"])
+def test_rows_of_padding_are_finite(impl):
+    arrays, segments = inputs()
+    padding = jax.tree.map(jnp.zeros_like, segments)
+    ours = value_and_gradients(arrays, **padding, impl=impl)
+    assert_all_close(ours, value_and_gradients(arrays, **padding, impl="xla"), 2e-6)
+    lonely = {**segments, "q_segment_ids": jnp.full_like(segments["q_segment_ids"], 9)}
+    for array in value_and_gradients(arrays, **lonely, impl=impl):
+        assert np.isfinite(array).all()
+
+
+def test_fused_gives_queries_without_keys_the_mean_as_xla_does():
+    arrays, segments = inputs()
+    lonely = {**segments, "q_segment_ids": segments["q_segment_ids"].at[:, :60].set(9)}
+    options = {**lonely, **dropout_of(0.3)}
+    ours = value_and_gradients(arrays, **options, impl="fused")
+    assert_all_close(ours, value_and_gradients(arrays, **options, impl="xla"), 2e-6)
+
+
+@pytest.mark.parametrize(("impl", "rate"), [("fused", 0.3), ("splash", 0.0)])
+def test_on_a_mesh_with_split_heads_and_inside_a_shard_map(impl, rate):
+    arrays, segments = inputs(heads=4, rows=4)
+    options = {**segments, **dropout_of(rate, rows=4), "impl": impl}
+    alone = value_and_gradients(arrays, **options)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    split = value_and_gradients(arrays, **options, layout=Layout(mesh, partition_spec))
+    assert_all_close(split, alone, 2e-6)
+
+    rows = PartitionSpec(("data", "fsdp"))
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    def local(q, k, v, q_ids, kv_ids, row_index):
+        mine = {**options, "q_segment_ids": q_ids, "kv_segment_ids": kv_ids}
+        return attend(q, k, v, **{**mine, "row_index": row_index})
+
+    out = jax.jit(local)(*arrays[:3], *segments.values(), options["row_index"])
+    np.testing.assert_allclose(out, alone[0], atol=2e-6)
+
+
+def test_cudnn_call_by_xla():
+    (q, k, v, _), segments = inputs()
+    out = cudnn.cudnn_attention(q, k, v, *segments.values(), implementation="xla")
+    np.testing.assert_allclose(out, attend(q, k, v, **segments, impl="xla"), atol=2e-6)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="cuDNN needs a GPU")
+def test_cudnn_values_and_gradients_equal_xla():
+    arrays, segments = inputs(dtype=jnp.bfloat16)
+    ours = value_and_gradients(arrays, **segments, impl="cudnn")
+    assert_all_close(ours, value_and_gradients(arrays, **segments, impl="xla"), 2e-2)
+
+
+H100 = Gpu((9, 0), 91100)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Sets the GPU that this process has; an H100 with cuDNN to begin with."""
+
+    def become(found: Gpu):
+        monkeypatch.setattr(cudnn, "local_gpu", lambda: found)
+
+    become(H100)
+    return become
+
+
+@pytest.mark.parametrize(
+    ("platform", "shape", "rate", "dtype", "expected"),
+    [
+        ("cpu", (8, 512, 12, 64), 0.1, jnp.bfloat16, "xla"),
+        ("tpu", (8, 512, 12, 64), 0.1, jnp.bfloat16, "fused"),
+        ("tpu", (8, 512, 12, 64), 0.0, jnp.bfloat16, "fused"),
+        ("tpu", (8, 128, 12, 64), 0.1, jnp.bfloat16, "fused"),
+        ("tpu", (8, 64, 12, 64), 0.1, jnp.bfloat16, "xla"),
+        ("tpu", (8, 500, 12, 64), 0.1, jnp.bfloat16, "xla"),
+        ("tpu", (8, 512, 12, 40), 0.1, jnp.bfloat16, "xla"),
+        ("tpu", (8, 2048, 12, 64), 0.1, jnp.bfloat16, "xla"),
+        ("tpu", (8, 2048, 12, 64), 0.0, jnp.bfloat16, "splash"),
+        ("gpu", (8, 512, 12, 64), 0.0, jnp.bfloat16, "cudnn"),
+        ("gpu", (8, 64, 12, 64), 0.0, jnp.float16, "cudnn"),
+        ("gpu", (8, 127, 12, 64), 0.0, jnp.bfloat16, "xla"),
+        ("gpu", (8, 512, 12, 64), 0.1, jnp.bfloat16, "xla"),
+        ("gpu", (8, 512, 12, 60), 0.0, jnp.bfloat16, "xla"),
+        ("gpu", (8, 512, 12, 136), 0.0, jnp.bfloat16, "xla"),
+        ("gpu", (8, 512, 12, 64), 0.0, jnp.float32, "xla"),
+    ],
+)
+def test_auto(gpu, platform, shape, rate, dtype, expected):
+    assert choose(platform, shape, shape[1], jnp.dtype(dtype), rate) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (Gpu((8, 0), 90800), "cudnn"),  # A100
+        (Gpu((12, 0), 91100), "cudnn"),
+        (Gpu((7, 5), 91100), "xla"),  # T4: before Ampere
+        (Gpu(None, 91100), "xla"),  # not CUDA's
+        (Gpu((9, 0), None), "xla"),  # no cuDNN
+        (Gpu((10, 3), 91000), "xla"),  # B300 wants cuDNN 9.11
+        (Gpu((10, 3), 91100), "cudnn"),
+    ],
+)
+def test_auto_takes_cudnn_where_the_card_has_it(gpu, found, expected):
+    gpu(found)
+    assert choose("gpu", (8, 512, 12, 64), 512, jnp.dtype(jnp.bfloat16), 0.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "expected"),
+    [("8.6", 90800, Gpu((8, 6), 90800)), ("gfx942", None, Gpu(None, None))],
+)
+def test_the_local_gpu_is_the_one_that_jax_has(monkeypatch, capability, version, expected):
+    card = SimpleNamespace(compute_capability=capability)
+    asked = []
+    monkeypatch.setattr(jax, "local_devices", lambda backend: asked.append(backend) or [card])
+    versions = SimpleNamespace(cudnn_get_version=lambda: version) if version else None
+    monkeypatch.setattr("jax._src.lib.cuda_versions", versions)
+    assert cudnn.local_gpu() == expected
+    assert asked == ["gpu"]
+
+
+SHORT = (2, 128, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("platform", "shape", "rate", "found", "parts"),
+    [
+        ("tpu", (1, 2048, 12, 64), 0.1, H100, ["2048 tokens", "attention_dropout_rate=0"]),
+        ("tpu", (1, 200, 2, 16), 0.0, H100, ["'fused' wants", "multiples of 128, not 200"]),
+        ("gpu", SHORT, 0.1, H100, ["'cudnn' has no dropout", "attention_dropout_rate=0"]),
+        ("gpu", SHORT, 0.0, Gpu((7, 5), 91100), ["'cudnn' wants", "8.0 (Ampere)", "not 7.5"]),
+        ("gpu", SHORT, 0.1, Gpu((9, 0), None), ["'cudnn' wants cuDNN, which JAX does not find"]),
+        ("gpu", (2, 129, 2, 16), 0.0, H100, ["'cudnn' wants even lengths, not 129 and 129"]),
+    ],
+)
+def test_scores_that_xla_keeps_are_said_once(
+    gpu, monkeypatch, caplog, platform, shape, rate, found, parts
+):
+    gpu(found)
+    monkeypatch.setattr(attention, "_platform", lambda layout: platform)
+    attention._warn_of_scores.cache_clear()
+    q = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    ids = jnp.ones(shape[:2], jnp.int32)
+    options = dropout_of(rate, rows=shape[0])
+
+    def layer(q):
+        return attend(q, q, q, q_segment_ids=ids, kv_segment_ids=ids, **options, layers=24).sum()
+
+    jax.eval_shape(layer, q)
+    assert caplog.records == [], "nothing is kept where nothing is differentiated"
+    for _ in range(2):
+        jax.eval_shape(jax.grad(layer), q)
+    (record,) = caplog.records
+    _, length, heads, _ = shape
+    size = f"{24 * heads * length**2 * 4 / 2**30:.2g} GiB"
+    for part in (*parts, size, "model.remat=full"):
+        assert part in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("platform", "shape", "rate"),
+    [
+        ("cpu", (1, 2048, 12, 64), 0.1),
+        ("tpu", (1, 1024, 2, 64), 0.1),
+        ("tpu", (2, 64, 2, 16), 0.1),
+        ("gpu", (2, 64, 2, 16), 0.1),
+    ],
+)
+def test_where_nothing_is_lost_nothing_is_said(gpu, monkeypatch, caplog, platform, shape, rate):
+    monkeypatch.setattr(attention, "_platform", lambda layout: platform)
+    attention._warn_of_scores.cache_clear()
+    q = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    ids = jnp.ones(shape[:2], jnp.int32)
+    options = dropout_of(rate, rows=shape[0])
+
+    def layer(q):
+        return attend(q, q, q, q_segment_ids=ids, kv_segment_ids=ids, **options).sum()
+
+    jax.eval_shape(jax.grad(layer), q)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(("remat", "layers"), [("none", 3), ("full", 1)])
+def test_the_model_says_how_many_layers_keep_scores(gpu, monkeypatch, caplog, remat, layers):
+    monkeypatch.setattr(attention, "_platform", lambda layout: "gpu")
+    attention._warn_of_scores.cache_clear()
+    config = ModelConfig(vocab_size=32, num_positions=128, hidden_dim=32, num_layers=3,
+                         num_heads=2, mlp_dim=32, remat=remat)  # fmt: skip
+    params = jax.eval_shape(partial(init_params, config), jax.random.key(0))
+    ids = jnp.ones((B, 128), jnp.int32)
+    rows = jnp.arange(B, dtype=jnp.uint32)
+
+    def loss(params):
+        hidden, _ = encode(
+            config, params, ids, ids, ids, dropout_seed=jnp.uint32(1), row_index=rows
+        )
+        return hidden.sum()
+
+    jax.eval_shape(jax.grad(loss), params)
+    (record,) = caplog.records
+    assert f"{layers * 2 * 128**2 * 4 / 2**30:.2g} GiB" in record.getMessage()
+    assert ("model.remat=full" in record.getMessage()) == (remat == "none")
+
+
+def test_platform_is_that_of_the_mesh(monkeypatch):
+    mesh = make_mesh(MeshConfig())
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert attention._platform(None) == "tpu"
+    assert attention._platform(Layout(mesh, partition_spec)) == "cpu"
+
+    def inside(x):
+        assert attention._platform(None) == "cpu"
+        assert attention._platform(Layout(jax.sharding.get_abstract_mesh(), None)) == "cpu"
+        return x
+
+    spec = PartitionSpec("data")
+    jax.eval_shape(jax.shard_map(inside, mesh=mesh, in_specs=spec, out_specs=spec), np.ones(8))
+
+
+@pytest.mark.parametrize(
+    ("impl", "options", "message"),
+    [
+        ("splash", dropout_of(0.1), "attention_dropout_rate is 0.1.*'fused' or 'xla'"),
+        ("cudnn", {}, "'cudnn', which runs on GPUs; this is a CPU"),
+        ("fused", {"length": 130}, "multiples of 128, not 130 and 128"),
+        ("fused", {"length": 2048}, "at most 1024 positions, not 2048"),
+        ("splash", {"length": 130}, "multiples of 128, not 130 and 128"),
+    ],
+)
+def test_what_an_implementation_cannot_do_is_refused(impl, options, message):
+    options = dict(options)
+    arrays = [jnp.zeros((B, n, H, K)) for n in (options.pop("length", 128), 128, 128)]
+    ids = {
+        "q_segment_ids": jnp.zeros(arrays[0].shape[:2], jnp.int32),
+        "kv_segment_ids": jnp.zeros((B, 128), jnp.int32),
+    }
+    with pytest.raises(UserError, match=message):
+        attend(*arrays, **ids, **options, impl=impl)
+
+
+def test_tpu_kernels_are_refused_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    arrays, segments = inputs()
+    for impl in ("fused", "splash"):
+        with pytest.raises(UserError, match="runs on TPUs; this is a GPU"):
+            attend(*arrays[:3], **segments, impl=impl)

@@ -1,0 +1,101 @@
+"""The TPU kernels compile ahead of time, forward and backward, for every TPU generation."""
+
+import importlib.util
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import topologies
+from jax.sharding import NamedSharding
+
+from bert_jax.model.attention.attend import attend
+from bert_jax.model.layout import Layout
+from bert_jax.parallel.sharding import MeshConfig, make_mesh, partition_spec
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs needs libtpu"
+)
+
+TOPOLOGIES = {
+    "v4": ("v4:2x2x1", {"chip_config_name": "megacore"}),
+    "v5e": ("v5e:2x2", {}),
+    "v5p": ("v5p:2x2x1", {}),
+    "v6e": ("v6e:2x2", {}),
+    "tpu7x": ("tpu7x:2x2x1", {}),
+}
+
+
+@pytest.fixture
+def tpu_mesh(monkeypatch):
+    """A function from a generation's name to a data x tensor mesh of its devices."""
+    # libtpu asks a metadata server which TPU it is on, and aborts if another process holds its
+    # lock; neither matters to compiling. It reads these when it is loaded first.
+    monkeypatch.setitem(os.environ, "TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setitem(os.environ, "ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    monkeypatch.setitem(os.environ, "TPU_WORKER_HOSTNAMES", "localhost")
+
+    def make(generation, tensor=1):
+        name, options = TOPOLOGIES[generation]
+        devices = topologies.get_topology_desc(name, "tpu", **options).devices
+        return make_mesh(MeshConfig(tensor=tensor), devices)
+
+    return make
+
+
+def compiled(mesh, impl, length, heads, rate, head_dim=64, rows=2):
+    """Optimised HLO of projections, attention and the gradient of their input over `mesh`.
+
+    Without the weights' gradients, and so without collectives over data: jax 0.10.2 compiles an
+    asynchronous all-reduce of several arrays for tpu7x, but cannot read the program back as text.
+    """
+    rows *= mesh.shape["data"]
+    width = heads * head_dim
+
+    def loss(x, weights, segment_ids, seed, row_index):
+        q, k, v = (jnp.einsum("BLD,DHK->BLHK", x, w) for w in weights)
+        out = attend(
+            q, k, v, q_segment_ids=segment_ids, kv_segment_ids=segment_ids, dropout_rate=rate,
+            dropout_seed=seed, dropout_site=1, row_index=row_index, impl=impl,
+            layout=Layout(mesh, partition_spec),
+        )  # fmt: skip
+        return jnp.einsum("BLHK,DHK->BLD", out, weights[0]).astype(jnp.float32).sum()
+
+    def array(shape, dtype, *axes):
+        sharding = NamedSharding(mesh, partition_spec(axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    weights = [array((width, heads, head_dim), jnp.bfloat16, None, "heads", None)] * 3
+    arguments = (
+        array((rows, length, width), jnp.bfloat16, "batch", None, None),
+        weights,
+        array((rows, length), jnp.int32, "batch", None),
+        array((), jnp.uint32),
+        array((rows,), jnp.uint32, "batch"),
+    )
+    return jax.jit(jax.grad(loss)).lower(*arguments).compile().as_text()
+
+
+@pytest.mark.parametrize("generation", TOPOLOGIES)
+def test_fused_compiles(generation, tpu_mesh):
+    text = compiled(tpu_mesh(generation), "fused", 128, 4, 0.1)
+    calls = re.findall(r"= (.*) custom-call\(.*custom_call_target=\"tpu_custom_call\"", text)
+    assert len(calls) == 2  # one forward, one backward
+    costs = re.findall(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"(\d+)"', text)
+    scores = 2 * 4 * 128 * 128  # of one device: rows, heads, L, S
+    assert sorted(costs) == sorted(
+        (str(2 * products * scores * 64), str(scores)) for products in (2, 5)
+    )
+    assert "[2,4,128,128]" not in text  # nothing of the size of all scores
+
+
+def test_auto_is_fused_for_long_rows(tpu_mesh):
+    text = compiled(tpu_mesh("v5e", tensor=2), "auto", 512, 4, 0.1, rows=1)
+    assert "attention_backward" in text
+
+
+@pytest.mark.parametrize("generation", TOPOLOGIES)
+def test_splash_compiles(generation, tpu_mesh):
+    text = compiled(tpu_mesh(generation), "splash", 128, 2, 0.0)
+    assert "splash_mha" in text

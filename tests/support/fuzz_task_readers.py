@@ -1,0 +1,150 @@
+"""Readers of fine-tuning data and of Hugging Face's files, for fuzz_readers.py."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def tables(separator: str) -> Callable[[Path], list[bytes]]:
+    """CSV or TSV with a header and with a byte order mark, quotes and pairs."""
+    rows = [("text", "label", "text_pair"), ('a "quoted" word', "good", "b"), ("é 漢", "bad", "")]
+
+    def seeds(_: Path) -> list[bytes]:
+        plain = "".join(separator.join(row) + "\n" for row in rows)
+        quoted = "".join(
+            separator.join('"' + cell.replace('"', '""') + '"' for cell in row) + "\r\n"
+            for row in rows
+        )
+        return [plain.replace('"', "").encode(), b"\xef\xbb\xbf" + quoted.encode()]
+
+    return seeds
+
+
+def use_table(path: Path) -> None:
+    """Classes, several labels and scores of pairs."""
+    from bert_jax.errors import UserError
+    from bert_jax.tasks.tables.files import TableFormat
+    from bert_jax.tasks.tables.tables import TextColumns, read_texts
+
+    found = 0
+    for columns in (
+        TextColumns("text", text_pair="text_pair", label="label", empty="keep"),
+        TextColumns("text", label="label", kind="classes", empty="skip"),
+    ):
+        try:
+            read_texts(path, columns, TableFormat(quoting=True))
+            found += 1
+        except UserError as error:
+            refused = error
+    if not found:
+        raise refused
+
+
+def columns(_: Path) -> list[bytes]:
+    """CoNLL in tabs and in blanks, with documents."""
+    sentences = [[("EU", "B-ORG"), ("rejects", "O")], [("Peter", "B-PER"), ("Blackburn", "I-PER")]]
+    seeds = []
+    for between in ("\t", " "):
+        lines = [f"-DOCSTART-{between}O", ""]
+        for sentence in sentences:
+            lines += [*(f"{word}{between}{tag}" for word, tag in sentence), ""]
+        seeds.append(("\n".join(lines) + "\n").encode())
+    return seeds
+
+
+def use_columns(path: Path) -> None:
+    """Read, and converted to one scheme."""
+    from bert_jax.tasks.tagging.schemes import convert, tag_labels
+    from bert_jax.tasks.tagging.sources import read_columns
+
+    tag_labels(convert(read_columns(path)))
+
+
+def conllu(_: Path) -> list[bytes]:
+    """CoNLL-U with a comment, a range and an empty node."""
+    ids = ["# text = zum", "1-2", "1", "2", "2.1"]
+    rows = [f"{each}\tzu\tzu\tADP\tAPPR\t_\t5\tcase\t_\t_" for each in ids[1:]]
+    return ["\n".join([ids[0], *rows, "", *rows, ""]).encode()]
+
+
+def use_conllu(path: Path) -> None:
+    """Read with both tags."""
+    from bert_jax.tasks.tagging.schemes import tag_labels
+    from bert_jax.tasks.tagging.sources import read_conllu
+
+    tag_labels(read_conllu(path, "xpos"), "plain")
+    read_conllu(path)
+
+
+def token_lists(_: Path) -> list[bytes]:
+    """JSON lines of words and tags."""
+    rows = [{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, {"tokens": ["a"], "tags": ["O"]}]
+    return ["".join(json.dumps(row) + "\n" for row in rows).encode()]
+
+
+def use_token_lists(path: Path) -> None:
+    """Read as the task does."""
+    from bert_jax.tasks.tagging.sources import read_token_lists
+
+    read_token_lists(path)
+
+
+def squads(_: Path) -> list[bytes]:
+    """Version 2.0, with and without an answer."""
+    questions: list[dict[str, Any]] = [
+        {"id": "1", "question": "Who?", "is_impossible": False,
+         "answers": [{"text": "Ann", "answer_start": 0}]},
+        {"id": "2", "question": "Why?", "is_impossible": True, "answers": []},
+    ]  # fmt: skip
+    paragraph = {"context": "Ann sees Bob.", "qas": questions}
+    whole = {"version": "v2.0", "data": [{"title": "A", "paragraphs": [paragraph]}]}
+    return [json.dumps(whole).encode()]
+
+
+def use_squad(path: Path) -> None:
+    """Read with answers that are not at their offset kept."""
+    from bert_jax.tasks.squad.sources import read_squad
+
+    read_squad(path, misplaced="keep")
+
+
+def predictions(_: Path) -> list[bytes]:
+    """Texts by question id."""
+    return [json.dumps({"1": "Ann", "2": ""}).encode()]
+
+
+def use_predictions(path: Path) -> None:
+    """Read as the scripts' files."""
+    from bert_jax.tasks.squad.metrics import read_predictions
+
+    read_predictions(path)
+
+
+def huggingface_configs(_: Path) -> list[bytes]:
+    """As Transformers writes it."""
+    from bert_jax.formats.huggingface_config import model_config_to_huggingface
+    from bert_jax.model.config import SIZES
+
+    bert = model_config_to_huggingface(SIZES["tiny"]) | {"architectures": ["BertModel"]}
+    others = [
+        {"model_type": "roberta", "pad_token_id": 1, "architectures": ["RobertaForMaskedLM"]},
+        {"model_type": "electra", "embedding_size": 128},
+        {"model_type": "distilbert", "dim": 128, "n_layers": 2, "n_heads": 2, "hidden_dim": 512},
+    ]
+    return [json.dumps(bert | fields).encode() for fields in ({}, *others)]
+
+
+def use_huggingface_config(path: Path) -> None:
+    """To our configuration, of whatever family."""
+    from bert_jax.formats.families import to_bert
+    from bert_jax.formats.huggingface_config import model_config_from_huggingface
+    from bert_jax.untrusted.json_file import read_json_object
+
+    found = read_json_object(path, max_bytes=1 << 20)
+    arrays = {f"embeddings.{name}_embeddings.weight": np.zeros((1, 8), np.float32)
+              for name in ("word", "position", "token_type")}  # fmt: skip
+    form = to_bert(found, arrays, where=str(path))
+    model_config_from_huggingface(form.config, where=str(path))

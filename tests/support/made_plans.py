@@ -1,0 +1,81 @@
+"""Plans without a compiler: a fixed program, with memory and time as lines in what matters."""
+
+import dataclasses
+from pathlib import Path
+
+from bert_jax.hlo_cost.cost import Cost
+from bert_jax.hlo_cost.program import Collective, Op, Program
+from bert_jax.model.flops import train_flops
+from bert_jax.plan.compile import Compiled, Memory, usable_bytes
+from bert_jax.plan.predict import Plan
+from bert_jax.plan.search import settings_of
+from bert_jax.plan.topology import Topology
+from bert_jax.training.config import PretrainConfig
+
+GIB = 2**30
+
+
+def made_plan(
+    config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None = None
+) -> Plan:
+    """Stands in for `bert_jax.plan.predict.predict`."""
+    model, shape = config.model, config.training.phases[phase]
+    s = settings_of(config, phase, topology.num_devices)
+    shards = topology.num_devices // s.tensor
+    unit = shards * s.accumulation
+    assert shape.batch_size % unit == 0, "as check_batch_size would refuse"
+    rows = shape.batch_size // unit
+    kept = {"none": 1.0, "dots": 0.5, "full": 0.1}[s.remat]
+    memory = Memory(
+        parameters=int(0.4 * GIB / s.fsdp / s.tensor),
+        optimizer=int(0.8 * GIB / s.fsdp / s.tensor),
+        batch=rows * shape.length * 4,
+        temporaries=int(rows * shape.length * model.num_layers * kept * 2**15 / s.tensor),
+        other=2**20,
+    )
+    has = usable_bytes(topology)
+    refused = f"needs {memory.peak}" if memory.peak > has else ""
+    compiled = Compiled(
+        topology=topology,
+        mesh_shape={"data": shards // s.fsdp, "fsdp": s.fsdp, "tensor": s.tensor},
+        rows=shape.batch_size,
+        accumulation=s.accumulation,
+        length=shape.length,
+        memory=memory,
+        has=has,
+        refused=refused,
+        needs=memory.peak if refused else 0,
+        compile_seconds=1.0,
+    )
+    masked = config.masking.num_predictions(shape.length)
+    flops = shape.batch_size * train_flops(model, shape.length, masked)
+    if refused:
+        return Plan(phase, config, compiled, flops, None, None)
+    ideal = flops / topology.num_chips / topology.chip.bf16_flops
+    parts = {"xla": 1.5 * ideal + 2e-3, "pallas": 0.0, "collectives exposed": 1e-3}
+    cost = Cost(
+        seconds=sum(parts.values()),
+        parts=parts,
+        how={"xla": "cycles", "pallas": "FLOPs", "collectives exposed": "bytes"},
+        top=((ideal, "model/layers.py:45 einsum [forward]", "fusion.1"),),
+        by_source=((1.5 * ideal, "model/layers.py:45"), (2e-3, "training/optim.py:9")),
+        hidden={"copies": 1e-4},
+    )
+    reduced = Collective(
+        name="all-reduce.1", kind="all-reduce", network="ici", bytes=GIB, axes=("data",),
+        group_size=shards, runs=2, asynchronous=False, overlapped_cycles=0, source="", phase="",
+    )  # fmt: skip
+    layers = Op(
+        name="fusion.1", opcode="fusion", kind="xla", runs=s.accumulation, bytes=0, hbm_bytes=0,
+        cycles=round(1.5 * ideal / s.accumulation * topology.chip.clock_hz), source="", phase="",
+    )  # fmt: skip
+    update = dataclasses.replace(layers, runs=1, cycles=round(2e-3 * topology.chip.clock_hz))
+    program = Program(
+        ops=(layers, update),
+        collectives=(reduced, dataclasses.replace(reduced, name="all-reduce.2", runs=1)),
+        transfers=(),
+        loops=(),
+        mesh_shape=compiled.mesh_shape,
+        devices_per_slice=topology.num_devices // topology.num_slices,
+    )
+    return Plan(phase, config, compiled, flops, program, cost)

@@ -1,0 +1,59 @@
+"""Tiny models in memory, as `read_model` would give them."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from bert_jax.formats.huggingface_head import TaskOutputs
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import init_params
+from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
+from bert_jax.saved.model import Origin, SavedModel
+from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+
+WORDS = ("the", "cat", "dog", "sat", "ran", "on", "under", "a", "mat", "hill", ".", "##s")
+MODEL = ModelConfig(
+    vocab_size=17, num_positions=24, hidden_dim=16, num_layers=2, num_heads=2, mlp_dim=32
+)
+ROWS = [[2, 5, 6, 8, 10, 12, 3], [2, 5, 7, 3, 9, 3], [2, 3], [2, 12, 13, 14, 15, 16, 4, 4, 11, 3]]
+"""Of ids, one of them a pair."""
+OUTPUTS = {
+    "classification": TaskOutputs(TaskHeadConfig("classification", 3), "class", ("a", "b", "c")),
+    "tagging": TaskOutputs(TaskHeadConfig("tagging", 2), "tags", ("O", "B-X")),
+    "span": TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span"),
+}
+
+
+def small_saved(kind: str = "pretraining", **changes) -> SavedModel:
+    """Of random numbers.
+
+    Args:
+        kind: pretraining, mlm (without the other head), or a task's head.
+        **changes: Fields of `MODEL`.
+    """
+    config = dataclasses.replace(MODEL, **changes)
+    key = jax.random.key(0)
+    outputs = OUTPUTS.get(kind)
+    shapes = jax.eval_shape(
+        lambda: init_task_params(config, outputs.head, key) if outputs else init_params(config, key)
+    )
+    random = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: random.normal(size=leaf.shape, scale=0.4).astype(np.float32), shapes
+    )
+    params["encoder"]["embeddings"]["token"][config.vocab_size :] = 0
+    if kind == "mlm":
+        del params["nsp"]
+    return SavedModel(
+        config=config,
+        params=params,
+        outputs=outputs,
+        tokenizer=WordPieceTokenizer([*SPECIAL_TOKENS, *WORDS]),
+        tokenizer_files=Path("nowhere"),
+        max_length=config.num_positions,
+        name=f"a small model, {kind}",
+        origin=Origin("pretrain"),
+    )

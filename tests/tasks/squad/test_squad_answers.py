@@ -1,0 +1,260 @@
+"""From logits to answers: against all spans one by one, all thresholds one by one, real texts."""
+
+import errno
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from squad_examples import UNCASED, question, real_file
+
+from bert_jax.errors import UserError
+from bert_jax.files import staging
+from bert_jax.tasks.squad.answers import (
+    Candidate,
+    Prediction,
+    best_threshold,
+    find_answers,
+    write_answers,
+)
+from bert_jax.tasks.squad.metrics import read_predictions, score
+from bert_jax.tasks.squad.windows import build_windows
+from bert_jax.tasks.window_options import WindowOptions
+from bert_jax.tokenization.load import load_tokenizer
+
+SMALL = WindowOptions(max_length=12, stride=3, max_question=4)
+CONTEXT = "a b c d e f g h i j k l"  # windows abcdefg, defghij, ghijkl behind [CLS] x [SEP]
+
+
+def rows(windows, **by_window):
+    """Zeros, and where `w0=((position, logit), ...)` says so a logit; with padding of 99."""
+    found = np.full((len(windows), 16), 99.0, np.float32)
+    for w, window in enumerate(windows):
+        found[w, : len(window.ids)] = 0
+        for position, logit in by_window.get(f"w{w}", ()):
+            found[w, position] = logit
+    return found
+
+
+def test_worked_out_by_hand():
+    asked = question(CONTEXT, text="x y")
+    windows = build_windows([asked], UNCASED, SMALL).windows
+    # Positions: 0 [CLS], 1-2 question, 3 [SEP], 4 the first context token.
+    starts = rows(windows, w0=((0, 3), (1, 50), (5, 2)), w1=((0, 1), (4, 9)), w2=((0, 4),))
+    ends = rows(windows, w0=((0, 2), (3, 50), (7, 1)), w1=((0, 2.5),), w2=((0, -0.25), (5, 1.5)))
+    [found] = find_answers([asked], windows, starts, ends, num_best=3)
+    # 'd' has 9 in the second window, but more context in the first: there it has 0.
+    assert found.candidates[0] == Candidate("b c d", 2, 7, 2, 1)
+    # 'b' with any other end of its window has 2; 'h' ends with 1.5 where starts have 0.
+    assert [each.text for each in found.candidates[1:]] == ["b", "b c"]
+    # The second window has the least "no answer": 1 + 2.5.
+    assert found.null == Candidate("", 0, 0, 1, 2.5)
+    assert found.null_odds == 3.5 - 3
+    assert (found.text(None), found.text(0.5), found.text(0.4)) == ("b c d", "b c d", "")
+
+
+def test_long_answers_and_equal_texts():
+    asked = question("ab x ab", text="x y")
+    windows = build_windows([asked], UNCASED).windows
+    at = windows[0].context_at
+    starts = rows(windows, w0=((at, 2), (at + 3, 1)))
+    ends = rows(windows, w0=((at + 1, 2), (at + 4, 3)))
+    [found] = find_answers([asked], windows, starts, ends, max_answer_tokens=3)
+    # From the first 'a' to the last 'b' would have 5, in five tokens.
+    best = found.candidates[:2]
+    assert best == (Candidate("ab", 0, 2, 2, 2), Candidate("x ab", 3, 7, 0, 3))
+    texts = [each.text for each in found.candidates]
+    assert len(texts) == len(set(texts))
+    [longer] = find_answers([asked], windows, starts, ends, max_answer_tokens=5)
+    assert longer.candidates[0].text == "ab x ab"
+
+
+def test_a_text_that_fills_the_first_places():
+    asked = question("a " * 50 + "b", text="x y")
+    windows = build_windows([asked], UNCASED).windows
+    starts = np.ones((1, 57), np.float32)
+    starts[0, windows[0].context_at + 50] = 0
+    [found] = find_answers([asked], windows, starts, 0 * starts, num_best=2, max_answer_tokens=1)
+    assert [each.text for each in found.candidates] == ["a", "b"]
+
+
+@given(st.integers(0, 2**32 - 1), st.text("ab ", min_size=1, max_size=40), st.integers(1, 6))
+@settings(max_examples=60)
+def test_equal_to_all_spans_one_by_one(seed, letters, max_tokens):
+    context = "a" + letters  # few letters: many equal texts
+    rng = np.random.default_rng(seed)
+    asked = [question(context, text="x", id="1"), question("b" + letters, text="x y", id="2")]
+    windows = build_windows(asked, UNCASED, SMALL).windows
+    starts, ends = rng.integers(-3, 4, (2, len(windows), 12)).astype(np.float32)
+    order = rng.permutation(len(windows))
+    found = find_answers(
+        asked, [windows[i] for i in order], starts[order], ends[order],
+        num_best=5, max_answer_tokens=max_tokens,
+    )  # fmt: skip
+    for number, prediction in enumerate(found):
+        best: dict[str, float] = {}
+        nulls = []
+        for window, start, end in zip(windows, starts, ends, strict=True):
+            if window.question != number:
+                continue
+            nulls.append(start[0] + end[0])
+            for i, (begin, _) in enumerate(window.spans):
+                for j in range(i, min(i + max_tokens, len(window.spans))):
+                    if window.has_most_context[i]:
+                        text = asked[number].context[begin : window.spans[j, 1]]
+                        value = start[window.context_at + i] + end[window.context_at + j]
+                        best[text] = max(best.get(text, -np.inf), value)
+        right = sorted(best.values(), reverse=True)[:5]
+        assert [each.score for each in prediction.candidates] == right
+        assert prediction.null.score == min(nulls)
+        for each in prediction.candidates:
+            assert each.text == asked[number].context[each.start : each.end]
+            assert each.score == best[each.text]
+
+
+def test_logits_that_do_not_fit():
+    asked = question("a b")
+    windows = build_windows([asked], UNCASED).windows
+    logits = rows(windows)
+    with pytest.raises(ValueError, match="1 windows, 0 rows of start logits and 1 of end"):
+        find_answers([asked], windows, logits[:0], logits)
+    with pytest.raises(ValueError, match=r"question 1 \(id 'q'\): a window of 9 tokens needs"):
+        find_answers([asked], windows, logits[:, :8], logits[:, :8])
+    bad = rows(windows, w0=((5, np.nan),))
+    with pytest.raises(ValueError, match="all finite"):
+        find_answers([asked], windows, logits, bad)
+    with pytest.raises(ValueError, match=r"\(id 'other'\) has no window"):
+        find_answers([asked, question("a", id="other")], windows, logits, logits)
+    for name in ("num_best", "max_answer_tokens"):
+        with pytest.raises(UserError, match=f"{name} is 0"):
+            find_answers([asked], windows, logits, logits, **{name: 0})
+
+
+def predicted(id, text, odds):
+    return Prediction(
+        id, (Candidate(text, 0, len(text), 0.0, 0.0),), Candidate("", 0, 0, odds, 0.0)
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "cat", "the cat", "The"]),  # the reference, empty for none
+            st.sampled_from(["cat", "dog", "cat sat", "the"]),
+            st.sampled_from([-2.5, -1.0, 0.0, 0.5, 3.0]),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from(["exact", "f1"]),
+)
+@settings(max_examples=200)
+def test_threshold_equal_to_all_thresholds_one_by_one(cases, metric):
+    context = "The the cat"
+    asked = [
+        question(context, *([reference] if reference else []), id=f"{i}")
+        for i, (reference, *_) in enumerate(cases)
+    ]
+    predictions = [predicted(f"{i}", text, odds) for i, (_, text, odds) in enumerate(cases)]
+
+    def scored(threshold):
+        texts = {each.id: each.text(threshold) for each in predictions}
+        return getattr(score(asked, texts).overall, metric)
+
+    found = best_threshold(asked, predictions, metric)
+    thresholds = [-9.0, *(odds for *_, odds in cases)]
+    assert found.score == pytest.approx(max(map(scored, thresholds)))
+    assert scored(found.value) == pytest.approx(found.score)
+    others = [value for value in thresholds if value < found.value and value != -9.0]
+    assert all(scored(value) < found.score - 1e-9 for value in others)
+
+
+def test_threshold_by_hand():
+    context = "the cat sat"
+    asked = [
+        question(context, "cat", id="1"),
+        question(context, id="2"),
+        question(context, "sat", id="3"),
+    ]
+    predictions = [
+        predicted("1", "cat", -1.0),
+        predicted("2", "cat", 0.5),
+        predicted("3", "cat sat", 2.0),
+    ]
+    exact = best_threshold(asked, predictions, "exact")
+    f1 = best_threshold(asked, predictions, "f1")
+    assert (exact.value, f1.value) == (-1.0, -1.0)
+    assert exact.score == pytest.approx(200 / 3)
+    # With answers that are all wrong, none at all is best, and the threshold says so.
+    wrong = [predicted(str(i), "dog", float(i)) for i in (1, 2, 3)]
+    none = best_threshold(asked, wrong, "f1")
+    assert none.score == pytest.approx(100 / 3)
+    assert [each.text(none.value) for each in wrong] == ["", "", ""]
+    with pytest.raises(ValueError, match="in their order"):
+        best_threshold(asked, predictions[::-1], "f1")
+
+
+def test_files(tmp_path):
+    asked = [question("The 猫 sat", "猫", id="é"), question("a b", id="2")]
+    found = build_windows(asked, UNCASED)
+    starts, ends = rows(found.windows, w1=((0, 3),)), rows(found.windows, w0=((9, 2),))
+    predictions = find_answers(asked, found.windows, starts, ends, num_best=4)
+    out = tmp_path / "new" / "answers"
+    write_answers(out, predictions, threshold=1.0)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "nbest.json", "null_odds.json", "predictions.json"]  # fmt: skip
+    texts = read_predictions(out / "predictions.json")
+    assert texts == {"é": predictions[0].text(1.0), "2": ""}
+    assert "é" in (out / "predictions.json").read_text(encoding="utf-8")
+    odds = json.loads((out / "null_odds.json").read_text(encoding="utf-8"))
+    assert odds == {"é": -2.0, "2": 3.0}
+    best = json.loads((out / "nbest.json").read_text(encoding="utf-8"))
+    for prediction in predictions:
+        listed = best[prediction.id]
+        assert len(listed) == len(prediction.candidates) + 1
+        scores = [each["start_logit"] + each["end_logit"] for each in listed]
+        assert scores == sorted(scores, reverse=True)
+        weights = np.exp(scores) / np.exp(scores).sum()
+        np.testing.assert_allclose([each["probability"] for each in listed], weights)
+        assert [each["text"] for each in listed].count("") == 1
+    # Without a threshold nothing speaks of "no answer", and files are replaced.
+    write_answers(out, predictions)
+    best = json.loads((out / "nbest.json").read_text(encoding="utf-8"))
+    assert all(each["text"] for listed in best.values() for each in listed)
+    assert read_predictions(out / "predictions.json")["2"] == predictions[1].candidates[0].text
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    def full(path, data):
+        path.write_bytes(data[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_answers(tmp_path, [predicted("1", "cat", 0.0)])
+    before = (tmp_path / "predictions.json").read_text()
+    monkeypatch.setattr(staging, "write_synced", full)
+    with pytest.raises(UserError, match=r"predictions.json: the disk is full"):
+        write_answers(tmp_path, [predicted("1", "dog", 0.0)])
+    assert (tmp_path / "predictions.json").read_text() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nbest.json", "predictions.json"]
+
+
+@pytest.mark.parametrize("language", ["en", "zh", "ar", "hi"])
+def test_real_answers_are_recovered(real_data, language):
+    """Logits that point at the targets give the references back, letter for letter."""
+    tokenizer = load_tokenizer(real_data / "vocab" / "bert-base-multilingual-cased")
+    asked = real_file(real_data / "squad" / f"xquad.{language}.json").questions[::5]
+    windows = build_windows(asked, tokenizer).windows
+    starts, ends = [], []
+    for window in windows:
+        for logits, at in ((starts, window.target[0]), (ends, window.target[1])):
+            row = np.zeros(384, np.float32)
+            row[at] = 10.0
+            logits.append(row)
+    found = find_answers(asked, windows, starts, ends, max_answer_tokens=384)
+    texts = {each.id: each.text(0.0) for each in found}
+    # The few that the vocabulary cannot part from the rest of their word; see test_real_answers.
+    wrong = [each for each in asked if texts[each.id] != each.answers[0].text]
+    assert all(each.answers[0].text in texts[each.id] for each in wrong)
+    assert len(wrong) <= 2
+    assert score(asked, texts, rules="v1.1").overall.exact > 99

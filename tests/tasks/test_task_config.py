@@ -1,0 +1,102 @@
+"""What a task's configuration refuses, and that the recipes build."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bert_jax.config.command_line import fields_help, load_config
+from bert_jax.config.mapping import build, to_dict
+from bert_jax.errors import UserError
+from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.tasks.config import (
+    GlueConfig,
+    SquadConfig,
+    TableConfig,
+    TaggingConfig,
+    TaskConfig,
+)
+
+RECIPES = Path(__file__).parents[2] / "configs" / "finetune"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind", "length"),
+    [
+        ("glue.py:mrpc", "glue", 128),
+        ("glue.py:sst2", "glue", 128),
+        ("table.py", "table", 128),
+        ("ner.py", "tagging", 128),
+        ("ner.py:wikiann", "tagging", 128),
+        ("squad.py", "squad", 384),
+    ],
+)
+def test_recipe_builds(recipe, kind, length):
+    task = load_config(FinetuneConfig, f"{RECIPES}/{recipe}").task
+    assert (task.kind, task.length) == (kind, length)
+    assert build(TaskConfig, to_dict(task)) == task
+
+
+def test_small_tasks_of_glue_take_more_passes():
+    epochs = [
+        load_config(FinetuneConfig, f"{RECIPES}/glue.py:{name}").training.num_epochs
+        for name in ("rte", "qqp")
+    ]
+    assert epochs == [20, 3]
+
+
+@pytest.mark.parametrize("recipe", sorted(path.name for path in RECIPES.glob("*.py")))
+def test_rows_can_be_shortened(recipe):
+    spec = f"{RECIPES}/{recipe}" + (":cola" if recipe == "glue.py" else "")
+    half = load_config(FinetuneConfig, spec).task.length // 2
+    shortened = load_config(FinetuneConfig, spec, [f"--config.task.max_length={half}"]).task
+    assert shortened.length == half
+
+
+def test_fields_are_explained():
+    lines = fields_help(TaskConfig, "--config.task").splitlines()
+    fields = [number for number, line in enumerate(lines) if line.startswith("--config")]
+    assert len(fields) == 1 + 1 + sum(
+        len(dataclasses.fields(each))
+        for each in (GlueConfig, TableConfig, TaggingConfig, SquadConfig)
+    )
+    for number in fields:
+        assert lines[number + 1].startswith("      "), lines[number]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: TaskConfig(glue=GlueConfig("cola")).check_sections(),
+            "task.glue.name is set, but task.kind is 'table'; set task.kind to 'glue'",
+        ),
+        (lambda: TaskConfig("glue", glue=GlueConfig("ax")), "no training data; fine-tune mnli"),
+        (lambda: TaskConfig("glue", glue=GlueConfig("sst")), "'sst' is no task of GLUE"),
+        (lambda: TaskConfig(max_length=7), "max_length is 7; it must be at least 8"),
+        (lambda: TaskConfig("squad", max_length=96), "task.squad: max_length 96 leaves 28"),
+        (
+            lambda: TaskConfig("tagging", 32, tagging=TaggingConfig(stride=31)),
+            "task.tagging.stride is 31; it must be from 1 to 30",
+        ),
+        (lambda: TableConfig(dev_rate=1.0), r"dev_rate is 1.0; it must be in \(0, 1\)"),
+        (
+            lambda: TableConfig(metric="pearson"),
+            "metric is 'pearson'; for kind 'class' it is one of accuracy, f1",
+        ),
+        (lambda: TableConfig(kind="score", labels=("a", "b")), "kind 'score' has none"),
+        (lambda: TableConfig(labels=("a",)), "at least 2 are needed"),
+        (
+            lambda: TableConfig(kind="classes", labels=("a",), label_columns=("a",)),
+            "label_columns names the labels",
+        ),
+        (lambda: TaggingConfig(lenient=True, scheme="plain"), "lenient is about entities"),
+        (lambda: SquadConfig(num_best=0), "task.squad.num_best is 0"),
+        (lambda: TaskConfig().source("train"), "task.table.train is empty; name a file"),
+        (lambda: TaskConfig("glue").source("name"), "task.glue.name is empty; name one of cola"),
+        (lambda: TaskConfig("squad").source("dev"), "task.squad.dev is empty; name a second file"),
+    ],
+)
+def test_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
