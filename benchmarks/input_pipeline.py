@@ -59,17 +59,17 @@ def main() -> int:
         f"core {core}, {arguments.repeats} repeats; M tokens/s of one core"
     )
     print(
-        f"{'L':>4} {'B':>4} {'objective':>9} | {'collator':>8} | {'host':>6} {'ratio':>6} | "
+        f"{'L':>4} {'B':>4} {'pairing':>9} | {'collator':>8} | {'host':>6} {'ratio':>6} | "
         f"{'+ masking':>9} {'ratio':>6}"
     )
     passed = True
     for length, batch_size in SHAPES:
-        for objective in ("nsp", "none"):
-            theirs, host, masked = measure(store, length, batch_size, objective, arguments)
+        for pairing in ("nsp", "none"):
+            theirs, host, masked = measure(store, length, batch_size, pairing, arguments)
             passed &= host / theirs >= HOST_BAR and masked / theirs >= MASKED_BAR
             passed &= host >= RATE_BAR
             print(
-                f"{length:>4} {batch_size:>4} {objective:>9} | {theirs / 1e6:>8.2f} | "
+                f"{length:>4} {batch_size:>4} {pairing:>9} | {theirs / 1e6:>8.2f} | "
                 f"{host / 1e6:>6.1f} {host / theirs:>5.1f}x | {masked / 1e6:>9.1f} "
                 f"{masked / theirs:>5.1f}x",
                 flush=True,
@@ -83,7 +83,7 @@ def measure(
     store: "TokenStore",
     length: int,
     batch_size: int,
-    objective: Literal["nsp", "sop", "none"],
+    pairing: Literal["nsp", "sop", "none"],
     arguments: argparse.Namespace,
 ) -> tuple[float, float, float]:
     """Median rates of the collator, our host's work, and ours with masking, in tokens/s."""
@@ -93,7 +93,7 @@ def measure(
 
     num_batches, repeats = arguments.batches, arguments.repeats
     phase = Phase(length, batch_size, num_batches * (repeats + 1))
-    stream = ExampleStream(store, DataConfig(objective=objective), [phase])
+    stream = ExampleStream(store, DataConfig(pairing=pairing), [phase])
     stream.plan(0)
     mask = masking_step(store)
     jax.block_until_ready(mask(stream.batch(0)))

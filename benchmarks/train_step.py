@@ -86,7 +86,7 @@ def make_batch(case: Case):
         "tokens": tokens,
         "type_ids": np.broadcast_to(type_ids, shape).copy(),
         "segment_ids": np.ones(shape, np.uint8),
-        "nsp_labels": rng.integers(0, 2, case.rows).astype(np.int32),
+        "pair_labels": rng.integers(0, 2, case.rows).astype(np.int32),
         "row_index": np.arange(case.rows, dtype=np.uint32),
     }
 
@@ -101,19 +101,23 @@ def our_steps(case: Case) -> RunSteps:
     import jax
 
     from bert_jax.data.store import SpecialIds
+    from bert_jax.objectives.masked_lm import MaskedLM
     from bert_jax.objectives.masking import MaskingConfig
     from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
     from bert_jax.training.optim import OptimizerConfig
-    from bert_jax.training.step import StepConfig, init_state, make_train_step
+    from bert_jax.training.state import StepConfig, init_state
+    from bert_jax.training.step import make_train_step
 
     config = StepConfig(
-        model=model_config(case),
-        masking=MaskingConfig(max_predictions=case.positions),
+        objective=MaskedLM(
+            model=model_config(case),
+            masking=MaskingConfig(max_predictions=case.positions),
+            special_ids=SpecialIds(pad=0, unk=100, cls=CLS, sep=SEP, mask=MASK),
+        ),
         optimizer=OptimizerConfig(
             learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY, clip_norm=CLIP_NORM
         ),
         num_steps=1_000_000,
-        special_ids=SpecialIds(pad=0, unk=100, cls=CLS, sep=SEP, mask=MASK),
     )
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     step, host_batch = make_train_step(config, mesh), make_batch(case)
@@ -189,7 +193,7 @@ def peer_steps(
         "token_type_ids": place(batch["type_ids"]),
         "attention_mask": place(np.ones_like(tokens)),
         "labels": place(labels),
-        "next_sentence_label": place(batch["nsp_labels"]),
+        "next_sentence_label": place(batch["pair_labels"]),
     }
     places = place(np.flatnonzero(labels >= 0))
     words = place(labels[labels >= 0])

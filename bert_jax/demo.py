@@ -137,7 +137,7 @@ def _verdict(result: TrainResult, corpus: Path) -> int:
             f"{result.workdir}/metrics.jsonl has lost the run's last evaluation; delete "
             f"{result.workdir} and run the demo again"
         )
-    gain = result.baseline - values["eval/mlm_loss"]
+    gain = values["eval/nats_below_unigram"]
     accuracy, majority = values["eval/nsp_accuracy"], values["eval/nsp_majority"]
     print(
         f"held-out masked-LM loss {gain:.2f} nats below the unigram baseline (at least "

@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from bert_jax.errors import UserError
-
-Metric = Literal["eval/mlm_loss", "eval/mlm_accuracy", "eval/nsp_loss", "eval/nsp_accuracy"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +16,9 @@ class Retention:
     """Those at multiples of so many steps, for ever; 0: none."""
     keep_best: int = 0
     """Those with the best evaluation."""
-    best_metric: Metric = "eval/mlm_loss"
-    """What best means: a loss shall be low, an accuracy high."""
+    best_metric: str = ""
+    """Evaluated metric that ranks checkpoints, such as eval/mlm_loss: a name that ends in loss is
+    best low, any other high. Empty: the first metric of the objective."""
 
     def __post_init__(self) -> None:
         """Refuse a policy that keeps nothing."""

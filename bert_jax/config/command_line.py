@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import itertools
 import json
+import logging
 import re
 import shlex
 import textwrap
@@ -23,10 +24,12 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
-from bert_jax.config.mapping import build, to_dict, unknown_field
+from bert_jax.config.mapping import build, chosen, old_names, to_dict, unknown_field
 from bert_jax.errors import UserError
 
 Config = TypeVar("Config")
+
+_log = logging.getLogger("bert_jax")
 
 _WHERE = "on the command line"
 _EXAMPLES: dict[Any, str] = {float: "2e-5,3e-5", int: "1,2", str: "first,second"}
@@ -53,6 +56,8 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     given = _unwrapped(_get_config(module, path, argument))
     if not isinstance(given, dict):
         raise UserError(f"{path}: get_config gave {given!r}; it must return a ConfigDict or a dict")
+    for old, new in old_names(cls, given):
+        _warn_renamed(old, new, str(path))
     named = build(cls, given, where=str(path))  # a wrong field is the file's, before any override
     values = to_dict(named)
     _override(cls, values, overrides)
@@ -174,6 +179,10 @@ def _unwrapped(value: Any) -> Any:
     return value
 
 
+def _warn_renamed(old: str, new: str, where: str) -> None:
+    _log.warning("%s: %s is now %s; the old name works in this version only", where, old, new)
+
+
 def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> None:
     """Lay `--config.a.b=value`, or `--config.a.b value`, over nested values, in place."""
     arguments = iter(overrides)
@@ -197,6 +206,20 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
         if given is None:
             raise UserError(f"{_WHERE}: missing value for {name}; write {name}=VALUE")
         holder[key] = _value(hint, given)
+        _fill(cls, values, fields, holder)
+
+
+def _fill(cls: type, values: dict[str, Any], fields: str, holder: dict[str, Any]) -> None:
+    """Give a group of fields the defaults of the subclass that its values now choose."""
+    group = cls
+    for part in fields.split(".")[:-1]:
+        group = typing.get_type_hints(group).get(part, type(None))
+    if hasattr(group, "variant"):
+        kind: Any = chosen(group, holder)
+        defaults = dataclasses.asdict(kind())
+        for name in [name for name in holder if name not in defaults]:
+            del holder[name]
+        holder.update({name: v for name, v in defaults.items() if name not in holder})
 
 
 def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any]:
@@ -214,6 +237,10 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
             key, hint, seen = int(part[1:-1]), typing.get_args(hint)[0], seen + part
         else:
             known = sorted(value) if isinstance(value, dict) else []
+            hint = chosen(hint, value) if known else hint
+            if new := getattr(hint, "RENAMED", {}).get(part):
+                _warn_renamed(f"{seen}.{part}", f"{seen}.{new}", _WHERE)
+                part = new
             if part not in known:
                 raise unknown_field(part, seen, known, _WHERE)
             key, hint = part, typing.get_type_hints(hint)[part]

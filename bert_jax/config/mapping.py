@@ -20,7 +20,8 @@ def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
 
     Args:
         cls: A dataclass; its fields may be dataclasses, scalars, `Literal`, `X | None`,
-            `tuple[X, ...]`.
+            `tuple[X, ...]`. `RENAMED`, a class attribute, maps old names of its fields to new ones.
+            `variant`, a class method, chooses a subclass by the values that are given.
         mapping: Values by field name; what is missing takes its default.
         where: Names the source in error messages.
 
@@ -59,6 +60,23 @@ def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
     ]
 
 
+def chosen(cls: type[T], mapping: Mapping[str, Any]) -> type[T]:
+    """Return the subclass of a dataclass that its values choose, or the class itself."""
+    choose = getattr(cls, "variant", None)
+    return cls if choose is None else choose(mapping)
+
+
+def old_names(cls: Any, mapping: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yield the renamed fields that a mapping gives by their old names, as (old, new), dotted."""
+    if not (dataclasses.is_dataclass(cls) and isinstance(mapping, Mapping)):
+        return
+    renamed, hints = getattr(cls, "RENAMED", {}), typing.get_type_hints(cls)
+    for name, value in mapping.items():
+        if name in renamed:
+            yield _dotted((*path, name)), _dotted((*path, renamed[name]))
+        yield from old_names(hints.get(name), value, (*path, name))
+
+
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(tree, dict) and tree:
         for name, value in tree.items():
@@ -73,6 +91,9 @@ def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _build(cls: type[T], mapping: Any, where: str, path: tuple[str, ...]) -> T:
     if not isinstance(mapping, Mapping):
         raise _wrong_type(mapping, "a group of fields", where, path)
+    cls = chosen(cls, mapping)
+    renamed = getattr(cls, "RENAMED", {})
+    mapping = {renamed.get(name, name): value for name, value in mapping.items()}
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(typing.cast(Any, cls)) if f.init]
     for name in mapping:

@@ -1,4 +1,4 @@
-"""Rows of consecutive text for masked language modelling alone (objective `none`).
+"""Rows of consecutive text for masked language modelling alone (pairing `none`).
 
 Each document becomes pieces of at most L - 2 tokens, each wrapped as [CLS] piece [SEP]. Pieces
 that fill a row are rows; the rest, tails of long documents and whole short ones, are packed
@@ -67,7 +67,7 @@ class PackedPlan:
 
         Returns:
           tokens (B, L) of the store's dtype, type_ids (B, L) uint8 of 0, segment_ids (B, L) uint8
-          counting from 1 in each row, nsp_labels (B,) int32 of -1.
+          counting from 1 in each row, pair_labels (B,) int32 of -1.
         """
         special, length = store.special_ids, self.length
         first = self.row_offsets[rows]
@@ -96,7 +96,7 @@ class PackedPlan:
             "tokens": tokens,
             "type_ids": np.zeros(tokens.shape, np.uint8),
             "segment_ids": segment_ids,
-            "nsp_labels": np.full(rows.size, -1, np.int32),
+            "pair_labels": np.full(rows.size, -1, np.int32),
         }
 
 

@@ -30,6 +30,11 @@ from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
+LABELS = {
+    "nsp": {0: "B is next", 1: "B is random"},
+    "sop": {0: "A and B in order", 1: "A and B swapped"},
+}
+"""Meaning of the labels of pairs, by pairing."""
 MIN_LENGTH = NUM_SPECIAL + 2
 # Part of what determines a plan: the cut of long documents, and the order of the rows.
 _BLOCK_ROWS = 256
@@ -90,7 +95,7 @@ class PairPlan:
 
         Returns:
           tokens (B, L) of the store's dtype, type_ids (B, L) uint8, segment_ids (B, L) uint8,
-          nsp_labels (B,) int32.
+          pair_labels (B,) int32.
         """
         special, length = store.special_ids, self.length
         a_end = self.a_len[rows].astype(np.int64)[:, None] + 2  # where B begins
@@ -110,7 +115,7 @@ class PairPlan:
             "tokens": tokens,
             "type_ids": (real & (places >= a_end.astype(np.int32))).view(np.uint8),
             "segment_ids": real.view(np.uint8),
-            "nsp_labels": self.label[rows].astype(np.int32),
+            "pair_labels": self.label[rows].astype(np.int32),
         }
 
 
@@ -123,14 +128,14 @@ def majority_rate(labels: np.ndarray) -> float:
     return max(ones, 1 - ones)
 
 
-def losses(plan: PairPlan, store: TokenStore, objective: str) -> tuple[str, str | None]:
+def losses(plan: PairPlan, store: TokenStore, pairing: str) -> tuple[str, str | None]:
     """Describe the tokens that a plan leaves out and its labels: a clause, and a warning if bad.
 
     The warning names the likely causes in this store, and what helps.
     """
     unheld, random = plan.unheld_rate(store.num_tokens), float(plan.label.mean())
     clause = f"{unheld:.1%} of the tokens in no row"
-    trouble, cures = [], ["data.objective='none' uses every token"]
+    trouble, cures = [], ["data.pairing='none' uses every token"]
     if unheld > _HIGH_UNHELD:
         sentences = np.diff(store.sentence_offsets)
         half = (plan.length - NUM_SPECIAL) // 2
@@ -143,7 +148,7 @@ def losses(plan: PairPlan, store: TokenStore, objective: str) -> tuple[str, str 
         cures.append("longer rows hold more")
         if sentences.max() > _LONGEST:
             cures.append("`bert-jax corpus` cuts long sentences, which older versions did not")
-    if objective == "nsp":
+    if pairing == "nsp":
         clause += f", {random:.1%} random pairs"
         if random > _HIGH_RANDOM:
             alone = np.mean(np.diff(store.document_offsets) == 1)
@@ -156,7 +161,7 @@ def losses(plan: PairPlan, store: TokenStore, objective: str) -> tuple[str, str 
     if not trouble:
         return clause, None
     return clause, (
-        f"Warning: rows of {plan.length} tokens under objective '{objective}': "
+        f"Warning: rows of {plan.length} tokens under pairing '{pairing}': "
         f"{' and '.join(trouble)}. What helps: {'; '.join(cures)}"
     )
 
@@ -166,8 +171,8 @@ def check_documents(store: TokenStore) -> None:
     if store.num_documents < 2:
         raise UserError(
             f"the corpus {store.path or 'in memory'} has {store.num_documents} document(s); "
-            "objective 'nsp' takes half of its second sentences from another document. Separate "
-            "documents in the text by blank lines, add more files, or set data.objective to 'sop' "
+            "pairing 'nsp' takes half of its second sentences from another document. Separate "
+            "documents in the text by blank lines, add more files, or set data.pairing to 'sop' "
             "or 'none'"
         )
 
@@ -176,7 +181,7 @@ def plan_pairs(
     store: TokenStore,
     length: int,
     *,
-    objective: Literal["nsp", "sop"] = "nsp",
+    pairing: Literal["nsp", "sop"] = "nsp",
     short_rate: float = 0.1,
     seed: int = 0,
     num_passes: int = 1,
@@ -186,7 +191,7 @@ def plan_pairs(
     Args:
       store: at least two documents under `nsp`.
       length: L, special tokens included, 5 to 65,535.
-      objective: `nsp` or `sop`.
+      pairing: `nsp` or `sop`.
       short_rate: share of chunks whose target is uniform in [2, L - 3] instead of L - 3.
       seed: with everything else, determines the plan.
       num_passes: plans of the corpus laid end to end, each from other random numbers.
@@ -199,12 +204,12 @@ def plan_pairs(
             f"length is {length}; a sentence pair needs 5 to 65,535: three special tokens and at "
             "least one token of each sentence"
         )
-    if objective == "nsp":
+    if pairing == "nsp":
         check_documents(store)
     parts = [
         part
         for number in range(num_passes)
-        for part in _plan_pass(store, length, objective, short_rate, (seed, number))
+        for part in _plan_pass(store, length, pairing, short_rate, (seed, number))
     ]
     position = np.uint32 if store.tokens.size < 2**32 else np.int64
     dtypes = (position, np.uint16, position, np.uint16, np.uint8)
@@ -216,8 +221,8 @@ def plan_pairs(
             p[i] = np.empty(0, dtype)
     if not columns[0].size:
         raise UserError(
-            f"the corpus {store.path or 'in memory'} makes no rows under objective "
-            f"'{objective}': it has {store.num_tokens} token(s) in {store.num_documents} "
+            f"the corpus {store.path or 'in memory'} makes no rows under pairing "
+            f"'{pairing}': it has {store.num_tokens} token(s) in {store.num_documents} "
             "document(s)"
         )
     return PairPlan(length, *columns)
@@ -288,7 +293,7 @@ def _lanes(store: TokenStore, block_tokens: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _plan_pass(
-    store: TokenStore, length: int, objective: str, short_rate: float, seed: tuple[int, int]
+    store: TokenStore, length: int, pairing: str, short_rate: float, seed: tuple[int, int]
 ) -> Iterator[list[np.ndarray]]:
     """Yield columns of rows: all lanes of the pool advance by one chunk a turn."""
     sentences, documents = np.asarray(store.sentence_offsets), np.asarray(store.document_offsets)
@@ -322,7 +327,7 @@ def _plan_pass(
         label = (hash_u64(keys[_COIN], cursor) >> np.uint64(63)).astype(bool)
         next_cursor = chunk_end
 
-        if objective == "nsp":
+        if pairing == "nsp":
             label |= count == 1
             other = np.flatnonzero(label)
             next_cursor = np.where(label, a_end, chunk_end)
@@ -344,7 +349,7 @@ def _plan_pass(
             a_len, b_len, room, keys[_FRONT_A], keys[_FRONT_B], cursor
         )
         columns = [a_start + a_front, a_len, b_start + b_front, b_len, label]
-        if objective == "sop":
+        if pairing == "sop":
             paired = np.minimum(a_len, b_len) > 0
             columns = [column[paired] for column in columns]
         yield [

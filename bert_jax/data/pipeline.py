@@ -5,7 +5,7 @@ A batch is a dict of numpy arrays, B rows of length L:
   tokens       (B, L) the store's dtype
   type_ids     (B, L) uint8: sentence A 0, sentence B 1
   segment_ids  (B, L) uint8: 0 padding, 1.. packed segments; a sentence pair is all 1
-  nsp_labels   (B,)   int32: nsp 0 next, 1 random; sop 0 in order, 1 swapped; -1 no label
+  pair_labels   (B,)   int32: nsp 0 next, 1 random; sop 0 in order, 1 swapped; -1 no label
   row_index    (B,)   uint32: the row's place in the stream of examples, which never repeats and
                       keys its masking and dropout
 
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import grain
 import numpy as np
@@ -40,9 +40,11 @@ _PLAN, _SHUFFLE, _EVALUATION = range(3)
 class DataConfig:
     """Where examples come from and how they are made."""
 
+    RENAMED: ClassVar = {"objective": "pairing"}
+
     corpus: str = ""
     """Directory made by `bert-jax corpus`, with the stores `train` and `heldout`."""
-    objective: Literal["nsp", "sop", "none"] = "nsp"
+    pairing: Literal["nsp", "sop", "none"] = "nsp"
     """Sentence pairs (next sentence, sentence order) or full-length rows of consecutive text."""
     short_rate: float = 0.1
     """Share of sentence pairs with a random shorter target length (BERT: 0.1)."""
@@ -83,15 +85,15 @@ def plan_examples(store: TokenStore, config: DataConfig, length: int, seed: int)
     """Plan the rows of one length; a pure function of its arguments.
 
     Raises:
-      UserError: the length is too short, or the corpus cannot serve the objective.
+      UserError: the length is too short, or the corpus cannot serve the pairing.
     """
     key = hash_key(seed, _PLAN)
-    if config.objective == "none":
+    if config.pairing == "none":
         return plan_packing(store, length, seed=key, num_passes=config.num_passes)
     return plan_pairs(
         store,
         length,
-        objective=config.objective,
+        pairing=config.pairing,
         short_rate=config.short_rate,
         seed=key,
         num_passes=config.num_passes,
@@ -119,11 +121,11 @@ class ExampleStream:
         if not self._phases:
             raise UserError("training.phases is empty; at least one phase is needed")
         for i, phase in enumerate(self._phases):
-            least = _MIN_LENGTH[config.objective]
+            least = _MIN_LENGTH[config.pairing]
             if not least <= phase.length <= 65535:
                 raise UserError(
-                    f"training.phases[{i}].length is {phase.length}; objective "
-                    f"'{config.objective}' needs {least} to 65,535, special tokens included"
+                    f"training.phases[{i}].length is {phase.length}; pairing "
+                    f"'{config.pairing}' needs {least} to 65,535, special tokens included"
                 )
             for name in ("batch_size", "num_steps"):
                 if getattr(phase, name) < 1:
@@ -141,7 +143,7 @@ class ExampleStream:
                 f"training.phases hold {self._first_row[-1]} rows in all; a row's place in the "
                 f"stream is a 32-bit number, so {2**32} is the most"
             )
-        if config.objective == "nsp":
+        if config.pairing == "nsp":
             pairs.check_documents(store)  # now, not when the first batch is asked for
         self._lock = threading.Lock()
         self._plans: dict[int, ExamplePlan] = {}
@@ -285,7 +287,7 @@ def train_batches(
 class EvalBatches:
     """Every row exactly once, for as many iterations as wanted; the plan is made once.
 
-    The last batch is filled up with rows of segment_ids 0 and nsp_label -1. All processes see the
+    The last batch is filled up with rows of segment_ids 0 and pair_label -1. All processes see the
     same number of batches.
     """
 
@@ -327,7 +329,7 @@ class EvalBatches:
 
     def _filled(self, rows: np.ndarray, first: int, share: int) -> dict[str, np.ndarray]:
         """The batch of `rows`, at most `share` of them, filled up to `share`."""
-        filler = {"tokens": self._store.special_ids.pad, "nsp_labels": -1}
+        filler = {"tokens": self._store.special_ids.pad, "pair_labels": -1}
         batch = self._plan.gather(self._store, rows if rows.size else np.zeros(1, np.int64))
         _check_ids(self._store, batch["tokens"])
         for name, array in batch.items():
@@ -353,7 +355,7 @@ def eval_batches(
 
     Args:
       store: held-out documents.
-      config: objective and short_rate are used.
+      config: pairing and short_rate are used.
       length: L.
       batch_size: B over all processes.
       max_rows: at most so many rows, a fixed random sample.
@@ -363,10 +365,10 @@ def eval_batches(
 
     Raises:
       UserError: the batch does not divide among the processes, or the store cannot serve the
-        objective.
+        pairing.
     """
     _share(batch_size, process_count)
-    one_pass = DataConfig(objective=config.objective, short_rate=config.short_rate)
+    one_pass = DataConfig(pairing=config.pairing, short_rate=config.short_rate)
     plan = plan_examples(store, one_pass, length, hash_key(seed, _EVALUATION))
     num_rows = len(plan) if max_rows is None else min(max_rows, len(plan))
     return EvalBatches(store, plan, batch_size, num_rows, (process_index, process_count), seed)

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bert_jax.objectives.masking import Masked
+from bert_jax.data.pairs import LABELS
+from bert_jax.objectives.objective import Shown
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _WIDTH = 98
-_LABELS = {
-    "nsp": {0: "B is next", 1: "B is random"},
-    "sop": {0: "A and B in order", 1: "A and B swapped"},
-}
 LEGEND = (
     "{word} is masked, {word>other} replaced by a random token, {word=} kept; all are predicted."
 )
@@ -21,10 +18,10 @@ LEGEND = (
 
 def describe_batch(
     batch: Mapping[str, np.ndarray],
-    masked: Masked | None,
+    shown: Shown | None,
     tokenizer: Tokenizer,
     *,
-    objective: str = "nsp",
+    pairing: str = "none",
     max_rows: int | None = None,
 ) -> str:
     """Decode a batch row by row, with its masks marked.
@@ -34,9 +31,9 @@ def describe_batch(
 
     Args:
       batch: as `ExampleStream.batch` gives it.
-      masked: what `mask_tokens` made of it; None shows the text alone.
+      shown: model's input and predicted places; None shows the text alone.
       tokenizer: of the corpus.
-      objective: what the labels mean, `nsp` or `sop`.
+      pairing: meaning of the labels, as `data.pairing`.
       max_rows: show so many rows at most.
 
     Returns:
@@ -44,42 +41,41 @@ def describe_batch(
     """
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     num_rows, length = arrays["tokens"].shape
-    shown = num_rows if max_rows is None else min(max_rows, num_rows)
+    count = num_rows if max_rows is None else min(max_rows, num_rows)
     real = int((arrays["segment_ids"] != 0).sum())
     header = f"{num_rows} rows of {length}: {real} tokens, {num_rows * length - real} padding"
-    if masked is not None:
-        header += f", {int(np.asarray(masked.weights).sum())} to predict"
+    if shown is not None:
+        header += f", {int(np.asarray(shown.predicted).sum())} to predict"
     lines = [header + "."]
-    if masked is not None:
+    if shown is not None:
         lines.append(LEGEND)
-    for row in range(shown):
-        lines += ["", *_describe_row(arrays, masked, row, tokenizer, objective)]
-    if shown < num_rows:
-        lines += ["", f"({num_rows - shown} more rows)"]
+    for row in range(count):
+        lines += ["", *_describe_row(arrays, shown, row, tokenizer, pairing)]
+    if count < num_rows:
+        lines += ["", f"({num_rows - count} more rows)"]
     return "\n".join(lines)
 
 
 def _describe_row(
     arrays: Mapping[str, np.ndarray],
-    masked: Masked | None,
+    shown: Shown | None,
     row: int,
     tokenizer: Tokenizer,
-    objective: str,
+    pairing: str,
 ) -> list[str]:
     """The row's title, then a paragraph for each sentence or segment."""
     tokens, types, segments = (arrays[name][row] for name in ("tokens", "type_ids", "segment_ids"))
     real = int((segments != 0).sum())
     title = [f"row {row}", f"stream {int(arrays['row_index'][row])}", f"{real} tokens"]
-    label = _LABELS.get(objective, {}).get(int(arrays["nsp_labels"][row]))
+    label = LABELS.get(pairing, {}).get(int(arrays["pair_labels"][row]))
     num_segments = int(segments.max(initial=0))
     if label:
         title.append(label)
     if num_segments > 1:
         title.append(f"{num_segments} segments")
     inputs, predicted = tokens, np.zeros(tokens.shape, bool)
-    if masked is not None:
-        inputs = np.asarray(masked.tokens)[row]
-        predicted[np.asarray(masked.positions)[row][np.asarray(masked.weights)[row] > 0]] = True
+    if shown is not None:
+        inputs, predicted = np.asarray(shown.tokens)[row], np.asarray(shown.predicted)[row]
         title.append(f"{int(predicted.sum())} to predict")
 
     is_pair = bool(types.any())

@@ -10,14 +10,14 @@ from bert_jax.data.pipeline import ExampleStream, eval_batches
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.inspection.replay import describe_batch
-from bert_jax.objectives.masking import Masked
 from bert_jax.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.saved.pretrained import load_params
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus, open_corpus, step_config
-from bert_jax.training.evaluate import evaluate, make_eval_step
-from bert_jax.training.step import mask_batch, state_shardings
+from bert_jax.training.evaluate import EVAL_SEED, evaluate
+from bert_jax.training.state import state_shardings
+from bert_jax.training.step import make_eval_step
 from bert_jax.training.workdir import check_workdir, read_config
 
 
@@ -57,15 +57,13 @@ def evaluate_run(
     rows = eval_batches(stores.heldout, config.data, phase.length, batch_size, max_rows=max_rows)
     settings = step_config(config, stores)
     params = jax.device_put(loaded.params, state_shardings(settings, mesh).params)
-    metrics = evaluate(make_eval_step(settings, mesh), params, rows, mesh)
-    if config.data.objective == "none":
-        metrics = {name: value for name, value in metrics.items() if "nsp" not in name}
-    baseline = stores.train.unigram_entropy
+    eval_step = make_eval_step(settings, mesh, EVAL_SEED)
+    metrics = evaluate(settings.objective, eval_step, params, rows, mesh)
+    baseline = settings.objective.baseline
     return {
         "step": float(loaded.step),
         **metrics,
-        "unigram_entropy": baseline,
-        "eval/nats_below_unigram": baseline - metrics["eval/mlm_loss"],
+        **({} if baseline is None else {"unigram_entropy": baseline}),
     }
 
 
@@ -100,16 +98,16 @@ def _describe(config: PretrainConfig, stores: Corpus, step: int, max_rows: int |
     stream = ExampleStream(store, config.data, config.phases, config.seed)
     batch = stream.batch(step)
     settings = step_config(config, stores)
-    inputs = mask_batch(settings, jax.tree.map(jnp.asarray, batch), config.seed)
-    masked = Masked(**{name: inputs[name] for name in Masked._fields})
+    rows = settings.objective.prepare(jax.tree.map(jnp.asarray, batch), config.seed)
+    shown = settings.objective.shown(rows)
     if store.path is None:
         raise UserError(
             "a batch is decoded with its store's tokenizer, so the store must be a file"
         )
     return describe_batch(
         batch,
-        masked,
+        shown,
         load_tokenizer(store.path / "tokenizer"),
-        objective=config.data.objective,
+        pairing=config.data.pairing,
         max_rows=max_rows,
     )

@@ -17,6 +17,7 @@ from bert_jax.checkpoint.storage import AnyPath, as_path, saved_steps
 from bert_jax.checkpoint.verify import verified_steps
 from bert_jax.errors import UserError
 from bert_jax.model.config import num_params
+from bert_jax.objectives.objective import Metric
 from bert_jax.run.events import read_events
 from bert_jax.run.goodput import Start, down_seconds, read_starts, total_seconds
 from bert_jax.run.loss_curve import draw_loss_curve
@@ -80,13 +81,16 @@ class Status:
     """Those that were read back after they were written."""
     damaged: list[str]
     """Checkpoints that were found damaged and put aside."""
+    metrics: tuple[Metric, ...]
+    """Metrics of the run's objective; the curves are those of the first."""
     unigram_entropy: float | None
+    """Baseline of the first metric, where the metric has one and the corpus is known."""
     train: dict[str, Any]
     """The last row of training metrics, with its `step`; empty when there is none."""
     evaluation: dict[str, Any]
     """The last evaluation."""
     curve: list[tuple[float, float]]
-    """(step, masked-LM loss of training), thinned by means."""
+    """(step, first metric of training), thinned by means."""
     heldout_curve: list[tuple[float, float]]
     seconds: dict[str, float]
     """Over all starts: `productive`, and by reason for the rest (see `goodput`)."""
@@ -134,7 +138,9 @@ def run_status(
     saved, verified, damaged_names = _checkpoints(
         checkpoints or workdir / "checkpoints", damaged or workdir / "damaged"
     )
-    train, evaluation = _last(rows, "train/mlm_loss"), _last(rows, "eval/mlm_loss")
+    metrics = config.metrics
+    watched = metrics[0].name
+    train, evaluation = _last(rows, f"train/{watched}"), _last(rows, f"eval/{watched}")
     tokens, entropy = _corpus(config, evaluation)
     step = _step(rows, starts, saved)
     heard = _heard(workdir, starts, events)
@@ -165,8 +171,9 @@ def run_status(
         unigram_entropy=entropy,
         train=train,
         evaluation=evaluation,
-        curve=_thinned(_points(rows, "train/mlm_loss")),
-        heldout_curve=_points(rows, "eval/mlm_loss"),
+        metrics=metrics,
+        curve=_thinned(_points(rows, f"train/{watched}")),
+        heldout_curve=_points(rows, f"eval/{watched}"),
         seconds=total_seconds(starts),
         down_seconds=down_seconds(starts),
         num_starts=sum(start.count for start in starts),
@@ -184,13 +191,12 @@ def redraw(workdir: Path, status: Status, path: Path) -> str:
     rows = read_metrics(workdir / "metrics.jsonl")
     if not status.curve and not status.heldout_curve:
         return "there is no loss to draw yet"
-    if status.unigram_entropy is None:
-        return f"the unigram entropy is not known: the corpus {status.corpus} is not there"
     ends = np.cumsum([phase.num_steps for phase in status.phases])
     labels = [f"length {phase.length}" for phase in status.phases[1:]]
     try:
         draw_loss_curve(
             rows,
+            status.metrics,
             status.unigram_entropy,
             path,
             title=workdir.absolute().name,
@@ -214,10 +220,12 @@ def _version(workdir: Path) -> str:
 
 def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | None, float | None]:
     """Tokens and unigram entropy of the training corpus, as far as they are known."""
+    metric = config.metrics[0]
     with contextlib.suppress(UserError, OSError):
         store = open_corpus(config.data.corpus).train
-        return store.num_tokens, store.unigram_entropy
-    loss, below = evaluation.get("eval/mlm_loss"), evaluation.get("eval/nats_below_unigram")
+        return store.num_tokens, store.unigram_entropy if metric.baseline else None
+    loss = evaluation.get(f"eval/{metric.name}")
+    below = evaluation.get("eval/nats_below_unigram")
     return None, loss + below if _is_number(loss) and _is_number(below) else None
 
 

@@ -5,9 +5,9 @@ import textwrap
 from typing import Any
 
 from bert_jax.inspection.status import Status
+from bert_jax.run.readout import readout
 from bert_jax.run.telemetry import duration
 from bert_jax.run.terminal_curve import terminal_curve
-from bert_jax.training.baseline import compare
 
 _MOST_STEPS = 8
 _INDENT = 12
@@ -47,9 +47,11 @@ def report(status: Status, *, width: int = 80, plain: bool = True) -> list[str]:
         status.curve, status.heldout_curve, status.unigram_entropy, width=width, plain=plain
     )
     if curve:
-        legend = f"masked-LM loss, nats by step: {'*' if plain else 'line'} training"
+        metric = status.metrics[0]
+        unit = metric.unit.partition(" ")[0]
+        legend = f"{metric.title}, {unit} by step: {'*' if plain else 'line'} training"
         legend += ", o held-out" if status.heldout_curve else ""
-        legend += ", - unigram entropy" if status.unigram_entropy is not None else ""
+        legend += f", - {metric.baseline}" if status.unigram_entropy is not None else ""
         lines += ["", legend, *curve]
     return [*lines, *_time(status), *_errors(status, width)]
 
@@ -101,16 +103,8 @@ def _losses(status: Status, width: int) -> list[str]:
     for label, row, name in (
         ("training", status.train, "train"), ("held-out", status.evaluation, "eval"),
     ):  # fmt: skip
-        loss = row.get(f"{name}/mlm_loss")
-        if not isinstance(loss, float):
-            continue
-        text = f"{loss:.3f} nats"
-        if status.unigram_entropy is not None:
-            text = compare(loss, status.unigram_entropy)
-        accuracy = row.get(f"{name}/nsp_accuracy")
-        if isinstance(accuracy, float):
-            text += f"; nsp accuracy {accuracy:.3f}"
-        lines += _row(label, f"mlm loss {text} (step {row['step']:,})", width)
+        if text := readout(status.metrics, row, name, status.unigram_entropy):
+            lines += _row(label, f"{text} (step {row['step']:,})", width)
     return lines
 
 

@@ -1,6 +1,7 @@
 """How activations lie on a mesh, told to the model without its knowing which mesh that is."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,8 @@ class Layout(NamedTuple):
     gather: Callable[[Any], Any] | None = None
     """The parameters of one layer (a nested dict, as the device has them) as the layer needs them;
     None where it has them so. Called in the layer, so that what is gathered does not live long."""
+    inner: Mapping[str, "Layout"] = MappingProxyType({})
+    """Layouts of further models inside the parameters, by the name of their entry."""
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
         """`x`, which has these logical axes, laid out by the rules; for use inside jit."""

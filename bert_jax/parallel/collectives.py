@@ -17,50 +17,85 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.model.layout import Layout, without_axes
-from bert_jax.parallel.sharding import partition_spec
+from bert_jax.parallel.sharding import TRIAL, partition_spec
 
 BY_HAND = ("data", "fsdp")
 """Mesh axes over which the step is written out; `tensor` is the compiler's."""
 
 
 def on_local_rows(
-    f: Callable[..., Any], mesh: Mesh, in_specs: Sequence[Any], out_specs: Any
+    f: Callable[..., Any], mesh: Mesh, in_specs: Sequence[Any], out_specs: Any, shared: int = 0
 ) -> Callable[..., Any]:
-    """`f` run by every device (or `tensor` group of devices) on its own part of the arguments.
+    """Run `f` on every device (or `tensor` group of devices), on its own part of the arguments.
 
-    Specs may name `tensor`, which is left out: that axis is not split by hand. One device: `f`.
+    Specs may name `tensor`, which is left out: that axis is not split by hand. One device: `f`. On
+    a mesh of trials the arguments, but for the last `shared`, and the results have trials on axis
+    0, which the specs leave out.
     """
     if mesh.size == 1:
         return f
+
+    def by_hand(spec: PartitionSpec, trials: bool) -> PartitionSpec:
+        spec = without_axes(spec, ("tensor",))
+        return PartitionSpec(TRIAL, *spec) if trials and TRIAL in mesh.axis_names else spec
+
+    own = len(in_specs) - shared
     return jax.shard_map(
         f,
         mesh=mesh,
-        in_specs=jax.tree.map(_by_hand, tuple(in_specs), is_leaf=_is_spec),
-        out_specs=jax.tree.map(_by_hand, out_specs, is_leaf=_is_spec),
-        axis_names=set(mesh.axis_names if mesh.shape["tensor"] == 1 else BY_HAND),
+        in_specs=tuple(
+            jax.tree.map(partial(by_hand, trials=number < own), spec, is_leaf=_is_spec)
+            for number, spec in enumerate(in_specs)
+        ),
+        out_specs=jax.tree.map(partial(by_hand, trials=True), out_specs, is_leaf=_is_spec),
+        axis_names=set(mesh.axis_names) - ({"tensor"} if mesh.shape["tensor"] > 1 else set()),
         check_vma=False,  # would make jax.grad reduce where each gradient arises
     )
 
 
-def local_layout(mesh: Mesh, layer_specs: Any, dtype: Any) -> Layout:
-    """What the model is told inside `on_local_rows`.
+def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[..., Any]:
+    """Run `f` on every trial of this device; without a batch dimension where there is only one.
+
+    The last `shared` arguments have no axis of trials.
+    """
+    if TRIAL not in mesh.axis_names:
+        return f
+
+    def all_trials(*trees: Any) -> Any:
+        own = len(trees) - shared
+        if jax.tree.leaves(trees[0])[0].shape[0] > 1:
+            return jax.vmap(f, in_axes=(0,) * own + (None,) * shared)(*trees)
+        first = jax.tree.map(lambda x: x[0], trees[:own])
+        return jax.tree.map(lambda x: x[None], f(*first, *trees[own:]))
+
+    return all_trials
+
+
+def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
+    """Make the layout that a model is told inside `on_local_rows`.
 
     Args:
         mesh: The mesh.
-        layer_specs: PartitionSpec per parameter of the stacked layers.
+        specs: PartitionSpec of each parameter of the model: an entry `encoder`, heads, and entries
+            that hold further models.
         dtype: Compute type of the model.
     """
-    specs = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), layer_specs, is_leaf=_is_spec)
-    splits = mesh.shape["fsdp"] > 1
-    return Layout(
-        mesh,
-        partition_spec,
-        partial(gather, specs=specs, mesh=mesh, dtype=dtype) if splits else None,
-    )
+    gather_layer = None
+    if mesh.shape["fsdp"] > 1 and "encoder" in specs:
+        layer = jax.tree.map(
+            lambda spec: PartitionSpec(*spec[1:]), specs["encoder"]["layers"], is_leaf=_is_spec
+        )
+        gather_layer = partial(gather, specs=layer, mesh=mesh, dtype=dtype)
+    inner = {
+        name: local_layout(mesh, entry, dtype)
+        for name, entry in specs.items()
+        if isinstance(entry, dict) and "encoder" in entry
+    }
+    return Layout(mesh, partition_spec, gather_layer, inner)
 
 
 def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any) -> Any:
-    """Parameters as they are used: whole over `fsdp`; matrices travel in the compute type.
+    """Return parameters as they are used: whole over `fsdp`; matrices travel in the compute type.
 
     The gradient of each that `fsdp` splits is reduced to the device's own part, summed over `fsdp`,
     where it arises; all other sums are left to `reduce_gradients`.
@@ -68,6 +103,8 @@ def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any) -> Any:
 
     def one(path: Any, param: jax.Array, spec: PartitionSpec) -> jax.Array:
         name = path[-1].key
+        if any(entry.key == "layers" for entry in path):
+            return param  # each layer gathers its own
         if name == "kernel":
             travels = used = dtype
         elif name == "token" and _is_split(spec, mesh):
@@ -131,15 +168,6 @@ def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
     return jnp.moveaxis(x, 0, axis)
 
 
-def gather_outside_layers(params: Any, specs: Any, mesh: Mesh, dtype: Any) -> Any:
-    """`gather` for everything but the stacked layers, which gather their own."""
-    encoder, encoder_specs = dict(params["encoder"]), dict(specs["encoder"])
-    layers = encoder.pop("layers")
-    del encoder_specs["layers"]
-    rest = gather({**params, "encoder": encoder}, {**specs, "encoder": encoder_specs}, mesh, dtype)
-    return {**rest, "encoder": {**rest["encoder"], "layers": layers}}
-
-
 def reduce_gradients(grads: Any, specs: Any, mesh: Mesh) -> Any:
     """Gradients of local rows summed over the mesh, each device keeping its own part."""
     leaves, tree = jax.tree.flatten(grads)
@@ -178,7 +206,3 @@ def over_tensor(f: Callable[..., Any], mesh: Mesh, specs: Any) -> Callable[..., 
 
 def _is_spec(x: Any) -> bool:
     return isinstance(x, PartitionSpec)
-
-
-def _by_hand(spec: PartitionSpec) -> PartitionSpec:
-    return without_axes(spec, ("tensor",))

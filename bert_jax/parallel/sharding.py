@@ -1,5 +1,6 @@
 """The device mesh, and where every array of training lies on it."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from bert_jax.errors import UserError
 from bert_jax.model.layout import LogicalAxes
 
 AXES = ("data", "fsdp", "tensor")
+TRIAL = "trial"
+"""Mesh axis, before the others, over which the trials of a sweep are spread."""
 
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
@@ -103,6 +106,42 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     # The step is written for the compiler's propagation (Auto); the default would give Explicit
     # axes, where every intermediate's sharding is part of its type.
     return Mesh(np.concatenate(parts), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def make_trial_mesh(
+    config: MeshConfig, num_trials: int, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """Make a mesh (trial, data, fsdp, tensor): as few devices a trial as keep all of them busy.
+
+    Args:
+        config: The mesh of one trial; `data` -1 takes the devices that the trials leave.
+        num_trials: Trials of one program.
+        devices: Devices to arrange; all by default.
+
+    Raises:
+        UserError: The sizes do not fit the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = [max(1, getattr(config, name)) for name in AXES]
+    count, rest = divmod(len(devices), math.prod(sizes))
+    if rest:
+        raise UserError(
+            f"mesh.data={config.data}, mesh.fsdp={config.fsdp}, mesh.tensor={config.tensor} do not "
+            f"divide {len(devices)} devices; let their product be one of "
+            f"{_listed(divisors(len(devices)))}"
+        )
+    trials = math.gcd(num_trials, count)
+    inner = dataclasses.replace(config, data=-1) if config.data == -1 else config
+    size = len(devices) // trials
+    if config.data != -1 and math.prod(sizes) != size:
+        raise UserError(
+            f"mesh.data={config.data}, mesh.fsdp={config.fsdp}, mesh.tensor={config.tensor} take "
+            f"{math.prod(sizes)} devices a trial, and {num_trials} trials at once on "
+            f"{len(devices)} devices leave {size} to each; leave mesh.data at -1"
+        )
+    groups = [devices[n * size : (n + 1) * size] for n in range(trials)]
+    parts = [make_mesh(inner, group).devices for group in groups]
+    return Mesh(np.stack(parts), (TRIAL, *AXES), axis_types=(AxisType.Auto,) * (1 + len(AXES)))
 
 
 def num_slices(devices: Sequence[Any]) -> int:
@@ -206,9 +245,15 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def row_spec() -> PartitionSpec:
+    """Return the spec of arrays with rows on axis 0."""
+    return partition_spec(("batch",))
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of a batch, split over `data` and `fsdp`."""
-    return NamedSharding(mesh, partition_spec(("batch",)))
+    """Return the sharding of a batch: rows over `data` and `fsdp`, behind the axis of trials."""
+    trials = (TRIAL,) if TRIAL in mesh.axis_names else ()
+    return NamedSharding(mesh, PartitionSpec(*trials, *row_spec()))
 
 
 def num_batch_shards(mesh: Mesh) -> int:

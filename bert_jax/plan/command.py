@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.model.flops import train_flops
 from bert_jax.plan import report
-from bert_jax.plan.compile import with_vocabulary
+from bert_jax.plan.compile import row_flops, with_vocabulary
 from bert_jax.plan.predict import Plan
 from bert_jax.plan.search import Fit, Found, Pace, Settings
 from bert_jax.plan.topology import Topology, parse_topology
@@ -287,7 +286,7 @@ def _fit_dict(tunnel: Tunnel, settings: Settings, fit: Fit) -> dict[str, Any]:
 def _mfu(tunnel: Tunnel, rows: int, seconds: float) -> float:
     """MFU of a step of so many global rows."""
     config, length = tunnel.config, tunnel.config.training.phases[tunnel.phase].length
-    flops = train_flops(config.model, length, config.masking.num_predictions(length))
+    flops = row_flops(config, length)
     peak = tunnel.topology.num_chips * tunnel.topology.chip.bf16_flops
     return flops * rows / (seconds * peak)
 

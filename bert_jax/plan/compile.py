@@ -122,14 +122,15 @@ def compile_step(
     import jax
 
     from bert_jax.parallel.sharding import batch_sharding, check_batch_size, make_mesh
-    from bert_jax.training.step import abstract_state, make_train_step
+    from bert_jax.training.state import abstract_state
+    from bert_jax.training.step import make_train_step
 
     mesh = make_mesh(config.mesh, found)
     shape = config.training.phases[phase]
     check_batch_size(
         shape.batch_size, mesh, config.training.accumulation, f"training.phases[{phase}].batch_size"
     )
-    step_config = _step_config(config)
+    step_config = _planned_step(config)
     state = abstract_state(step_config, mesh)
     sharding = batch_sharding(mesh)
     batch = {
@@ -204,10 +205,17 @@ def usable_bytes(topology: Topology) -> int:
     return int(topology.chip.hbm_bytes / topology.chip.devices_per_chip * 15.75 / 16)
 
 
-def _step_config(config: PretrainConfig) -> Any:
+def row_flops(config: PretrainConfig, length: int) -> int:
+    """Count the operations of one row of `length` tokens in a training step."""
     from bert_jax.data.store import SpecialIds
-    from bert_jax.training.corpus import open_corpus, step_config
-    from bert_jax.training.step import StepConfig
+    from bert_jax.training.corpus import settings_of
+
+    return settings_of(config, SpecialIds(*range(5))).objective.flops(length)
+
+
+def _planned_step(config: PretrainConfig) -> Any:
+    from bert_jax.data.store import SpecialIds
+    from bert_jax.training.corpus import open_corpus, settings_of, step_config
 
     # `auto` would ask for the default backend, which is the CPU here.
     if config.model.dtype == "auto":
@@ -218,18 +226,8 @@ def _step_config(config: PretrainConfig) -> Any:
         return step_config(config, open_corpus(config.data.corpus))
     vocab_size = config.model.vocab_size
     special = (0, 100, 101, 102, 103) if vocab_size > 103 else (0, 1, 2, 3, 4)
-    return StepConfig(
-        model=config.model,
-        masking=config.masking,
-        optimizer=config.optimizer,
-        num_steps=config.training.num_steps,
-        special_ids=SpecialIds(*special),
-        continues_word=np.zeros(vocab_size, bool) if config.masking.whole_word else None,
-        accumulation=config.training.accumulation,
-        seed=config.seed,
-        guard=config.guard,
-        phase_starts=config.training.phase_starts,
-    )
+    continues_word = np.zeros(vocab_size, bool) if config.masking.whole_word else None
+    return settings_of(config, SpecialIds(*special), continues_word)
 
 
 def _batch_shapes(rows: int, length: int, vocab_size: int) -> dict[str, tuple[Any, Any]]:
@@ -240,7 +238,7 @@ def _batch_shapes(rows: int, length: int, vocab_size: int) -> dict[str, tuple[An
         "tokens": ((rows, length), token_dtype(vocab_size)),
         "type_ids": ((rows, length), np.uint8),
         "segment_ids": ((rows, length), np.uint8),
-        "nsp_labels": ((rows,), np.int32),
+        "pair_labels": ((rows,), np.int32),
         "row_index": ((rows,), np.uint32),
     }
 
@@ -369,4 +367,11 @@ def _write(path: Path, answer: Mapping[str, Any]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-__all__ = ["Compiled", "Memory", "compile_step", "default_cache", "with_vocabulary"]
+__all__ = [
+    "Compiled",
+    "Memory",
+    "compile_step",
+    "default_cache",
+    "row_flops",
+    "with_vocabulary",
+]

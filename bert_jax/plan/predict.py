@@ -8,8 +8,7 @@ from typing import Any
 from bert_jax.hlo_cost.cost import Cost, estimate
 from bert_jax.hlo_cost.hlo import parse_program
 from bert_jax.hlo_cost.program import Program
-from bert_jax.model.flops import train_flops
-from bert_jax.plan.compile import Compiled, compile_step
+from bert_jax.plan.compile import Compiled, compile_step, row_flops
 from bert_jax.plan.topology import Topology
 from bert_jax.training.config import PretrainConfig
 
@@ -96,9 +95,7 @@ def predict(config: PretrainConfig, phase: int, topology: Topology, *, cache: Pa
     """
     compiled = compile_step(config, phase, topology, cache=cache)
     shape = config.training.phases[phase]
-    flops = shape.batch_size * train_flops(
-        config.model, shape.length, config.masking.num_predictions(shape.length)
-    )
+    flops = shape.batch_size * row_flops(config, shape.length)
     program = cost = None
     if compiled.fits:
         program = parse_program(compiled.hlo, compiled.mesh_shape)

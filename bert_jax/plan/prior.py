@@ -6,7 +6,7 @@ near what compiled steps show.
 """
 
 from bert_jax.model.config import num_params
-from bert_jax.model.flops import train_flops
+from bert_jax.plan.compile import row_flops
 from bert_jax.plan.search import Guess, Settings
 from bert_jax.plan.topology import Topology
 from bert_jax.training.config import PretrainConfig
@@ -55,7 +55,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     head = 8 * masked * model.padded_vocab_size / settings.tensor
     peak = states + rows * (layer * model.num_layers + once + head)
 
-    flops = settings.rows * train_flops(model, length, masked) / devices
+    flops = settings.rows * row_flops(config, length) / devices
     tokens = max(rows * length, 1.0)
     narrow = 1 + 256 / tokens  # few rows a device: products with a short side
     compute = (

@@ -1,4 +1,4 @@
-"""The loss curve of a run as a picture, beside the unigram entropy of its corpus."""
+"""The loss curve of a run as a picture, beside what a model reaches that ignores its input."""
 
 import os
 from collections.abc import Sequence
@@ -7,19 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.objectives.objective import Metric
+
 _TRAIN, _EVAL, _BASELINE, _INK = "#2b6cb0", "#c2410c", "#4a5568", "#1a202c"
 
 
 def draw_loss_curve(
     rows: Sequence[dict[str, Any]],
-    baseline: float,
+    metrics: Sequence[Metric],
+    baseline: float | None,
     path: Path,
     *,
     title: str = "",
     phase_ends: Sequence[tuple[int, str]] = (),
 ) -> None:
     """Writes `loss_figure` as a PNG, replacing the file in one rename."""
-    figure = loss_figure(rows, baseline, title=title, phase_ends=phase_ends)
+    figure = loss_figure(rows, metrics, baseline, title=title, phase_ends=phase_ends)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         figure.savefig(temporary, format="png")
@@ -30,19 +33,21 @@ def draw_loss_curve(
 
 def loss_figure(
     rows: Sequence[dict[str, Any]],
-    baseline: float,
+    metrics: Sequence[Metric],
+    baseline: float | None,
     *,
     title: str = "",
     phase_ends: Sequence[tuple[int, str]] = (),
 ) -> Any:
-    """Masked-LM loss of training and held-out text, and next-sentence accuracy below.
+    """Draw the first metric of training and held-out text, and a shown share below.
 
-    The dashed lines are what a model that ignores its input reaches: the unigram entropy, and the
-    share of the more frequent sentence-pair label among the held-out rows.
+    The dashed lines are what a model that ignores its input reaches: the baseline of the first
+    metric (for masked words the unigram entropy), and the share of the more frequent label.
 
     Args:
-        rows: Of `metrics.jsonl`.
-        baseline: Unigram entropy, nats.
+        rows: Rows of `metrics.jsonl`.
+        metrics: Metrics of the objective.
+        baseline: Value of the first metric for a model that ignores its input, if known.
         title: Above the picture.
         phase_ends: Steps at which the row length changes, with a label each.
 
@@ -52,35 +57,29 @@ def loss_figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure  # not pyplot: no global state, no window system
 
-    train = _series(rows, "train/mlm_loss")
-    held_out = _series(rows, "eval/mlm_loss")
-    accuracy = _series(rows, "train/nsp_accuracy"), _series(rows, "eval/nsp_accuracy")
-    has_pairs = any(len(steps) for steps, _ in accuracy)
-
-    figure = Figure(figsize=(8, 6.2 if has_pairs else 4.4), dpi=130, layout="constrained")
+    first = metrics[0]
+    train, held_out = _both(rows, first)
+    shares = [
+        metric
+        for metric in metrics[1:]
+        if metric.short and any(len(steps) for steps, _ in _both(rows, metric))
+    ]
+    figure = Figure(figsize=(8, 4.4 + 1.8 * len(shares)), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(
-        2 if has_pairs else 1, 1, sharex=True, squeeze=False,
-        gridspec_kw={"height_ratios": [2.2, 1] if has_pairs else [1]},
+        1 + len(shares), 1, sharex=True, squeeze=False,
+        gridspec_kw={"height_ratios": [2.2, *(1 for _ in shares)]},
     )[:, 0]  # fmt: skip
     loss = axes[0]
-    loss.axhline(baseline, color=_BASELINE, linestyle="--", linewidth=1.2, zorder=1)
     _curve(loss, train, "training", _TRAIN)
     _points(loss, held_out, "held-out", _EVAL)
-    loss.set_ylabel("masked-LM loss (nats per token)")
+    loss.set_ylabel(first.title + (f" ({first.unit})" if first.unit else ""))
     _limits(loss, baseline, train, held_out)
-    _margin_label(loss, baseline, f"unigram\nentropy\n{baseline:.2f}")
-    if has_pairs:
-        _, majority = _series(rows, "eval/nsp_majority")
-        if len(majority):
-            share = float(majority[-1])
-            axes[1].axhline(share, color=_BASELINE, linestyle="--", linewidth=1.0, zorder=1)
-            _margin_label(axes[1], share, f"majority\nlabel\n{share:.2f}")
-        _curve(axes[1], accuracy[0], "training", _TRAIN)
-        _points(axes[1], accuracy[1], "held-out", _EVAL)
-        axes[1].set_ylabel("sentence-pair accuracy")
-        low = min([0.4, *(value for steps, values in accuracy for value in values)])
-        axes[1].set_ylim(max(0.0, low - 0.03), 1.03)
+    if baseline is not None:
+        loss.axhline(baseline, color=_BASELINE, linestyle="--", linewidth=1.2, zorder=1)
+        _margin_label(loss, baseline, f"{first.baseline} {baseline:.2f}".replace(" ", "\n"))
+    for axis, metric in zip(axes[1:], shares, strict=True):
+        _share(axis, rows, metric)
     for step, label in phase_ends:
         for axis in axes:
             axis.axvline(step, color="#cbd5e0", linewidth=1.0, zorder=0)
@@ -119,6 +118,26 @@ def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.n
     return np.array(steps, float), np.array(values, float)
 
 
+def _both(rows: Sequence[dict[str, Any]], metric: Metric) -> tuple[Any, Any]:
+    """Return the series of training and of held-out text."""
+    return _series(rows, f"train/{metric.name}"), _series(rows, f"eval/{metric.name}")
+
+
+def _share(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> None:
+    """Draw a share of 1, with the share that the best constant answer has."""
+    train, held_out = _both(rows, metric)
+    _, floor = _series(rows, f"eval/{metric.floor}")
+    if len(floor):
+        share = float(floor[-1])
+        axis.axhline(share, color=_BASELINE, linestyle="--", linewidth=1.0, zorder=1)
+        _margin_label(axis, share, f"majority\nlabel\n{share:.2f}")
+    _curve(axis, train, "training", _TRAIN)
+    _points(axis, held_out, "held-out", _EVAL)
+    axis.set_ylabel(metric.title)
+    low = min([0.4, *train[1], *held_out[1]])
+    axis.set_ylim(max(0.0, low - 0.03), 1.03)
+
+
 def _curve(axis: Any, series: tuple[np.ndarray, np.ndarray], label: str, colour: str) -> None:
     steps, values = series
     if not len(steps):
@@ -149,12 +168,12 @@ def _margin_label(axis: Any, value: float, text: str) -> None:
     )  # fmt: skip
 
 
-def _limits(axis: Any, baseline: float, *series: tuple[np.ndarray, np.ndarray]) -> None:
+def _limits(axis: Any, baseline: float | None, *series: tuple[np.ndarray, np.ndarray]) -> None:
     """Room for the curve and the baseline; the fall of the first steps may leave the picture."""
     values = np.concatenate([values for _, values in series])
     if not len(values):
         return
-    low = min(baseline, values.min())
-    high = max(baseline, np.quantile(values, 0.99))
+    marks = [] if baseline is None else [baseline]
+    low, high = min([*marks, values.min()]), max([*marks, np.quantile(values, 0.99)])
     margin = 0.08 * max(high - low, 0.5)
     axis.set_ylim(low - margin, high + margin)

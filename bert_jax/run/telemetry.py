@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import jax
 
 from bert_jax.chips import find_accelerator
 from bert_jax.files.line_log import LineLog
+from bert_jax.objectives.objective import Metric
 from bert_jax.run.board import Board
 from bert_jax.run.console import Console
 from bert_jax.run.goodput import Clock, Goodput
@@ -131,6 +132,7 @@ class Telemetry:
         flops_per_step: Callable[[int], float],
         peak: float | None,
         clock: Clock,
+        metrics: Sequence[Metric],
         goodput: Goodput | None = None,
         echo: Callable[[str], None] | None = None,
     ):
@@ -143,11 +145,12 @@ class Telemetry:
             flops_per_step: Analytic FLOPs of a step, by its number.
             peak: FLOP/s of all devices together; None: no MFU.
             clock: Of this start.
+            metrics: Metrics of the objective, for lines.
             goodput: Over all starts; its `record` is called with what is written here.
             echo: Gets each line for people; None: standard output, around the bar.
         """
         self._active = jax.process_index() == 0
-        self._num_steps, self._clock = num_steps, clock
+        self._num_steps, self._clock, self._metrics = num_steps, clock, metrics
         self._goodput = goodput or Goodput(None, clock)
         self._flops_per_step, self._peak = flops_per_step, peak
         self._tokens, self._flops, self._since = 0.0, 0.0, clock.stepping
@@ -171,13 +174,13 @@ class Telemetry:
         """A line for people."""
         self._console.say(text)
 
-    def step_done(self, step: int, num_tokens: float, mlm_loss: float) -> None:
-        """Counts a step towards the rates and moves the bar."""
+    def step_done(self, step: int, num_tokens: float, value: float) -> None:
+        """Count a step towards the rates and move the bar, beside which `value` stands."""
         self._tokens += num_tokens
         self._flops += self._flops_per_step(step - 1)
         self._steps += 1
         self._goodput.tick(step)
-        self._console.tick(f"mlm {mlm_loss:.3f}")
+        self._console.tick(f"{self._metrics[0].short} {value:.3f}")
 
     def rates(self) -> dict[str, float]:
         """Rates since they were last asked for."""
@@ -204,9 +207,11 @@ class Telemetry:
         """A row of training metrics as a line, where there is no bar to show it."""
         if self._console.has_bar:
             return
-        parts = [f"step {step:,}/{self._num_steps:,}", f"mlm {values['train/mlm_loss']:.3f}"]
-        if "train/nsp_accuracy" in values:
-            parts.append(f"nsp accuracy {values['train/nsp_accuracy']:.3f}")
+        parts = [f"step {step:,}/{self._num_steps:,}"] + [
+            f"{metric.short} {values[f'train/{metric.name}']:.3f}"
+            for metric in self._metrics
+            if metric.short and f"train/{metric.name}" in values
+        ]
         if values.get("perf/steps_per_second"):
             parts.append(f"{values['perf/tokens_per_second']:,.0f} tokens/s")
             left = (self._num_steps - step) / values["perf/steps_per_second"]

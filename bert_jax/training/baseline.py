@@ -1,4 +1,4 @@
-"""Checks of the training loss: does it leave the unigram entropy, and does it rise again?
+"""Checks of the training loss: does it leave its baseline, and does it rise again?
 
 A masked LM falls within minutes to the unigram entropy of its corpus, the loss of predicting each
 token by its frequency. Some runs never leave that level, and some climb back to it.
@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.data.store import TokenStore
+from bert_jax.objectives.objective import Metric, Objective
 from bert_jax.training.config import PretrainConfig
 
 MARGIN = 0.05
@@ -40,7 +41,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class LossMonitor:
-    """Monitor of the masked-LM loss of training.
+    """Monitor of the first metric of an objective in training, a loss.
 
     Plateau: judged once, a quarter of the run after the warm-up (at most 10,000 steps after it, and
     at the end of the run at the latest), because healthy runs begin at the baseline too.
@@ -50,8 +51,10 @@ class LossMonitor:
     values start anew with each phase, and count once half a window of losses is in them.
     """
 
+    metric: Metric
+    """The monitored metric."""
     baseline: float
-    """Unigram entropy of the training corpus, nats."""
+    """Value of the metric for a model that ignores its input, nats; infinite if not known."""
     unknown_rate: float
     """Share of the corpus's tokens that are the unknown token."""
     config: PretrainConfig
@@ -69,10 +72,12 @@ class LossMonitor:
     """Divergence reported: 0 none, 1 a rise, 2 a rise to the baseline."""
 
     @classmethod
-    def of(cls, store: TokenStore, config: PretrainConfig) -> "LossMonitor":
+    def of(cls, store: TokenStore, config: PretrainConfig, objective: Objective) -> "LossMonitor":
         """Make the monitor of a run on this store."""
         unknown = int(store.unigram_counts[store.special_ids.unk])
-        return cls(store.unigram_entropy, unknown / max(1, store.num_tokens), config)
+        baseline = math.inf if objective.baseline is None else objective.baseline
+        unknown_rate = unknown / max(1, store.num_tokens)
+        return cls(objective.metrics[0], baseline, unknown_rate, config)
 
     @cached_property
     def _phase_starts(self) -> tuple[int, ...]:
@@ -96,14 +101,14 @@ class LossMonitor:
         """The smoothed loss, nats; NaN before the first step."""
         return self.mean / self.weight if self.weight else math.nan
 
-    def observe(self, step: int, mlm_loss: float) -> list[Finding]:
+    def observe(self, step: int, loss: float) -> list[Finding]:
         """Add the loss of one step (the number of updates made) and return what is to be said."""
         phase_start = max((n for n in self._phase_starts if n < step), default=0)
         if self.step <= phase_start:
             self.mean = self.weight = 0.0
         self.step = step
         decay = 1 - 1 / self.window
-        self.mean = decay * self.mean + (1 - decay) * mlm_loss
+        self.mean = decay * self.mean + (1 - decay) * loss
         self.weight = decay * self.weight + (1 - decay)
         found = [self._judge_plateau(step), self._judge_rise(step, phase_start)]
         return [finding for finding in found if finding]
@@ -143,19 +148,19 @@ class LossMonitor:
             return Finding("diverged", self._divergence(step))
         if self.alarm and level == 0 and rise < RISE / 2:
             self.alarm = 0
-            text = f"The masked-LM loss has recovered: {loss:.3f} nats at step {step:,}"
+            text = f"The {self.metric.title} has recovered: {loss:.3f} nats at step {step:,}"
             return Finding("recovered", text)
         return None
 
     def _divergence(self, step: int) -> str:
         text = (
-            f"the masked-LM loss has risen to {self.smoothed:.3f} nats at step {step:,} "
+            f"the {self.metric.title} has risen to {self.smoothed:.3f} nats at step {step:,} "
             f"(mean of the last {self.window} or so); its lowest value was {self.lowest:.3f} at "
             f"step {self.lowest_at:,}"
         )
         if self.alarm == 2:
             text += (
-                f". The run has climbed back above the unigram entropy of the corpus, "
+                f". The run has climbed back above the {self.metric.baseline} of the corpus, "
                 f"{self.baseline:.3f}: the model has lost all it had learnt from context"
             )
         kept = f"the newest checkpoint of step {self.lowest_at:,} or before is kept"
@@ -199,17 +204,11 @@ class LossMonitor:
             f"({100 * self.unknown_rate:.2g}% of its tokens are unknown)"
         )
         return (
-            f"the masked-LM loss is {self.smoothed:.3f} nats at step {step:,} (mean of "
-            f"the last {self.window} or so), and the unigram entropy of the corpus is "
+            f"the {self.metric.title} is {self.smoothed:.3f} nats at step {step:,} (mean of "
+            f"the last {self.window} or so), and the {self.metric.baseline} of the corpus is "
             f"{self.baseline:.3f}: {met}. Runs that are still there after the warm-up tend to "
             f"stay. Likely causes, the most frequent first: {'; '.join(causes)}."
         )
-
-
-def compare(mlm_loss: float, baseline: float) -> str:
-    """A loss beside the baseline, for people: `6.512 nats, 0.431 below unigram entropy`."""
-    side = "below" if mlm_loss <= baseline else "above"
-    return f"{mlm_loss:.3f} nats, {abs(baseline - mlm_loss):.3f} {side} unigram entropy"
 
 
 def _two_digits(value: float) -> str:

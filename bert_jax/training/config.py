@@ -10,7 +10,9 @@ from bert_jax.config.mapping import diff
 from bert_jax.data.pipeline import DataConfig, Phase
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
+from bert_jax.objectives.config import MaskedLMConfig, ObjectiveConfig
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.objective import Metric
 from bert_jax.parallel.sharding import MeshConfig
 from bert_jax.training.guard import GuardConfig
 from bert_jax.training.optim import OptimizerConfig, learning_rate_schedule
@@ -162,6 +164,7 @@ class CheckpointConfig(Retention):
 class PretrainConfig:
     """Everything that determines a pretraining run."""
 
+    objective: ObjectiveConfig = field(default_factory=MaskedLMConfig)
     model: PretrainModelConfig = field(default_factory=PretrainModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
@@ -185,11 +188,11 @@ class PretrainConfig:
                     f"model.num_positions {self.model.num_positions}: the model has no positions "
                     "for it. Shorten the phase or raise model.num_positions"
                 )
-        if self.data.objective != "none" and self.model.num_types < 2:
+        if self.has_pairs and self.model.num_types < 2:
             raise UserError(
-                f"model.num_types is {self.model.num_types}, but data.objective "
-                f"{self.data.objective!r} makes rows of two sentence types; it must be 2, or "
-                "data.objective 'none'"
+                f"model.num_types is {self.model.num_types}, but data.pairing "
+                f"{self.data.pairing!r} makes rows of two sentence types; it must be 2, or "
+                "data.pairing 'none'"
             )
         self._check_best()
         learning_rate_schedule(self.optimizer, self.training.num_steps)  # refuses its own errors
@@ -206,10 +209,12 @@ class PretrainConfig:
                 f"evaluated: checkpoint.save_every_steps {checkpoint.save_every_steps} must be a "
                 f"multiple of training.eval_every_steps, which is {every}"
             )
-        if self.data.objective == "none" and "nsp" in checkpoint.best_metric:
+        names = [f"eval/{metric.name}" for metric in self.metrics]
+        if checkpoint.best_metric not in ("", *names):
             raise UserError(
-                f"checkpoint.best_metric is {checkpoint.best_metric!r}, but data.objective 'none' "
-                "has no sentence pairs; choose 'eval/mlm_loss'"
+                f"checkpoint.best_metric is {checkpoint.best_metric!r}; an evaluation of this run "
+                f"(objective.name {self.objective.name!r}, data.pairing {self.data.pairing!r}) has "
+                f"{', '.join(names)}"
             )
 
     @property
@@ -219,6 +224,22 @@ class PretrainConfig:
             Phase(length=phase.length, batch_size=phase.batch_size, num_steps=steps)
             for phase, steps in zip(self.training.phases, self.training.phase_steps, strict=True)
         )
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether rows are pairs of sentences."""
+        return self.data.pairing != "none"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Metrics of the run."""
+        return self.objective.metrics(self.has_pairs)
+
+    @property
+    def retention(self) -> CheckpointConfig:
+        """Retention with the metric that ranks checkpoints."""
+        named = self.checkpoint.best_metric or f"eval/{self.metrics[0].name}"
+        return dataclasses.replace(self.checkpoint, best_metric=named)
 
     @property
     def warmup_steps(self) -> int:

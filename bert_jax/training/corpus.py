@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_jax.data.store import TokenStore, is_store, open_store
+import numpy as np
+
+from bert_jax.data.store import SpecialIds, TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.remote import scheme
+from bert_jax.objectives.config import Given
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.step import StepConfig
+from bert_jax.training.state import StepConfig
 
 
 class Corpus(NamedTuple):
@@ -58,20 +61,37 @@ def open_corpus(path: str) -> Corpus:
 
 
 def step_config(config: PretrainConfig, corpus: Corpus) -> StepConfig:
-    """What the train and evaluation steps of a run are compiled from."""
+    """Return the settings of the train and evaluation steps of a run."""
     store = corpus.train
     continues_word = None
     if config.masking.whole_word:
         if store.path is None:
             raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
         continues_word = load_tokenizer(store.path / "tokenizer").continues_word
+    return settings_of(config, store.special_ids, continues_word, store.unigram_entropy)
+
+
+def settings_of(
+    config: PretrainConfig,
+    special_ids: SpecialIds,
+    continues_word: np.ndarray | None = None,
+    unigram_entropy: float | None = None,
+) -> StepConfig:
+    """Return the settings of a step, for a corpus of which only this is known.
+
+    Args:
+        config: The run, with a vocabulary size.
+        special_ids: Special tokens of the tokenizer.
+        continues_word: (vocab_size,) bool, needed for whole-word masking.
+        unigram_entropy: Entropy of the corpus's tokens, nats.
+    """
+    given = Given(
+        config.model, config.masking, config.has_pairs, special_ids, continues_word, unigram_entropy
+    )
     return StepConfig(
-        model=config.model,
-        masking=config.masking,
+        objective=config.objective.make(given),
         optimizer=config.optimizer,
         num_steps=config.training.num_steps,
-        special_ids=store.special_ids,
-        continues_word=continues_word,
         accumulation=config.training.accumulation,
         seed=config.seed,
         guard=config.guard,

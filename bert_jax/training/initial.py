@@ -17,8 +17,6 @@ from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.workdir import read_config
 
-_VOCABULARY = ("['embeddings']['token']", "['mlm']['bias']")
-
 
 @dataclass(frozen=True, eq=False)
 class InitialModel:
@@ -31,11 +29,9 @@ class InitialModel:
     name: str
     """For messages."""
 
-    @property
-    def missing(self) -> list[str]:
-        """What begins at random."""
-        parts = [name for name in ("mlm", "nsp") if name not in self.params]
-        return parts + ([] if "pooler" in self.params["encoder"] else ["pooler"])
+    def missing(self, wanted: Any) -> list[str]:
+        """Name the parts of the parameters `wanted` that the model lacks, which begin at random."""
+        return _missing(wanted, self.params)
 
 
 def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainConfig:
@@ -88,23 +84,32 @@ def _saved_config(place: WorkDir) -> dict[str, Any] | None:
     return None
 
 
-def started_from(initial: InitialModel, fresh: Any) -> Any:
+def _missing(wanted: Any, found: Any) -> list[str]:
+    names = [name for name in wanted if name not in found]
+    for name, entry in wanted.items():
+        if name in found and isinstance(entry, dict):
+            names += _missing(entry, found[name])
+    return names
+
+
+def started_from(initial: InitialModel, fresh: Any, axes: Any) -> Any:
     """Parameters laid out as `fresh`, of `initial` where it has them, else those of `fresh`.
 
     Args:
         initial: Of the same architecture. Rows of its vocabulary that `fresh` has no room for stand
             for no token and are left out.
-        fresh: As from `init_params`, on a mesh.
+        fresh: Parameters from `Objective.init`, on a mesh.
+        axes: Logical axes of each parameter.
     """
     found = {jax.tree_util.keystr(path): leaf
              for path, leaf in jax.tree_util.tree_leaves_with_path(initial.params)}  # fmt: skip
 
-    def take(path: Any, leaf: jax.Array) -> jax.Array:
+    def take(path: Any, leaf: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
         name = jax.tree_util.keystr(path)
         if name not in found:
             return leaf
         array = np.asarray(found[name])
-        if name.endswith(_VOCABULARY):
+        if axes[0] == "vocab":
             rows, kept = np.zeros(leaf.shape, array.dtype), min(len(array), len(leaf))
             rows[:kept] = array[:kept]
             array = rows
@@ -112,4 +117,4 @@ def started_from(initial: InitialModel, fresh: Any) -> Any:
             leaf.shape, leaf.sharding, lambda index: np.asarray(array[index], leaf.dtype)
         )
 
-    return jax.tree_util.tree_map_with_path(take, fresh)
+    return jax.tree_util.tree_map_with_path(take, fresh, axes)

@@ -1,7 +1,9 @@
 """What a run prints when it starts and when it ends."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -10,9 +12,10 @@ import bert_jax
 from bert_jax.data.pairs import PairPlan, losses
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.model.config import num_params
+from bert_jax.objectives.objective import Metric, Objective
 from bert_jax.run.goodput import Clock
+from bert_jax.run.readout import readout
 from bert_jax.run.telemetry import duration
-from bert_jax.training.baseline import compare
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus
 from bert_jax.training.initial import InitialModel
@@ -28,8 +31,8 @@ class TrainResult:
     """Updates made."""
     finished: bool
     """False: a signal stopped it, and the same command continues it."""
-    baseline: float
-    """Unigram entropy of the training corpus, nats."""
+    baseline: float | None
+    """Value of the first metric for a model that ignores its input, if known."""
     train_metrics: dict[str, float]
     """The last row of training metrics; empty when none was written."""
     eval_metrics: dict[str, float]
@@ -45,6 +48,7 @@ def summary(
     stream: ExampleStream,
     mesh: Mesh,
     step: int,
+    objective: Objective,
 ) -> list[str]:
     """The run that begins, or continues, at `step`: one line per subject."""
     model, store, device = config.model, corpus.train, jax.devices()[0]
@@ -61,7 +65,7 @@ def summary(
             f"tokens: {epochs:.2f} epochs of {rows:,.0f} rows"
         )
         if isinstance(plan, PairPlan):
-            clause, warning = losses(plan, store, config.data.objective)
+            clause, warning = losses(plan, store, config.data.pairing)
             phases[-1] += f"; {clause}"
             warnings += [warning] if warning else []
     processes = jax.process_count()
@@ -72,8 +76,7 @@ def summary(
         f"corpus   {store.num_tokens:,} tokens in {store.num_documents:,} documents; {held_out}",
         *phases,
         *warnings,
-        f"goal     a masked-LM loss below {store.unigram_entropy:.3f} nats, the unigram entropy of "
-        "the corpus",
+        *_goal(objective),
         f"devices  {mesh.size} ({device.device_kind}) of {processes} "
         f"process{'es' if processes > 1 else ''}, as "
         + " x ".join(f"{name} {size}" for name, size in mesh.shape.items()),
@@ -81,14 +84,30 @@ def summary(
     ]
 
 
-def starting_line(initial: InitialModel) -> str:
-    """What a run starts from."""
-    missing = initial.missing
+def _goal(objective: Objective) -> list[str]:
+    if objective.baseline is None:
+        return []
+    metric = objective.metrics[0]
+    return [
+        f"goal     a {metric.title} below {objective.baseline:.3f} nats, the {metric.baseline} of "
+        "the corpus"
+    ]
+
+
+def starting_line(initial: InitialModel, wanted: Any) -> str:
+    """Name the model that a run starts from, and what of `wanted` parameters the model lacks."""
+    missing = initial.missing(wanted)
     fresh = f"; it has no {' and no '.join(missing)}, which begin at random" if missing else ""
     return f"starts from {initial.name}{fresh}"
 
 
-def closing(result: TrainResult, num_steps: int, clock: Clock, signal_name: str) -> list[str]:
+def closing(
+    result: TrainResult,
+    metrics: Sequence[Metric],
+    num_steps: int,
+    clock: Clock,
+    signal_name: str,
+) -> list[str]:
     """How the run ended and where things lie."""
     checkpoint = f"{result.workdir}/checkpoints/{result.step}"
     if not result.finished:
@@ -106,11 +125,8 @@ def closing(result: TrainResult, num_steps: int, clock: Clock, signal_name: str)
         ("training", result.train_metrics, "train"),
         ("held-out", result.eval_metrics, "eval"),
     ):
-        if f"{name}/mlm_loss" in values:
-            text = f"{label} mlm loss {compare(values[f'{name}/mlm_loss'], result.baseline)}"
-            if f"{name}/nsp_accuracy" in values:
-                text += f"; nsp accuracy {values[f'{name}/nsp_accuracy']:.3f}"
-            lines.append(text)
+        if text := readout(metrics, values, name, result.baseline):
+            lines.append(f"{label} {text}")
     return [
         *lines,
         f"checkpoint  {checkpoint}",

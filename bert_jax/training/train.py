@@ -14,13 +14,13 @@ from bert_jax.checkpoint.agreement import by_first
 from bert_jax.config.mapping import to_dict
 from bert_jax.data.pipeline import ExampleStream, train_batches
 from bert_jax.files.remote import open_workdir
-from bert_jax.model.flops import train_flops
 from bert_jax.model.layers import compute_dtype
 from bert_jax.parallel.sharding import check_batch_size, data_shard, make_mesh, place_batch
 from bert_jax.run.events import Events
 from bert_jax.run.goodput import Clock, Goodput
 from bert_jax.run.interrupt import StopRequest
 from bert_jax.run.loss_curve import draw_loss_curve
+from bert_jax.run.readout import readout
 from bert_jax.run.telemetry import Means, Telemetry, peak_flops, read_metrics
 from bert_jax.run.watchdog import Watchdog
 from bert_jax.training.bad_step import (
@@ -31,13 +31,14 @@ from bert_jax.training.bad_step import (
     skipped_message,
     without_guard,
 )
-from bert_jax.training.baseline import DivergedError, LossMonitor, compare
+from bert_jax.training.baseline import DivergedError, LossMonitor
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus, open_corpus, step_config
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.initial import InitialModel, resolve_init, started_from
 from bert_jax.training.report import TrainResult, closing, starting_line, summary
-from bert_jax.training.step import abstract_state, init_state, make_train_step
+from bert_jax.training.state import abstract_state, init_state
+from bert_jax.training.step import make_train_step
 from bert_jax.training.workdir import check_workdir, prepare_workdir
 
 _REDRAW_SECONDS = 60.0
@@ -110,6 +111,7 @@ class _Run:
             )  # fmt: skip
         self.shard = data_shard(self.mesh)
         self.step_config = step_config(config, corpus)
+        self.objective = self.step_config.objective
         self.abstract = abstract_state(self.step_config, self.mesh)
         self.stream = ExampleStream(store, config.data, config.phases, config.seed)
         for number in range(len(config.phases)):
@@ -118,7 +120,7 @@ class _Run:
         self.held_out = None
         if corpus.heldout is not None:
             self.held_out = HeldOut(config, corpus.heldout, self.step_config, self.mesh)
-        self.monitor = LossMonitor.of(store, config)
+        self.monitor = LossMonitor.of(store, config, self.objective)
         self.means = Means()
         self.unread: tuple[int, Any] | None = None
         self.echo = echo
@@ -147,7 +149,7 @@ class _Run:
             by_first(lambda: self.place.sync(required=True))
             checkpoints = Checkpoints(
                 self.place.checkpoints,
-                config.checkpoint,
+                config.retention,
                 max_failed_saves=config.checkpoint.max_failed_saves,
                 report=self._checkpoint_event,
             )
@@ -170,9 +172,11 @@ class _Run:
         self.watchdog.alive("the restore")
         self.goodput.begin(step)
         with self._telemetry(step) as self.out:
-            lines = summary(self.config, self.shown, self.corpus, self.stream, self.mesh, step)
+            lines = summary(
+                self.config, self.shown, self.corpus, self.stream, self.mesh, step, self.objective
+            )
             if self.initial is not None:
-                lines.append(starting_line(self.initial))
+                lines.append(starting_line(self.initial, self.abstract.params))
             for line in lines:
                 self.out.say(line)
             if jax.process_index() == 0:
@@ -185,12 +189,18 @@ class _Run:
                 workdir=self.shown,
                 step=step,
                 finished=step == self.config.training.num_steps,
-                baseline=self.monitor.baseline,
+                baseline=self.objective.baseline,
                 train_metrics=self.train_metrics,
                 eval_metrics=self.eval_metrics,
                 seconds=self.clock.elapsed,
             )
-            lines = closing(result, self.config.training.num_steps, self.clock, stop.name)
+            lines = closing(
+                result,
+                self.objective.metrics,
+                self.config.training.num_steps,
+                self.clock,
+                stop.name,
+            )
             for line in lines:
                 self.out.say(line)
             if jax.process_index() == 0:
@@ -208,7 +218,8 @@ class _Run:
             state = init_state(self.step_config, self.mesh, jax.random.key(self.config.seed))
             if self.initial is None:
                 return state, 0
-            return state._replace(params=started_from(self.initial, state.params)), 0
+            axes = self.objective.axes()
+            return state._replace(params=started_from(self.initial, state.params, axes)), 0
         extra = restored.record.extra
         self.means = Means(**extra["means"])
         self.monitor.restore(extra["plateau"], restored.step)
@@ -217,9 +228,10 @@ class _Run:
             values = {name: value for name, value in row.items() if name != "step"}
             if row["step"] > restored.step:
                 break
-            if "train/mlm_loss" in row:
+            watched = self.objective.metrics[0].name
+            if f"train/{watched}" in row:
                 self.train_metrics = values
-            elif "eval/mlm_loss" in row:
+            elif f"eval/{watched}" in row:
                 self.eval_metrics = values
         return restored.state, restored.step
 
@@ -277,14 +289,11 @@ class _Run:
             self._bad_step(bad, state)
         values = without_guard({name: float(value) for name, value in metrics.items()})
         tokens, rate = values.pop("num_tokens"), values.pop("learning_rate")
-        values.pop("num_masked")
-        if self.config.data.objective == "none":
-            values.pop("nsp_loss")
-            values.pop("nsp_accuracy")
-        self.out.step_done(step, tokens, values["mlm_loss"])
+        watched = values[self.objective.metrics[0].name]
+        self.out.step_done(step, tokens, watched)
         if bad is None:
             self.means.add(values)
-            for kind, message in self.monitor.observe(step, values["mlm_loss"]):
+            for kind, message in self.monitor.observe(step, watched):
                 stops = kind == "diverged" and self.config.guard.on_divergence == "stop"
                 self._warn(kind, message, step, DivergedError(message) if stops else None)
         training = self.config.training
@@ -331,17 +340,12 @@ class _Run:
             self.stream.phase_of(step - 1),
             alive=lambda: self.watchdog.alive("a batch of an evaluation"),
         )
-        baseline = self.monitor.baseline
-        values["eval/nats_below_unigram"] = baseline - values["eval/mlm_loss"]
         self.eval_metrics, self.evaluated = values, step
         self.out.write(step, values)
-        line = f"held-out text at step {step:,}: mlm {compare(values['eval/mlm_loss'], baseline)}"
-        if "eval/nsp_accuracy" in values:
-            line += (
-                f"; nsp accuracy {values['eval/nsp_accuracy']:.3f} (majority label "
-                f"{values['eval/nsp_majority']:.3f})"
-            )
-        self.out.say(line)
+        metrics, baseline = self.objective.metrics, self.objective.baseline
+        self.out.say(
+            f"held-out text at step {step:,}: {readout(metrics, values, 'eval', baseline)}"
+        )
         if self.clock.elapsed - self.drawn > _REDRAW_SECONDS:
             self._draw()
 
@@ -376,7 +380,8 @@ class _Run:
         try:
             draw_loss_curve(
                 read_metrics(self.workdir / "metrics.jsonl"),
-                self.monitor.baseline,
+                self.objective.metrics,
+                self.objective.baseline,
                 self.workdir / "loss.png",
                 title=Path(self.place.name).name,
                 phase_ends=[(n, f"length {p.length}") for n, p in zip(starts, phases, strict=True)],
@@ -387,9 +392,7 @@ class _Run:
     def _telemetry(self, step: int) -> Telemetry:
         config, device = self.config, jax.devices()[0]
         per_phase = [
-            phase.batch_size
-            * train_flops(config.model, phase.length, config.masking.num_predictions(phase.length))
-            for phase in config.phases
+            phase.batch_size * self.objective.flops(phase.length) for phase in config.phases
         ]
         peak = peak_flops(device.device_kind, compute_dtype(config.model).name)
         return Telemetry(
@@ -399,6 +402,7 @@ class _Run:
             flops_per_step=lambda n: per_phase[self.stream.phase_of(n)],
             peak=None if peak is None else peak * self.mesh.size,
             clock=self.clock,
+            metrics=self.objective.metrics,
             goodput=self.goodput,
             echo=self.echo,
         )

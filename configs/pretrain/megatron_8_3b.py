@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
                 "scan_unroll": 1,
                 "remat": "full",
             },
-            "data": {"objective": "sop"},
+            "data": {"pairing": "sop"},
             "masking": {"whole_word": True},
             "training": {
                 "num_steps": 2_000_000,

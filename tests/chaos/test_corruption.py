@@ -20,7 +20,7 @@ from bert_jax.checkpoint.record import read_record
 from bert_jax.parallel.sharding import make_mesh
 from bert_jax.run.events import read_events
 from bert_jax.training.corpus import step_config
-from bert_jax.training.step import abstract_state
+from bert_jax.training.state import abstract_state
 from bert_jax.training.train import train
 
 CONFIG = small_config(

@@ -23,7 +23,7 @@ from bert_jax.parallel.sharding import make_mesh
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.training import train as loop
 from bert_jax.training.corpus import step_config
-from bert_jax.training.step import abstract_state
+from bert_jax.training.state import abstract_state
 
 # As (devices, mesh) one after the other: by the number of devices, and from fsdp to tensor.
 CHAINS: list[list[tuple[int, dict[str, int]]]] = [

@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 from bert_jax.checkpoint import Retention
 from bert_jax.errors import UserError
 
+LOSS = "eval/mlm_loss"
+
 
 def left(retention, saved, verified=None, metrics=None, lowest_at=None):
     verified = saved if verified is None else verified
@@ -41,15 +43,21 @@ def test_the_newest_before_the_lowest_loss_stays():
 def test_the_best_stay():
     losses = {1: 5.0, 2: 3.0, 3: 4.0, 4: 3.0, 5: 6.0}
     metrics = {step: {"eval/mlm_loss": loss} for step, loss in losses.items()}
-    assert left(Retention(keep=1, keep_best=1), [1, 2, 3, 4, 5], None, metrics) == [4, 5]
-    assert left(Retention(keep=1, keep_best=2), [1, 2, 3, 4, 5], None, metrics) == [2, 4, 5]
+    assert left(
+        Retention(keep=1, keep_best=1, best_metric=LOSS), [1, 2, 3, 4, 5], None, metrics
+    ) == [4, 5]
+    assert left(
+        Retention(keep=1, keep_best=2, best_metric=LOSS), [1, 2, 3, 4, 5], None, metrics
+    ) == [2, 4, 5]
     accuracy = {n: {"eval/mlm_accuracy": -m["eval/mlm_loss"]} for n, m in metrics.items()}
     high = Retention(keep=1, keep_best=1, best_metric="eval/mlm_accuracy")
     assert left(high, [1, 2, 3, 4, 5], None, accuracy) == [4, 5]
     # One that was not read back is not the best of anything.
-    assert left(Retention(keep=1, keep_best=1), [1, 2, 3, 4, 5], [1, 2, 3, 5], metrics) == [2, 5]
+    assert left(
+        Retention(keep=1, keep_best=1, best_metric=LOSS), [1, 2, 3, 4, 5], [1, 2, 3, 5], metrics
+    ) == [2, 5]
     # Without an evaluation a checkpoint is not the best of anything.
-    assert left(Retention(keep=1, keep_best=3), [1, 2, 3], None, {1: {}}) == [3]
+    assert left(Retention(keep=1, keep_best=3, best_metric=LOSS), [1, 2, 3], None, {1: {}}) == [3]
 
 
 @given(
@@ -63,7 +71,7 @@ def test_nothing_goes_without_newer_ones_that_were_read_back(saved, verified, ke
     saved = sorted(saved)
     verified = [step for step in saved if step in verified]
     metrics = {step: {"eval/mlm_loss": float(step % 7)} for step in saved}
-    retention = Retention(keep=keep, keep_every_steps=every, keep_best=best)
+    retention = Retention(keep=keep, keep_every_steps=every, keep_best=best, best_metric=LOSS)
     for step in retention.superfluous(saved, verified, metrics):
         assert sum(newer > step for newer in verified) >= keep
 

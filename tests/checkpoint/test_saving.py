@@ -265,7 +265,7 @@ def test_interrupted_deletion_and_marks_are_cleaned_up(tmp_path):
 
 
 def test_the_best_are_kept_by_the_metrics_of_their_records(tmp_path):
-    run = Run(tmp_path, retention=Retention(keep=1, keep_best=1))
+    run = Run(tmp_path, retention=Retention(keep=1, keep_best=1, best_metric="eval/mlm_loss"))
     for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, 4.0)):
         run.checkpoints.save_last(
             step, make_state(step), read_back=True, config=CONFIG, extra={},

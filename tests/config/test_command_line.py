@@ -38,13 +38,13 @@ def test_file_over_defaults_and_command_line_over_file(config_file):
         "--config.model.num_heads=4",
         "--config.training.phases[0].length=16",
         "--config.optimizer.warmup_steps=7",  # None by default
-        "--config.data.objective=sop",
+        "--config.data.pairing=sop",
     )
     assert (config.model.hidden_dim, config.model.num_heads) == (32, 4)
     assert config.training.phases[0].length == 16
     assert config.training.phases[0].batch_size == 8
     assert config.optimizer.warmup_steps == 7
-    assert config.data.objective == "sop"
+    assert config.data.pairing == "sop"
     assert config.model.num_layers == PretrainConfig().model.num_layers
 
 

@@ -45,7 +45,7 @@ def test_gather_builds_rows(documents, length, seed):
     batch = plan.gather(store, rows)
     assert batch["tokens"].dtype == store.tokens.dtype
     assert not batch["type_ids"].any()
-    assert (batch["nsp_labels"] == -1).all()
+    assert (batch["pair_labels"] == -1).all()
     for i, row in enumerate(rows):
         tokens, segments = [], []
         for number, p in enumerate(range(plan.row_offsets[row], plan.row_offsets[row + 1]), 1):

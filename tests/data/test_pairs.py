@@ -99,12 +99,12 @@ def test_pool_refills_change_nothing(monkeypatch):
 
 @settings(max_examples=60, deadline=None)
 @given(DOCUMENTS, st.integers(5, 60), st.integers(0, 2**32), st.sampled_from(["nsp", "sop"]))
-def test_rows_lie_in_documents_and_fit(documents, length, seed, objective):
+def test_rows_lie_in_documents_and_fit(documents, length, seed, pairing):
     store = make_store(documents)
     try:
-        plan = plan_pairs(store, length, objective=objective, short_rate=0.5, seed=seed)
+        plan = plan_pairs(store, length, pairing=pairing, short_rate=0.5, seed=seed)
     except UserError:
-        assert objective == "sop"
+        assert pairing == "sop"
         assert max(map(sum, documents)) == 1
         return
     rows = np.array(as_rows(plan))
@@ -116,7 +116,7 @@ def test_rows_lie_in_documents_and_fit(documents, length, seed, objective):
     b_document = document_of(store, b_start)
     np.testing.assert_array_equal(a_document, document_of(store, a_start + a_len - 1))
     np.testing.assert_array_equal(b_document, document_of(store, b_start + b_len - 1))
-    if objective == "nsp":
+    if pairing == "nsp":
         np.testing.assert_array_equal(a_document != b_document, label == 1)
         assert (b_start >= a_start + a_len)[label == 0].all()
     else:
@@ -127,9 +127,9 @@ def test_rows_lie_in_documents_and_fit(documents, length, seed, objective):
 
 @settings(max_examples=60, deadline=None)
 @given(DOCUMENTS, st.integers(5, 60), st.sampled_from(["nsp", "sop"]), st.integers(1, 2))
-def test_unheld_rate_is_a_count_of_tokens(documents, length, objective, num_passes):
+def test_unheld_rate_is_a_count_of_tokens(documents, length, pairing, num_passes):
     store = make_store([*documents, [2]])
-    plan = plan_pairs(store, length, objective=objective, short_rate=0.5, num_passes=num_passes)
+    plan = plan_pairs(store, length, pairing=pairing, short_rate=0.5, num_passes=num_passes)
     held = np.zeros(store.num_tokens, bool)
     for a_start, a_len, b_start, b_len, _ in as_rows(plan):
         held[a_start : a_start + a_len] = True
@@ -145,9 +145,9 @@ def test_unheld_rate_beyond_32_bits():
 
 
 def test_what_a_plan_leaves_out_is_said():
-    def said(documents, objective="nsp", length=64, **meta):
+    def said(documents, pairing="nsp", length=64, **meta):
         store = dataclasses.replace(make_store(documents), meta=meta)
-        return losses(plan_pairs(store, length, objective=objective), store, objective)
+        return losses(plan_pairs(store, length, pairing=pairing), store, pairing)
 
     clause, warning = said([[9] * 300] * 4)
     assert re.fullmatch(r"\d\.\d% of the tokens in no row, 5\d\.\d% random pairs", clause)
@@ -168,7 +168,7 @@ def test_what_a_plan_leaves_out_is_said():
     assert clause.endswith("100.0% random pairs")
     assert "100% of the documents are one sentence" in warning
     assert "in none of them" not in warning
-    clause, warning = said([[9]] * 40, objective="sop")
+    clause, warning = said([[9]] * 40, pairing="sop")
     assert "random" not in clause
     assert warning is None
 
@@ -299,7 +299,7 @@ def test_gather_builds_rows(length):
     batch = plan.gather(store, rows)
     assert batch["tokens"].dtype == store.tokens.dtype
     assert batch["type_ids"].dtype == batch["segment_ids"].dtype == np.uint8
-    assert batch["nsp_labels"].dtype == np.int32
+    assert batch["pair_labels"].dtype == np.int32
     for i, row in enumerate(rows):
         a_start, a_len, b_start, b_len, label = (int(getattr(plan, c)[row]) for c in COLUMNS)
         a, b = store.tokens[a_start : a_start + a_len], store.tokens[b_start : b_start + b_len]
@@ -309,18 +309,18 @@ def test_gather_builds_rows(length):
         types = [0] * (a_len + 2) + [1] * (b_len + 1) + [0] * padding
         assert batch["type_ids"][i].tolist() == types
         assert batch["segment_ids"][i].tolist() == [1] * len(real) + [0] * padding
-        assert batch["nsp_labels"][i] == label
+        assert batch["pair_labels"][i] == label
 
 
 def test_one_document_is_refused_under_nsp():
     store = make_store([[5, 6, 7]])
     with pytest.raises(UserError, match=r"1 document.*another document"):
         plan_pairs(store, 32)
-    assert len(plan_pairs(store, 32, objective="sop")) == 1
+    assert len(plan_pairs(store, 32, pairing="sop")) == 1
 
 
 def test_no_rows_and_short_lengths_are_refused():
     with pytest.raises(UserError, match="makes no rows"):
-        plan_pairs(make_store([[1], [1]]), 32, objective="sop")
+        plan_pairs(make_store([[1], [1]]), 32, pairing="sop")
     with pytest.raises(UserError, match="length is 4"):
         plan_pairs(random_store(3), 4)

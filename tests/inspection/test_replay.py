@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bert_jax.inspection.replay import describe_batch
-from bert_jax.objectives.masking import Masked
+from bert_jax.objectives.masked_lm import shown_masks
 from bert_jax.tokenization.load import load_tokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "play", "##ing", "dog"]
@@ -21,7 +21,7 @@ def make_batch(tokens, types, segments, label):
         "tokens": np.array([tokens], np.uint16),
         "type_ids": np.array([types], np.uint8),
         "segment_ids": np.array([segments], np.uint8),
-        "nsp_labels": np.array([label], np.int32),
+        "pair_labels": np.array([label], np.int32),
         "row_index": np.array([40], np.uint32),
     }
 
@@ -30,16 +30,17 @@ def mask(batch, replaced):
     tokens = batch["tokens"].astype(np.int32)
     positions = np.array([[*replaced, 0]], np.int32)
     weights = np.array([[1] * len(replaced) + [0]], np.float32)
-    labels = np.where(weights > 0, tokens[:, positions[0]], 0)
     inputs = tokens.copy()
     inputs[0, list(replaced)] = list(replaced.values())
-    return Masked(inputs, positions, labels, weights)
+    return shown_masks({"tokens": inputs, "positions": positions, "weights": weights})
 
 
 def test_pair_with_masks(tokenizer):
     tokens = [CLS, THE, CAT, PLAY, ING, SEP, DOG, SAT, SEP, PAD]
     batch = make_batch(tokens, [0] * 6 + [1] * 3 + [0], [1] * 9 + [0], 1)
-    text = describe_batch(batch, mask(batch, {1: THE, 2: MASK, 4: MASK, 6: CAT}), tokenizer)
+    text = describe_batch(
+        batch, mask(batch, {1: THE, 2: MASK, 4: MASK, 6: CAT}), tokenizer, pairing="nsp"
+    )
     assert text.splitlines() == [
         "1 rows of 10: 9 tokens, 1 padding, 4 to predict.",
         "{word} is masked, {word>other} replaced by a random token, {word=} kept; "
@@ -49,7 +50,7 @@ def test_pair_with_masks(tokenizer):
         "   A  [CLS] {the=} {cat} play{ing} [SEP]",
         "   B  {dog>cat} sat [SEP]",
     ]
-    swapped = describe_batch(batch, None, tokenizer, objective="sop")
+    swapped = describe_batch(batch, None, tokenizer, pairing="sop")
     assert "A and B swapped" in swapped
     assert "{" not in swapped
 

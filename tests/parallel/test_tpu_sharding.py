@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental import topologies
+from steps import masked_lm_step, with_model
 
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
@@ -17,12 +18,8 @@ from bert_jax.model.heads import init_params
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel.sharding import MeshConfig, batch_sharding, make_mesh, num_slices
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.step import (
-    StepConfig,
-    abstract_state,
-    jitted_init,
-    make_train_step,
-)
+from bert_jax.training.state import abstract_state, jitted_init
+from bert_jax.training.step import make_train_step
 
 MODEL = ModelConfig(
     vocab_size=1000,
@@ -35,7 +32,7 @@ MODEL = ModelConfig(
     attention_impl="xla",
     scan_unroll=1,
 )
-CONFIG = StepConfig(
+CONFIG = masked_lm_step(
     model=MODEL,
     masking=MaskingConfig(max_predictions=8),
     optimizer=OptimizerConfig(),
@@ -75,7 +72,7 @@ def compile_step(config, mesh):
             ("tokens", (count, LENGTH), np.uint16),
             ("type_ids", (count, LENGTH), np.uint8),
             ("segment_ids", (count, LENGTH), np.uint8),
-            ("nsp_labels", (count,), np.int32),
+            ("pair_labels", (count,), np.int32),
             ("row_index", (count,), np.uint32),
         )
     }
@@ -97,7 +94,7 @@ def test_fsdp_on_tpu():
     """Matrices gathered in bfloat16 where used, twice a layer; gradients reduced to parts."""
     mesh = make_mesh(MeshConfig(fsdp=4), tpu("v5e:2x4"))
     # Heads of 128: of the output kernel's gradient with heads of 64 XLA reduces the whole.
-    found = collectives(replace(CONFIG, model=replace(MODEL, num_heads=2)), mesh)
+    found = collectives(with_model(CONFIG, replace(MODEL, num_heads=2)), mesh)
     assert {(one.kind, one.axes) for one in found} == {
         ("all-gather", ("fsdp",)), ("reduce-scatter", ("fsdp",)), ("all-reduce", ("data",)),
     }  # fmt: skip
@@ -143,7 +140,7 @@ def test_slices_are_outermost_and_gradients_cross_between_them_in_parts():
 
 def test_a_model_is_never_whole_on_a_device_when_it_is_made():
     mesh = make_mesh(MeshConfig(fsdp=8), tpu("v5e:2x4"))
-    config = replace(CONFIG, model=replace(MODEL, vocab_size=16000, num_layers=8))
+    config = with_model(CONFIG, replace(MODEL, vocab_size=16000, num_layers=8))
     key = jax.eval_shape(lambda: jax.random.key(0))
     memory = jitted_init(config, mesh).lower(key).compile().memory_analysis()
     state = jax.tree.leaves(abstract_state(config, mesh))

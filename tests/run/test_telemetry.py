@@ -11,6 +11,7 @@ from full_disk import files_of_at_most, run_on_small_disk
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
+from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.run.board import Board
 from bert_jax.run.goodput import Clock
 from bert_jax.run.loss_curve import draw_loss_curve, loss_figure, smooth
@@ -95,12 +96,16 @@ def test_means_start_anew_and_their_state_is_exact():
     assert means.take() == {"loss": 5.0}
 
 
+METRICS = MaskedLM.metrics_of(pairs=True)
+
+
 def telemetry(tmp_path, now, said, **changes) -> Telemetry:
     arguments = {
         "num_steps": 100,
         "restored_step": 0,
         "flops_per_step": lambda step: 1000.0,
         "peak": 4000.0,
+        "metrics": METRICS,
         "clock": Clock(now),
         "echo": said.append if said is not None else None,
     }
@@ -112,7 +117,7 @@ def test_rates_count_what_was_done_since_they_were_asked_for(tmp_path):
     with telemetry(tmp_path, now, said) as out:
         for step in (1, 2):
             now.now += 0.5
-            out.step_done(step, num_tokens=300.0, mlm_loss=1.0)
+            out.step_done(step, num_tokens=300.0, value=1.0)
         assert out.rates() == {
             "perf/tokens_per_second": 600.0,
             "perf/steps_per_second": 2.0,
@@ -120,13 +125,13 @@ def test_rates_count_what_was_done_since_they_were_asked_for(tmp_path):
             "perf/goodput": 1.0,
         }
         now.now += 1.0
-        out.step_done(3, num_tokens=100.0, mlm_loss=1.0)
+        out.step_done(3, num_tokens=100.0, value=1.0)
         rates = out.rates()
         assert rates["perf/tokens_per_second"] == 100.0
         out.progress_line(3, {"train/mlm_loss": 6.5, "train/nsp_accuracy": 0.61} | rates)
         out.write(3, {"train/mlm_loss": 6.5})
     assert said == [
-        "step 3/100  mlm 6.500  nsp accuracy 0.610  100 tokens/s  1 min 37 s left  MFU 25.0%"
+        "step 3/100  mlm loss 6.500  nsp accuracy 0.610  100 tokens/s  1 min 37 s left  MFU 25.0%"
     ]
     assert list((tmp_path / "tensorboard").glob("events.*"))
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "train/mlm_loss": 6.5}]
@@ -214,6 +219,7 @@ _ON_A_SMALL_DISK = """
 import json, logging, resource, sys
 from pathlib import Path
 
+from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.run.events import Events, read_events
 from bert_jax.run.goodput import Clock, Goodput, read_starts
 from bert_jax.run.telemetry import Telemetry, read_metrics
@@ -231,6 +237,7 @@ goodput = Goodput(run / "goodput.json", clock)
 goodput.begin(0)
 told = []
 with Telemetry(run, num_steps=600, restored_step=0, flops_per_step=float, peak=None,
+               metrics=MaskedLM.metrics_of(pairs=True),
                clock=clock, goodput=goodput, echo=told.append) as out:
     for step in range(1, 601):
         if step == 550:  # somebody makes room
@@ -341,7 +348,9 @@ def test_loss_curve_is_a_picture_with_what_there_is(tmp_path, num_rows, with_pai
         if with_pairs:
             row["train/nsp_accuracy"] = 0.5
         rows.append(row)
-    draw_loss_curve(rows, 7.0, tmp_path / "loss.png", title="run", phase_ends=[(100, "length 512")])
+    draw_loss_curve(
+        rows, METRICS, 7.0, tmp_path / "loss.png", title="run", phase_ends=[(100, "length 512")]
+    )
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [p.name for p in tmp_path.iterdir()] == ["loss.png"]
 
@@ -355,8 +364,8 @@ def test_dashed_lines_are_the_unigram_entropy_and_the_majority_label():
         {"step": 10, "train/mlm_loss": 7.5, "train/nsp_accuracy": 0.5},
         {"step": 10, "eval/mlm_loss": 7.4, "eval/nsp_accuracy": 0.55, "eval/nsp_majority": 0.53},
     ]
-    loss, pairs = loss_figure(rows, 7.0).axes
+    loss, pairs = loss_figure(rows, METRICS, 7.0).axes
     assert dashed_lines(loss) == [7.0]
     assert dashed_lines(pairs) == [0.53]
-    _, pairs = loss_figure(rows[:1], 7.0).axes
+    _, pairs = loss_figure(rows[:1], METRICS, 7.0).axes
     assert dashed_lines(pairs) == []  # without held-out rows nobody knows the share

@@ -18,12 +18,13 @@ def poison(monkeypatch, bad_rows: Mapping[int, str]) -> None:
     """
     whole = step_module.gradients
 
-    def gradients(config, mesh, params, rows, seed):
-        grads, sums = whole(config, mesh, params, rows, seed)
+    def gradients(config, mesh, params, rows, seed, counts):
+        grads, sums = whole(config, mesh, params, rows, seed, counts)
         for row, what in bad_rows.items():
             here = jnp.any(rows["row_index"] == row)
             if what == "spike":
-                sums = sums._replace(mlm_loss=jnp.where(here, 100 * sums.mlm_loss, sums.mlm_loss))
+                loss = sums["mlm_loss"]
+                sums = sums | {"mlm_loss": jnp.where(here, 100 * loss, loss)}
                 continue
             value = jnp.inf if what == "inf" else jnp.nan
             add = jnp.where(here, value, 0.0)
@@ -32,7 +33,7 @@ def poison(monkeypatch, bad_rows: Mapping[int, str]) -> None:
                 grads = jax.tree.unflatten(structure, [leaves[0] + add, *leaves[1:]])
             else:
                 grads = jax.tree.map(lambda x, add=add: x + add, grads)
-                sums = sums._replace(mlm_loss=sums.mlm_loss + add)
+                sums = sums | {"mlm_loss": sums["mlm_loss"] + add}
         return grads, sums
 
     monkeypatch.setattr(step_module, "gradients", gradients)

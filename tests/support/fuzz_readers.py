@@ -181,8 +181,8 @@ def _use_store(path: Path) -> None:
 
     for verify in (False, True):
         store = open_store(path.parent, verify=verify)
-    for objective in ("none", "nsp"):
-        stream = ExampleStream(store, DataConfig(objective=objective), [Phase(32, 4, 2)])
+    for pairing in ("none", "nsp"):
+        stream = ExampleStream(store, DataConfig(pairing=pairing), [Phase(32, 4, 2)])
         stream.batch(1)
 
 

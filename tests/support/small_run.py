@@ -22,7 +22,7 @@ from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus, step_config
-from bert_jax.training.step import abstract_state
+from bert_jax.training.state import abstract_state
 
 VOCAB_SIZE = 64
 

@@ -6,7 +6,12 @@ import pytest
 from small_run import small_config
 
 from bert_jax.data.store import SpecialIds, TokenStore
-from bert_jax.training.baseline import MARGIN, LossMonitor, compare
+from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.run.readout import compare
+from bert_jax.training.baseline import MARGIN, LossMonitor
+from bert_jax.training.corpus import settings_of
+
+METRIC = MaskedLM.metrics_of(pairs=True)[0]
 
 
 def detector(num_steps=1000) -> LossMonitor:
@@ -14,7 +19,7 @@ def detector(num_steps=1000) -> LossMonitor:
     config = small_config(
         training__num_steps=num_steps, optimizer={"learning_rate": 3e-3, "warmup_steps": 20}
     )
-    return LossMonitor(baseline=6.0, unknown_rate=0.0123, config=config)
+    return LossMonitor(METRIC, baseline=6.0, unknown_rate=0.0123, config=config)
 
 
 def found(watched: LossMonitor, losses) -> list[tuple[int, str, str]]:
@@ -42,7 +47,9 @@ def test_baseline_is_the_unigram_entropy_without_special_tokens():
         tokenizer_fingerprint="t",
         fingerprint="f",
     )
-    watched = LossMonitor.of(store, small_config())
+    config = small_config()
+    objective = settings_of(config, store.special_ids, None, store.unigram_entropy).objective
+    watched = LossMonitor.of(store, config, objective)
     assert watched.baseline == pytest.approx(1.5 * np.log(2))
     assert watched.unknown_rate == pytest.approx(10 / 218)
 
@@ -73,6 +80,7 @@ def test_margin_below_the_baseline_counts_as_plateau():
 
 def test_a_long_warm_up_is_not_named_as_a_cause():
     watched = LossMonitor(
+        METRIC,
         6.0,
         0.0,
         small_config(training__num_steps=1000, optimizer__warmup_steps=100),
@@ -120,14 +128,14 @@ def test_a_checkpoint_of_an_older_version_continues():
 
 def test_judgement_falls_within_the_run():
     config = small_config(training__num_steps=6, optimizer__warmup_steps=5)
-    watched = LossMonitor(6.0, 0.0, config)
+    watched = LossMonitor(METRIC, 6.0, 0.0, config)
     assert watched.judged_at == 6
     assert list(warnings_of(watched, [7.0] * 6)) == [6]
 
 
 def test_compare_names_the_side():
-    assert compare(6.5, 7.0) == "6.500 nats, 0.500 below unigram entropy"
-    assert compare(7.25, 7.0) == "7.250 nats, 0.250 above unigram entropy"
+    assert compare(METRIC, 6.5, 7.0) == "6.500 nats, 0.500 below unigram entropy"
+    assert compare(METRIC, 7.25, 7.0) == "7.250 nats, 0.250 above unigram entropy"
 
 
 def test_a_loss_far_above_the_line_is_not_called_a_plateau():
@@ -255,7 +263,7 @@ def replayed(name, num_steps, phases, baseline, rise=None):
         training__phases=[{"length": 32, "share": share} for share in phases],
         optimizer={"warmup_steps": num_steps * 2 // 5},  # the plateau is judged after the rise
     )
-    said = found(LossMonitor(baseline, 0.0, config), losses)
+    said = found(LossMonitor(METRIC, baseline, 0.0, config), losses)
     return [(step, kind) for step, kind, _ in said], begun
 
 

@@ -122,7 +122,7 @@ def test_phases_cover_the_run():
         ({"optimizer": {"warmup_steps": 10**6}}, r"warmup_steps is 1000000 and training has 1000"),
         ({"model": {"hidden_dim": 100}}, r"hidden_dim 100 is not divisible"),
         ({"model": {"vocab_size": -1}}, r"vocab_size is -1"),
-        ({"model": {"num_types": 1}}, r"num_types is 1, but data.objective 'nsp'"),
+        ({"model": {"num_types": 1}}, r"num_types is 1, but data.pairing 'nsp'"),
         ({"checkpoint": {"keep": 0}}, r"checkpoint: keep is 0; it must be at least 1"),
         ({"seed": -1}, r"seed is -1"),
     ],

@@ -7,21 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_run import small_config, write_store
+from steps import masked_lm_step
 
 from bert_jax.data.pipeline import eval_batches
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
-from bert_jax.objectives.losses import LossSums
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.objective import Forward
 from bert_jax.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.training import evaluate as module
-from bert_jax.training.evaluate import HeldOut, evaluate, make_eval_step
+from bert_jax.training.evaluate import EVAL_SEED, HeldOut, evaluate
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.step import StepConfig
+from bert_jax.training.step import make_eval_step
 
-CONFIG = StepConfig(
+CONFIG = masked_lm_step(
     model=ModelConfig(
         vocab_size=250, num_positions=16, hidden_dim=16, num_layers=1, num_heads=8, mlp_dim=32
     ),
@@ -31,6 +32,7 @@ CONFIG = StepConfig(
     special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
 )
 LENGTH = 16
+SUMS = ("loss", "correct", "count")
 
 
 def make_rows(count, seed=0):
@@ -40,7 +42,7 @@ def make_rows(count, seed=0):
         "tokens": rng.integers(5, 250, (count, LENGTH)).astype(np.uint16) * segment_ids,
         "type_ids": np.zeros((count, LENGTH), np.uint8),
         "segment_ids": segment_ids,
-        "nsp_labels": rng.integers(-1, 2, count).astype(np.int32),
+        "pair_labels": rng.integers(-1, 2, count).astype(np.int32),
         "row_index": np.arange(count, dtype=np.uint32),
     }
 
@@ -53,25 +55,25 @@ def batches_of(rows, batch_size):
         missing = batch_size - len(batch["tokens"])
         filler = {name: np.zeros((missing, *value.shape[1:]), value.dtype)
                   for name, value in rows.items()}  # fmt: skip
-        filler["nsp_labels"] -= 1
+        filler["pair_labels"] -= 1
         yield {name: np.concatenate([batch[name], filler[name]]) for name in rows}
 
 
 @pytest.fixture(scope="module")
 def params():
-    return jax.jit(lambda key: init_params(CONFIG.model, key))(jax.random.key(0))
+    return jax.jit(lambda key: init_params(CONFIG.objective.model, key))(jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
 def single():
     """Mesh of one device and its eval step."""
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    return make_eval_step(CONFIG, mesh), mesh
+    return make_eval_step(CONFIG, mesh, EVAL_SEED), mesh
 
 
 def run(setup, params, rows, batch_size):
     step, mesh = setup
-    return evaluate(step, params, batches_of(rows, batch_size), mesh)
+    return evaluate(CONFIG.objective, step, params, batches_of(rows, batch_size), mesh)
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +82,10 @@ def by_row(single, params):
     step, _ = single
     rows = make_rows(9)
     sums = [
-        step(params, {name: jnp.asarray(value[n : n + 1]) for name, value in rows.items()})
+        step(params, {name: jnp.asarray(value[n : n + 1]) for name, value in rows.items()}).sums
         for n in range(9)
     ]
-    return np.sum(np.array(jax.device_get(sums), np.float64), 0)
+    return {name: sum(float(each[name]) for each in sums) for name in sums[0]}
 
 
 def test_a_last_batch_of_one_row_counts_that_row_and_no_filler(single, params, by_row):
@@ -92,7 +94,8 @@ def test_a_last_batch_of_one_row_counts_that_row_and_no_filler(single, params, b
         "eval/mlm_loss", "eval/mlm_accuracy", "eval/nsp_loss", "eval/nsp_accuracy",
         "eval/nsp_majority", "eval/num_masked",
     }  # fmt: skip
-    mlm_loss, mlm_correct, mlm_count, nsp_loss, nsp_correct, nsp_count, _ = by_row
+    mlm_loss, mlm_correct, mlm_count = (by_row[f"mlm_{name}"] for name in SUMS)
+    nsp_loss, nsp_correct, nsp_count = (by_row[f"nsp_{name}"] for name in SUMS)
     assert 0 < nsp_count < 9
     assert result["eval/num_masked"] == mlm_count
     np.testing.assert_allclose(result["eval/mlm_loss"], mlm_loss / mlm_count, rtol=1e-5)
@@ -109,17 +112,19 @@ def test_majority_is_the_share_of_the_more_frequent_label_over_all_batches(
     other = 1 - frequent
     # The majority of the first batch is the minority of all rows.
     first_batch = [other, other, other, frequent, frequent, other, frequent, other]
-    rows["nsp_labels"][:] = [*first_batch, frequent, frequent, frequent]
+    rows["pair_labels"][:] = [*first_batch, frequent, frequent, frequent]
     result = run(single, params, rows, batch_size=8)
     assert result["eval/nsp_majority"] == 6 / 11
-    rows["nsp_labels"][5:] = -1
+    rows["pair_labels"][5:] = -1
     assert run(single, params, rows, batch_size=8)["eval/nsp_majority"] == 3 / 5
 
 
 def test_the_result_does_not_depend_on_the_mesh(single, params):
     expected = run(single, params, make_rows(9), batch_size=8)
     mesh = make_mesh(MeshConfig(2, 2, 2))
-    result = run((make_eval_step(CONFIG, mesh), mesh), params, make_rows(9), batch_size=8)
+    result = run(
+        (make_eval_step(CONFIG, mesh, EVAL_SEED), mesh), params, make_rows(9), batch_size=8
+    )
     for name, value in expected.items():
         np.testing.assert_allclose(result[name], value, rtol=1e-5, err_msg=name)
 
@@ -128,21 +133,23 @@ def test_evaluation_is_deterministic_and_independent_of_the_run_seed(single, par
     first = run(single, params, make_rows(9), batch_size=8)
     assert run(single, params, make_rows(9), batch_size=8) == first
     assert run(single, params, make_rows(9, seed=1), batch_size=8) != first
-    other = make_eval_step(replace(CONFIG, seed=99), single[1])
+    other = make_eval_step(replace(CONFIG, seed=99), single[1], EVAL_SEED)
     rows = make_rows(8)
     assert other.lower(params, rows).as_text() == single[0].lower(params, rows).as_text()
 
 
 def test_nothing_to_evaluate_gives_zeros(single, params):
     rows = make_rows(8)
-    rows["segment_ids"][:], rows["tokens"][:], rows["nsp_labels"][:] = 0, 0, -1
+    rows["segment_ids"][:], rows["tokens"][:], rows["pair_labels"][:] = 0, 0, -1
     assert set(run(single, params, rows, batch_size=8).values()) == {0.0}
-    assert set(evaluate(single[0], params, iter(()), single[1]).values()) == {0.0}
+    assert set(evaluate(CONFIG.objective, single[0], params, iter(()), single[1]).values()) == {0.0}
 
 
 def test_counts_go_on_where_float32_ends(single):
-    sums = iter([LossSums(*[jnp.float32(count)] * 7) for count in (2**24, 1)])
-    result = evaluate(lambda *_: next(sums), None, [make_rows(8)] * 2, single[1])
+    names = ("mlm_loss", "mlm_correct", "mlm_count")
+    names += ("nsp_loss", "nsp_correct", "nsp_count", "nsp_ones")
+    sums = iter(Forward({name: jnp.float32(count) for name in names}) for count in (2**24, 1))
+    result = evaluate(CONFIG.objective, lambda *_: next(sums), None, [make_rows(8)] * 2, single[1])
     assert result["eval/num_masked"] == 2**24 + 1
 
 
@@ -163,6 +170,6 @@ def test_held_out_rows_are_as_many_as_asked_for_in_micro_batches(tmp_path, singl
 
 def test_a_batch_that_does_not_divide_is_refused(params):
     mesh = make_mesh(MeshConfig(8))
-    step = make_eval_step(CONFIG, mesh)
+    step = make_eval_step(CONFIG, mesh, EVAL_SEED)
     with pytest.raises(UserError, match="the batch is 4; it must be a multiple of 8"):
-        evaluate(step, params, [make_rows(4)], mesh)
+        evaluate(CONFIG.objective, step, params, [make_rows(4)], mesh)

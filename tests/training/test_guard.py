@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bad_batches import poison
+from steps import masked_lm_step
 
 from bert_jax.config.mapping import build
 from bert_jax.data.store import SpecialIds
@@ -18,7 +19,8 @@ from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.guard import GUARD_METRICS, GuardConfig, cleared, fresh_guard, judge
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.step import StepConfig, init_state, make_train_step
+from bert_jax.training.state import init_state
+from bert_jax.training.step import make_train_step
 
 SKIP = GuardConfig(on_bad_step="skip", window=8)
 STOP = GuardConfig(window=8)
@@ -166,7 +168,7 @@ def test_a_guard_that_cannot_judge_is_refused(changes, message):
         build(PretrainConfig, {"guard": changes})
 
 
-CONFIG = StepConfig(
+CONFIG = masked_lm_step(
     model=ModelConfig(
         vocab_size=250, num_positions=16, hidden_dim=16, num_layers=1, num_heads=8, mlp_dim=32,
         hidden_dropout_rate=0.0, attention_dropout_rate=0.0,
@@ -192,7 +194,7 @@ def make_batch(number):
         "tokens": rng.integers(5, 250, (ROWS, LENGTH)).astype(np.uint16),
         "type_ids": rng.integers(0, 2, (ROWS, LENGTH)).astype(np.uint8),
         "segment_ids": np.ones((ROWS, LENGTH), np.uint8),
-        "nsp_labels": rng.integers(0, 2, ROWS).astype(np.int32),
+        "pair_labels": rng.integers(0, 2, ROWS).astype(np.int32),
         "row_index": np.arange(number * ROWS, (number + 1) * ROWS, dtype=np.uint32),
     }
 

@@ -22,7 +22,7 @@ from bert_jax.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.saved.pretrained import load_params
 from bert_jax.training.corpus import step_config
 from bert_jax.training.initial import InitialModel, started_from, with_architecture
-from bert_jax.training.step import init_state
+from bert_jax.training.state import init_state
 from bert_jax.training.train import train
 
 ONE_PHASE = [{"length": 32, "batch_size": 16}]
@@ -113,12 +113,15 @@ def test_on_any_mesh_with_any_padding_of_the_vocabulary(initial, corpus, extra):
     """200 rows more than the tokenizer has tokens: the table is padded otherwise."""
     config = CONFIG.with_vocabulary(corpus.train.vocab_size)
     mesh = make_mesh(build(MeshConfig, {"data": 2, "fsdp": 2, "tensor": 2}))
-    fresh = init_state(step_config(config, corpus), mesh, jax.random.key(0)).params
+    settings = step_config(config, corpus)
+    fresh = init_state(settings, mesh, jax.random.key(0)).params
     padded = jax.tree.map(np.copy, initial.params)
     for tree, name in ((padded["encoder"]["embeddings"], "token"), (padded["mlm"], "bias")):
         rows = np.full((extra, *tree[name].shape[1:]), 7.0, np.float32)
         tree[name] = np.concatenate([tree[name], rows])
-    found = started_from(dataclasses.replace(initial, params=padded), fresh)
+    found = started_from(
+        dataclasses.replace(initial, params=padded), fresh, settings.objective.axes()
+    )
     assert_close(jax.device_get(found), initial.params)
     jax.tree.map(lambda a, b: assert_same_layout(a, b), found, fresh)
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from steps import batch_gradients, forward, masked_lm_step, with_model
 
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
@@ -17,18 +18,8 @@ from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel.sharding import MeshConfig, batch_sharding, make_mesh, place_batch
 from bert_jax.training.guard import GUARD_METRICS
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.step import (
-    StepConfig,
-    TrainState,
-    abstract_state,
-    dropout_seed,
-    forward,
-    gradients,
-    init_state,
-    make_train_step,
-    mask_batch,
-    state_shardings,
-)
+from bert_jax.training.state import TrainState, abstract_state, init_state, state_shardings
+from bert_jax.training.step import dropout_seed, make_train_step
 
 MODEL = ModelConfig(
     vocab_size=250,
@@ -39,7 +30,7 @@ MODEL = ModelConfig(
     mlp_dim=32,
     scan_unroll=1,
 )
-CONFIG = StepConfig(
+CONFIG = masked_lm_step(
     model=MODEL,
     masking=MaskingConfig(max_predictions=4),
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2),
@@ -70,7 +61,7 @@ def make_batch(rows=ROWS, seed=0):
         "tokens": tokens * segment_ids,
         "type_ids": rng.integers(0, 2, (rows, LENGTH)).astype(np.uint8),
         "segment_ids": segment_ids,
-        "nsp_labels": rng.integers(-1, 2, rows).astype(np.int32),
+        "pair_labels": rng.integers(-1, 2, rows).astype(np.int32),
         "row_index": np.arange(1000, 1000 + rows, dtype=np.uint32),
     }
 
@@ -98,7 +89,9 @@ def gradients_on(mesh, accumulation=1):
     params = jax.device_put(make_params(), shardings)
 
     def run(params, rows):
-        return gradients(config, mesh, params, rows, dropout_seed(config, jnp.int32(3)))
+        return batch_gradients(
+            config, mesh, params, rows, dropout_seed(config, config.seed, jnp.int32(3))
+        )
 
     jitted = jax.jit(
         run, in_shardings=(shardings, batch_sharding(mesh)), out_shardings=(shardings, None)
@@ -116,37 +109,38 @@ def expected():
 @pytest.mark.parametrize("sizes", MESHES)
 def test_every_mesh_gives_the_loss_and_gradients_of_one_device(expected, sizes, accumulation):
     grads, sums = gradients_on(make_mesh(MeshConfig(*sizes)), accumulation)
-    np.testing.assert_allclose(sums, expected[1], rtol=1e-5)
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
     assert_close(grads, expected[0], 1e-5)
 
 
 def test_accumulation_on_one_device(expected):
     grads, sums = gradients_on(one_device(), accumulation=4)
-    np.testing.assert_allclose(sums, expected[1], rtol=1e-5)
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
     assert_close(grads, expected[0], 1e-5)
 
 
 def test_gradient_is_that_of_the_summed_loss():
     """Against a loss written out over logits at all positions, without dropout."""
-    config = replace(
-        CONFIG, model=replace(MODEL, hidden_dropout_rate=0.0, attention_dropout_rate=0.0)
-    )
-    assert dropout_seed(config, jnp.int32(0)) is None
+    config = with_model(CONFIG, replace(MODEL, hidden_dropout_rate=0.0, attention_dropout_rate=0.0))
+    assert dropout_seed(config, config.seed, jnp.int32(0)) is None
     params = jax.device_put(make_params())
     rows = jax.tree.map(jnp.asarray, make_masked_rows())
 
     @jax.jit
     def reference(params):
+        model = config.objective.model
         types, segments = rows["type_ids"].astype(int), rows["segment_ids"].astype(int)
-        logits = apply_pretraining(config.model, params, rows["tokens"], types, segments)
+        logits = apply_pretraining(model, params, rows["tokens"], types, segments)
         log_p = jax.nn.log_softmax(logits.mlm)
         chosen = log_p[jnp.arange(ROWS)[:, None], rows["positions"], rows["labels"]]
         mlm = -jnp.sum(chosen * rows["weights"]) / jnp.sum(rows["weights"])
-        nsp = jax.nn.log_softmax(logits.nsp)[jnp.arange(ROWS), jnp.maximum(rows["nsp_labels"], 0)]
-        has_pair = rows["nsp_labels"] >= 0
+        nsp = jax.nn.log_softmax(logits.nsp)[jnp.arange(ROWS), jnp.maximum(rows["pair_labels"], 0)]
+        has_pair = rows["pair_labels"] >= 0
         return mlm - jnp.sum(nsp * has_pair) / jnp.sum(has_pair)
 
-    grads, _ = jax.jit(lambda p: gradients(config, one_device(), p, rows, None))(params)
+    grads, _ = jax.jit(lambda p: batch_gradients(config, one_device(), p, rows, None))(params)
     assert_close(grads, jax.grad(reference)(params), 1e-6)
 
 
@@ -216,7 +210,7 @@ def test_metrics_are_those_of_the_batch(trained):
     first = metrics[0]
     assert set(first) == {
         "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm",
-        "learning_rate", "num_masked", "num_tokens",
+        "learning_rate", "num_tokens",
         *GUARD_METRICS,
     }  # fmt: skip
     assert first["num_tokens"] == batch["segment_ids"].sum() < batch["tokens"].size
@@ -226,19 +220,20 @@ def test_metrics_are_those_of_the_batch(trained):
 
     @jax.jit
     def reference(params, batch):
-        rows = mask_batch(CONFIG, batch, CONFIG.seed)
-        grads, sums = gradients(
-            CONFIG, one_device(), params, rows, dropout_seed(CONFIG, jnp.int32(0))
-        )
+        rows = CONFIG.objective.prepare(batch, CONFIG.seed)
+        seed = dropout_seed(CONFIG, CONFIG.seed, jnp.int32(0))
+        grads, sums = batch_gradients(CONFIG, one_device(), params, rows, seed)
         norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
         return sums, norm, rows["weights"]
 
     sums, norm, weights = reference(params, place_batch(batch, one_device()))
-    assert first["num_masked"] == np.sum(weights) == sums.mlm_count > 0
+    assert np.sum(weights) == sums["mlm_count"] > 0
     assert len(set(np.sum(weights, axis=1).tolist())) > 1  # unequal masks
     np.testing.assert_allclose(first["grad_norm"], norm, rtol=1e-5)
-    np.testing.assert_allclose(first["nsp_accuracy"], sums.nsp_correct / sums.nsp_count, rtol=1e-6)
-    assert sums.nsp_count == np.sum(batch["nsp_labels"] >= 0)
+    np.testing.assert_allclose(
+        first["nsp_accuracy"], sums["nsp_correct"] / sums["nsp_count"], rtol=1e-6
+    )
+    assert sums["nsp_count"] == np.sum(batch["pair_labels"] >= 0)
     assert state.step == state.opt_state.num_updates == 3
 
 
@@ -257,23 +252,21 @@ def test_masks_and_dropout_change_with_step_seed_and_row():
     def loss_per_row(seed, row_index):
         def one(index):
             row = {name: value[:1] for name, value in same.items()}
-            return forward(CONFIG, params, {**row, "row_index": index[None]}, seed).mlm_loss
+            return forward(CONFIG, params, {**row, "row_index": index[None]}, seed)["mlm_loss"]
 
         return jax.lax.map(one, row_index)
 
-    losses = loss_per_row(dropout_seed(CONFIG, jnp.int32(0)), rows["row_index"])
+    losses = loss_per_row(dropout_seed(CONFIG, CONFIG.seed, jnp.int32(0)), rows["row_index"])
     assert len(np.unique(losses)) == ROWS  # equal rows, another mask each
-    again = loss_per_row(dropout_seed(CONFIG, jnp.int32(0)), rows["row_index"][::-1])
+    again = loss_per_row(dropout_seed(CONFIG, CONFIG.seed, jnp.int32(0)), rows["row_index"][::-1])
     np.testing.assert_array_equal(again, losses[::-1])  # a function of the row, not of its place
-    later = loss_per_row(dropout_seed(CONFIG, jnp.int32(1)), rows["row_index"])
+    later = loss_per_row(dropout_seed(CONFIG, CONFIG.seed, jnp.int32(1)), rows["row_index"])
     assert not np.any(later == losses)
-    seeds = {
-        int(dropout_seed(replace(CONFIG, seed=s), jnp.int32(t))) for s in (0, 1) for t in (0, 1)
-    }
+    seeds = {int(dropout_seed(CONFIG, s, jnp.int32(t))) for s in (0, 1) for t in (0, 1)}
     assert len(seeds) == 4
 
     batch = jax.tree.map(jnp.asarray, make_batch())
-    mask = jax.jit(lambda batch, seed: mask_batch(CONFIG, batch, seed)["tokens"])
+    mask = jax.jit(lambda batch, seed: CONFIG.objective.prepare(batch, seed)["tokens"])
     assert np.any(mask(batch, jnp.uint32(0)) != mask(batch, jnp.uint32(1)))
 
 
@@ -282,10 +275,10 @@ def test_bfloat16_loss_is_within_a_hundredth_of_float32():
     rows = jax.tree.map(jnp.asarray, make_masked_rows())
     losses = []
     for dtype in ("float32", "bfloat16"):
-        config = replace(CONFIG, model=replace(MODEL, dtype=dtype))
+        config = with_model(CONFIG, replace(MODEL, dtype=dtype))
         sums = jax.jit(lambda p, config=config: forward(config, p, rows, None))(params)
-        assert {leaf.dtype for leaf in sums} == {jnp.dtype("float32")}
-        losses.append([sums.mlm_loss / sums.mlm_count, sums.nsp_loss / sums.nsp_count])
+        assert {leaf.dtype for leaf in sums.values()} == {jnp.dtype("float32")}
+        losses.append([sums["mlm_loss"] / sums["mlm_count"], sums["nsp_loss"] / sums["nsp_count"]])
     np.testing.assert_allclose(losses[1], losses[0], atol=1e-2)
     assert losses[1] != losses[0]
 
@@ -313,12 +306,12 @@ def collectives(config, mesh):
     return found
 
 
-UNROLLED = replace(CONFIG, model=replace(MODEL, num_layers=1))
+UNROLLED = with_model(CONFIG, replace(MODEL, num_layers=1))
 """Without a loop over layers, as by default: there a collective would stand once for all."""
 NUM_PARAMS = sum(
     leaf.size
     for leaf in jax.tree.leaves(
-        jax.eval_shape(lambda: init_params(UNROLLED.model, jax.random.key(0)))
+        jax.eval_shape(lambda: init_params(UNROLLED.objective.model, jax.random.key(0)))
     )
 )
 
@@ -342,7 +335,7 @@ def test_accumulation_communicates_gradients_once():
 def test_fsdp_gathers_parameters_and_reduces_gradients(remat):
     """In the loop over layers each matrix is gathered, in the backward loop again; never kept."""
     found = collectives(
-        replace(CONFIG, model=replace(MODEL, remat=remat)), make_mesh(MeshConfig(2, 4))
+        with_model(CONFIG, replace(MODEL, remat=remat)), make_mesh(MeshConfig(2, 4))
     )
     assert {kind for kind, *_ in found} == {"all-gather", "all-reduce", "reduce-scatter"}
     shapes = jax.eval_shape(lambda: init_params(MODEL, jax.random.key(0)))

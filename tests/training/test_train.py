@@ -98,8 +98,8 @@ def test_lines_at_the_start_and_the_end_say_what_runs_and_where_it_lies(finished
         r"[\d.]+% of the tokens in no row, [\d.]+% random pairs",
         rf"below {corpus.train.unigram_entropy:.3f} nats",
         r"devices  8 \(cpu\) of 1 process, as data 8 x fsdp 1 x tensor 1",
-        r"held-out text at step 2: mlm \d\.\d+ nats, \d\.\d+ above unigram entropy; nsp accuracy "
-        r"\d\.\d{3} \(majority label 0\.\d{3}\)",
+        r"held-out text at step 2: mlm loss \d\.\d+ nats, \d\.\d+ above unigram entropy; "
+        r"nsp accuracy \d\.\d{3} \(majority label 0\.\d{3}\)",
         r"step 2 of 2 reached",
         rf"checkpoint  {re.escape(str(workdir))}/checkpoints/2",
     ):

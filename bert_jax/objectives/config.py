@@ -1,0 +1,80 @@
+"""The section `objective` of a configuration, and the objectives that it can name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.data.store import SpecialIds
+from bert_jax.errors import UserError, nearest
+from bert_jax.model.config import ModelConfig
+from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.objective import Metric, Objective
+
+
+class Given(NamedTuple):
+    """The rest of a run's configuration and corpus, for an objective to read."""
+
+    model: ModelConfig
+    masking: MaskingConfig
+    pairs: bool
+    """Whether rows are pairs of sentences with a label."""
+    special_ids: SpecialIds
+    continues_word: np.ndarray | None = None
+    """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
+    unigram_entropy: float | None = None
+    """Entropy of the corpus's tokens, nats; None where no corpus is at hand."""
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """The choice of what a run learns; an objective's own fields are those of its subclass."""
+
+    name: str = "masked_lm"
+    """Objective: masked_lm."""
+
+    @classmethod
+    def variant(cls, values: Mapping[str, Any]) -> "type[ObjectiveConfig]":
+        """Return the subclass that `values` names.
+
+        Raises:
+            UserError: No objective of that name.
+        """
+        name = values.get("name", ObjectiveConfig.name)
+        if name not in OBJECTIVES:
+            near = nearest(str(name), OBJECTIVES)
+            hint = f" (did you mean {near!r}?)" if near else ""
+            raise UserError(
+                f"objective.name is {name!r}{hint}; it must be one of {', '.join(OBJECTIVES)}"
+            )
+        return OBJECTIVES[name]
+
+    def metrics(self, pairs: bool) -> tuple[Metric, ...]:
+        """List the metrics of a run, before its model and corpus are known."""
+        raise NotImplementedError
+
+    def make(self, given: Given) -> Objective:
+        """Make the objective."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MaskedLMConfig(ObjectiveConfig):
+    """Masked words, and with pairs of sentences whether the second follows (Devlin et al. 2018)."""
+
+    def metrics(self, pairs: bool) -> tuple[Metric, ...]:
+        """List the metrics of a run, before its model and corpus are known."""
+        return MaskedLM.metrics_of(pairs)
+
+    def make(self, given: Given) -> MaskedLM:
+        """Make the objective."""
+        return MaskedLM(
+            given.model, given.masking, given.special_ids, given.continues_word, given.pairs,
+            given.unigram_entropy,
+        )  # fmt: skip
+
+
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {"masked_lm": MaskedLMConfig}
+"""Objectives by name: adding one is an entry here."""

@@ -1,0 +1,181 @@
+"""Masked language modelling, with or without pairs of sentences (Devlin et al. 2018)."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from bert_jax.data.store import SpecialIds
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.flops import train_flops
+from bert_jax.model.heads import apply_pretraining, init_params, logical_axes
+from bert_jax.model.layout import Layout
+from bert_jax.objectives.losses import cross_entropy
+from bert_jax.objectives.masking import MaskingConfig, mask_tokens
+from bert_jax.objectives.objective import Batch, Forward, Metric, Scalars, Shown, ratio
+
+_MASKED = (
+    Metric(
+        "mlm_loss", "masked-LM loss", "mlm_loss", "mlm_count", "nats per token", short="mlm loss",
+        baseline="unigram entropy",
+    ),
+    Metric("mlm_accuracy", "masked-LM accuracy", "mlm_correct", "mlm_count", better="higher"),
+)  # fmt: skip
+_PAIRS = (
+    Metric("nsp_loss", "sentence-pair loss", "nsp_loss", "nsp_count", "nats per pair"),
+    Metric(
+        "nsp_accuracy", "sentence-pair accuracy", "nsp_correct", "nsp_count", better="higher",
+        short="nsp accuracy", floor="nsp_majority",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MaskedLM:
+    """Prediction of masked tokens, and of the label of a pair of sentences where rows have one."""
+
+    model: ModelConfig
+    masking: MaskingConfig
+    special_ids: SpecialIds
+    continues_word: np.ndarray | None = field(default=None, compare=False)
+    """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
+    pairs: bool = True
+    """Whether rows are pairs of sentences with a label."""
+    baseline: float | None = None
+    """Unigram entropy of the training corpus, nats."""
+
+    frozen = frozenset[str]()
+
+    @staticmethod
+    def metrics_of(pairs: bool) -> tuple[Metric, ...]:
+        """List the metrics of a run with or without pairs of sentences."""
+        return _MASKED + (_PAIRS if pairs else ())
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Metrics of the objective."""
+        return self.metrics_of(self.pairs)
+
+    def init(self, key: Array) -> Any:
+        """Make fresh parameters: encoder, mlm, nsp."""
+        return init_params(self.model, key)
+
+    def axes(self) -> Any:
+        """Name the logical axes of each parameter."""
+        return logical_axes(self.model)
+
+    def prepare(self, batch: Batch, seed: int | Array) -> Batch:
+        """Mask tokens: adds (B, P) positions, labels and weights, and replaces the tokens."""
+        masked = mask_tokens(
+            batch["tokens"],
+            batch["segment_ids"],
+            batch["row_index"],
+            seed=seed,
+            config=self.masking,
+            vocab_size=self.model.vocab_size,
+            special_ids=dataclasses.astuple(self.special_ids),
+            mask_id=self.special_ids.mask,
+            continues_word=self.continues_word,
+        )
+        return {**batch, **masked._asdict()}
+
+    def counts(self, rows: Batch) -> Scalars:
+        """Count masked positions and labelled pairs."""
+        return {
+            "mlm_count": jnp.sum(rows["weights"]),
+            "nsp_count": jnp.sum(rows["pair_labels"] >= 0),
+        }
+
+    def forward(
+        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Forward:
+        """Sum losses (nats), right answers and counts over the rows."""
+        logits = apply_pretraining(
+            self.model,
+            params,
+            rows["tokens"],
+            rows["type_ids"].astype(jnp.int32),
+            rows["segment_ids"].astype(jnp.int32),
+            rows["positions"],
+            dropout_seed=seed,
+            row_index=rows["row_index"],
+            layout=layout,
+        )
+        return Forward(
+            masked_sums(logits.mlm, rows["labels"], rows["weights"])
+            | pair_sums(logits.nsp, rows["pair_labels"])
+        )
+
+    def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
+        """Add the masked-LM loss and the sentence-pair loss (appendix A.2)."""
+        masked = ratio(sums["mlm_loss"], counts["mlm_count"])
+        return masked + ratio(sums["nsp_loss"], counts["nsp_count"])
+
+    def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the share of the more frequent label, the number of masked tokens, and the gain.
+
+        The share is the accuracy of always answering the more frequent label.
+        """
+        values = {"num_masked": sums["mlm_count"]}
+        if self.pairs:
+            pairs, ones = sums["nsp_count"], sums["nsp_ones"]
+            values["nsp_majority"] = max(ones, pairs - ones) / max(pairs, 1.0)
+        if self.baseline is not None:
+            loss = sums["mlm_loss"] / max(sums["mlm_count"], 1.0)
+            values["nats_below_unigram"] = self.baseline - loss
+        return values
+
+    def has_dropout(self) -> bool:
+        """Say whether training draws random numbers for dropout."""
+        return bool(self.model.hidden_dropout_rate or self.model.attention_dropout_rate)
+
+    def flops(self, length: int) -> int:
+        """Count the operations of one row in a training step (see `model.flops`)."""
+        return train_flops(self.model, length, self.masking.num_predictions(length))
+
+    def shown(self, rows: Batch) -> Shown:
+        """Show the masked input and the places that are predicted."""
+        return shown_masks(rows)
+
+
+def masked_sums(
+    logits: Float[Array, "B P V"], labels: Array, weights: Float[Array, "B P"]
+) -> Scalars:
+    """Sum loss (nats), right answers and number of masked positions.
+
+    `weights` is 1 at masked positions and 0 at unused ones.
+    """
+    loss, correct = cross_entropy(logits, labels)
+    return {
+        "mlm_loss": jnp.sum(loss * weights),
+        "mlm_correct": jnp.sum(correct * weights),
+        "mlm_count": jnp.sum(weights),
+    }
+
+
+def pair_sums(logits: Float[Array, "B 2"], labels: Array) -> Scalars:
+    """Sum loss (nats), right answers and labels of rows that carry a sentence-pair label.
+
+    Rows whose label is -1 carry no sentence pair and add nothing.
+    """
+    has_pair = (labels >= 0).astype(jnp.float32)
+    loss, correct = cross_entropy(logits, jnp.maximum(labels, 0))
+    return {
+        "nsp_loss": jnp.sum(loss * has_pair),
+        "nsp_correct": jnp.sum(correct * has_pair),
+        "nsp_count": jnp.sum(has_pair),
+        "nsp_ones": jnp.sum((labels == 1).astype(jnp.float32)),
+    }
+
+
+def shown_masks(rows: Batch) -> Shown:
+    """Show rows that `mask_tokens` prepared."""
+    tokens = jnp.asarray(rows["tokens"])
+    used = jnp.asarray(rows["weights"]) > 0
+    places = jnp.arange(tokens.shape[1])
+    predicted = (jnp.asarray(rows["positions"])[..., None] == places) & used[..., None]
+    return Shown(tokens, predicted.any(axis=1))

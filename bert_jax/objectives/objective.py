@@ -1,0 +1,141 @@
+"""The protocol between what a run learns and everything that trains it.
+
+An objective holds pure functions of their arguments. It knows no mesh, no loop and no file. The
+training step, evaluation, telemetry, pictures, retention, `plan` and `replay` use an objective
+through this protocol and its metrics alone, and know no metric by name.
+
+A step works in this order: `prepare` the whole batch; `counts`, the denominators of the whole
+batch; per micro-batch `forward`, the numerators; `loss`, a scalar of both. Losses of parts of a
+batch add up to the loss of the whole, however unequal the parts are, because the denominators are
+known before the first part.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.layout import Layout
+
+Tree = Any
+"""Nested dict of arrays."""
+Batch = dict[str, Any]
+"""Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), the objective's own."""
+Scalars = dict[str, Num[Array, ""]]
+"""Sums over rows: two of them added entry by entry are the sums over both sets of rows."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One ratio of sums that a run reports, such as a loss per masked token."""
+
+    name: str
+    """Name in metrics.jsonl, behind train/ and eval/."""
+    title: str
+    """Words for pictures and warnings."""
+    total: str
+    """Entry of the sums that is divided."""
+    count: str
+    """Entry of the sums that divides."""
+    unit: str = ""
+    """Unit of the value; empty: a share of 1."""
+    better: Literal["lower", "higher"] = "lower"
+    short: str = ""
+    """Words for lines and tables; empty: neither lines nor pictures show the metric."""
+    floor: str = ""
+    """Name of the evaluated value that the best constant answer reaches; empty: none."""
+    baseline: str = ""
+    """Words for the value that `Objective.baseline` gives, of the first metric."""
+
+
+class Forward(NamedTuple):
+    """Result of a forward pass over some rows."""
+
+    sums: Scalars
+    """Numerators and counts, summed over the rows."""
+    outputs: Tree = ()
+    """Arrays with rows on axis 0, for scores that are no ratio of sums."""
+
+
+class Shown(NamedTuple):
+    """Rows for people: the model's input, and which places are predicted."""
+
+    tokens: Array
+    """(B, L) token ids of the input."""
+    predicted: Array
+    """(B, L) bool."""
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What a run learns."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """Encoder of the objective: its compute type and unrolling are those of the step."""
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Metrics of the objective; the first is watched, drawn and compared with `baseline`."""
+
+    @property
+    def baseline(self) -> float | None:
+        """Value of the first metric that a model reaches which ignores its input, if known."""
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Top-level entries of the parameters that no step changes."""
+
+    def init(self, key: Array) -> Tree:
+        """Make fresh parameters: a nested dict of float32 arrays."""
+
+    def axes(self) -> Tree:
+        """Name the logical axes of each parameter (see `parallel.sharding.RULES`)."""
+
+    def prepare(self, batch: Batch, seed: int | Array) -> Batch:
+        """Make model inputs and labels of the whole batch, on the device: masking, corruption."""
+
+    def counts(self, rows: Batch) -> Scalars:
+        """Count the denominators of the loss, of the whole batch."""
+
+    def forward(
+        self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Forward:
+        """Compute the sums of some prepared rows; `seed` None switches dropout off."""
+
+    def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
+        """Return the loss of these sums over the counts of the whole batch."""
+
+    def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return what an evaluation reports beside the metrics, from its sums."""
+
+    def has_dropout(self) -> bool:
+        """Say whether training draws random numbers for dropout."""
+
+    def flops(self, length: int) -> int:
+        """Count the floating-point operations of one row of `length` tokens in a training step."""
+
+    def shown(self, rows: Batch) -> Shown:
+        """Show prepared rows to people."""
+
+
+def ratio(total: Num[Array, ""], count: Num[Array, ""]) -> Float[Array, ""]:
+    """Return the mean total / count, and 0 (never NaN) where nothing was counted."""
+    return total.astype(jnp.float32) / jnp.maximum(count.astype(jnp.float32), 1.0)
+
+
+def measure(metrics: tuple[Metric, ...], sums: Scalars) -> dict[str, Float[Array, ""]]:
+    """Return the value of each metric on the device."""
+    return {metric.name: ratio(sums[metric.total], sums[metric.count]) for metric in metrics}
+
+
+def evaluated(objective: Objective, sums: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that an evaluation reports, from sums over all its rows."""
+    values = {
+        metric.name: sums[metric.total] / max(sums[metric.count], 1.0)
+        for metric in objective.metrics
+    }
+    return {f"eval/{name}": value for name, value in (values | objective.aside(sums)).items()}

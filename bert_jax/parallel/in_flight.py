@@ -1,0 +1,30 @@
+"""A loop that keeps a device busy: results are read while later ones are computed."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import jax
+
+Item = TypeVar("Item")
+
+
+def in_flight(
+    dispatch: Callable[[Item], Any], items: Iterable[Item], ahead: int = 2
+) -> Iterator[tuple[Item, Any]]:
+    """Yield each item with its result as numpy arrays, in order.
+
+    Args:
+        dispatch: Starts the computation of an item and returns its arrays on the device.
+        items: Inputs.
+        ahead: Largest number of results that wait on the device, beyond the one that is read.
+    """
+    waiting: deque[tuple[Item, Any]] = deque()
+    for item in items:
+        waiting.append((item, dispatch(item)))
+        if len(waiting) > ahead:
+            first, result = waiting.popleft()
+            yield first, jax.device_get(result)
+    while waiting:
+        first, result = waiting.popleft()
+        yield first, jax.device_get(result)

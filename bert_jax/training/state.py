@@ -1,0 +1,150 @@
+"""The state of training: its arrays, and where each of them lies on a mesh.
+
+Several trials (runs of one shape that differ in seed and learning rate) train as one program: their
+states lie on axis 0 of every array, which the mesh axis `trial` splits.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from bert_jax.errors import UserError
+from bert_jax.objectives.objective import Objective
+from bert_jax.parallel.sharding import (
+    TRIAL,
+    opt_state_shardings,
+    param_shardings,
+    replicated,
+)
+from bert_jax.training.guard import GuardConfig, GuardState, fresh_guard
+from bert_jax.training.optim import OptimizerConfig, make_optimizer
+
+
+class TrainState(NamedTuple):
+    """Everything that a step changes: a plain pytree of arrays."""
+
+    step: Any
+    """int32 scalar: batches done, skipped batches included; also the number of the next batch."""
+    params: Any
+    """Nested dict of float32 arrays, as from `Objective.init`."""
+    opt_state: Any
+    guard: GuardState
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """Settings from which a step is compiled; shapes come from the batch."""
+
+    objective: Objective
+    optimizer: OptimizerConfig
+    num_steps: int
+    """Length of the run: the learning rate depends on it."""
+    accumulation: int = 1
+    """Micro-batches per step."""
+    seed: int = 0
+    """Seed of corruption and dropout."""
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    phase_starts: tuple[int, ...] = ()
+    """Numbers of the first batches of the phases after the first."""
+
+    def __post_init__(self) -> None:
+        """Refuse a step of no micro-batches."""
+        if self.accumulation < 1:
+            raise UserError(f"training.accumulation is {self.accumulation}; it must be at least 1")
+
+
+def optimizer_of(config: StepConfig) -> Any:
+    """Make the optimizer of the parameters that are not frozen."""
+    axes = trained(config.objective, config.objective.axes())
+    return make_optimizer(config.optimizer, config.num_steps, axes)
+
+
+def trained(objective: Objective, params: Any) -> Any:
+    """Return the entries of the parameters that a step changes."""
+    return {name: entry for name, entry in params.items() if name not in objective.frozen}
+
+
+def param_placement(config: StepConfig, mesh: Mesh) -> Any:
+    """Return the NamedSharding of each parameter of one run.
+
+    Raises:
+        UserError: A size of the model does not divide over the mesh.
+    """
+    shapes = jax.eval_shape(config.objective.init, jax.random.key(0))
+    return param_shardings(config.objective.axes(), shapes, mesh)
+
+
+def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
+    """Return the NamedSharding of each array of the state: for init, step and restore.
+
+    Raises:
+        UserError: A size of the model does not divide over the mesh.
+    """
+    shapes = jax.eval_shape(config.objective.init, jax.random.key(0))
+    params = param_shardings(config.objective.axes(), shapes, mesh)
+    one_run = TrainState(
+        step=replicated(mesh),
+        params=params,
+        opt_state=opt_state_shardings(
+            optimizer_of(config),
+            trained(config.objective, shapes),
+            trained(config.objective, params),
+            mesh,
+        ),
+        guard=jax.tree.map(lambda _: replicated(mesh), jax.eval_shape(fresh_guard)),
+    )
+    return of_trials(one_run, mesh)
+
+
+def of_trials(shardings: Any, mesh: Mesh) -> Any:
+    """Put the axis of trials before the others, where the mesh has trials."""
+    if TRIAL not in mesh.axis_names:
+        return shardings
+    return jax.tree.map(
+        lambda each: NamedSharding(mesh, PartitionSpec(TRIAL, *each.spec)), shardings
+    )
+
+
+def abstract_state(config: StepConfig, mesh: Mesh) -> TrainState:
+    """Return shape, type and sharding of each array of one run's state, for a restore or a plan."""
+    shapes = jax.eval_shape(lambda key: fresh_state(config, key), jax.random.key(0))
+    return with_shardings(shapes, state_shardings(config, mesh))
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """Add shardings to shapes."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+
+
+def init_state(config: StepConfig, mesh: Mesh, key: Array) -> TrainState:
+    """Make a fresh state, sharded from the start: no device ever holds the whole of a split model.
+
+    The values depend on `key` only, not on the mesh: threefry bits are a function of their index.
+    """
+    state: TrainState = jitted_init(config, mesh)(key)
+    return state
+
+
+def jitted_init(config: StepConfig, mesh: Mesh) -> Any:
+    """Return the jitted `key -> state` behind `init_state`, for a look at its memory."""
+    shardings = state_shardings(config, mesh)
+    return jax.jit(lambda key: fresh_state(config, key), out_shardings=shardings)
+
+
+def fresh_state(config: StepConfig, key: Array) -> TrainState:
+    """Make the state of one run before its first step."""
+    return state_from(config, config.objective.init(key))
+
+
+def state_from(config: StepConfig, params: Any) -> TrainState:
+    """Make the state of one run that starts from these parameters."""
+    opt_state = optimizer_of(config).init(trained(config.objective, params))
+    return TrainState(jnp.zeros([], jnp.int32), params, opt_state, fresh_guard())
