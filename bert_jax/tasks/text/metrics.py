@@ -6,9 +6,10 @@ predicts one value for everything has not learned, and NaN keeps it from passing
 compare with `numpy.nanargmax`, not with `max`.
 """
 
+import warnings
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -60,24 +61,17 @@ def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Linear correlation; NaN where either is constant or not finite.
+    """Return the linear correlation of scores; NaN where either side is constant or not finite."""
+    from scipy.stats import pearsonr  # takes half a second, which other scores need not pay
 
-    Args:
-        labels: (N,) scores.
-        predictions: (N,) scores.
-    """
-    return _pearson(*_scores(labels, predictions))
+    return _correlation(pearsonr, labels, predictions)
 
 
 def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Correlation of ranks, equal values sharing the mean of theirs; NaN as for `pearson`.
+    """Return the correlation of ranks; infinite scores have ranks, NaN as for `pearson`."""
+    from scipy.stats import spearmanr
 
-    Infinite scores have ranks and are taken.
-    """
-    truth, guess = _scores(labels, predictions)
-    if np.isnan(truth).any() or np.isnan(guess).any():  # sorting would give it a rank
-        return float("nan")
-    return _pearson(_ranks(truth), _ranks(guess))
+    return _correlation(spearmanr, labels, predictions)
 
 
 class MultiLabelF1(NamedTuple):
@@ -135,23 +129,14 @@ def _f1(truth: np.ndarray, guess: np.ndarray) -> float:
     return 2 * int(np.sum(truth & guess)) / found if found else 0.0
 
 
-def _pearson(x: np.ndarray, y: np.ndarray) -> float:
-    if (
-        not (np.isfinite(x).all() and np.isfinite(y).all())
-        or (x == x[0]).all()
-        or (y == y[0]).all()
-    ):
+def _correlation(correlate: Callable[..., Any], labels: ArrayLike, predictions: ArrayLike) -> float:
+    truth, guess = _pair(labels, predictions)
+    if len(truth) < 2:  # scipy raises
         return float("nan")
-    x, y = x - x.mean(), y - y.mean()
-    x, y = x / np.abs(x).max(), y / np.abs(y).max()  # squares of large or small scores overflow
-    product = float(np.dot(x, y) / (np.linalg.norm(x) * np.linalg.norm(y)))
-    return max(-1.0, min(1.0, product))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """From 1; equal values get the mean of the places they take."""
-    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(sizes) - (sizes - 1) / 2)[group]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # constant scores, for which scipy returns NaN
+        found = correlate(truth.astype(np.float64), guess.astype(np.float64))
+    return float(found.statistic)
 
 
 def _classes(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -161,11 +146,6 @@ def _classes(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.
         if values.dtype.kind not in "iub":
             raise ValueError(f"{name} are {values.dtype}; numbers of classes are whole numbers")
     return truth, guess
-
-
-def _scores(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    truth, guess = _pair(labels, predictions)
-    return truth.astype(np.float64), guess.astype(np.float64)
 
 
 def _pair(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

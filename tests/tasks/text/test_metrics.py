@@ -63,6 +63,7 @@ def test_where_nothing_is_defined():
     for score in (pearson, spearman):
         assert math.isnan(score([1.0, 2.0, 3.0], [2.5, 2.5, 2.5]))
         assert math.isnan(score([1.0, 2.0, 3.0], [2.5, math.nan, 1.0]))
+        assert math.isnan(score([1.0], [2.0]))
     assert math.isnan(pearson([1.0, 2.0, 3.0], [1.0, 2.0, math.inf]))
 
 
