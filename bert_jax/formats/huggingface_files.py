@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.untrusted.json_file import read_json_object
-from bert_jax.untrusted.safetensors_file import open_safetensors
+from bert_jax.untrusted.safetensors_file import read_safetensors
 
 MAX_CONFIG_BYTES = 1 << 20
 _MAX_INDEX_BYTES = 1 << 24
@@ -45,7 +45,7 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
             "remove the one that is not meant"
         )
     if single.is_file():
-        return {name: tensor.array for name, tensor in open_safetensors(single).items()}
+        return read_safetensors(single)
     if index.is_file():
         return _read_shards(directory, index)
     for name in _OTHER_WEIGHTS:
@@ -74,11 +74,11 @@ def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:
             )
         by_file.setdefault(file, set()).add(name)
     for file, names in sorted(by_file.items()):
-        tensors = open_safetensors(directory / file)
+        tensors = read_safetensors(directory / file)
         wrong += [f"{name[:80]!r} is not in {file}" for name in sorted(names - tensors.keys())]
         wrong += [f"{name[:80]!r} is in {file} and not in the index as such"
                   for name in sorted(tensors.keys() - names)]  # fmt: skip
-        found |= {name: tensors[name].array for name in names & tensors.keys()}
+        found |= tensors
     if wrong:
         raise UserError(f"{index} does not describe its files: {'; '.join(wrong[:20])}")
     return found

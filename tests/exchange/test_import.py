@@ -84,10 +84,10 @@ def test_a_roberta_becomes_a_bert_with_its_tokenizer(tmp_path):
 
 def test_a_classifier_of_a_roberta(tmp_path):
     write_roberta(tmp_path / "theirs", "RobertaForSequenceClassification")
-    from bert_jax.untrusted.safetensors_file import open_safetensors
+    from bert_jax.untrusted.safetensors_file import read_safetensors
 
     path = tmp_path / "theirs/model.safetensors"
-    arrays = {name: found.array.copy() for name, found in open_safetensors(path).items()}
+    arrays = {name: found.copy() for name, found in read_safetensors(path).items()}
     for part in ("weight", "bias"):
         arrays[f"classifier.dense.{part}"] = arrays.pop(f"roberta.pooler.dense.{part}")
         arrays.pop(f"lm_head.dense.{part}")

@@ -202,10 +202,10 @@ def _safetensors(_: Path) -> list[bytes]:
 
 
 def _use_safetensors(path: Path) -> None:
-    from bert_jax.untrusted.safetensors_file import open_safetensors
+    from bert_jax.untrusted.safetensors_file import read_safetensors
 
-    for tensor in open_safetensors(path).values():
-        tensor.array.tobytes()
+    for array in read_safetensors(path).values():
+        array.tobytes()
 
 
 BUNDLED = {
