@@ -1,9 +1,7 @@
 """`bert-jax demo`: the whole way from raw text to filled masks, on text that is already there."""
 
-import contextlib
 import dataclasses
 import itertools
-import os
 import shlex
 import shutil
 import sys
@@ -17,6 +15,7 @@ from bert_jax.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.corpus.pydocs import PythonDocs
 from bert_jax.data.store import TokenStore, open_store
 from bert_jax.errors import UserError
+from bert_jax.files.staging import staged_file
 from bert_jax.infer import MASK, MaskFiller, format_candidates
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -91,20 +90,11 @@ def _write_text(path: Path) -> None:
     if path.exists():
         print(f"{path} is there already")
         return
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     count = 0
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            for document in PythonDocs().documents():
-                file.write(document + "\n\n")
-                count += 1
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error}; choose another --workdir") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with staged_file(path) as file:
+        for document in PythonDocs().documents():
+            file.write(f"{document}\n\n".encode())
+            count += 1
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {count:,} documents")
 
 

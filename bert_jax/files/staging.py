@@ -51,21 +51,36 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes a file that is there whole or not at all; its directory is made where it is missing.
+@contextlib.contextmanager
+def staged_file(path: Path) -> Iterator[Any]:
+    """Open a binary file that appears whole when the body ends well, and else not at all.
+
+    A missing directory is made.
 
     Raises:
         UserError: the disk is full, or the directory cannot be written.
+        OSError: anything else that keeps the file from being written.
     """
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_synced(temporary, data)
+        with open(temporary, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_directory(path.parent)
     except OSError as error:
+        raise disk_full(path, error) from error
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise disk_full(path, error) from error
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file that appears whole or not at all; see `staged_file`."""
+    with staged_file(path) as file:
+        file.write(data)
 
 
 def sync_directory(directory: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_jax.checkpoint import SaveFailedError
 from bert_jax.checkpoint.agreement import all_agree, by_first
+from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
@@ -316,11 +317,10 @@ class _Run:
             write_summary(
                 summary, self.place.local, title=Path(self.place.name).name, percent=percent
             )
-        except OSError as error:
+        except (OSError, UserError) as error:
             raise SaveFailedError(
-                f"the statistics cannot be written to {self.place.local}: "
-                f"{error.strerror or error}. Fix that and rerun the command: the run continues "
-                "from its last save"
+                f"the statistics cannot be written to {self.place.local} ({error}). Fix that and "
+                "rerun the command: the run continues from its last save"
             ) from error
 
     def _summary(self, begun: int, total: int) -> list[str]:

@@ -1,9 +1,7 @@
 """Where answers go: JSON lines, lines for people, and of vectors .npy and .parquet."""
 
-import contextlib
 import io
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.files.staging import disk_full, sync_directory
+from bert_jax.files.staging import staged_file
 from bert_jax.infer.asker import Asker
 from bert_jax.infer.stream import Answered, Skipped
 
@@ -53,35 +51,9 @@ def check_out(path: Path | None, *, vectors: bool) -> None:
             f"--out {path}: {why}; name a file that ends in {' or '.join(known)}"
             f" ({_LINES[0]} is JSON lines)"
         )
-
-
-@contextmanager
-def staged_file(path: Path) -> Iterator[File]:
-    """A file that appears whole when the body ends well, and else not at all.
-
-    Raises:
-        UserError: It cannot be written, is a directory, or the disk is full.
-    """
-    if path.exists() and not path.is_file():
+    if path is not None and path.exists() and not path.is_file():
         what = "directory" if path.is_dir() else "device or a pipe"
         raise UserError(f"--out {path} is a {what}; name a file")
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_directory(path.parent)
-    except OSError as error:
-        known = disk_full(path, error)
-        if known is error:
-            raise
-        raise known from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 class JsonLines:

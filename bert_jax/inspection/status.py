@@ -191,6 +191,8 @@ def redraw(workdir: Path, status: Status, path: Path) -> str:
     rows = read_metrics(workdir / "metrics.jsonl")
     if not status.curve and not status.heldout_curve:
         return "there is no loss to draw yet"
+    if not path.parent.is_dir():
+        return f"{path} cannot be written: No such file or directory"
     ends = np.cumsum([phase.num_steps for phase in status.phases])
     labels = [f"length {phase.length}" for phase in status.phases[1:]]
     try:
@@ -202,8 +204,8 @@ def redraw(workdir: Path, status: Status, path: Path) -> str:
             title=workdir.absolute().name,
             phase_ends=[(int(end), label) for end, label in zip(ends[:-1], labels, strict=True)],
         )
-    except OSError as error:
-        return f"{path} cannot be written: {error.strerror or error}"
+    except (OSError, UserError) as error:
+        return f"{path} cannot be written: {error}"
     return ""
 
 

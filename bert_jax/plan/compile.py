@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import zstandard
 
+from bert_jax.errors import UserError
+from bert_jax.files.staging import replace_file
 from bert_jax.plan.topology import Topology, devices, quiet
 from bert_jax.training.config import PretrainConfig
 
@@ -351,20 +353,14 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, answer: Mapping[str, Any]) -> None:
-    """Appears complete or not at all; a cache that cannot be written costs time, not the answer."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
-        temporary.replace(path)
+    """Keep an answer and remove the oldest; a cache that cannot be written costs time only."""
+    with contextlib.suppress(OSError, UserError):
+        replace_file(path, zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
         kept = 0
         for entry in sorted(path.parent.glob("*.zst"), key=lambda p: -p.stat().st_mtime):
             kept += entry.stat().st_size
             if kept > _CACHE_BYTES:
                 entry.unlink(missing_ok=True)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 __all__ = [

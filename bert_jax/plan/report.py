@@ -1,11 +1,10 @@
 """A plan for people (tables and bars on the terminal, a picture) and for machines (JSON)."""
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import UserError
+from bert_jax.files.staging import staged_file
 from bert_jax.plan.predict import Plan
 
 SCHEMA = 2
@@ -205,14 +204,8 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
     _stack(time, labels, [_shares_of_time(plan) for plan in plans])
     time.set(xlabel="ms per step", title="Time, by source file")
     time.set_yticklabels([])
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        figure.savefig(temporary, format="png")
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"--plot: cannot write {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with staged_file(path) as file:
+        figure.savefig(file, format="png")
 
 
 def _shares_of_time(plan: Plan) -> dict[str, float]:

@@ -1,12 +1,12 @@
 """The loss curve of a run as a picture, beside what a model reaches that ignores its input."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bert_jax.files.staging import staged_file
 from bert_jax.objectives.objective import Metric
 
 _TRAIN, _EVAL, _BASELINE, _INK = "#2b6cb0", "#c2410c", "#4a5568", "#1a202c"
@@ -21,14 +21,10 @@ def draw_loss_curve(
     title: str = "",
     phase_ends: Sequence[tuple[int, str]] = (),
 ) -> None:
-    """Writes `loss_figure` as a PNG, replacing the file in one rename."""
+    """Write `loss_figure` as a PNG, replacing the file in one rename."""
     figure = loss_figure(rows, metrics, baseline, title=title, phase_ends=phase_ends)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        figure.savefig(temporary, format="png")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with staged_file(path) as file:
+        figure.savefig(file, format="png")
 
 
 def loss_figure(

@@ -2,12 +2,11 @@
 
 import json
 import math
-import os
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bert_jax.files.staging import replace_file, staged_file
 from bert_jax.sweep.plot import statistics_figure
 from bert_jax.sweep.statistics import LEVEL, Comparison, Group, Summary, rate_name
 
@@ -56,7 +55,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
 def write_summary(
     summary: Summary, directory: Path, *, title: str = "", percent: bool = False
 ) -> list[Path]:
-    """Writes statistics.txt, statistics.png and, last, statistics.json: each in one rename.
+    """Write statistics.txt, statistics.png and, last, statistics.json: each in one rename.
 
     Args:
         summary: of the runs.
@@ -70,19 +69,12 @@ def write_summary(
     text = "\n".join(summary_lines(summary, percent=percent)) + "\n"
     values = json.dumps(summary_json(summary), indent=1, allow_nan=False) + "\n"
     figure = statistics_figure(summary, title=title, percent=percent)
-    writers: dict[str, Callable[[Path], object]] = {
-        "statistics.txt": lambda path: path.write_text(text, encoding="utf-8"),
-        "statistics.png": lambda path: figure.savefig(path, format="png"),
-        "statistics.json": lambda path: path.write_text(values, encoding="utf-8"),
-    }
-    for name, write in writers.items():
-        temporary = directory / f".{name}.tmp-{os.getpid()}"
-        try:
-            write(temporary)
-            temporary.replace(directory / name)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return [directory / name for name in writers]
+    files = [directory / f"statistics.{suffix}" for suffix in ("txt", "png", "json")]
+    replace_file(files[0], text.encode())
+    with staged_file(files[1]) as file:
+        figure.savefig(file, format="png")
+    replace_file(files[2], values.encode())
+    return files
 
 
 def _group_table(summary: Summary, scale: float) -> list[str]:

@@ -13,6 +13,7 @@ from bert_jax.checkpoint import Checkpoints
 from bert_jax.checkpoint.agreement import by_first
 from bert_jax.config.mapping import to_dict
 from bert_jax.data.pipeline import ExampleStream, train_batches
+from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.model.layers import compute_dtype
 from bert_jax.parallel.sharding import check_batch_size, data_shard, make_mesh, place_batch
@@ -386,7 +387,7 @@ class _Run:
                 title=Path(self.place.name).name,
                 phase_ends=[(n, f"length {p.length}") for n, p in zip(starts, phases, strict=True)],
             )
-        except OSError as error:
+        except (OSError, UserError) as error:
             _log.warning("%s cannot be drawn: %s", self.workdir / "loss.png", error)
 
     def _telemetry(self, step: int) -> Telemetry:

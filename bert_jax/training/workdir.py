@@ -139,7 +139,7 @@ def begin_workdir(
     def write() -> None:
         try:
             workdir.mkdir(parents=True, exist_ok=True)
-            for leftover in workdir.glob(".loss.png.tmp-*"):  # of a run killed while drawing
+            for leftover in workdir.glob("loss.png.tmp-*"):  # of a run killed while drawing
                 leftover.unlink(missing_ok=True)
             copy_tokenizer(workdir / "tokenizer")
             content = json.dumps(record, indent=2) + "\n"

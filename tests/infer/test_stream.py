@@ -16,7 +16,7 @@ from bert_jax.infer import stream
 from bert_jax.infer.asker import Prepared, text_field
 from bert_jax.infer.records import MAX_LINE_BYTES, Record, read_records
 from bert_jax.infer.stream import Answered, Counts, Skipped, answer_records
-from bert_jax.infer.writers import JsonLines, Lines, opened_writer, staged_file
+from bert_jax.infer.writers import JsonLines, Lines, opened_writer
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows
 
@@ -273,10 +273,12 @@ def test_a_file_is_whole_or_not_there(tmp_path):
 
 
 def test_places_that_cannot_be_written_are_named(tmp_path):
-    with pytest.raises(UserError, match="is a directory"), staged_file(tmp_path):
+    (tmp_path / "a.jsonl").mkdir()
+    directory = opened_writer(Shout(), tmp_path / "a.jsonl", as_json=True)
+    with pytest.raises(UserError, match="is a directory"), directory:
         pass
     (tmp_path / "file").write_text("")
-    below = staged_file(tmp_path / "file" / "a.npy")
+    below = opened_writer(Shout(), tmp_path / "file" / "a.jsonl", as_json=True)
     with pytest.raises(UserError, match="part of the path is a file"), below:
         pass
     no_vectors = opened_writer(Shout(), tmp_path / "a.npy", as_json=True)

@@ -153,7 +153,7 @@ def test_files_appear_whole(sweep, tmp_path, monkeypatch):
         raise OSError("no space left")
 
     before = {path: path.read_bytes() for path in files}
-    monkeypatch.setattr("pathlib.Path.replace", fail)
+    monkeypatch.setattr("bert_jax.files.staging.os.replace", fail)
     with pytest.raises(OSError, match="no space"):
         write_summary(sweep, tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
