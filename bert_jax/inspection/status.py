@@ -16,7 +16,7 @@ import numpy as np
 from bert_jax.checkpoint.storage import AnyPath, as_path, saved_steps
 from bert_jax.checkpoint.verify import verified_steps
 from bert_jax.errors import UserError
-from bert_jax.model.config import num_params
+from bert_jax.model.heads import num_params
 from bert_jax.objectives.objective import Metric
 from bert_jax.run.events import read_events
 from bert_jax.run.goodput import Start, down_seconds, read_starts, total_seconds

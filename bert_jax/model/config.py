@@ -98,18 +98,3 @@ SIZES: dict[str, ModelConfig] = {
     "large": _size(24, 1024),
 }
 """The published sizes. Sources: Devlin et al. 2018 (base, large); Turc et al. 2019 (the others)."""
-
-
-def num_params(config: ModelConfig) -> int:
-    """Parameters of the pretraining model, counted as Hugging Face does.
-
-    Without the padding rows of the vocabulary; the decoder is the embedding table and counts once.
-    """
-    d, f = config.hidden_dim, config.mlp_dim
-    embeddings = (config.vocab_size + config.num_positions + config.num_types) * d + 2 * d
-    attention = 4 * (d * d + d) + 2 * d  # query, key, value, output; norm
-    mlp = (d * f + f) + (f * d + d) + 2 * d  # up, down; norm
-    pooler = d * d + d
-    mlm = (d * d + d) + 2 * d + config.vocab_size  # transform, norm, decoder bias
-    nsp = 2 * d + 2
-    return embeddings + config.num_layers * (attention + mlp) + pooler + mlm + nsp

@@ -4,6 +4,7 @@ Outside this package parameters are a nested dict of float32 arrays; modules exi
 function below is being traced.
 """
 
+import math
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -128,6 +129,21 @@ def logical_axes(config: ModelConfig) -> Params:
     """
     _, state = _abstract(config)
     return axes_of(state)
+
+
+@lru_cache(maxsize=32)
+def num_params(config: ModelConfig) -> int:
+    """Count the parameters of the pretraining model, as Hugging Face does.
+
+    The padding rows of the vocabulary do not count; the decoder is the embedding table.
+    """
+    count = 0
+    for _, variable in nnx.to_flat_state(_abstract(config)[1]):
+        size = math.prod(variable.shape)
+        if "vocab" in variable.get_metadata("axes"):
+            size = size // config.padded_vocab_size * config.vocab_size
+        count += size
+    return count
 
 
 def axes_of(state: Any) -> Params:

@@ -5,7 +5,7 @@ al. 2019 (bytes of state per parameter). Rates are of `chips.py`; efficiencies a
 near what compiled steps show.
 """
 
-from bert_jax.model.config import num_params
+from bert_jax.model.heads import num_params
 from bert_jax.plan.compile import row_flops
 from bert_jax.plan.search import Guess, Settings
 from bert_jax.plan.topology import Topology

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 import bert_jax
 from bert_jax.data.pairs import PairPlan, losses
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.model.config import num_params
+from bert_jax.model.heads import num_params
 from bert_jax.objectives.objective import Metric, Objective
 from bert_jax.run.goodput import Clock
 from bert_jax.run.readout import readout

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bert_jax.formats.huggingface_names import from_huggingface, to_huggingface
-from bert_jax.model.config import SIZES, ModelConfig, num_params
-from bert_jax.model.heads import apply_pretraining
+from bert_jax.model.config import SIZES, ModelConfig
+from bert_jax.model.heads import apply_pretraining, num_params
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "model" / "tiny.npz"
 TOLERANCE = 1e-5

@@ -1,13 +1,14 @@
 """Parameter counts, against the published ones and against arrays; refused shapes."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.model.config import SIZES, ModelConfig, num_params
-from bert_jax.model.heads import init_params
+from bert_jax.model.config import SIZES, ModelConfig
+from bert_jax.model.heads import init_params, num_params
 
 # tests/model/test_huggingface_parity.py checks the same numbers against transformers.
 PUBLISHED = {
@@ -23,6 +24,13 @@ PUBLISHED = {
 @pytest.mark.parametrize("size", SIZES)
 def test_published_parameter_counts(size):
     assert num_params(SIZES[size]) == PUBLISHED[size]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_readme_has_the_counts(size):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (row,) = (line for line in readme.splitlines() if line.startswith(f"| `bert_{size}`"))
+    assert row.endswith(f"| {num_params(SIZES[size]):,} |")
 
 
 def test_every_size_has_its_count():
