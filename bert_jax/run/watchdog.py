@@ -7,8 +7,7 @@ loop looks for signs of life.
 
 import contextlib
 import faulthandler
-import os
-import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -100,24 +99,22 @@ class Watchdog:
             f"(training.stall_seconds); the last was {what}"
         )
         writer = threading.Thread(
-            target=self._write, args=(message, what, _stacks()), name="watchdog report", daemon=True
+            target=self._write, args=(message, what), name="watchdog report", daemon=True
         )
         writer.start()
         writer.join(_REPORT_SECONDS)
         self._exit(EXIT_CODE)
 
-    def _write(self, message: str, what: str, stacks: str) -> None:
+    def _write(self, message: str, what: str) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        text = f"\n{now} {message}; exit code {EXIT_CODE}. All threads, most recent call first:\n"
-        text += stacks
-        with contextlib.suppress(OSError):
-            _write_all(_STDERR, text)
+        main = f"Thread 0x{threading.main_thread().ident:016x}"
+        text = f"\n{now} {message}; exit code {EXIT_CODE}. The main thread: {main}\n\n{_stacks()}"
+        _print(text)
         try:
             with self._report.open("a") as file:
                 file.write(text)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                _write_all(_STDERR, f"the stacks could not be written to a file: {error}\n")
+            _print(f"the stacks could not be written to a file: {error}\n")
         if self._events is not None:
             self._events.write("stalled", message, seconds=self._seconds, last=what)
 
@@ -127,26 +124,22 @@ def _arm_backstop(seconds: float) -> None:
 
 
 def _stacks() -> str:
-    """The stack of each thread but the caller's, the main thread's first.
+    """Return the stacks of all threads.
 
-    No source lines: their files may lie where the run hangs.
+    The dump goes to a local file first: faulthandler writes with the interpreter's lock held.
     """
-    threads = {thread.ident: thread for thread in threading.enumerate()}
-    main, me = threading.main_thread().ident, threading.get_ident()
-    lines = []
-    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
-        if ident == me:
-            continue
-        lines.append(f"\nThread {threads[ident].name if ident in threads else ident}:")
-        at: Any = frame
-        while at is not None:
-            code = at.f_code
-            lines.append(f'  File "{code.co_filename}", line {at.f_lineno} in {code.co_qualname}')
-            at = at.f_back
-    return "\n".join(lines) + "\n"
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            return file.read().decode(errors="replace")
+    except OSError as error:
+        return f"the stacks could not be collected: {error}\n"
 
 
-def _write_all(descriptor: int, text: str) -> None:
-    data = text.encode(errors="replace")
-    while data:
-        data = data[os.write(descriptor, data) :]
+def _print(text: str) -> None:
+    with (
+        contextlib.suppress(OSError),
+        open(_STDERR, "w", closefd=False, errors="replace") as file,
+    ):
+        file.write(text)

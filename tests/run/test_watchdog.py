@@ -51,7 +51,9 @@ def test_silence_ends_the_process_and_says_where_it_stood(tmp_path, record, capf
     text = report.read_text()
     assert text.startswith("an earlier stall\n")
     assert message in text
-    assert "Thread MainThread:" in text
+    main = f"Thread 0x{threading.main_thread().ident:016x}"
+    assert f"The main thread: {main}\n" in text
+    assert f"\n{main} (most recent call first):" in text
     place = f'File "{__file__}", line '
     assert any(
         line.strip().startswith(place) and line.endswith("in wait_for_a_step_that_does_not_come")

@@ -158,7 +158,7 @@ def test_a_peer_that_stops_and_one_that_dies(pods):
 
     first = pods.log("lost", 0).split("[local.py] try 2")[0]
     assert f"process 0 stands still: nothing was completed for {STALL_SECONDS} s" in first
-    assert re.search(r"training/train\.py\", line \d+ in _Run\._steps", first)
+    assert re.search(r"training/train\.py\", line \d+ in _steps", first)
     assert (pods.here / "lost" / "stacks.0.txt").read_text() in first
     assert not (pods.here / "lost" / "stacks.1.txt").exists()
     events = (pods.here / "lost" / "events.jsonl").read_text().splitlines()
