@@ -228,17 +228,9 @@ class Reading:
             self.refuse(f"model.dropout is {short(model['dropout'])}; ids must not be random")
         self.one_of("model.ignore_merges", model.get("ignore_merges") or False, (False,))
         found = self.mapping("model.vocab", model.get("vocab"))
-        if len(found) > MAX_TOKENS:
-            self.refuse(f"model.vocab has {len(found):,} tokens; the limit is {MAX_TOKENS:,}")
-        tokens: list[str] = [""] * len(found)
-        for token, id in found.items():
+        for token in found:
             self.token(f"model.vocab[{token[:80]!r}]", token)
-            if type(id) is not int or not 0 <= id < len(tokens) or tokens[id]:
-                self.refuse(
-                    f"model.vocab[{token[:80]!r}] is {short(id)}; the {len(tokens):,} tokens need "
-                    f"the ids 0 to {len(tokens) - 1}, each once"
-                )
-            tokens[id] = token
+        tokens = self.vocab(found)
         listed = model.get("merges")
         if not isinstance(listed, list) or len(listed) > MAX_TOKENS:
             self.refuse(f"model.merges is {short(listed)}; a list of at most {MAX_TOKENS:,}")
@@ -256,6 +248,25 @@ class Reading:
         if len(merges) != len(listed):
             self.refuse("model.merges has a pair twice")
         return tokens, list(merges)
+
+    def vocab(self, found: object) -> list[str]:
+        """Return the tokens of an object from token to id, in the order of their ids."""
+        ids = self.mapping("model.vocab", found)
+        if not 0 < len(ids) <= MAX_TOKENS:
+            self.refuse(f"model.vocab has {len(ids):,} tokens; 1 to {MAX_TOKENS:,} are needed")
+        tokens: list[Any] = [None] * len(ids)
+        for token, id in ids.items():
+            if type(id) is not int or not 0 <= id < len(tokens):
+                self.refuse(
+                    f"model.vocab[{token[:80]!r}] is {short(id)}; the {len(tokens):,} tokens need "
+                    f"the ids 0 to {len(tokens) - 1}, each once"
+                )
+            if tokens[id] is not None:
+                self.refuse(
+                    f"model.vocab gives the id {id} to {tokens[id][:80]!r} and to {token[:80]!r}"
+                )
+            tokens[id] = token
+        return tokens
 
     def token(self, name: str, found: object) -> str:
         """A token of the vocabulary."""

@@ -159,7 +159,7 @@ def _read_tokenizer_json(path: Path) -> tuple[list[str], WordPieceOptions]:
     expect("normalizer.lowercase", normalizer.get("lowercase"), True, False)
     expect("normalizer.strip_accents", normalizer.get("strip_accents"), None, True, False)
     expect("normalizer.handle_chinese_chars", normalizer.get("handle_chinese_chars"), True, False)
-    vocab = _vocab_in_order(path, model.get("vocab"))
+    vocab = Reading(f"{path}").vocab(model.get("vocab"))
     limit = model.get("max_input_chars_per_word", 100)
     return vocab, WordPieceOptions(
         lowercase=normalizer["lowercase"],
@@ -167,30 +167,6 @@ def _read_tokenizer_json(path: Path) -> tuple[list[str], WordPieceOptions]:
         split_cjk=normalizer["handle_chinese_chars"],
         max_word_chars=_positive(path, "model.max_input_chars_per_word", limit),
     )
-
-
-def _vocab_in_order(path: Path, found: object) -> list[str]:
-    """Tokens by id; the ids must be 0 to n - 1."""
-    if not isinstance(found, dict) or not found:
-        raise UserError(f"{path}: model.vocab is {short(found)}; an object from token to id is "
-                        "needed")  # fmt: skip
-    if len(found) > MAX_TOKENS:
-        raise UserError(f"{path}: model.vocab has {len(found):,} tokens; the limit is "
-                        f"{MAX_TOKENS:,}")  # fmt: skip
-    vocab: list[str | None] = [None] * len(found)
-    for token, id in found.items():
-        if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < len(vocab):
-            raise UserError(
-                f"{path}: model.vocab[{token[:80]!r}] is {short(id)}; the {len(vocab):,} tokens "
-                f"need the ids 0 to {len(vocab) - 1}, each once"
-            )
-        if vocab[id] is not None:
-            raise UserError(
-                f"{path}: model.vocab gives the id {id} to {vocab[id][:80]!r} and to "  # type: ignore[index]
-                f"{token[:80]!r}"
-            )
-        vocab[id] = token
-    return vocab  # type: ignore[return-value]
 
 
 def _added(
