@@ -8,8 +8,9 @@ The processes find each other over loopback and share the run as the hosts of a 
 0's output is shown; every process writes a log of its own. SIGINT and SIGTERM are passed on once,
 upon which the run saves and ends. When one process fails the others are ended, and its exit code is
 this command's. With --restarts the pod is then started again, unless the code is one that another
-try does not fix: 2 (input to correct), 3 (several saves in a row failed), 4 (a bad step) or 5 (no
-intact checkpoint). A new checkpoint in the command's --workdir starts the count of restarts anew.
+try does not fix: 2 (input to correct), 3 (several saves in a row failed), 4 (a bad step), 5 (no
+intact checkpoint) or 7 (another run has the work directory). A new checkpoint in the command's
+--workdir starts the count of restarts anew.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from typing import IO
 _POLL_SECONDS = 0.1
 _TAIL_LINES = 20
 _LOOPBACK = "127.0.0.1"
-_FINAL = {0, 2, 3, 4, 5}
+_FINAL = {0, 2, 3, 4, 5, 7}
 """Exit codes after which another try would do the same again, or nothing."""
 
 

@@ -6,6 +6,7 @@ whole. Those files lie in a local mirror, and `sync` uploads what changed.
 """
 
 import atexit
+import contextlib
 import datetime
 import importlib.util
 import logging
@@ -13,6 +14,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,6 +23,7 @@ import jax
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.files.claims import CLAIM, BucketClaims, Claims, LocalClaims
 
 _CHECKPOINTS, _DAMAGED, _RESUME = "checkpoints", "damaged", "resume"
 """Directories of arrays, which are written and read where they are."""
@@ -42,13 +45,33 @@ class WorkDir:
     """What people see: the path that was given."""
     mirror: "_Mirror | None" = None
     """None: `local` is the work directory itself."""
+    confirm: Callable[[], None] | None = None
+    """Check before a save that this run still holds the directory; ends the process if not."""
+
+    def claims(self) -> Claims:
+        """Return the claims in the directory, of which its lease is made."""
+        if self.mirror is None:
+            return LocalClaims(self.local)
+        return BucketClaims(self.mirror.files, self.name)
+
+    @contextlib.contextmanager
+    def explained(self, what: str) -> Iterator[None]:
+        """Raise what goes wrong in the block as an error that says `what` and what to do."""
+        failures = (OSError,) if self.mirror is None else _failures()
+        try:
+            yield
+        except failures as error:
+            if self.mirror is None:
+                raise UserError(f"{what} {self.name}: {error}") from error
+            raise _explained(f"{what} {self.name}", error, self.name) from error
 
     def sync(self, *, required: bool = False) -> None:
-        """Uploads the small files that changed since the last call; locally, does nothing.
+        """Uploads the small files that changed since the last call; locally, there are none.
 
-        Process 0 uploads, the others return at once. Call it before each save, so that a run that
-        is restarted from that save finds the metrics up to it, and when the run ends. An upload
-        that fails is logged as an error and tried again at the next call.
+        Process 0 confirms its lease on the directory first, then uploads; the others return at
+        once. Call it before each save, so that a run that is restarted from that save finds the
+        metrics up to it, and when the run ends. An upload that fails is logged as an error and
+        tried again at the next call.
 
         Args:
             required: Whether a failed upload raises; for the first of a run.
@@ -57,7 +80,11 @@ class WorkDir:
             UserError: `required`, and the bucket or the rights are missing.
             ConnectionError: `required`, and an upload failed otherwise.
         """
-        if self.mirror is None or jax.process_index() != 0:
+        if jax.process_index() != 0:
+            return
+        if self.confirm is not None:
+            self.confirm()
+        if self.mirror is None:
             return
         try:
             self.mirror.upload()
@@ -129,7 +156,7 @@ class _Mirror:
         for protocol in ("gs", "gcs"):
             fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
         self._url = url
-        self._files: Any = None
+        self.files: Any = None
         self._uploaded: dict[str, tuple[int, int]] = {}
         self._failed = False
         self.local = Path(tempfile.mkdtemp(prefix="bert_jax-"))
@@ -139,11 +166,11 @@ class _Mirror:
         """Fetches every file, except what lies below directories of checkpoints."""
         import fsspec
 
-        self._files = fsspec.filesystem("gs")
-        self._files.info(bucket)  # a listing says the same of a missing bucket and an empty one
+        self.files = fsspec.filesystem("gs")
+        self.files.info(bucket)  # a listing says the same of a missing bucket and an empty one
         root = self._url.removeprefix("gs://")
         try:
-            entries = self._files.ls(root, detail=True)
+            entries = self.files.ls(root, detail=True)
         except FileNotFoundError:  # a new run
             return
         objects: dict[str, Any] = {}
@@ -151,10 +178,11 @@ class _Mirror:
             if entry["type"] != "directory":
                 objects[entry["name"]] = entry
             elif PurePosixPath(entry["name"]).name not in (_CHECKPOINTS, _DAMAGED, _RESUME):
-                objects |= self._files.find(entry["name"], detail=True)
+                objects |= self.files.find(entry["name"], detail=True)
         for key, entry in objects.items():
             name = key.removeprefix(f"{root}/")
-            if name.endswith("/") or key == root:  # what a web console writes for a directory
+            # What a web console writes for a directory, and what is no part of the run.
+            if name.endswith("/") or key == root or CLAIM.fullmatch(name):
                 continue
             if not set(PurePosixPath(name).parts).isdisjoint(("..", "/")):
                 raise UserError(f"{self._url} holds an object with the name {name!r}; remove it")
@@ -165,7 +193,7 @@ class _Mirror:
                 )
             target = self.local / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(self._files.cat_file(key))
+            target.write_bytes(self.files.cat_file(key))
             if isinstance(written := entry.get("mtime"), datetime.datetime):
                 os.utime(target, (written.timestamp(),) * 2)
             self._uploaded[name] = _signature(target)
@@ -185,7 +213,7 @@ class _Mirror:
             )  # before reading: what is appended meanwhile comes next time
             if self._uploaded.get(name) == signature:
                 continue
-            self._files.pipe_file(f"{self._url}/{name}", path.read_bytes())
+            self.files.pipe_file(f"{self._url}/{name}", path.read_bytes())
             self._uploaded[name] = signature
         self._failed = False
 

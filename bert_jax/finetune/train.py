@@ -13,7 +13,7 @@ import numpy as np
 from bert_jax.checkpoint import SaveFailedError
 from bert_jax.checkpoint.agreement import all_agree, by_first
 from bert_jax.errors import UserError
-from bert_jax.files.remote import WorkDir, open_workdir
+from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.evaluate import finite, member_outputs
@@ -38,6 +38,7 @@ from bert_jax.finetune.workdir import (
 )
 from bert_jax.run.events import Events
 from bert_jax.run.interrupt import StopRequest
+from bert_jax.run.lease import hold_workdir
 from bert_jax.run.telemetry import duration
 from bert_jax.run.watchdog import Watchdog
 from bert_jax.saved.finetuned import NO_MODEL, STATISTICS
@@ -90,14 +91,14 @@ def finetune(
         DamagedCheckpointError: None of the run's checkpoints is intact.
     """
     setup = set_up(config)
-    place = open_workdir(workdir)
-    check_finetune_workdir(place, config, setup.fingerprints)
-    if by_first(lambda: (place.local / STATISTICS).exists()):
-        return _finished_before(setup, place, echo)
-    check_memory(setup.step, sweep_mesh(len(setup.waves[0])), len(setup.waves[0]))
-    run = _Run(config, setup, place, echo)
-    with StopRequest() as stop:
-        return run.run(stop)
+    with hold_workdir(workdir, echo=echo) as place:
+        check_finetune_workdir(place, config, setup.fingerprints)
+        if by_first(lambda: (place.local / STATISTICS).exists()):
+            return _finished_before(setup, place, echo)
+        check_memory(setup.step, sweep_mesh(len(setup.waves[0])), len(setup.waves[0]))
+        run = _Run(config, setup, place, echo)
+        with StopRequest() as stop:
+            return run.run(stop)
 
 
 def _finished_before(

@@ -14,12 +14,13 @@ from bert_jax.checkpoint.agreement import by_first
 from bert_jax.config.mapping import to_dict
 from bert_jax.data.pipeline import ExampleStream, train_batches
 from bert_jax.errors import UserError
-from bert_jax.files.remote import open_workdir
+from bert_jax.files.remote import WorkDir
 from bert_jax.model.layers import compute_dtype
 from bert_jax.parallel.sharding import check_batch_size, data_shard, make_mesh, place_batch
 from bert_jax.run.events import Events
 from bert_jax.run.goodput import Clock, Goodput
 from bert_jax.run.interrupt import StopRequest
+from bert_jax.run.lease import hold_workdir
 from bert_jax.run.loss_curve import draw_loss_curve
 from bert_jax.run.readout import readout
 from bert_jax.run.telemetry import Means, Telemetry, peak_flops, read_metrics
@@ -76,9 +77,10 @@ def train(
     """
     clock = clock or Clock()
     corpus = corpus or open_corpus(config.data.corpus)
-    run = _Run(config, workdir, corpus, initial, clock, echo)
-    with StopRequest() as stop:
-        return run.loop(stop)
+    with hold_workdir(workdir, echo=echo) as place:
+        run = _Run(config, place, corpus, initial, clock, echo)
+        with StopRequest() as stop:
+            return run.loop(stop)
 
 
 class _Run:
@@ -91,14 +93,14 @@ class _Run:
     def __init__(
         self,
         config: PretrainConfig,
-        workdir: Path | str,
+        place: WorkDir,
         corpus: Corpus,
         initial: Callable[[], InitialModel] | None,
         clock: Clock,
         echo: Callable[[str], None] | None,
     ):
         store = corpus.train
-        self.place = place = open_workdir(workdir)
+        self.place = place
         config, self.initial = resolve_init(config, place, initial, store.tokenizer_fingerprint)
         self.config = config = config.with_vocabulary(store.vocab_size)
         self.shown = place.local if place.mirror is None else place.name

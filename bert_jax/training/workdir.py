@@ -67,12 +67,10 @@ def holds_run(place: WorkDir) -> bool:
     """Whether a run was begun in a work directory.
 
     Raises:
-        UserError: It is a file, or holds checkpoints of which nothing says what they are.
+        UserError: The directory holds checkpoints of which nothing says what they are.
     """
     if (place.local / "config.json").exists():
         return True
-    if place.local.exists() and not place.local.is_dir():
-        raise UserError(f"{place.local} is a file; the work directory must be a directory")
     if place.checkpoints.exists():
         raise UserError(
             f"{place.name} has checkpoints and no config.json, so that it cannot be said what "

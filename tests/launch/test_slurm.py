@@ -82,6 +82,7 @@ def test_set_up_comes_before_the_run(stubs):
         (3, "RUNNING", "0", False),
         (4, "RUNNING", "0", False),
         (5, "RUNNING", "0", False),
+        (7, "RUNNING", "0", False),
         (6, "RUNNING", "19", True),  # all stood still
         (134, "RUNNING", "0", True),  # some lost their peer,
         (137, "RUNNING", "0", True),  # and some were killed

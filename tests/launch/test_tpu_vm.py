@@ -195,7 +195,7 @@ def test_watch_recreates_and_restarts_after_a_preemption(stubs):
     assert [call[-1] for call in archives] == ["c0ffee"] * 3  # that of the beginning
 
 
-@pytest.mark.parametrize("code", [1, 2, 3, 4, 5, 6, 134])
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 5, 6, 7, 134])
 @pytest.mark.parametrize("host", [0, 2])
 def test_watch_ends_with_the_run_of_any_host(stubs, code, host):
     states = ["running 7", "running 7", "running 7"]

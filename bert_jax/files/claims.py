@@ -1,0 +1,191 @@
+"""Small files that one of several writers creates: what a lease on a directory is made of.
+
+A claim is created where no file has its name, by one writer alone; renewed by its owner, which
+others see as a new version; and removed. Local disks, NFS and Cloud Storage all offer these three.
+"""
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from bert_jax.errors import UserError
+
+CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")
+"""Name of a claim; the number orders claims."""
+_MAX_BYTES = 4096
+
+
+@runtime_checkable
+class Claims(Protocol):
+    """The claims in one directory."""
+
+    def numbers(self) -> list[int]:
+        """List the numbers of all claims, in ascending order."""
+        ...
+
+    def create(self, number: int, content: bytes) -> bool:
+        """Create a claim; False where the number is taken."""
+        ...
+
+    def read(self, number: int) -> tuple[bytes, Hashable] | None:
+        """Read the content and the version of a claim; None where there is none."""
+        ...
+
+    def renew(self, number: int, content: bytes) -> bool:
+        """Give an own claim a new version; False where the claim is gone or another's."""
+        ...
+
+    def remove(self, number: int) -> None:
+        """Remove a claim, if it is there."""
+        ...
+
+
+class LocalClaims:
+    """Claims in a local directory or on NFS.
+
+    A version is the time that the file server gives the file: only its changes count, so no two
+    clocks are compared. Each look opens the file, because NFS clients ask the server only then.
+    """
+
+    def __init__(self, directory: Path):
+        """Name the directory; `create` makes it where it is missing."""
+        self._directory = directory
+        self._made: list[Path] = []
+
+    def numbers(self) -> list[int]:
+        """List the numbers of all claims, in ascending order."""
+        try:
+            return _numbers(os.listdir(self._directory))
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError:
+            raise UserError(
+                f"{self._directory} is a file or lies below one; the work directory must be a "
+                "directory"
+            ) from None
+
+    def create(self, number: int, content: bytes) -> bool:
+        """Create a claim; False where the number is taken."""
+        missing = [
+            path for path in (self._directory, *self._directory.parents) if not path.exists()
+        ]
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._made = missing or self._made
+        try:
+            file = os.open(self._path(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            return False
+        try:
+            os.write(file, content)
+            os.fsync(file)
+        except OSError:
+            self.remove(number)
+            raise
+        finally:
+            os.close(file)
+        return True
+
+    def read(self, number: int) -> tuple[bytes, Hashable] | None:
+        """Read the content and the version of a claim; None where there is none."""
+        try:
+            with open(self._path(number), "rb") as file:
+                return file.read(_MAX_BYTES), os.fstat(file.fileno()).st_mtime_ns
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):
+                return None
+            raise
+
+    def renew(self, number: int, content: bytes) -> bool:
+        """Give an own claim a new version; False where the claim is gone or another's."""
+        found = self.read(number)
+        if found is None or found[0] != content:
+            return False
+        try:
+            os.utime(self._path(number))  # needs no space: a full disk ends no lease
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):
+                return False
+            raise
+        return True
+
+    def remove(self, number: int) -> None:
+        """Remove a claim, and the directories that `create` made where nothing else is in them."""
+        self._path(number).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty: a run was begun
+            for path in self._made:
+                path.rmdir()
+        self._made = []
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"lease-{number}.json"
+
+
+class BucketClaims:
+    """Claims as objects of Cloud Storage; a version is the generation of the object.
+
+    Every write names the generation that it replaces, so the store itself refuses all but one of
+    several writers.
+    """
+
+    def __init__(self, files: Any, url: str):
+        """Take the file system of gcsfs, without a cache of listings, and gs://BUCKET/DIRECTORY."""
+        self._files = files
+        self._bucket, _, self._root = url.removeprefix("gs://").partition("/")
+        self._generation = ""
+
+    def numbers(self) -> list[int]:
+        """List the numbers of all claims, in ascending order."""
+        try:
+            found = self._files.ls(f"{self._bucket}/{self._root}", detail=False)
+        except FileNotFoundError:
+            return []
+        return _numbers(name.rpartition("/")[2] for name in found)
+
+    def create(self, number: int, content: bytes) -> bool:
+        """Create a claim; False where the number is taken."""
+        return self._write(number, content, "0")
+
+    def read(self, number: int) -> tuple[bytes, Hashable] | None:
+        """Read the content and the version of a claim; None where there is none."""
+        path = f"{self._bucket}/{self._key(number)}"
+        try:
+            generation = str(self._files.info(path)["generation"])
+            return self._files.cat_file(path)[:_MAX_BYTES], generation
+        except FileNotFoundError:
+            return None
+
+    def renew(self, number: int, content: bytes) -> bool:
+        """Give an own claim a new version; False where the claim is gone or another's."""
+        return bool(self._generation) and self._write(number, content, self._generation)
+
+    def remove(self, number: int) -> None:
+        """Remove a claim, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._files.call("DELETE", "b/{}/o/{}", self._bucket, self._key(number))
+
+    def _write(self, number: int, content: bytes, generation: str) -> bool:
+        url = self._files.base.replace("/storage/v1/", "/upload/storage/v1/b/{}/o")
+        try:
+            written = self._files.call(
+                "POST", url, self._bucket, uploadType="media", name=self._key(number),
+                ifGenerationMatch=generation, data=content, json_out=True,
+            )  # fmt: skip
+        except FileExistsError:  # another generation, perhaps of a request whose answer was lost
+            found = self.read(number)
+            if found is None or found[0] != content:
+                return False
+            self._generation = str(found[1])
+            return True
+        self._generation = str(written["generation"])
+        return True
+
+    def _key(self, number: int) -> str:
+        return f"{self._root}/lease-{number}.json"
+
+
+def _numbers(names: Any) -> list[int]:
+    return sorted(int(match[1]) for name in names if (match := CLAIM.fullmatch(name)))

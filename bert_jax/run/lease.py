@@ -1,0 +1,321 @@
+"""One run at a time in a work directory: a lease that a run holds while it lasts.
+
+The lease is a small file, `lease-1.json`, that says who holds the directory and that its holder
+renews every few seconds. A start that finds a lease takes it over by creating the file with the
+next number, which one of several starts can do alone, and by removing the others. A holder whose
+file is gone has lost its lease and ends before it writes more.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import getpass
+import json
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax.checkpoint.agreement import by_first
+from bert_jax.errors import UserError
+from bert_jax.files.claims import Claims
+from bert_jax.files.remote import WorkDir, open_workdir
+from bert_jax.untrusted.json_file import parse_json
+
+EXIT_CODE = 7
+_log = logging.getLogger("bert_jax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """How long the parts of a lease last, in seconds."""
+
+    beat: float = 10.0
+    """Time between two renewals."""
+    lapse: float = 90.0
+    """Time without a renewal after which another machine takes the lease over; longer than the 60
+    that network file systems may show an old state."""
+    patience: float = 300.0
+    """Time to wait for a holder on another machine that lives; longer than launchers give a run to
+    save and end."""
+    poll: float = 1.0
+    """Time between two looks at another's lease."""
+
+
+@contextlib.contextmanager
+def hold_workdir(
+    path: Path | str, *, echo: Callable[[str], None] | None = None, times: Times | None = None
+) -> Iterator[WorkDir]:
+    """Open a work directory that no other run writes to meanwhile.
+
+    All processes of a run call it; process 0 holds the lease for all.
+
+    Args:
+        path: The work directory, made if missing.
+        echo: Function that gets lines for people in process 0; None: standard output.
+        times: Times of the lease.
+
+    Raises:
+        UserError: Another run holds the directory, or the directory cannot be written.
+    """
+    place, times = open_workdir(path), times or Times()
+    lease = Lease(place.claims(), place.name, times, say=echo or _say)
+
+    def take() -> bool:
+        with place.explained("cannot write to the work directory"):
+            return lease.take()
+
+    # A collective that lasted as long as the wait would time out in the other processes.
+    while not by_first(take):
+        time.sleep(times.poll)
+    try:
+        if place.mirror is not None:  # another run may have written since the download
+            place = open_workdir(path)
+        yield dataclasses.replace(place, confirm=lease.confirm)
+    finally:
+        if jax.process_index() == 0:
+            lease.release()
+
+
+class Lease:
+    """A claim on a directory, renewed by a thread."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        name: str,
+        times: Times,
+        *,
+        say: Callable[[str], None],
+        exit: Callable[[int], Any] = os._exit,
+    ):
+        """Take nothing yet.
+
+        Args:
+            claims: Claims in the directory.
+            name: Name of the directory, for people.
+            times: Times of the lease.
+            say: Function that gets lines for people.
+            exit: Function that ends the process without unwinding anything.
+        """
+        self._claims, self._name, self._times = claims, name, times
+        self._say, self._exit = say, exit
+        self._content = json.dumps(_myself()).encode()
+        self._number = 0
+        self._watched = _Watched(name, times, say)
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+
+    def take(self) -> bool:
+        """Take the lease; False where its holder may be gone, which later calls find out.
+
+        Raises:
+            UserError: A run holds the lease; says which.
+        """
+        found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
+        there = {each: claim for each, claim in found if claim is not None}
+        if there and not self._watched.is_over(*there[max(there)]):
+            return False
+        over = {each: content for each, (content, _) in there.items()}
+        if not self._create(max(there, default=0) + 1, over):
+            return False
+        self._thread.start()
+        return True
+
+    def _create(self, number: int, over: dict[int, bytes]) -> bool:
+        """Create the claim, and remove those of holders that are gone."""
+        if not self._claims.create(number, self._content):
+            return False
+        others = [each for each in self._claims.numbers() if each != number]
+        now = {each: claim[0] for each in others if (claim := self._claims.read(each))}
+        if any(over.get(each) != content for each, content in now.items()):
+            # Created since the look, perhaps by one that will say the same of this claim.
+            self._claims.remove(number)
+            time.sleep(random.random() * self._times.poll)
+            return False
+        for each in over:
+            self._claims.remove(each)
+        self._number = number
+        return True
+
+    def confirm(self) -> None:
+        """Renew the lease; ends the process with code 7 where another run has taken it over."""
+        with self._lock:
+            if not self._number or self._done.is_set():
+                return
+            try:
+                held = self._claims.renew(self._number, self._content)
+            except Exception as error:  # whatever a network brings: the next beat tries again
+                _log.warning("The lease on %s cannot be renewed: %s", self._name, error)
+                return
+        if not held:
+            self._lost()
+
+    def release(self) -> None:
+        """Leave the directory to others."""
+        with self._lock:
+            number, self._number = self._number, 0
+        self._done.set()
+        if not number:
+            return
+        self._thread.join(self._times.beat)
+        try:
+            claim = self._claims.read(number)
+            if claim is not None and claim[0] == self._content:
+                self._claims.remove(number)
+        except Exception as error:
+            _log.warning(
+                "The lease on %s cannot be removed and lapses after %g s: %s",
+                self._name, self._times.lapse, error,
+            )  # fmt: skip
+
+    def _beat(self) -> None:
+        while not self._done.wait(self._times.beat):
+            self.confirm()
+
+    def _lost(self) -> None:
+        text = (
+            f"bert-jax: {self._name} was taken over by another run, because this process was "
+            f"suspended or cut off for more than {self._times.lapse:g} s. Nothing more is written; "
+            f"exit code {EXIT_CODE}\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))  # not print, whose lock may be held
+        self._exit(EXIT_CODE)
+
+
+class _Watched:
+    """A lease of another, and what was seen of it since the first look."""
+
+    def __init__(self, name: str, times: Times, say: Callable[[str], None]):
+        self._name, self._times, self._say = name, times, say
+        self._content: bytes | None = None
+        self._version: Any = None
+        self._since = self._seen = 0.0
+        """Times of the first look at this holder, and of the last change."""
+        self._beats = 0
+
+    def is_over(self, content: bytes, version: Any) -> bool:
+        """Tell whether the holder is gone; called again and again with what is there.
+
+        Raises:
+            UserError: The holder lives.
+        """
+        now, holder = time.monotonic(), _parsed(content)
+        if content != self._content:
+            if lives := _lives_here(holder):
+                raise UserError(self._refusal(holder, lives))
+            if lives is not None:
+                self._say(f"{self._name}: {_described(holder)} has ended; this run goes on")
+                return True
+            self._content, self._version, self._beats = content, version, 0
+            self._since = self._seen = now
+            self._say(
+                f"{self._name} is held by {_described(holder)}. Waiting for its end, or for "
+                f"{self._times.lapse:g} s without a sign of life"
+            )
+        elif version != self._version:
+            self._version, self._seen, self._beats = version, now, self._beats + 1
+        if now - self._seen > self._times.lapse:
+            self._say(f"{self._name}: no sign of life for {self._times.lapse:g} s; taken over")
+            return True
+        if now - self._since > self._times.patience and self._beats:
+            seen = now - self._seen
+            raise UserError(
+                self._refusal(
+                    holder,
+                    f"The last sign of life was {seen:.0f} s ago; {self._times.lapse:g} s after "
+                    "the last one the directory is free",
+                )
+            )
+        return False
+
+    def _refusal(self, holder: dict[str, Any], state: str) -> str:
+        return (
+            f"the work directory {self._name} is in use by {_described(holder)}. {state}. Wait for "
+            "the end of that run, stop it, or choose another work directory"
+        )
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _myself() -> dict[str, Any]:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container without this user
+        user = f"user {os.getuid()}"
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "user": user,
+        "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "process_start": _process(os.getpid())[1],
+        "token": uuid.uuid4().hex,
+    }
+
+
+def machine() -> str:
+    """Name what process numbers are unique in: this boot of this machine, or a container there."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # no Linux
+        return f"{socket.gethostname()} {uuid.getnode():x}"
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    """Return what a lease says; {} where its writer died before it was complete."""
+    try:
+        found = parse_json(content, where="lease")
+    except UserError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _described(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another start"
+    return (
+        f"process {holder.get('pid')} of {holder.get('user')} on {holder.get('host')} (since "
+        f"{holder.get('since')})"
+    )
+
+
+def _lives_here(holder: dict[str, Any]) -> str | None:
+    """Say that a holder lives on this machine; "" where it died, None where that cannot be told."""
+    pid = holder.get("pid")
+    if holder.get("machine") != machine() or not isinstance(pid, int) or pid < 1:
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except OSError:  # another user's
+        pass
+    state, start = _process(pid)
+    if state in ("Z", "X") or (start and holder.get("process_start", "") != start):
+        return ""
+    if state == "T":
+        return "That process is stopped; `kill -CONT` continues and `kill -KILL` ends it"
+    return "The directory is free as soon as that process ends"
+
+
+def _process(pid: int) -> tuple[str, str]:
+    """Return the state of a process and its start in ticks since boot; "" without /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return "", ""
