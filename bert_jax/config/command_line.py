@@ -114,7 +114,10 @@ def _find(named: str) -> Path:
     package = Path(__file__).parents[1]
     shipped = [package / "configs", package.parent / "configs"]  # of a wheel, of a clone
     relative = named.removeprefix("configs/")
-    candidates = [named, *(str(root / relative) for root in shipped)]
+    # `bert_tiny` is pretrain/bert_tiny.py.
+    folders = ["", *(folder.name for root in shipped for folder in root.glob("*/"))]
+    below = [root / folder / relative for folder in folders for root in shipped]
+    candidates = [named, *map(str, below)]
     for path in [Path(c + suffix) for c in candidates for suffix in ("", ".py")]:
         if named and path.is_file():
             return path
