@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKDIR ?= work/demo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-slow test-chaos test-parity lint format clean
+.PHONY: help demo test test-slow test-chaos test-parity lint docs format clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -21,6 +21,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing the test dependencies into $(VENV)"
 	$(PIP) --editable '.[dev,data]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "Installing the documentation's generator into $(VENV)"
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.installed-parity: $(VENV)/.installed-dev
@@ -55,6 +60,10 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, shellcheck, and the contract betwee
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck launch/*.sh launch/*.bash
+
+docs: $(VENV)/.installed-docs  ## the documentation site, in work/site; a link that leads nowhere is an error
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -c docs/site docs work/site
+	@echo "work/site/index.html"
 
 format: $(VENV)/.installed-dev  ## format the code
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""Checkpoints as a training loop uses them: asynchronous, verified, kept by policy.
+"""Checkpoints as a training loop uses them: asynchronous, verified, kept by policy::
 
     save(step) -> arrays are copied, the loop goes on
                   Orbax writes           (its threads, all processes)

@@ -1,6 +1,6 @@
 """From a token store to batches: which rows make step n, and their delivery in time.
 
-A batch is a dict of numpy arrays, B rows of length L:
+A batch is a dict of numpy arrays, B rows of length L::
 
   tokens       (B, L) the store's dtype
   type_ids     (B, L) uint8: sentence A 0, sentence B 1
