@@ -1,4 +1,4 @@
-"""What the wheel holds is enough: used in an environment without the checkout."""
+"""The wheel, used in an environment without the checkout."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = ["--python", str(venv / "bin" / "python")]
     subprocess.run([*pip, *python, "install", "--no-deps", str(wheel)], check=True)
     (packages,) = venv.glob("lib/python*/site-packages")
-    # As a path only: what this environment says of an editable installation is not read there.
+    # A path that is added so reads no .pth files: an editable installation stays out.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return venv / "bin"
 

@@ -181,7 +181,7 @@ class _Mirror:
                 objects |= self.files.find(entry["name"], detail=True)
         for key, entry in objects.items():
             name = key.removeprefix(f"{root}/")
-            # What a web console writes for a directory, and what is no part of the run.
+            # Markers of directories that a web console writes, and leases.
             if name.endswith("/") or key == root or CLAIM.fullmatch(name):
                 continue
             if not set(PurePosixPath(name).parts).isdisjoint(("..", "/")):
