@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.files.staging import write_synced
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import Params, apply_pretraining, encode, init_params
+from bert_jax.model.heads import Params, apply_pretraining, encode, param_shapes
 from bert_jax.model.task_heads import TaskHeadConfig, apply_task
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
@@ -178,7 +178,7 @@ def logits_of(
 
 def _with_zeros(saved: SavedModel) -> Params:
     """The functions of the model want all its parts; what those that it lacks give is dropped."""
-    shapes = jax.eval_shape(lambda: init_params(saved.config, jax.random.key(0)))
+    shapes = param_shapes(saved.config)
     lacking = {part: shapes[part] for part in shapes.keys() - saved.params.keys()}
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), lacking)
     pooler = jax.tree.map(

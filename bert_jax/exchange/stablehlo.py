@@ -30,8 +30,8 @@ from bert_jax.files.staging import write_synced
 from bert_jax.formats.families import bert_names
 from bert_jax.formats.huggingface_files import WEIGHTS
 from bert_jax.formats.huggingface_names import TABLE, TASK_TABLES, Entry, canonical_names
-from bert_jax.model.heads import Params, init_params
-from bert_jax.model.task_heads import init_task_params
+from bert_jax.model.heads import Params, param_shapes
+from bert_jax.model.task_heads import head_shapes
 from bert_jax.saved.model import SavedModel
 
 PROGRAM = "model.stablehlo"
@@ -71,10 +71,9 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
     )
     head = None if saved.outputs is None else saved.outputs.head
     parts = tuple(part for part in ("mlm", "nsp") if part in saved.params)
-    key = jax.random.key(0)
-    shapes: Params = jax.eval_shape(lambda: init_params(config, key))
+    shapes = param_shapes(config)
     if head is not None:
-        shapes |= {"head": jax.eval_shape(lambda: init_task_params(config, head, key))["head"]}
+        shapes["head"] = head_shapes(config, head)
     entries = {entry.name: entry for entry in TABLE}
     if head is not None:
         entries |= {entry.name: entry for entry in TASK_TABLES[head.kind]}

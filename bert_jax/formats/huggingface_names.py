@@ -22,8 +22,8 @@ from flax import nnx
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.encoder import Pooler
-from bert_jax.model.heads import Params, init_params
-from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
+from bert_jax.model.heads import Params, param_shapes
+from bert_jax.model.task_heads import TaskHeadConfig, head_shapes
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ def from_huggingface(
         numbers, a decoder that is not the embedding table; all of them at once.
     """
     found = canonical_names(state_dict)
-    key = jax.random.key(0)
+    shapes = param_shapes(config)
     if head is None:
-        return _read(TABLE, jax.eval_shape(lambda: init_params(config, key)), found, config)
-    shapes = jax.eval_shape(lambda: init_task_params(config, head, key))
+        return _read(TABLE, shapes, found, config)
+    shapes["head"] = head_shapes(config, head)
     table = TASK_TABLES[head.kind]
     if _has_pooler(found):  # their older classes gave every model one
         table += tuple(entry for entry in _POOLER if entry not in table)
@@ -155,11 +155,10 @@ def parts_from_huggingface(
         known |= DUPLICATES
     if pretraining and any(name.startswith("cls.seq_relationship.") for name in found):
         table += [entry for entry in TABLE if entry.path[0] == "nsp"]
-    key = jax.random.key(0)
-    shapes = jax.eval_shape(lambda: init_params(config, key))
+    shapes = param_shapes(config)
     if head is not None:
         table += _HEAD_ENTRIES[head.kind]
-        shapes |= {"head": jax.eval_shape(lambda: init_task_params(config, head, key))["head"]}
+        shapes["head"] = head_shapes(config, head)
     known |= {entry.name for entry in table}
     found = {n: a for n, a in found.items() if n in known or not n.startswith(_HEADS)}
     return _read(tuple(table), shapes, found, config)
@@ -236,8 +235,9 @@ def _read(
     for entry in table:
         per_layer = "{n}" in entry.name
         ours = _lookup(shapes, entry.path).shape[1 if per_layer else 0 :]
+        numbers = range(config.num_layers if per_layer else 1)
         arrays = []
-        for n in range(config.num_layers if per_layer else 1):
+        for n in numbers:
             name = entry.name.format(n=n)
             used.add(name)
             if name not in found:
@@ -247,9 +247,12 @@ def _read(
             if problem:
                 wrong.setdefault(problem, []).append(name)
                 continue
-            arrays.append(_import(entry, array, ours))
-        if arrays:
-            _insert(params, entry.path, np.stack(arrays) if per_layer else arrays[0])
+            arrays.append(array)
+        if len(arrays) == len(numbers):
+            filled = _empty((len(arrays), *ours))
+            for array, place in zip(arrays, filled, strict=True):
+                _import(entry, array, place)
+            _insert(params, entry.path, filled if per_layer else filled[0])
     for name in sorted(set(found) - used):
         wrong.setdefault("is unexpected", []).append(name)
     for name, original in (
@@ -275,7 +278,7 @@ def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]
     if not jnp.issubdtype(theirs.dtype, np.floating):
         return theirs, f"has numbers of type {theirs.dtype}, floating point is needed"
     with np.errstate(over="ignore"):
-        theirs = theirs.astype(np.float32)
+        theirs = theirs.astype(np.float32, copy=False)
     if not np.isfinite(theirs).all():
         return theirs, "has values that are not finite float32 numbers"
     return theirs, ""
@@ -301,13 +304,22 @@ def _their_shape(entry: Entry, ours: tuple[int, ...], config: ModelConfig) -> tu
     return (int(np.prod(ours)),) if entry.path[-1] == "bias" else ours
 
 
-def _import(entry: Entry, theirs: np.ndarray, ours: tuple[int, ...]) -> np.ndarray:
+def _empty(shape: tuple[int, ...]) -> np.ndarray:
+    """Allocate float32 numbers where XLA on CPU can use them without a copy: at 64 bytes."""
+    size = int(np.prod(shape))
+    room = np.empty(size + 16, np.float32)
+    start = -room.ctypes.data % 64 // 4
+    return room[start : start + size].reshape(shape)
+
+
+def _import(entry: Entry, theirs: np.ndarray, ours: np.ndarray) -> None:
+    """Write an array of theirs into ours."""
     if entry.kind == "vocab":
-        padding = [(0, ours[0] - theirs.shape[0])] + [(0, 0)] * (theirs.ndim - 1)
-        return np.pad(theirs, padding)
-    if entry.kind == "kernel":
-        theirs = theirs.T
-    return np.ascontiguousarray(theirs.reshape(ours))
+        ours[: len(theirs)], ours[len(theirs) :] = theirs, 0
+    elif entry.kind == "kernel":
+        ours.reshape(theirs.shape[::-1])[...] = theirs.T
+    else:
+        ours[...] = theirs.reshape(ours.shape)
 
 
 def _export(entry: Entry, ours: np.ndarray, config: ModelConfig) -> np.ndarray:

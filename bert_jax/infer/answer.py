@@ -9,8 +9,9 @@ from scipy.special import softmax
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
+from bert_jax.infer import forward
 from bert_jax.infer.asker import Answer, Prepared, check_count, finite, text_field
-from bert_jax.infer.network import Network
+from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import Origin, Question
 from bert_jax.tasks.rows import Batch, Rows
@@ -27,7 +28,7 @@ class Answerer:
     where it has most context, see `tasks.squad_windows`.
 
     Args:
-        network: The model.
+        model: The model.
         top: Candidates listed for a question, best first.
         null_threshold: A question whose `null_odds` are above it has no answer; "auto": what was
             best for F1 on the dev data of the run, where these had questions without answer, else
@@ -42,13 +43,13 @@ class Answerer:
 
     def __init__(
         self,
-        network: Network,
+        model: SavedModel,
         *,
         top: int = 1,
         null_threshold: float | str | None = "auto",
         max_answer_tokens: int | None = None,
     ) -> None:
-        network.require("answer", "head for spans")
+        model.require("answer", "head for spans")
         check_count("top", top)
         if max_answer_tokens is not None:
             check_count("max_answer_tokens", max_answer_tokens)
@@ -56,15 +57,15 @@ class Answerer:
             raise UserError(
                 f"null_threshold is {null_threshold!r}; give a finite number, None or 'auto'"
             )
-        self.network = network
+        self.model = model
         self._top = top
-        self._windows = _windows(network.max_length)
+        self._windows = _windows(model.max_length)
         self._max_tokens = max_answer_tokens or 30
-        if network.origin.kind == "finetune":
-            task = build(TaskConfig, network.origin.config["task"], network.name)
+        if model.origin.kind == "finetune":
+            task = build(TaskConfig, model.origin.config["task"], model.name)
             self._windows = task.windows
             self._max_tokens = max_answer_tokens or task.squad.max_answer_tokens
-        found = network.origin.metrics.get("null_threshold")
+        found = model.origin.metrics.get("null_threshold")
         self._threshold = found if isinstance(null_threshold, str) else null_threshold
 
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Question:
@@ -74,7 +75,7 @@ class Answerer:
 
     def prepare(self, examples: Sequence[Question]) -> Prepared[Question]:
         """See `asker.Asker`."""
-        built = build_windows(examples, self.network.tokenizer, self._windows)
+        built = build_windows(examples, self.model.tokenizer, self._windows)
         rows = Rows(
             [window.ids for window in built.windows],
             np.array([window.context_at for window in built.windows], np.int32),
@@ -85,7 +86,7 @@ class Answerer:
 
     def judge(self, batch: Batch) -> Array:
         """See `asker.Asker`."""
-        return self.network.token_logits(batch)
+        return forward.token_logits(self.model, batch)
 
     def answers(self, prepared: Prepared[Question], outputs: Sequence[np.ndarray]) -> list[Answer]:
         """See `asker.Asker`: answer, start, end, probability, null_odds, and of several candidates.
@@ -95,7 +96,7 @@ class Answerer:
         """
         built: SquadWindows = prepared.context
         logits = [output[:n] for output, n in zip(outputs, prepared.rows.lengths, strict=True)]
-        finite(logits, self.network.name)
+        finite(logits, self.model.name)
         found = find_answers(
             prepared.examples,
             built.windows,

@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.infer.batching import run_rows
-from bert_jax.infer.network import Network
+from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.examples import Origin
 from bert_jax.tasks.problems import SHOWN
 from bert_jax.tasks.rows import Batch, Rows
@@ -73,7 +73,7 @@ class Given(Origin):
 class Asker(Protocol[Example]):
     """A verb with its options and a model."""
 
-    network: Network
+    model: SavedModel
     FIELDS: ClassVar[tuple[str, ...]]
     """Of a JSON line; a line of plain text is the first."""
 
@@ -108,10 +108,10 @@ class Asker(Protocol[Example]):
 
 def ask(asker: Asker[Example], prepared: Prepared[Example]) -> Sequence[Any]:
     """Judges the rows; see `Asker.answers`."""
-    network = asker.network
+    model = asker.model
     outputs = run_rows(
-        prepared.rows, asker.judge, limit=network.max_length,
-        pad_id=network.tokenizer.special_ids.pad,
+        prepared.rows, asker.judge, limit=model.max_length,
+        pad_id=model.tokenizer.special_ids.pad,
     )  # fmt: skip
     return asker.answers(prepared, outputs)
 

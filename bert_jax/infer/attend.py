@@ -18,10 +18,10 @@ from jaxtyping import Float, Int, UInt8
 
 import bert_jax
 from bert_jax.errors import UserError
+from bert_jax.infer import forward
 from bert_jax.infer.batching import run_rows
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.masks import encode_masked, token_text
-from bert_jax.infer.network import Network
 from bert_jax.model.layer_outputs import layer_outputs
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Rows
@@ -142,7 +142,7 @@ def _fills(saved: SavedModel, row: _Row) -> dict[int, str]:
         return {}
     if "mlm" not in saved.params:
         return dict.fromkeys(at.tolist(), "this model has no head that fills masks")
-    filler = MaskFiller(Network(saved))
+    filler = MaskFiller(forward.on_device(saved))
     (output,) = run_rows(
         Rows([row.ids], np.array([row.second_at], np.int32), None), filler.judge,
         limit=saved.max_length, pad_id=saved.tokenizer.special_ids.pad,

@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jax import Array
-from scipy.special import expit, softmax
 
 from bert_jax.errors import UserError
+from bert_jax.infer import forward
 from bert_jax.infer.asker import Answer, Prepared, check_count, finite, text_field
-from bert_jax.infer.network import Network
+from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch
 from bert_jax.tasks.text.rows import cut_rows
@@ -26,10 +26,10 @@ def text_example(fields: Mapping[str, Any], origin: Origin) -> TextExample:
     return TextExample("", text, pair, None, origin)
 
 
-def text_rows(examples: Sequence[TextExample], network: Network) -> Prepared[TextExample]:
+def text_rows(examples: Sequence[TextExample], model: SavedModel) -> Prepared[TextExample]:
     """Make rows of texts and pairs; the end of what is too long is cut."""
-    length = network.max_length
-    rows, cut = cut_rows(examples, network.tokenizer, length, None)
+    length = model.max_length
+    rows, cut = cut_rows(examples, model.tokenizer, length, None)
     limit = f"texts are longer than {length} tokens, special ones included,"
     return Prepared(examples, rows, cut=cut, limit=limit)
 
@@ -38,7 +38,7 @@ class Classifier:
     """A model with a classification head; see `asker.Asker`.
 
     Args:
-        network: The model.
+        model: The model.
         top: Of how many classes the probability is given, best first; None: of all.
         threshold: Of several labels, those that are more probable.
 
@@ -48,15 +48,17 @@ class Classifier:
 
     FIELDS: ClassVar[tuple[str, ...]] = ("text", "text_b")
 
-    def __init__(self, network: Network, *, top: int | None = None, threshold: float = 0.5) -> None:
-        network.require("classify", "head for classes or scores")
+    def __init__(
+        self, model: SavedModel, *, top: int | None = None, threshold: float = 0.5
+    ) -> None:
+        model.require("classify", "head for classes or scores")
         if top is not None:
             check_count("top", top)
         if not 0 <= threshold <= 1:
             raise UserError(f"threshold is {threshold}; a probability lies between 0 and 1")
-        if "pooler" not in network.weights:
-            raise UserError(f"{network.name}: the head reads the pooler, and there is none")
-        self.network = network
+        if not model.has_pooler:
+            raise UserError(f"{model.name}: the head reads the pooler, and there is none")
+        self.model = model
         self._top = top
         self._threshold = threshold
 
@@ -66,17 +68,17 @@ class Classifier:
 
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         """See `asker.Asker`."""
-        return text_rows(examples, self.network)
+        return text_rows(examples, self.model)
 
     def judge(self, batch: Batch) -> Array:
         """See `asker.Asker`."""
-        return self.network.row_logits(batch)
+        return forward.row_logits(self.model, batch)
 
     def answers(
         self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
     ) -> list[Answer]:
         """See `asker.Asker`: label, labels or score as `bert-jax predict` writes them."""
-        finite(outputs, self.network.name)
+        finite(outputs, self.model.name)
         return [self._answer(logits) for logits in outputs]
 
     def lines(self, example: TextExample, answer: Answer) -> list[str]:
@@ -89,7 +91,9 @@ class Classifier:
         return ["   ".join(shares)]
 
     def _answer(self, logits: np.ndarray) -> Answer:
-        known = self.network.outputs
+        from scipy.special import expit, softmax
+
+        known = self.model.outputs
         assert known is not None  # of `require`
         if known.objective == "score":
             return {"score": round(float(logits[0]), 6)}

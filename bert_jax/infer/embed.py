@@ -9,9 +9,11 @@ import numpy as np
 from jax import Array
 
 from bert_jax.errors import UserError
+from bert_jax.infer import forward
 from bert_jax.infer.asker import Prepared, finite
 from bert_jax.infer.classify import text_example, text_rows
-from bert_jax.infer.network import Network, Pooling
+from bert_jax.infer.forward import Pooling
+from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch
 
@@ -36,7 +38,7 @@ class Embedder:
     """A model as a function of texts to vectors; see `asker.Asker`.
 
     Args:
-        network: The model.
+        model: The model.
         pooling: mean or max over the tokens, the state of the first token (cls), or BERT's pooler
             on top of it.
         layers: The mean of their states is taken; from 0, the embeddings, to `num_layers`, or from
@@ -54,7 +56,7 @@ class Embedder:
 
     def __init__(
         self,
-        network: Network,
+        model: SavedModel,
         *,
         pooling: Pooling = "mean",
         layers: int | Sequence[int] | slice = -1,
@@ -63,12 +65,12 @@ class Embedder:
     ) -> None:
         if pooling not in get_args(Pooling):
             raise UserError(f"pooling is {pooling!r}; there are {', '.join(get_args(Pooling))}")
-        self.network = network
-        self._layers = _numbered(layers, network)
+        self.model = model
+        self._layers = _numbered(layers, model)
         if pooling == "pooler":
-            if "pooler" not in network.weights:
-                raise UserError(f"{network.name}: this model has no pooler; pool by mean or cls")
-            if self._layers != (network.config.num_layers,):
+            if not model.has_pooler:
+                raise UserError(f"{model.name}: this model has no pooler; pool by mean or cls")
+            if self._layers != (model.config.num_layers,):
                 raise UserError("pooler reads the last layer alone; leave layers at -1")
         self._pooling: Pooling = pooling
         self._special_tokens = special_tokens
@@ -77,7 +79,7 @@ class Embedder:
     @property
     def width(self) -> int:
         """D."""
-        return self.network.config.hidden_dim
+        return self.model.config.hidden_dim
 
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
         """See `asker.Asker`."""
@@ -85,17 +87,17 @@ class Embedder:
 
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         """See `asker.Asker`."""
-        return text_rows(examples, self.network)
+        return text_rows(examples, self.model)
 
     def judge(self, batch: Batch) -> Array:
         """See `asker.Asker`."""
-        return self.network.pooled(batch, self._pooling, self._layers, self._special_tokens)
+        return forward.pooled(self.model, batch, self._pooling, self._layers, self._special_tokens)
 
     def answers(
         self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
         """See `asker.Asker`: (D,) float32 each."""
-        finite(outputs, self.network.name)
+        finite(outputs, self.model.name)
         if not self._normalize:
             return list(outputs)
         return [output / max(float(np.linalg.norm(output)), 1e-12) for output in outputs]
@@ -107,9 +109,9 @@ class Embedder:
         return [f"{shown}{more}"]
 
 
-def _numbered(layers: int | Sequence[int] | slice, network: Network) -> tuple[int, ...]:
+def _numbered(layers: int | Sequence[int] | slice, model: SavedModel) -> tuple[int, ...]:
     """Ascending, from 0, each once."""
-    last = network.config.num_layers
+    last = model.config.num_layers
 
     def number(given: Any) -> int:
         try:

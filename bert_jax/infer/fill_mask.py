@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.infer import forward
 from bert_jax.infer.asker import Answer, Given, Prepared, ask, check_count, finite, text_field
 from bert_jax.infer.masks import MASK, encode_masked, filled, mask_spans, token_text
-from bert_jax.infer.network import Network
-from bert_jax.saved.model import read_model
+from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.tasks.examples import Origin
 from bert_jax.tasks.rows import Batch, Rows
 from bert_jax.tokenization.tokenizer import make_row
@@ -47,7 +47,7 @@ class MaskFiller:
     read alone, as `[CLS] text [SEP]`. Special tokens are never candidates.
 
     Args:
-        network: The model.
+        model: The model.
         top: Candidates for each mask, the most probable ones.
 
     Raises:
@@ -56,20 +56,20 @@ class MaskFiller:
 
     FIELDS: ClassVar[tuple[str, ...]] = ("text",)
 
-    def __init__(self, network: Network, *, top: int = 5) -> None:
-        network.require("fill-mask", "masked-LM head")
+    def __init__(self, model: SavedModel, *, top: int = 5) -> None:
+        model.require("fill-mask", "masked-LM head")
         check_count("top", top)
-        self.network = network
-        self._special = network.tokenizer.special_ids
+        self.model = model
+        self._special = model.tokenizer.special_ids
         specials = sorted(set(dataclasses.astuple(self._special)))
-        self._top = min(top, network.config.vocab_size - len(specials))
-        self._banned = np.zeros(network.config.padded_vocab_size, np.float32)
+        self._top = min(top, model.config.vocab_size - len(specials))
+        self._banned = np.zeros(model.config.padded_vocab_size, np.float32)
         self._banned[specials] = -np.inf
 
     @classmethod
     def load(cls, directory: str | Path, top: int = 5) -> "MaskFiller":
         """Of the model in a directory; see `read_model`."""
-        return cls(Network(read_model(directory)), top=top)
+        return cls(forward.on_device(read_model(directory)), top=top)
 
     def fill(self, texts: Sequence[str]) -> list[list[list[Candidate]]]:
         """For every text, for each mask in it: the most probable tokens, best first.
@@ -100,12 +100,12 @@ class MaskFiller:
         count = 1 << (max(int(is_mask.sum(1).max()), 1) - 1).bit_length()
         count = min(count, is_mask.shape[1])
         places = np.argsort(~is_mask, axis=1, kind="stable")[:, :count].astype(np.int32)
-        return self.network.top_tokens(batch, places, self._top, self._banned)
+        return forward.top_tokens(self.model, batch, places, self._top, self._banned)
 
     def answers(self, prepared: Prepared[MaskedText], outputs: Sequence[Any]) -> list[Answer]:
         """See `asker.Asker`: masks, in their order, each a list of candidates."""
-        finite([probabilities for probabilities, _ in outputs], self.network.name)
-        tokenizer = self.network.tokenizer
+        finite([probabilities for probabilities, _ in outputs], self.model.name)
+        tokenizer = self.model.tokenizer
         answers: list[Answer] = []
         for example, output in zip(prepared.examples, outputs, strict=True):
             spans = mask_spans(example.text, tokenizer)
@@ -123,7 +123,7 @@ class MaskFiller:
             count: Number of masks.
             output: Row of what `judge` gives.
         """
-        tokenizer = self.network.tokenizer
+        tokenizer = self.model.tokenizer
         masks = []
         for probabilities, ids in zip(output[0][:count], output[1][:count], strict=True):
             texts = [token_text(int(id), tokenizer) for id in ids]
@@ -136,7 +136,7 @@ class MaskFiller:
     def lines(self, example: MaskedText, answer: Answer) -> list[str]:
         """See `asker.Asker`."""
         found: list[str] = []
-        spans = mask_spans(example.text, self.network.tokenizer)
+        spans = mask_spans(example.text, self.model.tokenizer)
         for number, (span, mask) in enumerate(zip(spans, answer["masks"], strict=True), 1):
             if len(spans) > 1:
                 found.append(f"mask {number}")
@@ -150,14 +150,14 @@ class MaskFiller:
         return found
 
     def _row(self, example: MaskedText) -> np.ndarray:
-        text, tokenizer = example.text, self.network.tokenizer
+        text, tokenizer = example.text, self.model.tokenizer
         if not mask_spans(text, tokenizer):
             raise UserError(
                 f"{example.origin}: the text {text[:60]!r} has no {MASK}; mark the place to fill "
                 f"with {MASK}"
             )
         ids = make_row(tokenizer, encode_masked(text, tokenizer).ids).ids
-        limit = self.network.config.num_positions
+        limit = self.model.config.num_positions
         if len(ids) > limit:
             raise UserError(
                 f"{example.origin}: the text {text[:40]!r}... has {len(ids)} tokens, and the model "

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.infer import forward
 from bert_jax.infer.answer import Answerer
 from bert_jax.infer.asker import Answer, Asker, Cuts, Example, Given, ask
 from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import Embedder
 from bert_jax.infer.fill_mask import MaskFiller
-from bert_jax.infer.network import Network, Pooling
+from bert_jax.infer.forward import Pooling
 from bert_jax.infer.tag import Tagger
 from bert_jax.saved.model import SavedModel
 
@@ -32,22 +33,22 @@ class LoadedModel:
     """
 
     def __init__(self, saved: SavedModel) -> None:
-        self.network = Network(saved)
+        self.model = forward.on_device(saved)
 
     @property
     def name(self) -> str:
         """The directory, and the step or the class."""
-        return self.network.name
+        return self.model.name
 
     @property
     def verbs(self) -> tuple[str, ...]:
         """What it can do, as the verbs of `bert-jax` are called."""
-        return self.network.verbs
+        return self.model.verbs
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of classes or tags, in the order of the outputs."""
-        return () if self.network.outputs is None else self.network.outputs.labels
+        return () if self.model.outputs is None else self.model.outputs.labels
 
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:
         """Find the most probable tokens for each `[MASK]`.
@@ -59,7 +60,7 @@ class LoadedModel:
         Raises:
             UserError: No masked-LM head, or a text without mask or too long.
         """
-        return self._ask(MaskFiller(self.network, top=top), {"text": _several(texts)})
+        return self._ask(MaskFiller(self.model, top=top), {"text": _several(texts)})
 
     def classify(
         self,
@@ -85,7 +86,7 @@ class LoadedModel:
             UserError: No such head.
         """
         return self._ask(
-            Classifier(self.network, top=top, threshold=threshold), _paired(texts, pairs)
+            Classifier(self.model, top=top, threshold=threshold), _paired(texts, pairs)
         )
 
     def tag(self, texts: Texts | Sequence[Sequence[str]]) -> list[Answer]:
@@ -103,7 +104,7 @@ class LoadedModel:
         """
         given = _several(texts)
         of_words = bool(given) and not isinstance(given[0], str)
-        return self._ask(Tagger(self.network), {"tokens" if of_words else "text": given})
+        return self._ask(Tagger(self.model), {"tokens" if of_words else "text": given})
 
     def answer(
         self,
@@ -131,7 +132,7 @@ class LoadedModel:
         asked = _several(questions)
         given = [contexts] * len(asked) if isinstance(contexts, str) else list(contexts)
         return self._ask(
-            Answerer(self.network, top=top, null_threshold=null_threshold),
+            Answerer(self.model, top=top, null_threshold=null_threshold),
             {"question": asked, "context": given},
         )
 
@@ -151,7 +152,7 @@ class LoadedModel:
             UserError: No such layer, or no pooler.
         """
         embedder = Embedder(
-            self.network, pooling=pooling, layers=layers, special_tokens=special_tokens,
+            self.model, pooling=pooling, layers=layers, special_tokens=special_tokens,
             normalize=normalize,
         )  # fmt: skip
         found = self._ask(embedder, _paired(texts, pairs))

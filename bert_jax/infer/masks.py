@@ -6,8 +6,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32
 
-from bert_jax.tokenization.fast_tokenizer import FastTokenizer
-from bert_jax.tokenization.sentencepiece import SPACE
 from bert_jax.tokenization.tokenizer import Id, Tokenizer
 from bert_jax.tokenization.wordpiece import CONTINUATION
 
@@ -66,6 +64,8 @@ def token_text(id: Id, tokenizer: Tokenizer) -> str:
     if tokenizer.kind == "wordpiece":
         return entry
     if not _is_byte_level(tokenizer):
+        from bert_jax.tokenization.sentencepiece import SPACE
+
         return entry.replace(SPACE, " ")
     if not all(character in _BYTE for character in entry):  # an added token
         return entry
@@ -90,4 +90,8 @@ def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> st
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    if tokenizer.kind != "fast":
+        return False
+    from bert_jax.tokenization.fast_tokenizer import FastTokenizer
+
     return isinstance(tokenizer, FastTokenizer) and tokenizer.pipeline.kind == "byte_level_bpe"

@@ -12,8 +12,9 @@ from scipy.special import softmax
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
+from bert_jax.infer import forward
 from bert_jax.infer.asker import Answer, Prepared, finite, text_field
-from bert_jax.infer.network import Network
+from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import Origin, TaggedExample
 from bert_jax.tasks.rows import Batch, Rows
@@ -71,7 +72,7 @@ class Tagger:
     A text that is longer than a row is read in windows that overlap, see `tasks.tag_windows`.
 
     Args:
-        network: The model.
+        model: The model.
 
     Raises:
         UserError: The model has no such head.
@@ -79,15 +80,15 @@ class Tagger:
 
     FIELDS: ClassVar[tuple[str, ...]] = ("text", "tokens")
 
-    def __init__(self, network: Network) -> None:
-        network.require("tag", "head for the tags of words")
-        assert network.outputs is not None  # of `require`
-        self.network = network
-        self._names = network.outputs.labels
+    def __init__(self, model: SavedModel) -> None:
+        model.require("tag", "head for the tags of words")
+        assert model.outputs is not None  # of `require`
+        self.model = model
+        self._names = model.outputs.labels
         self._of_entities = "O" in self._names and all(map(split_tag, self._names))
-        self._stride = max(1, (network.max_length - 2) // 2)
-        if network.origin.kind == "finetune":
-            self._stride = build(TaskConfig, network.origin.config["task"], network.name).tag_stride
+        self._stride = max(1, (model.max_length - 2) // 2)
+        if model.origin.kind == "finetune":
+            self._stride = build(TaskConfig, model.origin.config["task"], model.name).tag_stride
 
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TaggableText:
         """See `asker.Asker`."""
@@ -107,8 +108,8 @@ class Tagger:
         """See `asker.Asker`."""
         windows = tag_windows(
             [example.words for example in examples if example.words.tokens],
-            self.network.tokenizer,
-            max_length=self.network.max_length,
+            self.model.tokenizer,
+            max_length=self.model.max_length,
             stride=self._stride,
         )
         tokens = [window.ids for window in windows.windows]
@@ -117,7 +118,7 @@ class Tagger:
 
     def judge(self, batch: Batch) -> Array:
         """See `asker.Asker`."""
-        return self.network.token_logits(batch)
+        return forward.token_logits(self.model, batch)
 
     def answers(
         self, prepared: Prepared[TaggableText], outputs: Sequence[np.ndarray]
@@ -130,7 +131,7 @@ class Tagger:
         windows: TagWindows = prepared.context
         lengths = prepared.rows.lengths
         logits = [output[:n] for output, n in zip(outputs, lengths, strict=True)]
-        finite(logits, self.network.name)
+        finite(logits, self.model.name)
         flat = np.concatenate([np.zeros((0, len(self._names)), np.float32), *logits])
         begins = np.cumsum(lengths) - lengths
         places = iter(

@@ -3,6 +3,7 @@
 Source: Devlin et al. 2018, section 3; Vaswani et al. 2017, section 3.1 (post-normalisation).
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention.attend import attend
+from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout
 from bert_jax.model.layers import (
@@ -20,6 +22,7 @@ from bert_jax.model.layers import (
     AxisSizes,
     LayerNorm,
     compute_dtype,
+    einsum_float32,
     parameter,
     truncated_normal,
 )
@@ -107,24 +110,34 @@ class SelfAttention(nnx.Module):
         stream: DropoutStream | None,
         first_site: int | Integer[Array, ""],
         layout: Layout | None = None,
-    ) -> Float[Array, "B L D"]:
-        """`first_site` numbers this layer's dropouts."""
+        places: Integer[Array, "B P"] | None = None,
+    ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
+        """Attend from all tokens, or from those at `places`; `first_site` numbers the dropouts."""
         config = self.config
         attended = attend(
-            self.query(x),
+            self.query(_taken(x, places)),
             self.key(x),
             self.value(x),
-            q_segment_ids=segment_ids,
+            q_segment_ids=_taken(segment_ids, places),
             kv_segment_ids=segment_ids,
             dropout_rate=config.attention_dropout_rate,
             dropout_seed=None if stream is None else stream.seed,
             dropout_site=first_site + SITE_ATTENTION_WEIGHTS,
             row_index=None if stream is None else stream.row_index,
-            impl=config.attention_impl,
+            impl=config.attention_impl if places is None else "xla",  # kernels want many queries
             layout=layout,
             layers=config.num_layers if config.remat == "none" else 1,
         )
         return self.output(attended)
+
+    def weights(
+        self, x: Float[Array, "B L D"], segment_ids: Integer[Array, "B L"]
+    ) -> Float[Array, "B H L L"]:
+        """Compute how much each token (row) attends to each (column), without dropout."""
+        query, key = self.query(x), self.key(x)
+        scores = einsum_float32("BLHK,BSHK->BHLS", query, key) / math.sqrt(query.shape[-1])
+        visible = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+        return jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
 
 
 class Mlp(nnx.Module):
@@ -159,10 +172,21 @@ class Layer(nnx.Module):
         stream: DropoutStream | None,
         index: int | Integer[Array, ""],
         layout: Layout | None = None,
-    ) -> Float[Array, "B L D"]:
-        """`index`: which layer of the stack this is (it numbers the dropout sites)."""
+        places: Integer[Array, "B P"] | None = None,
+    ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
+        """Apply the layer.
+
+        Args:
+          x: the states of all tokens.
+          segment_ids: who attends to whom.
+          stream: of the dropouts; None switches them off.
+          index: which layer of the stack this is; it numbers the dropout sites.
+          layout: of `x` on a mesh.
+          places: positions whose states are wanted; None for all.
+        """
         site = index * SITES_PER_LAYER
-        y = self.attention(x, segment_ids, stream, site, layout)
+        y = self.attention(x, segment_ids, stream, site, layout, places)
+        x = _taken(x, places)
         x = self.attention_norm(x + _drop(y, self.rate, stream, site + SITE_ATTENTION_OUTPUT))
         y = self.mlp(x)
         return self.mlp_norm(x + _drop(y, self.rate, stream, site + SITE_MLP_OUTPUT))
@@ -260,6 +284,13 @@ def _run_layers(
         unroll=config.scan_unroll,
     )
     return x
+
+
+def _taken(x: Array, places: Integer[Array, "B P"] | None) -> Array:
+    """Take the entries at `places` along axis 1; all of them for None."""
+    if places is None:
+        return x
+    return jnp.take_along_axis(x, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), axis=1)
 
 
 def _drop(x, rate, stream: DropoutStream | None, site):

@@ -86,30 +86,37 @@ class PretrainingModel(nnx.Module):
         self.mlm = MlmHead(config, rngs)
         self.nsp = Affine(config, {"embed": config.hidden_dim}, {None: 2}, rngs)
 
-    def __call__(
-        self,
-        tokens: Integer[Array, "B L"],
-        type_ids: Integer[Array, "B L"],
-        segment_ids: Integer[Array, "B L"],
-        positions: Integer[Array, "B P"] | None,
-        stream: DropoutStream | None,
-        layout: Layout | None,
-    ) -> PretrainingLogits:
-        """See `apply_pretraining`."""
-        hidden = self.encoder(tokens, type_ids, segment_ids, stream, layout)
-        pooled = self.encoder.pooler(hidden)
-        if positions is not None:
-            hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
-        return PretrainingLogits(
-            mlm=self.mlm(hidden, self.encoder.embeddings.token[...]),
-            nsp=self.nsp(pooled).astype(jnp.float32),
-        )
-
 
 @lru_cache(maxsize=32)
-def _abstract(config: ModelConfig) -> tuple[Any, Any]:
-    """Graph definition and abstract state of the pretraining model."""
-    return nnx.split(nnx.eval_shape(lambda: PretrainingModel(config, nnx.Rngs(params=0))))
+def _abstract(config: ModelConfig) -> PretrainingModel:
+    """Build the pretraining model without its arrays."""
+    model: PretrainingModel = nnx.eval_shape(lambda: PretrainingModel(config, nnx.Rngs(params=0)))
+    return model
+
+
+@lru_cache(maxsize=256)
+def _graph(config: ModelConfig, path: tuple[str, ...]) -> Any:
+    module: Any = _abstract(config)
+    for name in path:
+        module = getattr(module, name)
+    return nnx.split(module)[0]
+
+
+def part(config: ModelConfig, params: Params, *path: str) -> Any:
+    """Make a module of the pretraining model from its parameters, while a function is traced.
+
+    Args:
+      config: the architecture.
+      params: of that module, not of the model.
+      path: names of attributes from the model to it; `encoder`, `layers` is one layer.
+    """
+    return nnx.merge(_graph(config, path), params)
+
+
+def param_shapes(config: ModelConfig) -> Params:
+    """Make the tree of `init_params` with a `ShapeDtypeStruct` in place of each array."""
+    shapes: Params = nnx.to_pure_dict(nnx.state(_abstract(config), nnx.Param))
+    return shapes
 
 
 @partial(jax.jit, static_argnums=0)
@@ -127,8 +134,7 @@ def logical_axes(config: ModelConfig) -> Params:
 
     Names: batch length embed heads head_dim mlp vocab layers; None for an axis never sharded.
     """
-    _, state = _abstract(config)
-    return axes_of(state)
+    return axes_of(nnx.state(_abstract(config)))
 
 
 @lru_cache(maxsize=32)
@@ -187,10 +193,17 @@ def apply_pretraining(
     Raises:
       UserError: L is beyond `num_positions`.
     """
-    graphdef, _ = _abstract(config)
-    model = nnx.merge(graphdef, params)
-    stream = _stream(dropout_seed, row_index)
-    return model(tokens, type_ids, segment_ids, positions, stream, layout)
+    hidden, pooled = encode(
+        config, params, tokens, type_ids, segment_ids,
+        dropout_seed=dropout_seed, row_index=row_index, layout=layout,
+    )  # fmt: skip
+    if positions is not None:
+        hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
+    table = params["encoder"]["embeddings"]["token"]
+    return PretrainingLogits(
+        mlm=part(config, params["mlm"], "mlm")(hidden, table),
+        nsp=part(config, params["nsp"], "nsp")(pooled).astype(jnp.float32),
+    )
 
 
 def encode(
@@ -209,16 +222,9 @@ def encode(
     `params` is any tree with an `encoder` entry, so that a fine-tuning head can lie beside it.
     The other arguments are those of `apply_pretraining`.
     """
-    graphdef, _ = abstract_encoder(config)
-    encoder = nnx.merge(graphdef, params["encoder"])
+    encoder = part(config, params["encoder"], "encoder")
     hidden = encoder(tokens, type_ids, segment_ids, _stream(dropout_seed, row_index), layout)
     return hidden, encoder.pooler(hidden)
-
-
-@lru_cache(maxsize=32)
-def abstract_encoder(config: ModelConfig) -> tuple[Any, Any]:
-    """Graph definition and abstract state of the encoder alone."""
-    return nnx.split(nnx.eval_shape(lambda: Encoder(config, nnx.Rngs(params=0))))
 
 
 def _stream(seed, row_index) -> DropoutStream | None:

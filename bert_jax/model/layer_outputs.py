@@ -1,6 +1,5 @@
 """What happens inside an encoder: the states after each layer and the weights of its attention."""
 
-import math
 from functools import partial
 from typing import NamedTuple
 
@@ -9,11 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
-from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.encoder import SelfAttention
-from bert_jax.model.heads import Params, abstract_encoder
-from bert_jax.model.layers import einsum_float32
+from bert_jax.model.heads import Params, part
 
 
 class LayerOutputs(NamedTuple):
@@ -49,25 +45,16 @@ def layer_outputs(
     Raises:
       UserError: L is beyond `num_positions`.
     """
-    encoder = nnx.merge(abstract_encoder(config)[0], params["encoder"])
+    encoder = part(config, params["encoder"], "encoder")
     segment_ids = segment_ids.astype(jnp.int32)
     embedded = encoder.embeddings(tokens, type_ids, segment_ids, None)
     graphdef, stacked = nnx.split(encoder.layers)
 
     def apply_layer(x, layer_params):
         layer = nnx.merge(graphdef, layer_params)
-        weights = _attention_weights(layer.attention, x, segment_ids) if with_weights else None
+        weights = layer.attention.weights(x, segment_ids) if with_weights else None
         x = layer(x, segment_ids, None, 0)
         return x, (x.astype(jnp.float32), weights)
 
     _, (states, weights) = jax.lax.scan(apply_layer, embedded, stacked)
     return LayerOutputs(jnp.concatenate([embedded.astype(jnp.float32)[None], states]), weights)
-
-
-def _attention_weights(
-    attention: SelfAttention, x: Float[Array, "B L D"], segment_ids: Integer[Array, "B L"]
-) -> Float[Array, "B H L L"]:
-    query, key = attention.query(x), attention.key(x)
-    scores = einsum_float32("BLHK,BSHK->BHLS", query, key) / math.sqrt(query.shape[-1])
-    visible = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
-    return jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)

@@ -10,7 +10,7 @@ one affine map (Devlin et al. 2018, section 4); they differ in what they look at
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -112,8 +112,21 @@ def apply_task(
     x = pooled if head.kind == "classification" else hidden
     if dropout_seed is not None and row_index is not None:
         x = dropout(x, head.dropout_rate, dropout_seed, _SITE, row_index)
-    graphdef = _abstract_head(config, head)
-    logits: Array = nnx.merge(graphdef, params["head"])(x)
+    return apply_head(config, head, params["head"], x)
+
+
+def apply_head(
+    config: ModelConfig, head: TaskHeadConfig, params: Params, x: Float[Array, "... D"]
+) -> Float[Array, "... C"]:
+    """Compute the logits, in float32, from what the head reads.
+
+    Args:
+        config: The architecture.
+        head: The head.
+        params: The entry `head` of the parameters.
+        x: Pooled first tokens of a classification, else the states of tokens.
+    """
+    logits: Array = nnx.merge(nnx.graphdef(_abstract_head(config, head)), params)(x)
     return logits.astype(jnp.float32)
 
 
@@ -122,6 +135,12 @@ def _head(config: ModelConfig, head: TaskHeadConfig, rngs: nnx.Rngs) -> Affine:
 
 
 @lru_cache(maxsize=32)
-def _abstract_head(config: ModelConfig, head: TaskHeadConfig) -> Any:
-    graphdef, _ = nnx.split(nnx.eval_shape(lambda: _head(config, head, nnx.Rngs(params=0))))
-    return graphdef
+def _abstract_head(config: ModelConfig, head: TaskHeadConfig) -> Affine:
+    built: Affine = nnx.eval_shape(lambda: _head(config, head, nnx.Rngs(params=0)))
+    return built
+
+
+def head_shapes(config: ModelConfig, head: TaskHeadConfig) -> Params:
+    """Make the entry `head` of `init_task_params` with shapes in place of arrays."""
+    shapes: Params = nnx.to_pure_dict(nnx.state(_abstract_head(config, head), nnx.Param))
+    return shapes

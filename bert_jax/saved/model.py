@@ -29,8 +29,6 @@ from bert_jax.formats.huggingface_head import TaskOutputs, head_from_huggingface
 from bert_jax.formats.huggingface_names import parts_from_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, init_params
-from bert_jax.saved.finetuned import is_finetuning, load_finetuned
-from bert_jax.saved.pretrained import load_params
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.untrusted.json_file import read_json_object
@@ -39,6 +37,10 @@ _KINDS = (
     "the work directory of a `bert-jax pretrain` or `bert-jax finetune` run, or a directory in "
     f"Hugging Face's format (config.json, {WEIGHTS} and the tokenizer's files)"
 )
+
+_VERBS = {
+    "class": "classify", "classes": "classify", "score": "classify", "tags": "tag", "span": "answer"
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,24 @@ class SavedModel:
         """Whether the source has a pooler, which classification and regression read."""
         return "pooler" in self.params["encoder"]
 
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        """Verbs of `bert-jax` that ask the model something."""
+        task = () if self.outputs is None else (_VERBS[self.outputs.objective],)
+        return (*task, *(("fill-mask",) if "mlm" in self.params else ()), "embed")
+
+    def require(self, verb: str, what: str) -> None:
+        """Refuse a model that was not made for a verb.
+
+        Raises:
+            UserError: Says what the directory is and what it can do.
+        """
+        if verb not in self.verbs:
+            raise UserError(
+                f"{self.name}: this model cannot {verb}, for it has no {what}; it can "
+                f"{' and '.join(self.verbs)}"
+            )
+
     def complete_params(self) -> Params:
         """`params` for functions that take a whole encoder: a missing pooler has initial values."""
         if self.has_pooler:
@@ -119,11 +139,15 @@ def read_model(path: str | Path, *, encoder_only: bool = False) -> SavedModel:
                 return _from_huggingface(directory, found, encoder_only)
         elif not (directory / "checkpoints").is_dir():
             raise UserError(f"{path} has no config.json; give {_KINDS}")
+    from bert_jax.saved.finetuned import is_finetuning
+
     place = open_workdir(path)
     return _from_finetuned(place) if is_finetuning(place.local) else _from_pretrained(place)
 
 
 def _from_pretrained(place: WorkDir) -> SavedModel:
+    from bert_jax.saved.pretrained import load_params
+
     loaded = load_params(place.name)
     model = loaded.config.model
     fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(ModelConfig)}
@@ -140,6 +164,8 @@ def _from_pretrained(place: WorkDir) -> SavedModel:
 
 
 def _from_finetuned(place: WorkDir) -> SavedModel:
+    from bert_jax.saved.finetuned import load_finetuned
+
     loaded = load_finetuned(place.name)
     learned = loaded.task.describe()["learned"]
     params = loaded.params

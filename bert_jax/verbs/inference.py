@@ -201,30 +201,30 @@ def _run(arguments: argparse.Namespace, asker: Any, **more: Any) -> int:
     return 0
 
 
-def _network(arguments: argparse.Namespace) -> Any:
+def _model(arguments: argparse.Namespace) -> Any:
     from bert_jax.infer.command import check_files
-    from bert_jax.infer.network import Network
+    from bert_jax.infer.forward import on_device
     from bert_jax.saved.model import read_model
 
     arguments.table = check_files(
         arguments.input, arguments.format, arguments.out, arguments.table,
         vectors=arguments.verb == "embed",
     )  # fmt: skip
-    return Network(read_model(arguments.workdir))
+    return on_device(read_model(arguments.workdir))
 
 
 def fill_mask(arguments: argparse.Namespace) -> int:
     """Fills masks."""
     from bert_jax.infer import MaskFiller
 
-    return _run(arguments, MaskFiller(_network(arguments), top=arguments.top))
+    return _run(arguments, MaskFiller(_model(arguments), top=arguments.top))
 
 
 def classify(arguments: argparse.Namespace) -> int:
     """Tells classes, labels or scores."""
     from bert_jax.infer.classify import Classifier
 
-    classifier = Classifier(_network(arguments), top=arguments.top, threshold=arguments.threshold)
+    classifier = Classifier(_model(arguments), top=arguments.top, threshold=arguments.threshold)
     return _run(arguments, classifier, text_b=arguments.text_b)
 
 
@@ -232,7 +232,7 @@ def tag(arguments: argparse.Namespace) -> int:
     """Tags words."""
     from bert_jax.infer.tag import Tagger
 
-    return _run(arguments, Tagger(_network(arguments)))
+    return _run(arguments, Tagger(_model(arguments)))
 
 
 def answer(arguments: argparse.Namespace) -> int:
@@ -258,7 +258,7 @@ def answer(arguments: argparse.Namespace) -> int:
                 f"--null-threshold is {threshold!r}; give a number, none or auto"
             ) from None
     answerer = Answerer(
-        _network(arguments),
+        _model(arguments),
         top=arguments.top,
         null_threshold=threshold,
         max_answer_tokens=arguments.max_answer_tokens,
@@ -271,7 +271,7 @@ def embed(arguments: argparse.Namespace) -> int:
     from bert_jax.infer.embed import Embedder, parse_layers
 
     embedder = Embedder(
-        _network(arguments),
+        _model(arguments),
         pooling=arguments.pooling,
         layers=parse_layers(arguments.layers),
         special_tokens=not arguments.no_special_tokens,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.infer import MaskFiller
-from bert_jax.infer.network import Network
+from bert_jax.infer import MaskFiller, forward
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
 from bert_jax.saved.model import Origin, SavedModel
@@ -35,17 +34,17 @@ def filler_of(config: ModelConfig, tokenizer: WordPieceTokenizer, top: int = 5) 
         tokenizer=tokenizer, tokenizer_files=Path(), max_length=config.num_positions,
         name="random", origin=Origin("pretrain"),
     )  # fmt: skip
-    return MaskFiller(Network(saved), top=top)
+    return MaskFiller(forward.on_device(saved), top=top)
 
 
 def test_special_tokens_are_never_candidates(filler):
-    every = MaskFiller(filler.network, top=len(WORDS))
+    every = MaskFiller(filler.model, top=len(WORDS))
     ((candidates,),) = every.fill(["the cat [MASK] on a mat."])
     assert sorted(c.token for c in candidates) == sorted(WORDS)
 
 
 def test_more_candidates_than_words_are_all_words(filler):
-    ((candidates,),) = MaskFiller(filler.network, top=10**6).fill(["[MASK]"])
+    ((candidates,),) = MaskFiller(filler.model, top=10**6).fill(["[MASK]"])
     assert len(candidates) == len(WORDS)
     # Shares of the whole vocabulary: the special tokens have the rest.
     assert 0 < sum(c.probability for c in candidates) < 0.99
@@ -53,7 +52,7 @@ def test_more_candidates_than_words_are_all_words(filler):
 
 def test_a_candidate_names_its_token_and_fills_its_place(filler):
     (masks,) = filler.fill(["The [MASK] sat on [MASK] mat."])
-    tokenizer = filler.network.tokenizer
+    tokenizer = filler.model.tokenizer
     for candidates, form in zip(
         masks, ("The {} sat on [MASK] mat.", "The [MASK] sat on {} mat."), strict=True
     ):
@@ -110,6 +109,6 @@ def test_text_beyond_the_positions_is_refused(filler):
 
 
 def test_length_of_the_batch_does_not_pass_the_positions(filler):
-    network = filler.network
-    shorter = dataclasses.replace(network.config, num_positions=35)
-    assert filler_of(shorter, network.tokenizer).fill(["cat " * 32 + "[MASK]"])
+    model = filler.model
+    shorter = dataclasses.replace(model.config, num_positions=35)
+    assert filler_of(shorter, model.tokenizer).fill(["cat " * 32 + "[MASK]"])

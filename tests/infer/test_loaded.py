@@ -7,7 +7,7 @@ import pytest
 from asked_models import HEADS, TOKENIZER, WORDS, random_model
 
 from bert_jax.errors import UserError
-from bert_jax.infer import network
+from bert_jax.infer import forward
 from bert_jax.infer.batching import MAX_TOKENS, shape_for
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.tag import split_words
@@ -60,14 +60,28 @@ def test_classes_are_those_of_the_training_code(classifying):
         assert answer["label"] == next(iter(answer["probabilities"]))
 
 
+def test_large_batches_compute_places_of_the_last_layer_and_answer_the_same(monkeypatch):
+    saved = random_model("class")
+    model = LoadedModel(saved)
+    batch = dict(zip(("tokens", "type_ids", "segment_ids"), row_of(*TEXTS[:2]), strict=True))
+    small, _, _ = forward._before_end(model.model, batch)
+    expected = forward.row_logits(model.model, batch)
+    monkeypatch.setattr(forward, "FEW_TOKENS", 0)
+    large, _, _ = forward._before_end(model.model, batch)
+    assert large.keys() - small.keys() == {"layer"}
+    found = forward.row_logits(model.model, batch)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(found[0], logits_of(saved, row_of(*TEXTS[:2])), atol=1e-5)
+
+
 def test_a_call_compiles_nothing_that_one_before_it_compiled(classifying):
     _, model = classifying
     short, long = "cat", "the cat sat on a mat . " * 4
     model.classify([short, long, short])
-    before = network._row_logits._cache_size()
+    before = forward._row_logits.program()._cache_size()
     model.classify([long, "dog ran", "", short])
     model.classify(["dog", "dog", "the dog sat under a hill . " * 4])
-    assert network._row_logits._cache_size() == before
+    assert forward._row_logits.program()._cache_size() == before
     assert [shape_for(n, 3, 512) for n in (16, 17, 512)] == [(4, 16), (4, 24), (2, 512)]
     every = {shape_for(n, count, 512) for n in range(1, 513) for count in range(1, 500)}
     assert len({length for _, length in every}) == 15

@@ -25,7 +25,7 @@ class _Ids:
     pad = 0
 
 
-class _Network:
+class _Model:
     max_length = 16
 
     class tokenizer:
@@ -36,7 +36,7 @@ class Shout:
     """A verb that needs no model: the text in capitals; it refuses a "!"."""
 
     FIELDS: ClassVar[tuple[str, ...]] = ("text", "text_b")
-    network: Any = _Network()
+    model: Any = _Model()
 
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
         return TextExample("", text_field(fields, "text", origin), None, None, origin)

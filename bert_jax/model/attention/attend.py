@@ -21,7 +21,6 @@ import numpy as np
 from jaxtyping import Array, Float, Integer, UInt32
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention import cudnn, fused, splash
 from bert_jax.model.attention.xla import xla_attention
 from bert_jax.model.layout import Layout
 
@@ -107,6 +106,8 @@ def attend(
 
     arrays = [q, k, v, *segments]
     axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
+    from bert_jax.model.attention import cudnn, fused, splash  # Pallas takes its time to import
+
     if impl == "fused":
 
         def run(*arrays):
@@ -153,6 +154,8 @@ def choose(
 
 def _unsupported(impl: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype) -> str | None:
     """Why `impl` cannot take arrays of these shapes on its platform; None if it can."""
+    from bert_jax.model.attention import cudnn, fused, splash
+
     _, length, _, head_dim = q_shape
     if impl == "cudnn":
         return cudnn.unsupported(length, num_keys, head_dim, dtype)

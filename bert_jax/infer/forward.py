@@ -1,0 +1,278 @@
+"""Forward passes of a saved model: what is read of the last layer is all that it computes.
+
+Layers lie apart, not stacked, and each is a call of one compiled program. XLA on CPU copies a layer
+out of a stack each time it is used, a fifth of the time of a batch of BERT-base, and compiles a
+program of twelve layers for as long as the first answer takes (docs/experiments.md).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import part
+from bert_jax.model.task_heads import TaskHeadConfig, apply_head
+from bert_jax.saved.model import SavedModel
+from bert_jax.tasks.rows import Batch
+
+Pooling = Literal["mean", "max", "cls", "pooler"]
+FEW_TOKENS = 128
+"""Tokens in a batch up to which the last layer computes all places."""
+
+
+def on_device(saved: SavedModel) -> SavedModel:
+    """Lay a model out for the functions below: on the first device, its layers in a list."""
+    encoder = saved.params["encoder"]
+    layers = [
+        jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], encoder["layers"])
+        for n in range(saved.config.num_layers)
+    ]
+    heads: dict[str, Any] = {
+        name: saved.params[name] for name in ("mlm", "head") if name in saved.params
+    }
+    params = {**heads, "encoder": {**encoder, "layers": layers}}
+    return dataclasses.replace(
+        saved,
+        config=dataclasses.replace(saved.config, remat="none"),  # there is no backward pass
+        params=jax.device_put(params, jax.devices()[0]),
+    )
+
+
+def row_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"]:
+    """Compute the logits of a classification, in float32."""
+    logits: Array = _row_logits(model.config, _head(model), *_before_end(model, batch))
+    return logits
+
+
+def token_logits(model: SavedModel, batch: Batch) -> Float[Array, "B L C"]:
+    """Compute the logits of tags or spans, in float32."""
+    hidden = _states(model, batch, model.config.num_layers)[-1]
+    logits: Array = _token_logits(model.config, _head(model), model.params["head"], hidden)
+    return logits
+
+
+def top_tokens(
+    model: SavedModel, batch: Batch, places: Int[np.ndarray, "B P"], top: int, banned: np.ndarray
+) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
+    """Find the most probable tokens at some places.
+
+    Args:
+        model: The model.
+        batch: The rows.
+        places: Positions in them.
+        top: Number of tokens.
+        banned: (V,) 0, or -inf for a token that is not to be among them.
+
+    Returns:
+        Probabilities over the whole vocabulary, and ids.
+    """
+    found: tuple[Array, Array] = _top_tokens(
+        model.config, top, *_before_end(model, batch), places, banned
+    )
+    return found
+
+
+def pooled(
+    model: SavedModel,
+    batch: Batch,
+    pooling: Pooling,
+    layers: tuple[int, ...],
+    special_tokens: bool,
+) -> Float[Array, "B D"]:
+    """Compute one vector for each row, in float32.
+
+    Args:
+        model: The model.
+        batch: The rows.
+        pooling: Choice of the states that make the vector.
+        layers: Layers of which the mean is taken, ascending; 0 is the embeddings.
+        special_tokens: Whether [CLS] and [SEP] count in mean and max.
+    """
+    config, segment_ids = model.config, batch["segment_ids"]
+    if pooling in ("cls", "pooler") and layers == (config.num_layers,):
+        first: Array = _first(config, pooling == "pooler", *_before_end(model, batch))
+        return first
+    ids = model.tokenizer.special_ids
+    ignored = () if special_tokens else (ids.cls, ids.sep)
+    states = _states(model, batch, layers[-1])
+    vectors: Array = _pool(
+        pooling, ignored, [states[n] for n in layers], batch["tokens"], segment_ids
+    )
+    return vectors
+
+
+def _head(model: SavedModel) -> TaskHeadConfig:
+    assert model.outputs is not None  # of `SavedModel.require`
+    return model.outputs.head
+
+
+def _states(model: SavedModel, batch: Batch, count: int) -> list[Array]:
+    """Compute the states (B, L, D) after the embeddings and after each of `count` layers."""
+    config, encoder = model.config, model.params["encoder"]
+    segment_ids = batch["segment_ids"]
+    types = np.minimum(batch["type_ids"], np.int32(config.num_types - 1))
+    states = [_embedded(config, encoder["embeddings"], batch["tokens"], types, segment_ids)]
+    for params in encoder["layers"][:count]:
+        states.append(_layer(config, params, states[-1], segment_ids))
+    return states
+
+
+def _before_end(model: SavedModel, batch: Batch) -> tuple[dict[str, Any], Array, np.ndarray]:
+    """Compute what the programs that end a pass read: parameters, states, segment ids.
+
+    The last layer is among the parameters, and computes some places alone. In a small batch it has
+    run: all places cost less than another program.
+    """
+    encoder, num_layers = model.params["encoder"], model.config.num_layers
+    end: dict[str, Any] = {
+        name: model.params[name] for name in ("mlm", "head") if name in model.params
+    }
+    if model.has_pooler:
+        end["pooler"] = encoder["pooler"]
+    end["token"] = encoder["embeddings"]["token"]
+    if batch["tokens"].size > FEW_TOKENS:
+        num_layers -= 1
+        end["layer"] = encoder["layers"][-1]
+    return end, _states(model, batch, num_layers)[-1], batch["segment_ids"]
+
+
+# Programs, each compiled once for a shape
+
+
+def _program(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a function when it is called; on a CPU with fewer passes of LLVM.
+
+    A layer of BERT-base runs as fast with them and compiles in three quarters of the time.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @cache
+        def compiled() -> Callable[..., Any]:
+            on_cpu = jax.default_backend() == "cpu"
+            options = {"xla_backend_optimization_level": 1} if on_cpu else None
+            return jax.jit(function, static_argnums=static, compiler_options=options)
+
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            return compiled()(*arguments)
+
+        call.program = compiled  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+@_program(0)
+def _embedded(
+    config: ModelConfig,
+    params: Any,
+    tokens: Int[Array, "B L"],
+    type_ids: Int[Array, "B L"],
+    segment_ids: Int[Array, "B L"],
+) -> Float[Array, "B L D"]:
+    return part(config, params, "encoder", "embeddings")(tokens, type_ids, segment_ids, None)
+
+
+@_program(0)
+def _layer(
+    config: ModelConfig, params: Any, x: Float[Array, "B L D"], segment_ids: Int[Array, "B L"]
+) -> Float[Array, "B L D"]:
+    return part(config, params, "encoder", "layers")(x, segment_ids, None, 0)
+
+
+@_program(0, 1)
+def _row_logits(
+    config: ModelConfig,
+    head: TaskHeadConfig,
+    end: Any,
+    x: Float[Array, "B L D"],
+    segment_ids: Int[Array, "B L"],
+) -> Float[Array, "B C"]:
+    return apply_head(config, head, end["head"], _pooler(config, end, x, segment_ids))
+
+
+@_program(0, 1)
+def _token_logits(
+    config: ModelConfig, head: TaskHeadConfig, params: Any, x: Float[Array, "B L D"]
+) -> Float[Array, "B L C"]:
+    return apply_head(config, head, params, x)
+
+
+@_program(0, 1)
+def _top_tokens(
+    config: ModelConfig,
+    top: int,
+    end: Any,
+    x: Float[Array, "B L D"],
+    segment_ids: Int[Array, "B L"],
+    places: Int[Array, "B P"],
+    banned: Float[Array, " V"],
+) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
+    hidden = _last(config, end, x, segment_ids, places)
+    logits = part(config, end["mlm"], "mlm")(hidden, end["token"])
+    _, ids = jax.lax.top_k(logits + banned, top)
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    return jnp.exp(jnp.take_along_axis(logits, ids, axis=-1) - total), ids
+
+
+@_program(0, 1)
+def _first(
+    config: ModelConfig,
+    pools: bool,
+    end: Any,
+    x: Float[Array, "B L D"],
+    segment_ids: Int[Array, "B L"],
+) -> Float[Array, "B D"]:
+    if pools:
+        return _pooler(config, end, x, segment_ids).astype(jnp.float32)
+    return _first_states(config, end, x, segment_ids)[:, 0].astype(jnp.float32)
+
+
+@_program(0, 1)
+def _pool(
+    pooling: Pooling,
+    ignored: tuple[int, ...],
+    states: list[Float[Array, "B L D"]],
+    tokens: Int[Array, "B L"],
+    segment_ids: Int[Array, "B L"],
+) -> Float[Array, "B D"]:
+    wanted = [each.astype(jnp.float32) for each in states]
+    hidden = sum(wanted[1:], wanted[0]) / len(wanted)
+    if pooling == "cls":
+        return hidden[:, 0]
+    counts = segment_ids > 0
+    for id in ignored:
+        counts &= tokens != id
+    if pooling == "max":
+        greatest = jnp.where(counts[..., None], hidden, -jnp.inf).max(1)
+        return jnp.where(counts.any(1, keepdims=True), greatest, 0.0)
+    total = jnp.where(counts[..., None], hidden, 0.0).sum(1)
+    return total / jnp.maximum(counts.sum(1, keepdims=True), 1)
+
+
+# Parts of a program, while it is traced
+
+
+def _last(
+    config: ModelConfig, end: Any, x: Array, segment_ids: Array, places: Array
+) -> Float[Array, "B P D"]:
+    """Compute the last states of some places."""
+    if "layer" not in end:
+        return jnp.take_along_axis(x, places[..., None], axis=1)
+    layer = part(config, end["layer"], "encoder", "layers")
+    return layer(x, segment_ids, None, 0, places=places)
+
+
+def _first_states(config: ModelConfig, end: Any, x: Array, segment_ids: Array) -> Array:
+    return _last(config, end, x, segment_ids, jnp.zeros((len(x), 1), jnp.int32))
+
+
+def _pooler(config: ModelConfig, end: Any, x: Array, segment_ids: Array) -> Float[Array, "B D"]:
+    first = _first_states(config, end, x, segment_ids)
+    return part(config, end["pooler"], "encoder", "pooler")(first)
