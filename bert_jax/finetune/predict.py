@@ -7,14 +7,16 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.remote import scheme
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.evaluate import member_outputs
 from bert_jax.finetune.step import FinetuneStepConfig, make_eval_step, place_members, sweep_mesh
-from bert_jax.saved.finetuned import Finetuned, load_finetuned
+from bert_jax.saved.model import SavedModel, read_finetuned
+from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.opening import open_task
-from bert_jax.tasks.task import Outputs, Split
+from bert_jax.tasks.task import Outputs, Split, Task
 from bert_jax.training.optim import OptimizerConfig
 
 
@@ -31,13 +33,14 @@ def evaluate_finetuned(workdir: Path | str, data: str | None = None) -> dict[str
     Raises:
         UserError: No such run, or the data cannot be read or have no labels.
     """
-    model = load_finetuned(workdir)
+    model = read_finetuned(workdir)
     if data is not None:
         split = _open(model, data)
-        return split.score(split_outputs(model, split), model.scores)
+        return split.score(split_outputs(model, split), model.origin.metrics)
     # Rows may have been held out of the training data, so all of it is read as the run did.
-    task = open_task(model.task_config, model.tokenizer, model.model.num_positions)
-    if task.describe() != model.task.describe():
+    config = build(TaskConfig, model.origin.config["task"], f"{workdir}: task")
+    task = open_task(config, model.tokenizer, model.config.num_positions)
+    if task.describe() != _task(model).describe():
         raise UserError(
             f"the data of {workdir} have changed since it was trained: other labels. Name data "
             "with --data"
@@ -69,20 +72,21 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
         raise UserError(f"--out is {out}; predictions are written to a local directory")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a directory")
-    model = load_finetuned(workdir)
+    model = read_finetuned(workdir)
     split = _open(model, data, labelled=False)
-    return split.write_predictions(split_outputs(model, split), out, model.scores)
+    return split.write_predictions(split_outputs(model, split), out, model.origin.metrics)
 
 
-def split_outputs(model: Finetuned, split: Split, *, batch_size: int = 64) -> Outputs:
+def split_outputs(model: SavedModel, split: Split, *, batch_size: int = 64) -> Outputs:
     """Logits of the rows of a split, as `Split.score` takes them; on all devices."""
+    assert model.outputs is not None
     config = FinetuneStepConfig(
-        model.model, model.head, model.task.objective, OptimizerConfig(), num_steps=1
+        model.config, model.outputs.head, model.outputs.objective, OptimizerConfig(), num_steps=1
     )
     mesh = sweep_mesh(1)
     params = place_members(jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.params), mesh)
     lengths = split.rows.lengths
-    buckets = choose_buckets(lengths, 8, limit=model.model.num_positions)
+    buckets = choose_buckets(lengths, 8, limit=model.config.num_positions)
     with tqdm(total=len(lengths), unit="row", disable=not sys.stderr.isatty()) as bar:
         (outputs,) = member_outputs(
             config, mesh, make_eval_step(config, mesh), params, split.rows,
@@ -92,8 +96,13 @@ def split_outputs(model: Finetuned, split: Split, *, batch_size: int = 64) -> Ou
     return outputs
 
 
-def _open(model: Finetuned, data: str, *, labelled: bool = True) -> Split:
-    split = model.task.open_split(data, labelled=labelled)
+def _task(model: SavedModel) -> Task:
+    assert model.origin.task is not None  # of `read_finetuned`
+    return model.origin.task
+
+
+def _open(model: SavedModel, data: str, *, labelled: bool = True) -> Split:
+    split = _task(model).open_split(data, labelled=labelled)
     for warning in split.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     return split

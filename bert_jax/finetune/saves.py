@@ -16,7 +16,7 @@ from bert_jax.finetune.progress import Losses, Progress
 from bert_jax.finetune.setup import Setup
 from bert_jax.finetune.step import SweepState, abstract_sweep
 from bert_jax.finetune.workdir import remove_resume, saved_content
-from bert_jax.saved.finetuned import FinetunedState
+from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Member, Outcome
 
 

@@ -41,7 +41,7 @@ from bert_jax.run.interrupt import StopRequest
 from bert_jax.run.lease import hold_workdir
 from bert_jax.run.telemetry import duration
 from bert_jax.run.watchdog import Watchdog
-from bert_jax.saved.finetuned import NO_MODEL, STATISTICS
+from bert_jax.saved.runs import NO_MODEL, STATISTICS
 from bert_jax.sweep.report import summary_lines, write_summary
 from bert_jax.sweep.statistics import LEVEL, Member, Outcome, Summary, summarise
 from bert_jax.untrusted.json_file import read_json_object

@@ -22,7 +22,7 @@ from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
-from bert_jax.saved.finetuned import KIND, read_finetune_record
+from bert_jax.saved.runs import KIND, read_finetune_record
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization.load import load_tokenizer

@@ -8,7 +8,7 @@ from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.run.events import read_events
 from bert_jax.run.telemetry import read_metrics
-from bert_jax.saved.finetuned import STATISTICS, read_finetune_record
+from bert_jax.saved.runs import STATISTICS, read_finetune_record
 
 _ENDS = {"finished": "finished", "stopped": "stopped", "error": "failed", "stalled": "failed"}
 _NO_ERRORS = ("start", "finished", "stopped")

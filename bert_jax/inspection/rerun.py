@@ -6,12 +6,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from bert_jax.config.mapping import build
 from bert_jax.data.pipeline import ExampleStream, eval_batches
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.inspection.replay import describe_batch
 from bert_jax.parallel.sharding import MeshConfig, make_mesh
-from bert_jax.saved.pretrained import load_params
+from bert_jax.saved.runs import pretrained_checkpoint
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus, open_corpus, step_config
@@ -36,32 +37,34 @@ def evaluate_run(
     Raises:
         UserError: No checkpoint there, no held-out text, or a corpus of another tokenizer.
     """
-    loaded = load_params(workdir)
-    stores = open_corpus(corpus or loaded.config.data.corpus)
-    expected = load_tokenizer(loaded.tokenizer).fingerprint
+    restored = pretrained_checkpoint(workdir)
+    config = build(PretrainConfig, restored.record.config, where=f"checkpoint {restored.step}")
+    tokenizer = open_workdir(workdir).local / "tokenizer"
+    stores = open_corpus(corpus or config.data.corpus)
+    expected = load_tokenizer(tokenizer).fingerprint
     if stores.train.tokenizer_fingerprint != expected:
         raise UserError(
-            f"the corpus {corpus or loaded.config.data.corpus} was made with the tokenizer "
+            f"the corpus {corpus or config.data.corpus} was made with the tokenizer "
             f"{stores.train.tokenizer_fingerprint[:12]} and the run with {expected[:12]}; build "
-            f"the corpus with --tokenizer {loaded.tokenizer}"
+            f"the corpus with --tokenizer {tokenizer}"
         )
     if stores.heldout is None:
         raise UserError(
-            f"the corpus {corpus or loaded.config.data.corpus} has no held-out text; build it with "
+            f"the corpus {corpus or config.data.corpus} has no held-out text; build it with "
             "--heldout-rate above 0"
         )
-    config = dataclasses.replace(loaded.config, mesh=MeshConfig())
+    config = dataclasses.replace(config, mesh=MeshConfig())
     mesh = make_mesh(config.mesh)
     phase = config.phases[-1]
     batch_size = -(-min(phase.batch_size, 256) // mesh.size) * mesh.size
     rows = eval_batches(stores.heldout, config.data, phase.length, batch_size, max_rows=max_rows)
     settings = step_config(config, stores)
-    params = jax.device_put(loaded.params, state_shardings(settings, mesh).params)
+    params = jax.device_put(restored.state, state_shardings(settings, mesh).params)
     eval_step = make_eval_step(settings, mesh, EVAL_SEED)
     metrics = evaluate(settings.objective, eval_step, params, rows, mesh)
     baseline = settings.objective.baseline
     return {
-        "step": float(loaded.step),
+        "step": float(restored.step),
         **metrics,
         **({} if baseline is None else {"unigram_entropy": baseline}),
     }

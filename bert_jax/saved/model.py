@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.config.mapping import to_dict
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir, scheme
 from bert_jax.formats.families import class_written, to_bert
@@ -29,6 +29,10 @@ from bert_jax.formats.huggingface_head import TaskOutputs, head_from_huggingface
 from bert_jax.formats.huggingface_names import parts_from_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, init_params
+from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.opening import restore_task
+from bert_jax.tasks.task import Task
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.untrusted.json_file import read_json_object
@@ -55,6 +59,8 @@ class Origin:
     """Of the run, as JSON values; the file config.json of a directory in Hugging Face's format."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of these parameters, on held-out or dev data; empty where they were not evaluated."""
+    task: Task | None = None
+    """Task of a fine-tuning run, to predict and to score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +87,12 @@ class SavedModel:
     def has_pooler(self) -> bool:
         """Whether the source has a pooler, which classification and regression read."""
         return "pooler" in self.params["encoder"]
+
+    @property
+    def missing(self) -> list[str]:
+        """Parts of a pretraining model that the source has not."""
+        parts = [name for name in ("mlm", "nsp") if name not in self.params]
+        return parts + ([] if self.has_pooler else ["pooler"])
 
     @property
     def verbs(self) -> tuple[str, ...]:
@@ -139,51 +151,70 @@ def read_model(path: str | Path, *, encoder_only: bool = False) -> SavedModel:
                 return _from_huggingface(directory, found, encoder_only)
         elif not (directory / "checkpoints").is_dir():
             raise UserError(f"{path} has no config.json; give {_KINDS}")
-    from bert_jax.saved.finetuned import is_finetuning
+    from bert_jax.saved.runs import is_finetuning  # Orbax takes half a second to import
 
     place = open_workdir(path)
-    return _from_finetuned(place) if is_finetuning(place.local) else _from_pretrained(place)
+    return in_units(read_finetuned(path)) if is_finetuning(place.local) else _from_pretrained(place)
 
 
 def _from_pretrained(place: WorkDir) -> SavedModel:
-    from bert_jax.saved.pretrained import load_params
+    from bert_jax.saved.runs import pretrained_checkpoint
 
-    loaded = load_params(place.name)
-    model = loaded.config.model
-    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(ModelConfig)}
+    restored = pretrained_checkpoint(place.name)
+    record, files = restored.record, place.local / "tokenizer"
+    config = build(ModelConfig, record.config["model"], f"checkpoint {restored.step}: model")
     return SavedModel(
-        config=ModelConfig(**{**fields, "attention_impl": "auto"}),
-        params=loaded.params,
+        config=dataclasses.replace(config, attention_impl="auto"),
+        params=restored.state,
         outputs=None,
-        tokenizer=_tokenizer(loaded.tokenizer, model.vocab_size),
-        tokenizer_files=loaded.tokenizer,
-        max_length=model.num_positions,
-        name=f"{place.name}, step {loaded.step}",
-        origin=Origin("pretrain", loaded.step, to_dict(loaded.config), loaded.metrics),
+        tokenizer=_tokenizer(files, config.vocab_size),
+        tokenizer_files=files,
+        max_length=config.num_positions,
+        name=f"{place.name}, step {restored.step}",
+        origin=Origin("pretrain", restored.step, record.config, record.metrics),
     )
 
 
-def _from_finetuned(place: WorkDir) -> SavedModel:
-    from bert_jax.saved.finetuned import load_finetuned
+def read_finetuned(workdir: str | Path) -> SavedModel:
+    """Read the best model of a fine-tuning run, its outputs as they were trained; see `in_units`.
 
-    loaded = load_finetuned(place.name)
-    learned = loaded.task.describe()["learned"]
-    params = loaded.params
-    if loaded.task.objective == "score":  # the run predicts (score - mean) / deviation
-        mean, deviation = learned["mean"], learned["deviation"]
-        kernel, bias = (np.asarray(params["head"][name]) for name in ("kernel", "bias"))
-        scaled = {"kernel": kernel * np.float32(deviation), "bias": bias * np.float32(deviation)}
-        params = {**params, "head": {**scaled, "bias": scaled["bias"] + np.float32(mean)}}
+    Raises:
+        UserError: No such run there, or it has saved nothing yet.
+        DamagedCheckpointError: It holds checkpoints and none is intact.
+    """
+    from bert_jax.saved.runs import finetuned_checkpoint
+
+    restored = finetuned_checkpoint(workdir)
+    place = open_workdir(workdir)
+    extra, config = restored.record.extra, restored.record.config
+    where, files = f"{workdir}: checkpoint {restored.step}", place.local / "tokenizer"
+    model = build(ModelConfig, extra["model"], where)
+    tokenizer = load_tokenizer(files)
+    task = restore_task(extra["task"], tokenizer)
+    head = build(TaskHeadConfig, extra["head"], where)
+    task_config = build(TaskConfig, config["task"], f"{where}: task")
     return SavedModel(
-        config=dataclasses.replace(loaded.model, attention_impl="auto"),
-        params=params,
-        outputs=TaskOutputs(loaded.head, loaded.task.objective, tuple(learned["labels"])),
-        tokenizer=loaded.tokenizer,
-        tokenizer_files=loaded.tokenizer_files,
-        max_length=min(loaded.task_config.length, loaded.model.num_positions),
-        name=f"{place.name}, fine-tuned, step {loaded.step}",
-        origin=Origin("finetune", loaded.step, loaded.config, loaded.scores),
+        config=dataclasses.replace(model, attention_impl="auto"),
+        params=restored.state,
+        outputs=TaskOutputs(head, task.objective, tuple(task.describe()["learned"]["labels"])),
+        tokenizer=tokenizer,
+        tokenizer_files=files,
+        max_length=min(task_config.length, model.num_positions),
+        name=f"{place.name}, fine-tuned, step {restored.step}",
+        origin=Origin("finetune", restored.step, config, extra["scores"], task),
     )
+
+
+def in_units(saved: SavedModel) -> SavedModel:
+    """Make a head of scores predict them: a run predicts (score - mean) / deviation."""
+    task = saved.origin.task
+    if task is None or task.objective != "score":
+        return saved
+    learned = task.describe()["learned"]
+    mean, deviation = np.float32(learned["mean"]), np.float32(learned["deviation"])
+    kernel, bias = (np.asarray(saved.params["head"][name]) for name in ("kernel", "bias"))
+    head = {"kernel": kernel * deviation, "bias": bias * deviation + mean}
+    return dataclasses.replace(saved, params={**saved.params, "head": head})
 
 
 def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool) -> SavedModel:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,24 +13,9 @@ from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.saved.model import SavedModel
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.workdir import read_config
-
-
-@dataclass(frozen=True, eq=False)
-class InitialModel:
-    """A model that is trained on."""
-
-    config: ModelConfig
-    params: Any
-    """As from `init_params`; what it lacks (a head, the pooler) begins at random."""
-    tokenizer_fingerprint: str
-    name: str
-    """For messages."""
-
-    def missing(self, wanted: Any) -> list[str]:
-        """Name the parts of the parameters `wanted` that the model lacks, which begin at random."""
-        return _missing(wanted, self.params)
 
 
 def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainConfig:
@@ -46,9 +30,9 @@ def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainCon
 def resolve_init(
     config: PretrainConfig,
     place: WorkDir,
-    read: Callable[[], InitialModel] | None,
+    read: Callable[[], SavedModel] | None,
     tokenizer_fingerprint: str,
-) -> tuple[PretrainConfig, InitialModel | None]:
+) -> tuple[PretrainConfig, SavedModel | None]:
     """The configuration with the architecture of the model that the run starts from, and the model.
 
     A run that has saved does not need the model any more: it may be gone, and is not read.
@@ -69,9 +53,10 @@ def resolve_init(
     if read is None:
         raise UserError(f"init is {config.init!r}; pass what reads it as the argument initial")
     initial = read()
-    if initial.tokenizer_fingerprint != tokenizer_fingerprint:
+    there = initial.tokenizer.fingerprint
+    if there != tokenizer_fingerprint:
         raise UserError(
-            f"init: the tokenizer of {initial.name} ({initial.tokenizer_fingerprint[:12]}) is not "
+            f"init: the tokenizer of {initial.name} ({there[:12]}) is not "
             f"that of the corpus ({tokenizer_fingerprint[:12]}). Build the corpus with `bert-jax "
             f"corpus --tokenizer {config.init}`, or where that is a run, {config.init}/tokenizer"
         )
@@ -84,15 +69,16 @@ def _saved_config(place: WorkDir) -> dict[str, Any] | None:
     return None
 
 
-def _missing(wanted: Any, found: Any) -> list[str]:
+def missing(wanted: Any, found: Any) -> list[str]:
+    """Name the parts of the parameters `wanted` that `found` lacks."""
     names = [name for name in wanted if name not in found]
     for name, entry in wanted.items():
         if name in found and isinstance(entry, dict):
-            names += _missing(entry, found[name])
+            names += missing(entry, found[name])
     return names
 
 
-def started_from(initial: InitialModel, fresh: Any, axes: Any) -> Any:
+def started_from(initial: SavedModel, fresh: Any, axes: Any) -> Any:
     """Parameters laid out as `fresh`, of `initial` where it has them, else those of `fresh`.
 
     Args:

@@ -16,9 +16,10 @@ from bert_jax.objectives.objective import Metric, Objective
 from bert_jax.run.goodput import Clock
 from bert_jax.run.readout import readout
 from bert_jax.run.telemetry import duration
+from bert_jax.saved.model import SavedModel
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus
-from bert_jax.training.initial import InitialModel
+from bert_jax.training.initial import missing
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,10 @@ def _goal(objective: Objective) -> list[str]:
     ]
 
 
-def starting_line(initial: InitialModel, wanted: Any) -> str:
+def starting_line(initial: SavedModel, wanted: Any) -> str:
     """Name the model that a run starts from, and what of `wanted` parameters the model lacks."""
-    missing = initial.missing(wanted)
-    fresh = f"; it has no {' and no '.join(missing)}, which begin at random" if missing else ""
+    lacks = missing(wanted, initial.params)
+    fresh = f"; it has no {' and no '.join(lacks)}, which begin at random" if lacks else ""
     return f"starts from {initial.name}{fresh}"
 
 

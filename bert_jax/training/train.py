@@ -25,6 +25,7 @@ from bert_jax.run.loss_curve import draw_loss_curve
 from bert_jax.run.readout import readout
 from bert_jax.run.telemetry import Means, Telemetry, peak_flops, read_metrics
 from bert_jax.run.watchdog import Watchdog
+from bert_jax.saved.model import SavedModel
 from bert_jax.training.bad_step import (
     BadStep,
     BadStepError,
@@ -37,7 +38,7 @@ from bert_jax.training.baseline import DivergedError, LossMonitor
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus, open_corpus, step_config
 from bert_jax.training.evaluate import HeldOut
-from bert_jax.training.initial import InitialModel, resolve_init, started_from
+from bert_jax.training.initial import resolve_init, started_from
 from bert_jax.training.report import TrainResult, closing, starting_line, summary
 from bert_jax.training.state import abstract_state, init_state
 from bert_jax.training.step import make_train_step
@@ -52,7 +53,7 @@ def train(
     workdir: Path | str,
     *,
     corpus: Corpus | None = None,
-    initial: Callable[[], InitialModel] | None = None,
+    initial: Callable[[], SavedModel] | None = None,
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> TrainResult:
@@ -95,7 +96,7 @@ class _Run:
         config: PretrainConfig,
         place: WorkDir,
         corpus: Corpus,
-        initial: Callable[[], InitialModel] | None,
+        initial: Callable[[], SavedModel] | None,
         clock: Clock,
         echo: Callable[[str], None] | None,
     ):

@@ -106,24 +106,17 @@ def tfds(arguments: argparse.Namespace) -> int:
 def pretrain(arguments: argparse.Namespace) -> int:
     """Trains or continues."""
     from bert_jax.run.goodput import Clock, process_age
+    from bert_jax.saved.model import read_model
     from bert_jax.training.config import PretrainConfig
     from bert_jax.training.train import train
 
     def run(config: PretrainConfig) -> bool:
         clock = Clock(age=process_age())
         return train(
-            config, arguments.workdir, initial=lambda: _initial(config.init), clock=clock
+            config, arguments.workdir, initial=lambda: read_model(config.init), clock=clock
         ).finished
 
     return _run(arguments, PretrainConfig, run)
-
-
-def _initial(directory: str):
-    from bert_jax.saved.model import read_model
-    from bert_jax.training.initial import InitialModel
-
-    saved = read_model(directory)
-    return InitialModel(saved.config, saved.params, saved.tokenizer.fingerprint, saved.name)
 
 
 def finetune(arguments: argparse.Namespace) -> int:
@@ -165,6 +158,7 @@ def plan(arguments: argparse.Namespace) -> int:
     from bert_jax.config.command_line import load_config
     from bert_jax.plan.command import Request, run_plan
     from bert_jax.plan.compile import default_cache
+    from bert_jax.saved.model import read_model
     from bert_jax.training.config import PretrainConfig
     from bert_jax.training.initial import with_architecture
 
@@ -180,7 +174,7 @@ def plan(arguments: argparse.Namespace) -> int:
     )
     config = load_config(PretrainConfig, arguments.config, arguments.fields)
     if config.init:
-        initial = _initial(config.init).config
+        initial = read_model(config.init).config
         config = with_architecture(config, initial).with_vocabulary(initial.vocab_size)
     return run_plan(config, request)
 
@@ -211,7 +205,7 @@ def status(arguments: argparse.Namespace) -> int:
     from bert_jax.inspection.finetuning import finetune_status, status_lines
     from bert_jax.inspection.status import redraw, run_status
     from bert_jax.inspection.status_report import report
-    from bert_jax.saved.finetuned import is_finetuning
+    from bert_jax.saved.runs import is_finetuning
 
     place = open_workdir(arguments.workdir)
     if is_finetuning(place.local):
@@ -268,7 +262,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     from bert_jax.files.remote import open_workdir
     from bert_jax.finetune.predict import evaluate_finetuned
     from bert_jax.inspection.rerun import evaluate_run
-    from bert_jax.saved.finetuned import is_finetuning
+    from bert_jax.saved.runs import is_finetuning
 
     if is_finetuning(open_workdir(arguments.workdir).local):
         if arguments.corpus is not None or arguments.rows is not None:

@@ -19,8 +19,9 @@ from checkpoint_states import (
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.checkpoint import Checkpoints, DamagedCheckpointError, Retention, saved_steps
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.saved.pretrained import load_params
+from bert_jax.saved.runs import pretrained_checkpoint
 from bert_jax.training.config import PretrainConfig
 
 # When a file cannot be read, Orbax's threads still call back into its closed event loop, a moment
@@ -62,7 +63,7 @@ def test_empty_directory_restores_nothing(tmp_path):
     assert checkpoints.restore(abstract(make_state(0))) is None
     checkpoints.close()
     with pytest.raises(UserError, match="holds no checkpoint"):
-        load_params(tmp_path)
+        pretrained_checkpoint(tmp_path)
 
 
 def test_restore_onto_another_mesh(tmp_path):
@@ -139,7 +140,7 @@ def test_nothing_intact_is_an_error_and_moves_nothing(tmp_path):
     checkpoints.close()
     assert saved_steps(tmp_path / "checkpoints") == [1, 2]
     with pytest.raises(DamagedCheckpointError):
-        load_params(tmp_path)
+        pretrained_checkpoint(tmp_path)
 
 
 def test_another_model_is_not_called_damage(tmp_path):
@@ -161,15 +162,14 @@ def test_leftovers_of_an_interrupted_save_are_removed(tmp_path):
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["1"]
 
 
-def test_load_params_reads_parameters_alone_and_changes_nothing(tmp_path, caplog):
+def test_a_model_is_read_from_parameters_alone_and_changes_nothing(tmp_path, caplog):
     states = write(tmp_path, [5, 10])
     flip_a_bit(tmp_path / "checkpoints" / "10", "params")
     flip_a_bit(tmp_path / "checkpoints" / "5", "rest")  # inference does not read it
     with caplog.at_level(logging.WARNING):
-        loaded = load_params(tmp_path)
+        loaded = pretrained_checkpoint(tmp_path)
     assert loaded.step == 5
     assert "Skipped damaged checkpoint 10" in caplog.text
-    assert loaded.config == PretrainConfig()
-    assert loaded.tokenizer == tmp_path / "tokenizer"
-    assert_same(loaded.params, states[5].params)
+    assert build(PretrainConfig, loaded.record.config, "here") == PretrainConfig()
+    assert_same(loaded.state, states[5].params)
     assert saved_steps(tmp_path / "checkpoints") == [5, 10]

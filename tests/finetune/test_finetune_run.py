@@ -3,7 +3,6 @@
 More members and cases with BERT_JAX_CHAOS=1.
 """
 
-import dataclasses
 import errno
 import functools
 import itertools
@@ -32,7 +31,8 @@ from bert_jax.finetune.train import NoModelError, finetune
 from bert_jax.run.events import read_events
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.saved import model as saved_model
-from bert_jax.saved.finetuned import load_finetuned
+from bert_jax.saved import runs
+from bert_jax.saved.runs import finetuned_checkpoint
 from bert_jax.tasks.text.task import TextSplit
 
 LONG = os.environ.get("BERT_JAX_CHAOS") == "1"
@@ -362,14 +362,11 @@ def test_a_file_that_changed_is_refused(files, tmp_path):
 
 def test_a_model_of_few_positions_reads_no_longer_rows(one_run, monkeypatch):
     """Where task.max_length was left out, the saved configuration does not know the model's."""
-    loaded = load_finetuned(one_run)
-    task = dataclasses.replace(loaded.task_config, max_length=0)
-    short = dataclasses.replace(
-        loaded,
-        model=dataclasses.replace(loaded.model, num_positions=64),
-        task_config=task,
-    )
-    monkeypatch.setattr(saved_model, "load_finetuned", lambda _: short)
+    restored = finetuned_checkpoint(one_run)
+    record = restored.record
+    record.config["task"]["max_length"] = 0
+    record.extra["model"]["num_positions"] = 64
+    monkeypatch.setattr(runs, "finetuned_checkpoint", lambda _: restored)
     assert saved_model.read_model(one_run).max_length == 64
 
 

@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.parallel import processes
 from bert_jax.parallel.processes import JoinError, find_cluster
 from bert_jax.run.telemetry import read_metrics
-from bert_jax.saved.pretrained import load_params
+from bert_jax.saved.runs import pretrained_checkpoint
 from bert_jax.training.train import train
 
 CHANGES = {
@@ -120,7 +120,7 @@ def test_processes_train_evaluate_and_save_as_one_does(number, mesh, alone):
 
     # Written by several processes, verified and read by one, on other devices.
     assert fingerprint(pod, config, corpus)["step"] == "6"
-    params, wanted = (load_params(path).params for path in (pod, here / "one"))
+    params, wanted = (pretrained_checkpoint(path).state for path in (pod, here / "one"))
     differences = jax.tree.map(lambda a, b: np.abs(a - b), params, wanted)
     for path, difference in jax.tree_util.tree_leaves_with_path(differences):
         # The gradient of a key's bias is rounding noise, since softmax takes no notice of a shift;

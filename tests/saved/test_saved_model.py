@@ -28,8 +28,8 @@ from bert_jax.formats.huggingface_head import TaskOutputs, head_to_huggingface
 from bert_jax.formats.huggingface_names import to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
-from bert_jax.saved.finetuned import FinetunedState
 from bert_jax.saved.model import read_model
+from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Member
 from bert_jax.tasks.config import TableConfig, TaskConfig
 from bert_jax.tasks.opening import restore_task

@@ -19,9 +19,13 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.model.heads import init_params
 from bert_jax.parallel.sharding import MeshConfig, make_mesh
-from bert_jax.saved.pretrained import load_params
+from bert_jax.saved.model import Origin, SavedModel
+from bert_jax.saved.runs import pretrained_checkpoint
+from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import step_config
-from bert_jax.training.initial import InitialModel, started_from, with_architecture
+from bert_jax.training.initial import started_from, with_architecture
 from bert_jax.training.state import init_state
 from bert_jax.training.train import train
 
@@ -51,10 +55,13 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def initial(corpus) -> InitialModel:
+def initial(corpus) -> SavedModel:
     config = CONFIG.with_vocabulary(corpus.train.vocab_size).model
     params = jax.device_get(init_params(config, jax.random.key(99)))
-    return InitialModel(config, params, TOKENIZER.fingerprint, "the model of a test")
+    return SavedModel(
+        config=config, params=params, outputs=None, tokenizer=TOKENIZER, tokenizer_files=Path(),
+        max_length=config.num_positions, name="the model of a test", origin=Origin("pretrain"),
+    )  # fmt: skip
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -67,14 +74,15 @@ def test_a_run_starts_from_the_model_and_does_not_need_it_again(initial, corpus,
     workdir = tmp_path / "work"
     train(STARTED, workdir, corpus=corpus, initial=lambda: initial, echo=said.append)
     assert "starts from the model of a test" in said
-    loaded = load_params(workdir)
-    assert_close(loaded.params, initial.params)
+    loaded = pretrained_checkpoint(workdir)
+    assert_close(loaded.state, initial.params)
+    config = build(PretrainConfig, loaded.record.config, "here")
     # The architecture is that of the model, the dropout that of the configuration.
-    assert loaded.config.model.num_layers == 2
-    assert loaded.config.model.hidden_dropout_rate == 0.2
-    assert loaded.config.init == "elsewhere"
+    assert config.model.num_layers == 2
+    assert config.model.hidden_dropout_rate == 0.2
+    assert config.init == "elsewhere"
 
-    def gone() -> InitialModel:
+    def gone() -> SavedModel:
         raise AssertionError("it is read again")
 
     said.clear()
@@ -90,7 +98,7 @@ def test_what_the_model_lacks_begins_at_random(initial, corpus, tmp_path):
     train(STARTED, tmp_path, corpus=corpus, initial=lambda: less, echo=said.append)
     line = "starts from the model of a test; it has no nsp and no pooler, which begin at random"
     assert line in said
-    params = load_params(tmp_path).params
+    params = pretrained_checkpoint(tmp_path).state
     pooler = params["encoder"].pop("pooler")
     assert_close(params["encoder"], encoder)
     config = with_architecture(STARTED, initial.config).with_vocabulary(corpus.train.vocab_size)
@@ -100,8 +108,9 @@ def test_what_the_model_lacks_begins_at_random(initial, corpus, tmp_path):
 
 
 def test_another_tokenizer_is_refused_before_anything_is_written(initial, corpus, tmp_path):
-    other = dataclasses.replace(initial, tokenizer_fingerprint="0" * 64)
-    with pytest.raises(UserError, match=r"the tokenizer of the model of a test \(000000000000\)"):
+    other = dataclasses.replace(initial, tokenizer=WordPieceTokenizer([*SPECIAL_TOKENS, "other"]))
+    there = other.tokenizer.fingerprint[:12]
+    with pytest.raises(UserError, match=rf"the tokenizer of the model of a test \({there}\)"):
         train(STARTED, tmp_path / "work", corpus=corpus, initial=lambda: other)
     with pytest.raises(UserError, match="init is 'elsewhere'; pass what reads it"):
         train(STARTED, tmp_path / "work", corpus=corpus)

@@ -21,7 +21,7 @@ from bert_jax.errors import UserError
 from bert_jax.run.events import read_events
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.run.watchdog import Watchdog
-from bert_jax.saved.pretrained import load_params
+from bert_jax.saved.runs import pretrained_checkpoint
 from bert_jax.training import train as train_module
 from bert_jax.training.bad_step import BadStepError
 from bert_jax.training.config import PretrainConfig
@@ -82,10 +82,10 @@ def test_work_directory_holds_what_is_promised(finished, corpus):
     )
     assert 0 < rows[1]["perf/goodput"] < 1
     assert "perf/mfu" not in rows[1]  # no peak is known of this machine
-    loaded = load_params(workdir)
+    loaded = pretrained_checkpoint(workdir)
     assert loaded.step == 2
-    assert loaded.config == config.with_vocabulary(64)
-    assert loaded.params["encoder"]["embeddings"]["token"].shape == (128, 32)
+    assert build(PretrainConfig, loaded.record.config, "here") == config.with_vocabulary(64)
+    assert loaded.state["encoder"]["embeddings"]["token"].shape == (128, 32)
 
 
 def test_lines_at_the_start_and_the_end_say_what_runs_and_where_it_lies(finished, corpus):

@@ -1,22 +1,13 @@
-"""Fine-tuned models in work directories, read."""
+"""Work directories of runs: of which kind a run is, and its newest intact checkpoint."""
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax.checkpoint import load_newest
-from bert_jax.config.mapping import build
+from bert_jax.checkpoint import Restored, load_newest
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
-from bert_jax.model.config import ModelConfig
-from bert_jax.model.task_heads import TaskHeadConfig
-from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.opening import restore_task
-from bert_jax.tasks.task import Task
-from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.tokenization.tokenizer import Tokenizer
-from bert_jax.training.workdir import MAX_CONFIG_BYTES
+from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES
 from bert_jax.untrusted.json_file import read_json_object
 
 _log = logging.getLogger("bert_jax")
@@ -41,26 +32,6 @@ class FinetunedState(NamedTuple):
 
     params: Any
     """As from `init_task_params`."""
-
-
-@dataclass(frozen=True)
-class Finetuned:
-    """A fine-tuned model, with all that it needs."""
-
-    model: ModelConfig
-    head: TaskHeadConfig
-    params: Any
-    """As from `init_task_params`, on one device."""
-    task: Task
-    tokenizer: Tokenizer
-    tokenizer_files: Path
-    scores: dict[str, float]
-    """On the dev data, of exactly these parameters."""
-    task_config: TaskConfig
-    config: dict[str, Any]
-    """Configuration of the run, as recorded."""
-    step: int
-    """Updates made."""
 
 
 def is_finetuning(workdir: Path) -> bool:
@@ -92,8 +63,29 @@ def read_finetune_record(workdir: Path) -> dict[str, Any]:
     return record
 
 
-def load_finetuned(workdir: Path | str) -> Finetuned:
-    """The best model of a fine-tuning run. Changes nothing on disk.
+def pretrained_checkpoint(workdir: Path | str) -> Restored:
+    """Read the newest intact checkpoint of a pretraining run; change nothing on disk.
+
+    Raises:
+        UserError: `workdir` holds no checkpoint.
+        DamagedCheckpointError: It holds some and none is intact.
+    """
+    restored = load_newest(open_workdir(workdir).checkpoints)
+    if restored is None:
+        raise UserError(
+            f"{workdir} holds no checkpoint; give the work directory of a `bert-jax pretrain` run "
+            "that has saved at least once"
+        )
+    if "task" in restored.record.config:
+        raise UserError(
+            f"{workdir} holds a run of fine-tuning, whose model has no head for masked words; give "
+            "the work directory of a `bert-jax pretrain` run"
+        )
+    return _warned(restored)
+
+
+def finetuned_checkpoint(workdir: Path | str) -> Restored:
+    """Read the best model of a fine-tuning run; change nothing on disk.
 
     Raises:
         UserError: No such run there, or it has saved nothing yet.
@@ -109,20 +101,10 @@ def load_finetuned(workdir: Path | str) -> Finetuned:
             f"{workdir} holds no checkpoint yet: the run has not come to its first save. Give the "
             "`bert-jax finetune` command again to continue it"
         )
+    return _warned(restored)
+
+
+def _warned(restored: Restored) -> Restored:
     if restored.damaged:
         _log.warning("%s", restored.warning())
-    extra, where = restored.record.extra, f"{workdir}: checkpoint {restored.step}"
-    files = place.local / "tokenizer"
-    tokenizer = load_tokenizer(files)
-    return Finetuned(
-        model=build(ModelConfig, extra["model"], where),
-        head=build(TaskHeadConfig, extra["head"], where),
-        params=restored.state,
-        task=restore_task(extra["task"], tokenizer),
-        tokenizer=tokenizer,
-        tokenizer_files=files,
-        scores=extra["scores"],
-        task_config=build(TaskConfig, restored.record.config["task"], f"{where}: task"),
-        config=restored.record.config,
-        step=restored.step,
-    )
+    return restored
