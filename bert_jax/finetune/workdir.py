@@ -25,7 +25,6 @@ from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.saved.runs import KIND, read_finetune_record
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Task
-from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.workdir import (
     begin_workdir,
@@ -97,14 +96,7 @@ def prepare_finetune_workdir(
         "config": to_dict(config),
         "fingerprints": fingerprints,
     }
-    begin_workdir(workdir, record, lambda target: _copy_tokenizer(tokenizer_files, target))
-
-
-def _copy_tokenizer(source: Path, target: Path) -> None:
-    """The files of the tokenizer alone: an exported directory holds the weights beside them."""
-    if target.exists():
-        return
-    load_tokenizer(source).save(target)
+    begin_workdir(workdir, record, tokenizer_files)
 
 
 def saved_content(

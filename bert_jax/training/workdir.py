@@ -4,9 +4,6 @@ config.json  metrics.jsonl  tensorboard/  checkpoints/  tokenizer/  loss.png
 """
 
 import json
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +91,7 @@ def refuse_other_run(place: WorkDir, differences: list[str]) -> None:
 
 
 def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
-    """Refuses what `_copy_tokenizer` cannot copy, or would take for its own copy."""
+    """Refuses a tokenizer that cannot be copied, or one that would be taken for the copy."""
     if store.path is None:
         return
     if not (store.path / "tokenizer").is_dir():
@@ -121,13 +118,11 @@ def prepare_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) ->
         "corpus": store.fingerprint,
         "tokenizer": store.tokenizer_fingerprint,
     }
-    begin_workdir(workdir, record, lambda target: _copy_tokenizer(store, target))
+    begin_workdir(workdir, record, None if store.path is None else store.path / "tokenizer")
 
 
-def begin_workdir(
-    workdir: Path, record: dict[str, Any], copy_tokenizer: Callable[[Path], None]
-) -> None:
-    """Write config.json and the tokenizer, in process 0.
+def begin_workdir(workdir: Path, record: dict[str, Any], tokenizer_files: Path | None) -> None:
+    """Write config.json and the files of the tokenizer alone, in process 0.
 
     Raises:
         UserError: The work directory cannot be written.
@@ -139,25 +134,14 @@ def begin_workdir(
             workdir.mkdir(parents=True, exist_ok=True)
             for leftover in workdir.glob("loss.png.tmp-*"):  # of a run killed while drawing
                 leftover.unlink(missing_ok=True)
-            copy_tokenizer(workdir / "tokenizer")
+            if tokenizer_files is not None and not (workdir / "tokenizer").exists():
+                load_tokenizer(tokenizer_files).save(workdir / "tokenizer")
             content = json.dumps(record, indent=2) + "\n"
             replace_file(workdir / "config.json", content.encode())
         except OSError as error:
             raise UserError(f"cannot write to the work directory {workdir}: {error}") from error
 
     by_first(write)
-
-
-def _copy_tokenizer(store: TokenStore, target: Path) -> None:
-    if store.path is None or target.exists():
-        return
-    temporary = target.with_name(f"tokenizer.tmp-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        shutil.copytree(store.path / "tokenizer", temporary)
-        temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def read_record(workdir: Path) -> dict[str, Any]:
