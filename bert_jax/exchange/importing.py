@@ -208,14 +208,14 @@ def _from_directory(directory: Path) -> Source:
 
 
 def _from_tensorflow(path: Path, gelu: Literal["tanh", "erf"]) -> Source:
-    found = read_tf_checkpoint(path, gelu=gelu)
-    form = BertForm("BERT", found.config, found.arrays, found.passed_over, ())
-    tokenizer = load_tokenizer(found.vocab)
-    where = found.vocab.parent
+    form = read_tf_checkpoint(path, gelu=gelu)
+    assert form.files is not None
+    tokenizer = load_tokenizer(form.files)
+    where = form.files.parent
     saved = saved_model(form, tokenizer, where, name=f"{path}, TensorFlow 1", where=where)
     note = f"gelu is read as its {gelu} form; activation {saved.config.activation}"
     return Source(
-        saved, "BERT", "TensorFlow 1", found.passed_over, (note,), None, found.config
+        saved, form.family, "TensorFlow 1", form.dropped, (note,), None, form.config
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ a BERT computes with the same numbers, the activation of the pooler aside. What 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -63,6 +64,8 @@ class BertForm:
     """What a person should know, a sentence each."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Activation of the pooler, of which BERT's configuration does not speak."""
+    files: Path | None = None
+    """File or directory of the tokenizer, where the reader knows it."""
 
     def model_config(self, *, where: str) -> ModelConfig:
         """The architecture; a UserError that begins with `where` says what does not fit."""

@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from bert_jax.errors import UserError
+from bert_jax.formats.families import BertForm
 from bert_jax.formats.huggingface_config import model_config_from_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.untrusted.json_file import read_json_object
@@ -56,21 +55,11 @@ _OTHERS = (
 )
 
 
-class TfCheckpoint(NamedTuple):
-    """A model in Hugging Face's terms."""
+def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh") -> BertForm:
+    """Read a checkpoint of the original code; slots of its optimizer are passed over.
 
-    config: dict[str, Any]
-    """Of a `config.json`."""
-    arrays: dict[str, np.ndarray]
-    """By the names of `BertForPreTraining`; views of the mapped files."""
-    vocab: Path
-    """Without a word on lower-casing; see `load_tokenizer`."""
-    passed_over: tuple[str, ...]
-    """Variables of a fine-tuned head, whose labels such a checkpoint does not have."""
-
-
-def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh") -> TfCheckpoint:
-    """Reads a checkpoint of the original code; slots of its optimizer are passed over.
+    The arrays are views of the mapped files. Variables of a fine-tuned head are dropped: such a
+    checkpoint does not have the names of its labels.
 
     Args:
         path: The directory; where it holds several checkpoints, one of them as PREFIX or
@@ -121,7 +110,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
     if made_by == "BertModel" and _MLM in heads:
         made_by = "BertForMaskedLM"
     config["architectures"] = [made_by]
-    return TfCheckpoint(config, arrays, directory / VOCABULARY, passed_over)
+    return BertForm("BERT", config, arrays, passed_over, (), files=directory / VOCABULARY)
 
 
 def is_tf_checkpoint(path: str | Path) -> bool:

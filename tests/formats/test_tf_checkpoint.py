@@ -56,9 +56,9 @@ def test_logits_are_those_of_tensorflow() -> None:
     np.testing.assert_allclose(mlm[real], golden["mlm"][real], atol=2e-5)
     np.testing.assert_allclose(logits.nsp, golden["nsp"], atol=2e-5)
     assert config.activation == "gelu_tanh"
-    assert found.vocab == GOLDEN / "vocab.txt"
+    assert found.files == GOLDEN / "vocab.txt"
     assert found.config["architectures"] == ["BertForPreTraining"]
-    assert found.passed_over == ()
+    assert found.dropped == ()
     assert len(found.arrays) == 4 + 1 + 2 * 16 + 2 + 5 + 2  # no slot of the optimizer
 
 
@@ -93,7 +93,7 @@ def test_parts_that_a_model_need_not_have(
     tuned = bare | {n: a for n, a in variables.items() if n.startswith("bert/pooler/")}
     tuned |= {"output_weights": np.zeros((3, 8), "f4"), "output_bias": np.zeros(3, "f4")}
     found = read_tf_checkpoint(write(tmp_path, tuned))
-    assert found.passed_over == ("output_bias", "output_weights")
+    assert found.dropped == ("output_bias", "output_weights")
     assert "the fine-tuned head (output_bias, output_weights) is not read" in caplog.text
     del mlm["cls/predictions/output_bias"]
     assert "cls/predictions/output_bias is missing" in refused(write(tmp_path, mlm))
