@@ -89,12 +89,6 @@ class SavedModel:
         return "pooler" in self.params["encoder"]
 
     @property
-    def missing(self) -> list[str]:
-        """Parts of a pretraining model that the source has not."""
-        parts = [name for name in ("mlm", "nsp") if name not in self.params]
-        return parts + ([] if self.has_pooler else ["pooler"])
-
-    @property
     def verbs(self) -> tuple[str, ...]:
         """Verbs of `bert-jax` that ask the model something."""
         task = () if self.outputs is None else (_VERBS[self.outputs.objective],)
