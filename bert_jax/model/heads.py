@@ -144,7 +144,7 @@ def num_params(config: ModelConfig) -> int:
     The padding rows of the vocabulary do not count; the decoder is the embedding table.
     """
     count = 0
-    for _, variable in nnx.to_flat_state(_abstract(config)[1]):
+    for _, variable in nnx.to_flat_state(nnx.state(_abstract(config))):
         size = math.prod(variable.shape)
         if "vocab" in variable.get_metadata("axes"):
             size = size // config.padded_vocab_size * config.vocab_size
