@@ -1,8 +1,8 @@
-"""Optimizers of BERT pretraining: AdamW and LAMB, over parameters whose layers are stacked."""
+"""Optimizers and learning-rate schedules, by name; the parts are in `optim_parts.py`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,25 +10,100 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from bert_jax.errors import UserError
+from bert_jax.training import optim_parts as parts
+from bert_jax.training.optim_parts import OptimizerState, is_decayed
+
+__all__ = [
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "OptimizerConfig",
+    "OptimizerState",
+    "clip_factor",
+    "is_decayed",
+    "learning_rate_schedule",
+    "make_optimizer",
+]
+
+
+def _adam(config: "OptimizerConfig") -> optax.GradientTransformation:
+    return parts.adam(config.b1, config.b2, config.eps, bias_correction=config.bias_correction)
+
+
+def _adamw(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransformation:
+    return parts.then(_adam(config), parts.decay(config.weight_decay))
+
+
+def _lamb(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransformation:
+    return parts.then(
+        _adam(config), parts.decay(config.weight_decay), parts.trust_ratios(logical_axes)
+    )
+
+
+def _muon(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransformation:
+    return parts.then(
+        parts.muon(config.momentum, _adam(config), logical_axes), parts.decay(config.weight_decay)
+    )
+
+
+def _stable_adamw(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransformation:
+    return parts.bounded(
+        _adamw(config, logical_axes), config.b2, config.eps, logical_axes,
+        bias_correction=config.bias_correction,
+    )  # fmt: skip
+
+
+OPTIMIZERS: dict[str, Callable[["OptimizerConfig", Any], optax.GradientTransformation]] = {
+    "adamw": _adamw,
+    "lamb": _lamb,
+    "muon": _muon,
+    "stable_adamw": _stable_adamw,
+}
+"""Builders of optimizers, from the configuration and the parameters' logical axes. `make_optimizer`
+clips before them and multiplies by the learning rate after them; their state has `num_updates`."""
+
+
+SCHEDULES: dict[str, Callable[[Float[Array, "*steps"], float], Float[Array, "*steps"]]] = {
+    "linear": lambda left, decay_share: left,
+    "cosine": lambda left, decay_share: 0.5 * (1 - jnp.cos(jnp.pi * left)),
+    "constant": lambda left, decay_share: jnp.ones_like(left),
+    "wsd": lambda left, decay_share: jnp.minimum(left / decay_share, 1),
+    "one_minus_sqrt": lambda left, decay_share: (
+        1 - jnp.sqrt(1 - jnp.minimum(left / decay_share, 1))
+    ),
+}
+"""Shapes of the learning rate after the warm-up, from 1 to 0: functions of the share of steps that
+is left, and of `decay_share`."""
+
+if TYPE_CHECKING:
+    OptimizerName = ScheduleName = str
+else:  # with the choices, for the command line's messages and help
+    OptimizerName, ScheduleName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SCHEDULES)]
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     """Optimizer, learning-rate schedule and clipping; one instance per training run."""
 
-    name: Literal["adamw", "lamb"] = "adamw"
+    name: OptimizerName = "adamw"
     learning_rate: float = 1e-4
     """Peak, reached at the end of the warm-up."""
-    schedule: Literal["linear", "cosine"] = "linear"
-    """Shape of the decay from the peak to zero at the end of training."""
+    schedule: ScheduleName = "linear"
+    """Shape of the decay from the peak; `wsd` (linear) and `one_minus_sqrt` begin it late."""
+    decay_share: float = 0.2
+    """Last share of the steps after the warm-up, in which `wsd` and `one_minus_sqrt` decay."""
+    end_share: float = 0.0
+    """Share of the peak that is left at the end of the decay."""
     warmup_steps: int | None = None
     """Steps of linear rise to the peak; None: `warmup_rate` of all steps."""
     warmup_rate: float = 0.01
     weight_decay: float = 0.01
-    """Decoupled; not applied to biases and norms."""
+    """Decoupled, times the learning rate; not applied to biases and norms."""
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-6
+    momentum: float = 0.95
+    """Decay rate of Muon's average of gradients; `b1` and `b2` are of the parameters it leaves to
+    AdamW."""
     clip_norm: float | None = 1.0
     """Largest global norm of the averaged gradient of a batch; None: no clipping."""
     bias_correction: bool = True
@@ -37,12 +112,17 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         """Refuse values that cannot train."""
         checks = {
+            "name": (self.name in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
+            "schedule": (self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
             "learning_rate": (self.learning_rate > 0, "positive"),
+            "decay_share": (0 < self.decay_share <= 1, "above 0 and at most 1"),
+            "end_share": (0 <= self.end_share < 1, "in [0, 1)"),
             "warmup_steps": (self.warmup_steps is None or self.warmup_steps >= 0, "at least 0"),
             "warmup_rate": (0 <= self.warmup_rate < 1, "in [0, 1)"),
             "weight_decay": (self.weight_decay >= 0, "at least 0"),
             "b1": (0 <= self.b1 < 1, "in [0, 1)"),
             "b2": (0 <= self.b2 < 1, "in [0, 1)"),
+            "momentum": (0 <= self.momentum < 1, "in [0, 1)"),
             "eps": (self.eps > 0, "positive"),
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "positive, or None"),
         }
@@ -56,14 +136,6 @@ class OptimizerConfig:
         if self.warmup_steps is not None:
             return self.warmup_steps
         return round(self.warmup_rate * num_steps)
-
-
-class OptimizerState(NamedTuple):
-    """State of both optimizers; float32, moments shaped and sharded like the parameters."""
-
-    num_updates: Int[Array, ""]
-    mu: Any
-    nu: Any
 
 
 def learning_rate_schedule(
@@ -88,35 +160,20 @@ def learning_rate_schedule(
         done = jnp.asarray(step, jnp.float32)
         rise = (done + 1) / max(warmup, 1)
         left = jnp.clip((num_steps - done) / max(num_steps - warmup, 1), 0.0, 1.0)
-        if config.schedule == "cosine":
-            left = 0.5 * (1 - jnp.cos(jnp.pi * left))
-        return config.learning_rate * jnp.where(done < warmup, rise, left)
+        shape = SCHEDULES[config.schedule](left, config.decay_share)
+        decayed = config.end_share + (1 - config.end_share) * shape
+        return config.learning_rate * jnp.where(done < warmup, rise, decayed)
 
     return rate
-
-
-def is_decayed(path: str) -> bool:
-    """Whether weight decay, and LAMB's ratio, apply to the parameter at this /-joined path.
-
-    They do to all but biases and norms, as in the published code of both optimizers.
-
-    By name and not by rank: stacked layers make every bias of a block two-dimensional.
-    """
-    *owners, leaf = path.lower().split("/")
-    return "bias" not in leaf and leaf != "scale" and not any("norm" in part for part in owners)
 
 
 def make_optimizer(
     config: OptimizerConfig, num_steps: int, logical_axes: Any
 ) -> optax.GradientTransformation:
-    """AdamW (Loshchilov & Hutter 2019) or LAMB (You et al. 2019, algorithm 2), as optax.
+    """The optimizer that `config.name` names, clipped and scheduled, as optax.
 
-    `update` wants the averaged gradient of the whole batch. Its order: clip by the global norm,
-    moments, bias correction, weight decay, LAMB's trust ratio, learning rate.
-
-    LAMB scales each tensor's step to the tensor's own norm. A parameter that stacks layers on axis
-    0 holds one tensor per layer, so it gets one ratio per layer. Biases and norms are neither
-    decayed nor rescaled, as in the authors' code; a zero norm leaves the step as it is.
+    `update` wants the averaged gradient of the whole batch. Its order: clip by the global norm, the
+    optimizer's own step with weight decay, learning rate.
 
     Args:
         config: Which optimizer.
@@ -124,46 +181,16 @@ def make_optimizer(
         logical_axes: Tree like the parameters of tuples of axis names; "layers" marks a stack.
     """
     rate = learning_rate_schedule(config, num_steps)
+    optimizer = OPTIMIZERS[config.name](config, logical_axes)
 
-    def init(params: Any) -> OptimizerState:
-        def zeros(param: Array) -> Array:
-            return jnp.zeros(param.shape, jnp.float32)
-
-        return OptimizerState(
-            jnp.zeros([], jnp.int32), jax.tree.map(zeros, params), jax.tree.map(zeros, params)
-        )
-
-    def update(grads: Any, state: OptimizerState, params: Any = None) -> tuple[Any, OptimizerState]:
-        count = state.num_updates + 1
-        correction1 = correction2 = jnp.float32(1)
-        if config.bias_correction:
-            correction1 = 1 - config.b1 ** count.astype(jnp.float32)
-            correction2 = 1 - config.b2 ** count.astype(jnp.float32)
-        learning_rate = rate(state.num_updates)
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         clip = clip_factor(optax.tree.norm(grads), config.clip_norm)
+        clipped = jax.tree.map(lambda grad: grad.astype(jnp.float32) * clip, grads)
+        steps, after = optimizer.update(clipped, state, params)
+        learning_rate = rate(state.num_updates)
+        return jax.tree.map(lambda step: -learning_rate * step, steps), after
 
-        def one(
-            path: Any, grad: Array, mu: Array, nu: Array, param: Array, axes: tuple
-        ) -> tuple[Array, Array, Array]:
-            grad = grad.astype(jnp.float32) * clip
-            mu = config.b1 * mu + (1 - config.b1) * grad
-            nu = config.b2 * nu + (1 - config.b2) * jnp.square(grad)
-            step = (mu / correction1) / (jnp.sqrt(nu / correction2) + config.eps)
-            if is_decayed(_joined(path)):
-                step += config.weight_decay * param
-                if config.name == "lamb":
-                    step *= trust_ratio(param, step, stacked=axes[:1] == ("layers",))
-            return -learning_rate * step, mu, nu
-
-        triples = jax.tree_util.tree_map_with_path(
-            one, grads, state.mu, state.nu, params, logical_axes
-        )
-        updates, mus, nus = jax.tree.transpose(
-            jax.tree.structure(grads), jax.tree.structure((0, 0, 0)), triples
-        )
-        return updates, OptimizerState(count, mus, nus)
-
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def clip_factor(norm: Float[Array, ""], limit: float | None) -> Float[Array, ""]:
@@ -171,24 +198,3 @@ def clip_factor(norm: Float[Array, ""], limit: float | None) -> Float[Array, ""]
     if limit is None:
         return jnp.float32(1)
     return limit / jnp.maximum(norm, limit)
-
-
-def trust_ratio(
-    param: Float[Array, "*shape"], step: Float[Array, "*shape"], *, stacked: bool
-) -> Float[Array, "..."]:
-    """|param| / |step| per tensor, broadcastable to it; 1 where either norm is zero.
-
-    Args:
-        param: One tensor, or with `stacked` one per index of axis 0.
-        step: The update before it is scaled, same shape.
-        stacked: Whether axis 0 counts tensors.
-    """
-    axes = tuple(range(1 if stacked else 0, param.ndim))
-    param_norm = jnp.sqrt(jnp.sum(jnp.square(param), axes, keepdims=True))
-    step_norm = jnp.sqrt(jnp.sum(jnp.square(step), axes, keepdims=True))
-    both = (param_norm > 0) & (step_norm > 0)
-    return jnp.where(both, param_norm / jnp.where(both, step_norm, 1), 1.0)
-
-
-def _joined(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,0 +1,280 @@
+"""Parts that optimizers are built from; each knows that layers are stacked on axis 0.
+
+A part is an `optax.GradientTransformation` whose updates lack the learning rate and its sign. The
+state of a whole optimizer has the number of updates in `num_updates`.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+
+class OptimizerState(NamedTuple):
+    """State of all optimizers here; float32, moments shaped and sharded like the parameters."""
+
+    num_updates: Int[Array, ""]
+    mu: Any
+    nu: Any
+
+
+class CountedState(NamedTuple):
+    """State of an optax optimizer, and the number of updates."""
+
+    num_updates: Int[Array, ""]
+    inner: Any
+
+
+def adam(
+    b1: float, b2: float, eps: float, *, bias_correction: bool = True
+) -> optax.GradientTransformation:
+    """Adam (Kingma & Ba 2015); without the correction, as in BERT's and LAMB's published code."""
+
+    def init(params: Any) -> OptimizerState:
+        def zeros(param: Array) -> Array:
+            return jnp.zeros(param.shape, jnp.float32)
+
+        return OptimizerState(
+            jnp.zeros([], jnp.int32), jax.tree.map(zeros, params), jax.tree.map(zeros, params)
+        )
+
+    def update(grads: Any, state: OptimizerState, params: Any = None) -> tuple[Any, OptimizerState]:
+        count = state.num_updates + 1
+        correction1 = bias_left(b1, count, bias_correction)
+        correction2 = bias_left(b2, count, bias_correction)
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.nu, grads)
+        steps = jax.tree.map(
+            lambda m, v: (m / correction1) / (jnp.sqrt(v / correction2) + eps), mu, nu
+        )
+        return steps, OptimizerState(count, mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def bias_left(beta: float, count: Int[Array, ""], bias_correction: bool) -> Float[Array, ""]:
+    """Divisor that makes a moment of `count` gradients an average of them; 1 for no correction."""
+    return 1 - beta ** count.astype(jnp.float32) if bias_correction else jnp.float32(1)
+
+
+def decay(weight_decay: float) -> optax.GradientTransformation:
+    """Decoupled weight decay (Loshchilov & Hutter 2019): adds a share of each parameter."""
+
+    def mask(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, _: is_decayed(joined(path)), params)
+
+    return optax.add_decayed_weights(weight_decay, mask)
+
+
+def is_decayed(path: str) -> bool:
+    """Whether weight decay, and LAMB's ratio, apply to the parameter at this /-joined path.
+
+    Both apply to all but biases and norms, as in the published code of both optimizers.
+
+    By name and not by rank: stacked layers make every bias of a block two-dimensional.
+    """
+    *owners, leaf = path.lower().split("/")
+    return "bias" not in leaf and leaf != "scale" and not any("norm" in part for part in owners)
+
+
+def then(
+    first: optax.GradientTransformation, *stateless: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Append stateless parts; the state stays that of `first`, not a tuple as in `optax.chain`."""
+    rest = optax.chain(*stateless)
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        steps, state = first.update(grads, state, params)
+        steps, _ = rest.update(steps, rest.init(params), params)
+        return steps, state
+
+    return optax.GradientTransformation(first.init, update)
+
+
+def counted(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Make an optimizer of any optax transformation: its state goes beside a count of updates."""
+
+    def init(params: Any) -> CountedState:
+        return CountedState(jnp.zeros([], jnp.int32), optimizer.init(params))
+
+    def update(grads: Any, state: CountedState, params: Any = None) -> tuple[Any, CountedState]:
+        steps, inner = optimizer.update(grads, state.inner, params)
+        return steps, CountedState(state.num_updates + 1, inner)
+
+    return optax.GradientTransformation(init, update)
+
+
+def trust_ratios(logical_axes: Any) -> optax.GradientTransformation:
+    """Scale each tensor's step to the tensor's norm: LAMB (You et al. 2019, algorithm 2).
+
+    A parameter that stacks layers on axis 0 holds one tensor per layer, and gets one ratio per
+    layer. Biases and norms are left alone, as in the authors' code.
+    """
+
+    def one(path: Any, step: Array, param: Array, axes: tuple) -> Array:
+        if not is_decayed(joined(path)):
+            return step
+        return step * trust_ratio(param, step, stacked=is_stacked(axes))
+
+    return optax.stateless(
+        lambda steps, params: jax.tree_util.tree_map_with_path(one, steps, params, logical_axes)
+    )
+
+
+def trust_ratio(
+    param: Float[Array, "*shape"], step: Float[Array, "*shape"], *, stacked: bool
+) -> Float[Array, "..."]:
+    """|param| / |step| per tensor, broadcastable to it; 1 where either norm is zero.
+
+    Args:
+        param: One tensor, or with `stacked` one per index of axis 0.
+        step: The update before it is scaled, same shape.
+        stacked: Whether axis 0 counts tensors.
+    """
+    axes = tuple(range(1 if stacked else 0, param.ndim))
+    param_norm = jnp.sqrt(jnp.sum(jnp.square(param), axes, keepdims=True))
+    step_norm = jnp.sqrt(jnp.sum(jnp.square(step), axes, keepdims=True))
+    both = (param_norm > 0) & (step_norm > 0)
+    return jnp.where(both, param_norm / jnp.where(both, step_norm, 1), 1.0)
+
+
+_FUSED = {"query": "qkv", "key": "qkv", "value": "qkv", "gate": "gate_up", "up": "gate_up"}
+"""Neighbours that other codebases store as one tensor; StableAdamW takes one ratio of all of it."""
+
+
+def bounded(
+    adamw: optax.GradientTransformation,
+    b2: float,
+    eps: float,
+    logical_axes: Any,
+    *,
+    bias_correction: bool = True,
+) -> optax.GradientTransformation:
+    """StableAdamW (Wortsman et al. 2023): no larger steps than the second moment foresaw.
+
+    The step of a tensor, its decay included, is divided by rms = sqrt(mean(g^2 / max(v, eps^2)))
+    where rms is above 1. Tensors are the ones of one layer; queries, keys and values count as one
+    tensor, and so do the two halves of a gated MLP.
+
+    Args:
+        adamw: What makes the steps; its state is an `OptimizerState`.
+        b2: Of the second moment.
+        eps: Of the denominators.
+        logical_axes: Tree like the parameters; "layers" marks a stack.
+        bias_correction: As in `adamw`.
+    """
+
+    def update(grads: Any, state: OptimizerState, params: Any = None) -> tuple[Any, OptimizerState]:
+        steps, after = adamw.update(grads, state, params)
+        correction = bias_left(b2, after.num_updates, bias_correction)
+        sums: dict[str, Array] = {}
+        counts: dict[str, int] = {}
+
+        def collect(path: Any, grad: Array, nu: Array, axes: tuple) -> None:
+            group, within = _fused(path), tuple(range(is_stacked(axes), grad.ndim))
+            ratio = jnp.square(grad) / jnp.maximum(nu / correction, eps**2)
+            sums[group] = sums.get(group, 0.0) + jnp.sum(ratio, within)
+            counts[group] = counts.get(group, 0) + math.prod(grad.shape[axis] for axis in within)
+
+        def divide(path: Any, step: Array) -> Array:
+            group = _fused(path)
+            rms = jnp.sqrt(sums[group] / counts[group])
+            return step / jnp.maximum(1, rms).reshape(rms.shape + (1,) * (step.ndim - rms.ndim))
+
+        jax.tree_util.tree_map_with_path(collect, grads, after.nu, logical_axes)
+        return jax.tree_util.tree_map_with_path(divide, steps), after
+
+    return optax.GradientTransformation(adamw.init, update)
+
+
+def muon(
+    momentum: float, rest: optax.GradientTransformation, logical_axes: Any
+) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024) for the hidden matrices, another optimizer for all the rest.
+
+    A matrix steps along its momentum, with all singular values made about equal by five steps of
+    Newton and Schulz. Scaled by 0.2 sqrt(the larger side), a step is as large as one of AdamW (Liu
+    et al. 2025), so that learning rate and weight decay mean the same for both.
+
+    Args:
+        momentum: Decay rate of the average of gradients, with Nesterov's look ahead.
+        rest: For embeddings, heads, norms and biases; its state is an `OptimizerState`.
+        logical_axes: Tree like the parameters; says which are the matrices of a layer.
+    """
+    sides = matrix_sides(logical_axes)
+    orthogonal = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=sides)
+
+    def update(grads: Any, state: OptimizerState, params: Any = None) -> tuple[Any, OptimizerState]:
+        all_grads, mu, nu = (named(tree) for tree in (grads, state.mu, state.nu))
+        others = [name for name in all_grads if name not in sides]
+
+        def take(values: dict[str, Array], names: Any) -> dict[str, Array]:
+            return {name: values[name] for name in names}
+
+        averages = take(mu, sides)
+        steps, after = orthogonal.update(
+            take(all_grads, sides),
+            orthogonal.init(averages)._replace(count=state.num_updates, mu=averages),
+        )
+        scaled = {name: _rms_of_adam(step, sides[name]) for name, step in steps.items()}
+        other_steps, others_after = rest.update(
+            take(all_grads, others),
+            OptimizerState(state.num_updates, take(mu, others), take(nu, others)),
+        )
+
+        def whole(values: dict[str, Array]) -> Any:
+            return jax.tree.unflatten(jax.tree.structure(grads), [values[n] for n in all_grads])
+
+        return whole(scaled | other_steps), OptimizerState(
+            others_after.num_updates,
+            whole(after.mu | others_after.mu),
+            whole(nu | others_after.nu),
+        )
+
+    return optax.GradientTransformation(rest.init, update)
+
+
+def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumbers]:
+    """The axes that make the two sides of each hidden matrix, by the parameter's /-joined path.
+
+    Hidden matrices are the kernels of stacked layers. One side is the embedding, the other the
+    rest: (embed, heads x head_dim), (heads x head_dim, embed), (embed, mlp). Without an embedding,
+    or with two, the first axis is one side.
+    """
+    sides = {}
+    for name, axes in named(logical_axes, is_leaf=lambda x: isinstance(x, tuple)).items():
+        inner = range(is_stacked(axes), len(axes))
+        if not (is_stacked(axes) and is_decayed(name) and len(inner) >= 2):
+            continue
+        embed = [axis for axis in inner if axes[axis] == "embed"]
+        first = embed[0] if len(embed) == 1 else inner[0]
+        other = tuple(axis for axis in inner if axis != first)
+        sides[name] = optax.contrib.MuonDimensionNumbers((first,), other)
+    return sides
+
+
+def _rms_of_adam(step: Array, sides: optax.contrib.MuonDimensionNumbers) -> Array:
+    lengths = [math.prod(step.shape[axis] for axis in side) for side in sides]
+    return 0.2 * math.sqrt(max(lengths)) * step
+
+
+def is_stacked(axes: tuple[str | None, ...]) -> bool:
+    """Whether axis 0 of a parameter counts layers."""
+    return axes[:1] == ("layers",)
+
+
+def joined(path: Any) -> str:
+    """A path in a tree, as names with / between them."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def named(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
+    """The leaves of a tree in its order, by their /-joined paths."""
+    return {joined(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf)}
+
+
+def _fused(path: Any) -> str:
+    return "/".join(_FUSED.get(part, part) for part in joined(path).split("/"))
