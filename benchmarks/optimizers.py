@@ -1,13 +1,13 @@
 """Held-out loss of the demo's model by optimizer, after equal steps and equal processor time.
 
-    python benchmarks/optimizers.py --out work/optimizers                 # 3 seeds, hours on 2 cores
-    python benchmarks/optimizers.py --out work/optimizers --seeds 1       # the pilot
-    python benchmarks/optimizers.py --out work/optimizers --table         # of the trials so far
+    python benchmarks/optimizers.py --out work/optimizers              # 3 seeds, an hour on 2 cores
+    python benchmarks/optimizers.py --out work/optimizers --seeds 1    # the pilot
+    python benchmarks/optimizers.py --out work/optimizers --table      # of the trials so far
 
-Each optimizer is tried with seed 0 under a few schedules and learning rates; its best setting goes on
-with the other seeds. Equal processor time is the time that AdamW needs for its steps: a dearer
-optimizer gets fewer steps, and its schedule ends there. Trials are kept in OUT/trials.jsonl, so that
-a measurement that was stopped goes on.
+Each optimizer is tried with seed 0 under a few schedules and learning rates; its best setting goes
+on with the other seeds. Equal processor time is the time that AdamW needs for its steps: a dearer
+optimizer gets fewer steps, and its schedule ends there. Trials are kept in OUT/trials.jsonl, so
+that a measurement that was stopped goes on.
 """
 
 import argparse

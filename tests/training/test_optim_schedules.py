@@ -1,0 +1,121 @@
+"""Learning-rate schedules at their corners, and what their fields refuse."""
+
+import itertools
+from copy import copy
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.config.mapping import build
+from bert_jax.errors import UserError
+from bert_jax.training.optim import SCHEDULES, OptimizerConfig, learning_rate_schedule
+
+
+def rates(config, num_steps):
+    schedule = jax.jit(learning_rate_schedule(config, num_steps))
+    return np.asarray(schedule(jnp.arange(num_steps + 1))).tolist()
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_schedule(schedule):
+    config = OptimizerConfig(learning_rate=2.0, schedule=schedule, warmup_steps=4)
+    values = rates(config, 12)
+    np.testing.assert_allclose(values[:5], [0.5, 1.0, 1.5, 2.0, 2.0], rtol=1e-6)
+    assert all(a > b for a, b in itertools.pairwise(values[4:]))
+    assert values[11] > 0
+    np.testing.assert_allclose(values[12], 0, atol=1e-6)
+    np.testing.assert_allclose(values[8], 1.0, rtol=1e-6)  # half-way, in both shapes
+    quarter = {"linear": 1.5, "cosine": 1 + np.cos(np.pi / 4)}
+    np.testing.assert_allclose(values[6], quarter[schedule], rtol=1e-6)
+
+
+LATE = OptimizerConfig(learning_rate=2.0, warmup_steps=4, decay_share=0.25)
+"""20 steps: a rise of 4, and a decay over the last 4 of the 16 others."""
+
+
+def test_a_constant_rate_never_falls():
+    values = rates(replace(LATE, schedule="constant"), 20)
+    np.testing.assert_allclose(values, [0.5, 1.0, 1.5, *[2.0] * 18], rtol=1e-6)
+
+
+def test_wsd_stays_and_then_falls_linearly():
+    values = rates(replace(LATE, schedule="wsd"), 20)
+    expected = [0.5, 1.0, 1.5, *[2.0] * 14, 1.5, 1.0, 0.5, 0.0]
+    np.testing.assert_allclose(values, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_one_minus_sqrt_begins_at_the_peak_and_falls_fastest_at_first():
+    values = rates(replace(LATE, schedule="one_minus_sqrt"), 20)
+    fall = [2 * (1 - np.sqrt(part)) for part in (0.25, 0.5, 0.75, 1.0)]
+    np.testing.assert_allclose(values, [0.5, 1.0, 1.5, *[2.0] * 14, *fall], rtol=1e-5, atol=1e-6)
+    whole = replace(LATE, schedule="one_minus_sqrt", warmup_steps=0, decay_share=1.0)
+    np.testing.assert_allclose(rates(whole, 4), [2.0, *fall], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - {"constant"}))
+def test_a_decay_ends_at_its_share_of_the_peak(schedule):
+    config = replace(LATE, schedule=schedule, end_share=0.1)
+    values = rates(config, 20)
+    np.testing.assert_allclose(values[:5], [0.5, 1.0, 1.5, 2.0, 2.0], rtol=1e-6)
+    assert values[19] > 0.2
+    np.testing.assert_allclose(values[20], 0.2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_a_run_that_is_all_warmup_reaches_the_peak(schedule):
+    config = OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=5)
+    np.testing.assert_allclose(rates(config, 5)[:5], [0.2, 0.4, 0.6, 0.8, 1.0], rtol=1e-6)
+
+
+def test_warmup_rate_is_a_share_of_all_steps():
+    assert OptimizerConfig(warmup_rate=0.29).num_warmup_steps(100) == 29  # 28.999999999999996
+    rate = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_rate=0.1), 200)
+    np.testing.assert_allclose(rate(0), 1 / 20, rtol=1e-6)
+    np.testing.assert_allclose(rate(19), 1.0, rtol=1e-6)
+
+
+def test_warmup_longer_than_training_is_refused():
+    with pytest.raises(UserError, match="warmup_steps is 100 and training has 50 steps"):
+        learning_rate_schedule(OptimizerConfig(warmup_steps=100), 50)
+
+
+def test_a_schedule_is_what_its_entry_says(monkeypatch):
+    monkeypatch.setitem(SCHEDULES, "linear", lambda left, decay_share: left**2)
+    config = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=0)
+    np.testing.assert_allclose(rates(config, 2), [1.0, 0.25, 0.0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("name", "sgd", "one of adamw, lamb, muon, stable_adamw"),
+        ("schedule", "step", "one of linear, cosine, constant, wsd, one_minus_sqrt"),
+        ("learning_rate", 0.0, "positive"),
+        ("decay_share", 0.0, "above 0 and at most 1"),
+        ("end_share", 1.0, r"in \[0, 1\)"),
+        ("warmup_steps", -1, "at least 0"),
+        ("warmup_rate", 1.0, r"in \[0, 1\)"),
+        ("weight_decay", -0.1, "at least 0"),
+        ("b1", 1.0, r"in \[0, 1\)"),
+        ("b2", -0.5, r"in \[0, 1\)"),
+        ("momentum", 1.0, r"in \[0, 1\)"),
+        ("eps", 0.0, "positive"),
+        ("clip_norm", 0.0, "positive, or None"),
+    ],
+)
+def test_bad_values_name_their_field_and_what_is_right(field, value, wanted):
+    config = copy(OptimizerConfig())
+    object.__setattr__(config, field, value)  # the types of names are checked in tests
+    with pytest.raises(UserError, match=rf"optimizer\.{field} is {value!r}; it must be {wanted}"):
+        config.__post_init__()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "near"), [("name", "muom", "muon"), ("schedule", "wsb", "wsd")]
+)
+def test_a_configuration_with_an_unknown_name_hears_of_all_and_the_nearest(field, value, near):
+    with pytest.raises(UserError, match=rf"{field} is '{value}'.*one of .*nearest: '{near}'"):
+        build(OptimizerConfig, {field: value})
