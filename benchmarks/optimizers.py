@@ -78,6 +78,7 @@ def run(trial: Trial, directory: Path) -> dict[str, float]:
     ).with_vocabulary(corpus.train.vocab_size)
     mesh, step = make_mesh(config.mesh), step_config(config, corpus)
     stream = ExampleStream(corpus.train, config.data, config.phases, config.seed)
+    assert corpus.heldout is not None
     held_out = HeldOut(config, corpus.heldout, step, mesh)
     train_step = make_train_step(step, mesh)
     state = init_state(step, mesh, jax.random.key(config.seed))
