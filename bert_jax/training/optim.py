@@ -97,17 +97,17 @@ class OptimizerConfig:
     """Steps of linear rise to the peak; None: `warmup_rate` of all steps."""
     warmup_rate: float = 0.01
     weight_decay: float = 0.01
-    """Decoupled, times the learning rate; not applied to biases and norms."""
+    """Decoupled decay, times the learning rate; not applied to biases and norms."""
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-6
     momentum: float = 0.95
-    """Decay rate of Muon's average of gradients; `b1` and `b2` are of the parameters it leaves to
+    """Decay rate of Muon's average of gradients; `b1` and `b2` belong to what Muon leaves to
     AdamW."""
     clip_norm: float | None = 1.0
     """Largest global norm of the averaged gradient of a batch; None: no clipping."""
     bias_correction: bool = True
-    """Divide the moments by 1 - b**t. The original BERT (and LAMB) code did not."""
+    """Division of the moments by 1 - b**t, which the original BERT (and LAMB) code lacks."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot train."""
@@ -132,7 +132,7 @@ class OptimizerConfig:
                 raise UserError(f"optimizer.{field} is {value!r}; it must be {wanted}")
 
     def num_warmup_steps(self, num_steps: int) -> int:
-        """Steps of the rise in a training of `num_steps`."""
+        """Count the steps of the rise in a training of `num_steps`."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         return round(self.warmup_rate * num_steps)
@@ -141,7 +141,7 @@ class OptimizerConfig:
 def learning_rate_schedule(
     config: OptimizerConfig, num_steps: int
 ) -> Callable[[Int[Array, "*steps"] | int], Float[Array, "*steps"]]:
-    """Learning rate of update number `step` (0-based) out of `num_steps`.
+    """Build the learning rate of update number `step` (0-based) out of `num_steps`.
 
     Rises linearly: the first update has 1 / warmup_steps of the peak, not zero, and update
     warmup_steps - 1 has the peak. Then decays; the last update is one step short of zero.
@@ -170,7 +170,7 @@ def learning_rate_schedule(
 def make_optimizer(
     config: OptimizerConfig, num_steps: int, logical_axes: Any
 ) -> optax.GradientTransformation:
-    """The optimizer that `config.name` names, clipped and scheduled, as optax.
+    """Build the optimizer that `config.name` names, clipped and scheduled, as optax.
 
     `update` wants the averaged gradient of the whole batch. Its order: clip by the global norm, the
     optimizer's own step with weight decay, learning rate.
@@ -194,7 +194,7 @@ def make_optimizer(
 
 
 def clip_factor(norm: Float[Array, ""], limit: float | None) -> Float[Array, ""]:
-    """What to multiply a gradient of this global norm by, so that its norm is at most `limit`."""
+    """Compute the factor that brings a gradient of this global norm to at most `limit`."""
     if limit is None:
         return jnp.float32(1)
     return limit / jnp.maximum(norm, limit)

@@ -31,7 +31,7 @@ class CountedState(NamedTuple):
 def adam(
     b1: float, b2: float, eps: float, *, bias_correction: bool = True
 ) -> optax.GradientTransformation:
-    """Adam (Kingma & Ba 2015); without the correction, as in BERT's and LAMB's published code."""
+    """Build Adam (Kingma & Ba 2015); uncorrected, as in BERT's and LAMB's published code."""
 
     def init(params: Any) -> OptimizerState:
         def zeros(param: Array) -> Array:
@@ -56,12 +56,12 @@ def adam(
 
 
 def bias_left(beta: float, count: Int[Array, ""], bias_correction: bool) -> Float[Array, ""]:
-    """Divisor that makes a moment of `count` gradients an average of them; 1 for no correction."""
+    """Compute the divisor that makes an average of a moment; 1 for no correction."""
     return 1 - beta ** count.astype(jnp.float32) if bias_correction else jnp.float32(1)
 
 
 def decay(weight_decay: float) -> optax.GradientTransformation:
-    """Decoupled weight decay (Loshchilov & Hutter 2019): adds a share of each parameter."""
+    """Build decoupled weight decay (Loshchilov & Hutter 2019): add a share of each parameter."""
 
     def mask(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(lambda path, _: is_decayed(joined(path)), params)
@@ -70,7 +70,7 @@ def decay(weight_decay: float) -> optax.GradientTransformation:
 
 
 def is_decayed(path: str) -> bool:
-    """Whether weight decay, and LAMB's ratio, apply to the parameter at this /-joined path.
+    """Say whether weight decay, and LAMB's ratio, apply to the parameter at this /-joined path.
 
     Both apply to all but biases and norms, as in the published code of both optimizers.
 
@@ -127,7 +127,7 @@ def trust_ratios(logical_axes: Any) -> optax.GradientTransformation:
 def trust_ratio(
     param: Float[Array, "*shape"], step: Float[Array, "*shape"], *, stacked: bool
 ) -> Float[Array, "..."]:
-    """|param| / |step| per tensor, broadcastable to it; 1 where either norm is zero.
+    """Divide the norms |param| / |step| per tensor, broadcastable; 1 where either is zero.
 
     Args:
         param: One tensor, or with `stacked` one per index of axis 0.
@@ -153,7 +153,7 @@ def bounded(
     *,
     bias_correction: bool = True,
 ) -> optax.GradientTransformation:
-    """StableAdamW (Wortsman et al. 2023): no larger steps than the second moment foresaw.
+    """Shorten steps that the second moment did not foresee: StableAdamW (Wortsman et al. 2023).
 
     The step of a tensor, its decay included, is divided by rms = sqrt(mean(g^2 / max(v, eps^2)))
     where rms is above 1. Tensors are the ones of one layer; queries, keys and values count as one
@@ -161,8 +161,8 @@ def bounded(
 
     Args:
         adamw: What makes the steps; its state is an `OptimizerState`.
-        b2: Of the second moment.
-        eps: Of the denominators.
+        b2: Decay rate of the second moment.
+        eps: Smallest root of a second moment.
         logical_axes: Tree like the parameters; "layers" marks a stack.
         bias_correction: As in `adamw`.
     """
@@ -193,7 +193,7 @@ def bounded(
 def muon(
     momentum: float, rest: optax.GradientTransformation, logical_axes: Any
 ) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024) for the hidden matrices, another optimizer for all the rest.
+    """Build Muon (Jordan et al. 2024) for the hidden matrices, and `rest` for all else.
 
     A matrix steps along its momentum, with all singular values made about equal by five steps of
     Newton and Schulz. Scaled by 0.2 sqrt(the larger side), a step is as large as one of AdamW (Liu
@@ -238,7 +238,7 @@ def muon(
 
 
 def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumbers]:
-    """The axes that make the two sides of each hidden matrix, by the parameter's /-joined path.
+    """Find the axes that make the two sides of each hidden matrix, by /-joined path.
 
     Hidden matrices are the kernels of stacked layers. One side is the embedding, the other the
     rest: (embed, heads x head_dim), (heads x head_dim, embed), (embed, mlp). Without an embedding,
@@ -262,17 +262,17 @@ def _rms_of_adam(step: Array, sides: optax.contrib.MuonDimensionNumbers) -> Arra
 
 
 def is_stacked(axes: tuple[str | None, ...]) -> bool:
-    """Whether axis 0 of a parameter counts layers."""
+    """Say whether axis 0 of a parameter counts layers."""
     return axes[:1] == ("layers",)
 
 
 def joined(path: Any) -> str:
-    """A path in a tree, as names with / between them."""
+    """Join the names of a path in a tree by /."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def named(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
-    """The leaves of a tree in its order, by their /-joined paths."""
+    """Name the leaves of a tree, in its order, by their /-joined paths."""
     return {joined(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf)}
 
 
