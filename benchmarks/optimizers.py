@@ -30,7 +30,8 @@ from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import open_corpus, step_config
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.step import init_state, make_train_step
+from bert_jax.training.state import init_state
+from bert_jax.training.step import make_train_step
 
 STEPS, WARMUP, DECAY_SHARE = 1500, 100, 0.4
 BASE = "adamw"
