@@ -233,11 +233,17 @@ def opt_state_shardings(
     shapes = jax.eval_shape(optimizer.init, param_shapes)
     return optax.tree_map_params(
         optimizer,
-        lambda _, sharding: sharding,
+        lambda leaf, sharding: leaf if _is_hole(leaf) else sharding,
         shapes,
         shardings,
         transform_non_params=lambda _: replicated(mesh),
+        is_leaf=_is_hole,
     )
+
+
+def _is_hole(leaf: Any) -> bool:
+    """Whether an optimizer keeps nothing here of a parameter."""
+    return isinstance(leaf, optax.MaskedNode)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -14,7 +14,10 @@ from jaxtyping import Array, Float, Int
 
 
 class OptimizerState(NamedTuple):
-    """State of all optimizers here; float32, moments shaped and sharded like the parameters."""
+    """State of all optimizers here; float32, moments shaped and sharded like the parameters.
+
+    Where an optimizer needs no second moment, `nu` has a hole.
+    """
 
     num_updates: Int[Array, ""]
     mu: Any
@@ -207,6 +210,13 @@ def muon(
     sides = matrix_sides(logical_axes)
     orthogonal = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=sides)
 
+    def init(params: Any) -> OptimizerState:
+        def hole(path: Any, nu: Array) -> Any:
+            return optax.MaskedNode() if joined(path) in sides else nu
+
+        state = rest.init(params)
+        return state._replace(nu=jax.tree_util.tree_map_with_path(hole, state.nu))
+
     def update(grads: Any, state: OptimizerState, params: Any = None) -> tuple[Any, OptimizerState]:
         all_grads, mu, nu = (named(tree) for tree in (grads, state.mu, state.nu))
         others = [name for name in all_grads if name not in sides]
@@ -226,15 +236,16 @@ def muon(
         )
 
         def whole(values: dict[str, Array]) -> Any:
-            return jax.tree.unflatten(jax.tree.structure(grads), [values[n] for n in all_grads])
+            leaves = [values.get(name, optax.MaskedNode()) for name in all_grads]
+            return jax.tree.unflatten(jax.tree.structure(grads), leaves)
 
         return whole(scaled | other_steps), OptimizerState(
             others_after.num_updates,
             whole(after.mu | others_after.mu),
-            whole(nu | others_after.nu),
+            whole(others_after.nu),
         )
 
-    return optax.GradientTransformation(rest.init, update)
+    return optax.GradientTransformation(init, update)
 
 
 def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumbers]:
