@@ -1,4 +1,4 @@
-"""What accelerators can do: one table, with sources, for telemetry and for `bert-jax plan`.
+"""Accelerators: one table of their speeds, with sources, for telemetry and `bert-jax plan`.
 
 Conventions
     Rates are per chip (what is sold and numbered as one accelerator), in units per second; bytes
@@ -44,7 +44,7 @@ class Accelerator:
     hbm_bytes_per_s: float
     """Memory bandwidth, of a chip."""
     devices_per_chip: int = 1
-    """What JAX calls devices in one chip."""
+    """Number of JAX's devices in one chip."""
     source: str
     """Where the numbers are from."""
 
@@ -59,7 +59,7 @@ class Chip(Accelerator):
     """A TPU: what `bert-jax plan` needs to turn cycles and bytes into seconds."""
 
     clock_hz: float
-    """Of the cores, as far as the compiler's cycle counts are concerned."""
+    """Clock of the cores in Hz, for the compiler's cycle counts."""
     ici_links: int
     """Links per chip: two per dimension of the torus."""
     ici_bytes_per_s_per_link: float
@@ -68,7 +68,7 @@ class Chip(Accelerator):
     """A torus dimension has wrap-around links when its size is a multiple of this ([book]): 16 on
     the two-dimensional kinds, 4 on the three-dimensional ones (whole optical cubes)."""
     chips_per_host: int
-    """Of a full host: who shares the DCN bandwidth."""
+    """Chips of a full host, which share the DCN bandwidth."""
     dcn_bytes_per_s: float
     """Data-centre network, one way, share of a chip."""
     cores: int
@@ -272,12 +272,12 @@ _BY_KIND: dict[str, Accelerator] = {
 
 
 def find_accelerator(device_kind: str) -> Accelerator | None:
-    """The row of what JAX reports as `device_kind`; None when it is not in the table."""
+    """Return the row of what JAX reports as `device_kind`; None when it is not in the table."""
     return _BY_KIND.get(device_kind)
 
 
 def chip_of_topology(topology: str) -> Chip:
-    """The chip of a topology's name: "v5e" of "v5e:4x4".
+    """Return the chip of a topology's name: "v5e" of "v5e:4x4".
 
     Raises:
         UserError: no such chip in the table.

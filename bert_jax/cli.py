@@ -31,7 +31,7 @@ _INPUT_HELP = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns its exit code."""
+    """Run one verb and return its exit code."""
     with safe_streams():
         if argv is not None:
             return _main(argv)

@@ -33,7 +33,7 @@ NUM_SENTENCES = 6
 
 
 def run_demo(config: PretrainConfig, workdir: Path) -> int:
-    """Runs the demo in `workdir`; a second run continues what the first one left.
+    """Run the demo in `workdir`; a second run continues what the first one left.
 
     Returns:
         0 when the model is as good as it must be, and when a signal stopped it with everything
@@ -120,7 +120,7 @@ def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple
 
 
 def _verdict(result: TrainResult, corpus: Path) -> int:
-    """Prints whether the run has learned enough, and what to try next."""
+    """Print whether the run has learned enough, and what to try next."""
     values = result.eval_metrics
     if "eval/mlm_loss" not in values:
         raise UserError(

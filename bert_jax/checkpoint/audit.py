@@ -9,10 +9,10 @@ from bert_jax.errors import UserError
 
 
 def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
-    """Reads every file and array of the checkpoints in a directory; changes nothing.
+    """Read every file and array of the checkpoints in a directory; changes nothing.
 
     Args:
-        directory: Of checkpoints.
+        directory: Directory of checkpoints.
         only: The step of the one checkpoint to read; None: all.
         progress: Show a bar on standard error.
 
@@ -41,7 +41,7 @@ def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False
 
 
 def audit_report(verdicts: list[Verdict]) -> list[str]:
-    """A line for each checkpoint and one for all."""
+    """Return a line for each checkpoint and one for all."""
     width = max(len(f"{verdict.step:,}") for verdict in verdicts)
     lines = []
     for verdict in verdicts:

@@ -53,17 +53,17 @@ def leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, str]:
 
 
 def text(digest: int | np.integer) -> str:
-    """A digest as it is written."""
+    """Return a digest as it is written."""
     return f"{int(digest) & 0xFFFFFFFF:08x}"
 
 
 def block_digest(block: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
-    """What a block of an array adds to the array's digest, on the host.
+    """Compute the share of an array's digest that one block adds, on the host.
 
     Args:
         block: Part of the array.
         start: Index of its first element.
-        shape: Of the whole array.
+        shape: Shape of the whole array.
     """
     words = _host_words(block)
     shape = (*shape, *words.shape[block.ndim :])
@@ -133,7 +133,7 @@ def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...])
 
 
 def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
-    """What the part of an array on one device adds; `offset` is the index of its first element."""
+    """Compute the share of the part on one device; `offset` is the index of its first element."""
     words = part.view(jnp.uint8) if part.dtype == jnp.bool_ else part
     words = jax.lax.bitcast_convert_type(words, _UNSIGNED[part.dtype.itemsize])
     strides = _strides((*shape, *words.shape[part.ndim :]))

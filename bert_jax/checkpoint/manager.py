@@ -1,4 +1,4 @@
-"""Checkpoints as a training loop uses them: asynchronous, verified, kept by policy::
+"""Checkpoints for a training loop: asynchronous, verified, kept by policy.
 
     save(step) -> arrays are copied, the loop goes on
                   Orbax writes           (its threads, all processes)
@@ -65,12 +65,12 @@ class Checkpoints:
         max_failed_saves: int = 3,
         report: Report = lambda kind, step, message: None,
     ):
-        """Opens `directory`, and removes what interrupted saves left in it.
+        """Open `directory`, and remove what interrupted saves left in it.
 
         Args:
             directory: Made by the first save if missing. Damaged checkpoints are moved to
                 `damaged/` beside it.
-            retention: Which checkpoints stay; None: the default.
+            retention: Policy of the checkpoints that stay; None: the default.
             max_failed_saves: After so many failures in a row `SaveFailedError` is raised.
             report: Told in process 0, from the main thread.
         """
@@ -86,7 +86,7 @@ class Checkpoints:
         by_first(lambda: storage.remove_unfinished(self._directory))
 
     def restore(self, abstract: Any) -> Restored | None:
-        """The newest intact checkpoint, or None when there is none at all.
+        """Return the newest intact checkpoint, or None when there is none at all.
 
         Damaged checkpoints that are newer are named in a warning and moved to `damaged/`, where
         nothing reads them.
@@ -115,7 +115,7 @@ class Checkpoints:
         extra: dict[str, Any],
         metrics: dict[str, float] | None = None,
     ) -> None:
-        """Starts a save; returns when the arrays are copied, so that the caller may donate them.
+        """Start a save; returns when the arrays are copied, so that the caller may donate them.
 
         Args:
             step: The next step to train. A step that has a checkpoint is not saved again.
@@ -154,14 +154,14 @@ class Checkpoints:
         self._save.start(self._saved)
 
     def _saved(self, save: "_Save") -> None:
-        """Called by the thread that waited for a save."""
+        """Take note of a save; the thread that waited for the save calls this method."""
         if save.error is None:
             self._reader.start(save.step)
         else:  # at once, not when the next save is due
             _log.error("%s", self._explained(save.step, save_fault(save.error)))
 
     def wait(self) -> bool:
-        """Returns when the last save is on disk; whether it went well.
+        """Wait until the last save is on disk, and say whether the save went well.
 
         Raises:
             SaveFailedError: It failed, and was one too many.
@@ -191,11 +191,11 @@ class Checkpoints:
         return False
 
     def save_last(self, step: int, state: Any, *, read_back: bool, **content: Any) -> None:
-        """Saves until it has worked: there will be no next save that may.
+        """Save until a save has worked: no later save will make up for a failure.
 
         Args:
-            step: As in `save`.
-            state: As in `save`.
+            step: Step, as in `save`.
+            state: State, as in `save`.
             read_back: Wait for the verification too; it may take as long as the save.
             **content: `config`, `extra` and `metrics`, as in `save`.
 
@@ -213,7 +213,7 @@ class Checkpoints:
                 done = self.wait()
 
     def close(self) -> None:
-        """Waits for a save under way, and for a verification only to the end of a block.
+        """Wait for a save under way, and for a verification only to the end of a block.
 
         Not collective, and it raises nothing: it may be called on the way out of an error.
         """
@@ -259,7 +259,7 @@ class Checkpoints:
             self._report("damaged", bad.step, f"{bad.fault}; moved to {place}")
 
     def _prune(self) -> None:
-        """Deletes what the policy lets go; called once a newer checkpoint was read back."""
+        """Delete what the policy lets go; called once a newer checkpoint was read back."""
         saved = saved_steps(self._directory)
         for step in saved:
             if self._retention.keep_best and step not in self._metrics:
@@ -328,7 +328,7 @@ class _Reader:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Returns when everything that was asked for has been read."""
+        """Wait until everything that was asked for has been read."""
         while thread := self._thread:
             thread.join()
 
@@ -370,7 +370,7 @@ class _Reader:
         owner._prune()
 
     def _verdict(self, path: epath.Path) -> Verdict:
-        """What is in the checkpoint, unless it is away.
+        """Return the verdict on the checkpoint, unless the checkpoint is gone.
 
         It is there when this returns, so a second verdict is of a disk that has come back.
         """

@@ -60,7 +60,7 @@ class Damaged:
 
 @dataclass(frozen=True)
 class Restored:
-    """What was read from a checkpoint."""
+    """Content of a checkpoint."""
 
     step: int
     """The next step: the batch to read and the number of updates made."""
@@ -71,7 +71,7 @@ class Restored:
     """Newer checkpoints that were passed over."""
 
     def warning(self) -> str:
-        """What was passed over, as a sentence; "" where nothing was."""
+        """Name the checkpoints that were passed over, in a sentence; "" where there are none."""
         if not self.damaged:
             return ""
         what = "; ".join(f"{bad.step} ({bad.fault})" for bad in self.damaged)
@@ -80,10 +80,10 @@ class Restored:
 
 
 def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
-    """The newest intact checkpoint, or None when there is none at all. Changes nothing on disk.
+    """Return the newest intact checkpoint, or None where there is none; nothing on disk changes.
 
     Args:
-        directory: Of checkpoints.
+        directory: Directory of checkpoints.
         abstract: The state with a `jax.ShapeDtypeStruct` per array that carries the sharding the
             array shall have; it need not be the one that was saved.
 
@@ -95,7 +95,7 @@ def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
 
 
 def load_newest(directory: AnyPath) -> Restored | None:
-    """As `restore_newest`, of the parameters alone, onto one device."""
+    """Restore the parameters alone of the newest intact checkpoint, onto one device."""
     return _newest(as_path(directory), None)
 
 
@@ -121,7 +121,7 @@ def _newest(directory: epath.Path, abstract: Any) -> Restored | None:
 def _read(
     path: epath.Path, wanted: dict[str, Any] | None
 ) -> tuple[Record | None, dict[str, jax.Array], str]:
-    """Reads and checks one checkpoint: (record, arrays by name, what is wrong or "")."""
+    """Read and check one checkpoint: (record, arrays by name, what is wrong or "")."""
     groups = () if wanted is not None else (storage.PARAMS, storage.RECORD)
     _await_sight(path)
     fault = file_fault(path, (jax.process_index(), jax.process_count()), groups)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, under a CRC of its own, and the names of its arrays.
+"""The record of a checkpoint, under a CRC of its own, and the names of its arrays.
 
 An array's name is its path in the state, joined by "/": `params/encoder/...`, `opt_state/...`.
 """
@@ -28,21 +28,21 @@ class Record:
     """The next step: the batch to read and the number of updates made."""
     config: dict[str, Any]
     extra: dict[str, Any]
-    """What the loop had put aside."""
+    """Values that the loop saved beside the state."""
     metrics: dict[str, float]
-    """Of an evaluation of exactly this state; empty where there was none."""
+    """Metrics of an evaluation of exactly this state; empty where there was none."""
     arrays: dict[str, list[Any]]
-    """By name: shape, dtype and digest."""
+    """Arrays by name: shape, dtype and digest."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all arrays in memory."""
+        """Number of bytes of all arrays in memory."""
         return sum(
             math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype, _ in self.arrays.values()
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As it is written."""
+        """Return the JSON values that are written."""
         content = {"format": FORMAT, **self.__dict__}
         return {**content, "crc32": _crc(content)}
 
@@ -52,7 +52,7 @@ class RecordFaultError(ValueError):
 
 
 def read_record(checkpoint: AnyPath) -> Record:
-    """The record of a checkpoint.
+    """Return the record of a checkpoint.
 
     Raises:
         RecordFaultError: It cannot be read, or does not match its CRC.
@@ -79,7 +79,7 @@ def read_record(checkpoint: AnyPath) -> Record:
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """The leaves of a state by name."""
+    """Return the leaves of a state by name."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -100,13 +100,13 @@ def grouped(leaves: dict[str, Any]) -> dict[str, Any]:
 
 
 def ungrouped(groups: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `grouped`."""
+    """Return the inverse of `grouped`."""
     params = {_PREFIX + name: leaf for name, leaf in named_leaves(groups[PARAMS]).items()}
     return {**params, **groups.get(REST, {})}
 
 
 def place_of(name: str) -> tuple[str, str]:
-    """The group of an array, and its name within it."""
+    """Return the group of an array, and its name within it."""
     if name.startswith(_PREFIX):
         return PARAMS, name.removeprefix(_PREFIX)
     return REST, name
@@ -118,7 +118,7 @@ def is_param(name: str) -> bool:
 
 
 def nested_params(leaves: dict[str, Any]) -> dict[str, Any]:
-    """The parameters among named leaves as a nested dict."""
+    """Return the parameters among named leaves as a nested dict."""
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
         if is_param(name):

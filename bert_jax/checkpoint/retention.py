@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""The policy of which checkpoints stay."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from bert_jax.errors import UserError
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay. What stays for one reason is not deleted for want of another."""
+    """Policy of which checkpoints stay; one reason to stay is enough."""
 
     keep: int = 3
     """The newest ones, counted among those that were read back."""
     keep_every_steps: int = 0
-    """Those at multiples of so many steps, for ever; 0: none."""
+    """Interval in steps of the checkpoints that stay for ever; 0: none."""
     keep_best: int = 0
-    """Those with the best evaluation."""
+    """Number of checkpoints with the best evaluation that stay."""
     best_metric: str = ""
     """Evaluated metric that ranks checkpoints, such as eval/mlm_loss: a name that ends in loss is
     best low, any other high. Empty: the first metric of the objective."""
@@ -34,14 +34,14 @@ class Retention:
         metrics: Mapping[int, Mapping[str, float]],
         lowest_at: int | None = None,
     ) -> list[int]:
-        """The steps whose checkpoints may go.
+        """Return the steps whose checkpoints may go.
 
         Nothing goes before `keep` newer ones were read back: a save that was never verified
         replaces none.
 
         Args:
             saved: Steps of all checkpoints, ascending.
-            verified: Those among them that were read back.
+            verified: Steps among them whose checkpoints were read back.
             metrics: Evaluations by step.
             lowest_at: Step of the lowest training loss. The newest verified checkpoint that is no
                 newer stays too, or where all are newer, the oldest: the way back from a divergence.

@@ -49,7 +49,7 @@ class Pending(Protocol):
     """A save under way."""
 
     def result(self) -> None:
-        """Returns when it is complete; raises what made it fail."""
+        """Wait until the save is complete, and raise the error that made it fail."""
 
 
 def is_remote(directory: AnyPath) -> bool:
@@ -58,12 +58,12 @@ def is_remote(directory: AnyPath) -> bool:
 
 
 def as_path(directory: AnyPath | str) -> epath.Path:
-    """An absolute path that works locally and in a bucket."""
+    """Return an absolute path that works locally and in a bucket."""
     return epath.Path(directory if is_remote(epath.Path(directory)) else Path(directory).absolute())
 
 
 def saved_steps(directory: AnyPath) -> list[int]:
-    """Steps of the complete checkpoints in a directory, ascending; damaged ones included."""
+    """Return steps of the complete checkpoints in a directory, ascending; damaged ones included."""
     directory = as_path(directory)
     if not directory.is_dir():
         return []
@@ -74,7 +74,7 @@ def saved_steps(directory: AnyPath) -> list[int]:
 
 
 def remove_unfinished(directory: AnyPath) -> None:
-    """Removes what interrupted saves and deletions left."""
+    """Remove what interrupted saves and deletions left."""
     directory = as_path(directory)
     if not directory.is_dir():
         return
@@ -91,7 +91,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 
 def try_to_write(directory: AnyPath) -> None:
-    """Makes something in a directory and removes it; in a bucket, does nothing.
+    """Make something in a directory and remove it; in a bucket, does nothing.
 
     Raises:
         OSError: The directory is gone, or does not take it.
@@ -103,7 +103,7 @@ def try_to_write(directory: AnyPath) -> None:
 
 
 def delete(checkpoint: AnyPath) -> None:
-    """Deletes a checkpoint; one whose deletion is interrupted is no checkpoint any more."""
+    """Delete a checkpoint; one whose deletion is interrupted is no checkpoint any more."""
     checkpoint = as_path(checkpoint)
     if is_remote(checkpoint):
         (checkpoint / _COMMITTED).unlink(missing_ok=True)
@@ -115,7 +115,7 @@ def delete(checkpoint: AnyPath) -> None:
 
 
 def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
-    """Moves a checkpoint into the directory `target`, and says where it is now."""
+    """Move a checkpoint into the directory `target`, and say where it is now."""
     checkpoint, target = as_path(checkpoint), as_path(target)
     target.mkdir(parents=True, exist_ok=True)
     taken = len(list(target.glob(f"{checkpoint.name}.*")))
@@ -134,7 +134,7 @@ def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
 def write_async(
     checkpoint: AnyPath, arrays: dict[str, dict[str, Any]], record: dict[str, Any]
 ) -> Pending:
-    """Starts a save; returns when the arrays are copied, so that the caller may donate them.
+    """Start a save; returns when the arrays are copied, so that the caller may donate them.
 
     Collective. The directory appears when everything is written.
 
@@ -152,7 +152,7 @@ def write_async(
 
 
 def write_tree(directory: AnyPath, tree: dict[str, Any]) -> None:
-    """Writes a nested dict of arrays as Orbax does by default, for readers without this package.
+    """Write a nested dict of arrays as Orbax does by default, for readers without this package.
 
     Args:
         directory: Must not exist.
@@ -162,13 +162,13 @@ def write_tree(directory: AnyPath, tree: dict[str, Any]) -> None:
 
 
 def read_tree(directory: AnyPath) -> dict[str, Any]:
-    """What `write_tree` wrote, on the host."""
+    """Read back the tree that `write_tree` wrote, onto the host."""
     tree: dict[str, Any] = ocp.load(as_path(directory))
     return tree
 
 
 def read_record(checkpoint: AnyPath) -> dict[str, Any]:
-    """The record of a checkpoint, as JSON values.
+    """Return the record of a checkpoint, as JSON values.
 
     Raises:
         OSError: It cannot be read.
@@ -178,11 +178,11 @@ def read_record(checkpoint: AnyPath) -> dict[str, Any]:
 
 
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Reads groups of arrays onto devices; collective.
+    """Read groups of arrays onto devices; collective.
 
     Args:
-        checkpoint: What to read.
-        wanted: As `write_async` takes them, with a `jax.ShapeDtypeStruct` (and its sharding) in
+        checkpoint: Directory of the checkpoint.
+        wanted: Groups, as for `write_async`, with a `jax.ShapeDtypeStruct` (and its sharding) in
             place of every array.
 
     Returns:
@@ -209,13 +209,13 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
 
 
 def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
-    """The arrays that Orbax would restore, by its own lists; not collective.
+    """Return the arrays that Orbax would restore, by its own lists; not collective.
 
     The lists are read here: Orbax's function for it goes through caches that keep what lay at the
     same path before.
 
     Args:
-        checkpoint: What to read.
+        checkpoint: Directory of the checkpoint.
 
     Returns:
         (group, name) as `host_blocks` takes them.
@@ -239,12 +239,12 @@ def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
 def host_blocks(
     checkpoint: AnyPath, group: str, name: str
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...], tuple[int, ...]]]:
-    """Reads one array piece by piece into host memory, without devices; not collective.
+    """Read one array piece by piece into host memory, without devices; not collective.
 
     Args:
-        checkpoint: What to read.
+        checkpoint: Directory of the checkpoint.
         group: "params" or "rest".
-        name: Of the array within the group: keys of nested dicts joined by "/".
+        name: Name of the array within the group: keys of nested dicts joined by "/".
 
     Yields:
         (block, index of its first element, shape of the array). A block is as large as what one
@@ -270,7 +270,7 @@ def host_blocks(
 
 
 def damage(error: Exception, path: AnyPath) -> str:
-    """An error met in reading, as a phrase.
+    """Return an error met in reading, as a phrase.
 
     Raises:
         ConnectionError: It is the bucket that is out of reach, or denied: what lies there may be
@@ -300,7 +300,7 @@ def save_fault(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An error as a phrase: its type and the first line of its message."""
+    """Return an error as a phrase: its type and the first line of its message."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
 

@@ -30,11 +30,11 @@ _BLOCK = 8 << 20
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found in a checkpoint."""
+    """Result of reading a checkpoint."""
 
     step: int
     fault: str
-    """What is wrong, with the name of the file or array; "" when everything is as it was saved."""
+    """Fault, with the name of the file or array; "" where everything is as it was saved."""
     num_bytes: int = 0
     num_arrays: int = 0
 
@@ -54,7 +54,7 @@ def is_verified(checkpoint: AnyPath) -> bool:
 
 
 def verified_steps(directory: AnyPath) -> list[int]:
-    """Steps of the checkpoints that were read back, ascending."""
+    """Return steps of the checkpoints that were read back, ascending."""
     return [step for step in saved_steps(directory) if is_verified(as_path(directory) / str(step))]
 
 
@@ -65,7 +65,7 @@ def verify_checkpoint(
     progress: Callable[[int], None] = lambda num_bytes: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Verdict:
-    """Reads every file and every array of a checkpoint.
+    """Read every file and every array of a checkpoint.
 
     Args:
         checkpoint: The directory of one step.
@@ -114,7 +114,7 @@ def verify_checkpoint(
 def file_fault(
     checkpoint: AnyPath, part: tuple[int, int] = (0, 1), groups: tuple[str, ...] = ()
 ) -> str:
-    """What is wrong with the files of a checkpoint, by `verified.json`; "" also where it has none.
+    """Name a fault of the files, by `verified.json`; "" where there is none, or no such file.
 
     Args:
         checkpoint: The directory of one step.
@@ -147,7 +147,7 @@ def file_fault(
 
 
 def _listing_fault(checkpoint: epath.Path, record: Record) -> str:
-    """What is wrong with the files by which arrays are restored; "" when it is nothing.
+    """Name a fault of the files by which arrays are restored; "" where there is none.
 
     The arrays themselves are read without them.
     """

@@ -38,7 +38,7 @@ _BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0"
 
 
 def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> Config:
-    """Reads a configuration file and applies overrides.
+    """Read a configuration file and apply overrides.
 
     Args:
         cls: The dataclass to build.
@@ -65,7 +65,7 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
 
 
 def fields_help(cls: type, prefix: str = "--config") -> str:
-    """The fields that can be overridden, with their defaults and what the source says of them.
+    """List the fields that can be overridden, with their defaults and notes.
 
     Each line that begins with -- is an argument that sets the default, quoted for a shell.
     """
@@ -99,7 +99,7 @@ def _explained(cls: type, default: Any, prefix: str) -> str:
 
 
 def _notes(cls: type) -> dict[str, str]:
-    """The strings that follow the fields in the source of a dataclass and its bases."""
+    """Return the strings that follow the fields in the source of a dataclass and its bases."""
     notes: dict[str, str] = {}
     for kind in reversed(cls.__mro__[:-1]):
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -156,7 +156,7 @@ def _get_config(module: types.ModuleType, path: Path, argument: str) -> Any:
 
 @contextlib.contextmanager
 def _blaming(path: Path) -> Iterator[None]:
-    """Turns whatever a configuration file raises into an error that names its line."""
+    """Turn whatever a configuration file raises into an error that names its line."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -226,7 +226,7 @@ def _fill(cls: type, values: dict[str, Any], fields: str, holder: dict[str, Any]
 
 
 def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any]:
-    """The dict or list that holds a field such as `training.phases[0].length`, key and type."""
+    """Return the holder, key and type of a field such as `training.phases[0].length`."""
     holder, key, hint = None, None, typing.cast(Any, cls)
     value: Any = values
     seen = ""

@@ -33,7 +33,7 @@ def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
 
 
 def unknown_field(name: str, section: str, known: Sequence[str], where: str) -> UserError:
-    """The error for a field that `section` (dotted; "" at the top) does not have."""
+    """Return the error for a field that `section` (dotted; "" at the top) does not have."""
     prefix = f"{section}." if section else ""
     near = nearest(name, known)
     hint = f"did you mean {prefix}{near}? " if near else ""
@@ -44,13 +44,13 @@ def unknown_field(name: str, section: str, known: Sequence[str], where: str) -> 
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A dataclass as nested dicts and lists for JSON; `build` is the inverse."""
+    """Return a dataclass as nested dicts and lists for JSON; `build` is the inverse."""
     result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     return result
 
 
 def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
-    """The fields in which two configurations differ, as (dotted name, value in a, value in b)."""
+    """List the fields in which two configurations differ, as (dotted name, in a, in b)."""
     left, right = dict(_leaves(to_dict(a))), dict(_leaves(to_dict(b)))
     names = [*left, *(name for name in right if name not in left)]
     return [

@@ -41,7 +41,7 @@ _MIN_DOCUMENTS = 4  # fewer distinct ones are not divided
 
 @dataclass(frozen=True)
 class BuiltCorpus:
-    """What `build_corpus` made."""
+    """Result of `build_corpus`."""
 
     path: Path
     train: TokenStore
@@ -52,7 +52,7 @@ class BuiltCorpus:
     seconds: float
 
     def summary(self) -> str:
-        """Counts, rate and place, for people."""
+        """Return counts, rate and place, for people."""
         rate = self.text_bytes / 1e6 / max(self.seconds, 1e-9)
         lines = [
             f"{self.path}: {self.text_bytes / 1e6:.1f} MB of text in {self.seconds:.1f} s "
@@ -80,7 +80,7 @@ class BuiltCorpus:
 
 
 def is_corpus(path: Path) -> bool:
-    """True when `path` holds what `build_corpus` makes."""
+    """Return true when `path` holds what `build_corpus` makes."""
     return is_store(path / "train")
 
 
@@ -96,7 +96,7 @@ def build_corpus(
     overwrite: bool = False,
     progress: bool = True,
 ) -> BuiltCorpus:
-    """Makes the directory `out` with the token stores `train` and `heldout`.
+    """Make the directory `out` with the token stores `train` and `heldout`.
 
     A document is held out by a hash of its content, so that equal documents are never on both
     sides and a corpus that grows keeps its division. Where the rate would hold out fewer than two
@@ -173,7 +173,7 @@ class _Build:
         self._writers: dict[str, StoreWriter] = {}
 
     def run(self, directory: Path, threshold: int) -> None:
-        """Writes both stores; documents with a hash below `threshold` are held out."""
+        """Write both stores; documents with a hash below `threshold` are held out."""
         self.close()
         self.text_bytes = 0
         self.smallest = np.zeros(0, np.uint64)  # the smallest distinct hashes of documents
@@ -232,7 +232,7 @@ class _Build:
         self.close()
 
     def close(self) -> None:
-        """Removes what is not finished."""
+        """Remove what is not finished."""
         for writer in self._writers.values():
             writer.close()
 
@@ -252,7 +252,7 @@ class _Bar:
         )
 
     def update(self, text_bytes: int) -> None:
-        """Shows how far the sources are read and how much text was tokenized."""
+        """Show how far the sources are read and how much text was tokenized."""
         if self._bar.disable:
             return
         rate = text_bytes / 1e6 / max(time.perf_counter() - self._begin, 1e-9)
@@ -326,7 +326,7 @@ def _spread(blocks: Iterable[bytes], max_bytes: int) -> list[bytes]:
 
 
 def _pieces(block: bytes, size: int) -> Iterator[bytes]:
-    """A block cut at line ends into pieces of `size` bytes or little more."""
+    """Return a block cut at line ends into pieces of `size` bytes or little more."""
     begin = 0
     while begin < len(block):
         end = block.find(b"\n", begin + size)

@@ -36,14 +36,14 @@ class Source(Protocol):
     bytes_read: int
 
     def documents(self) -> Iterator[str]:
-        """Reads the source from its beginning; each call starts over."""
+        """Read the source from its beginning; each call starts over."""
 
     def record(self) -> dict[str, Any]:
         """After reading: what identifies the content, for `corpus.json`."""
 
 
 def paragraphs(text: str) -> str:
-    """A document's text as its paragraphs joined by newlines: stripped, none blank."""
+    """Return a document's text as its paragraphs joined by newlines: stripped, none blank."""
     lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
     return "\n".join(lines)
 
@@ -54,7 +54,7 @@ def _json_type(value: Any) -> str:
 
 
 def field_text(example: dict[str, Any], field: str, where: str) -> str:
-    """The text in a field of an example, with lone surrogates (from JSON escapes) replaced.
+    """Return the text in a field of an example, with lone surrogates (from JSON escapes) replaced.
 
     Raises:
         UserError: no such field, or it holds something else; begins with `where`.

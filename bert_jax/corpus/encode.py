@@ -1,4 +1,4 @@
-"""What the workers of a corpus build do: a block of documents to arrays of token ids."""
+"""Work of a corpus build's processes: a block of documents to arrays of token ids."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ class EncodedBlock(NamedTuple):
     """A block's documents as arrays; documents that gave no token are left out."""
 
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
-    """What `StoreWriter.append` takes."""
+    """Arguments for `StoreWriter.append`."""
     hashes: np.ndarray
     """(documents,) uint64, of each document's text."""
     text_bytes: int
@@ -37,7 +37,7 @@ _worker: _Worker | None = None
 
 
 def start_worker(tokenizer: Tokenizer, splitter: str) -> None:
-    """Sets up this process for `encode_block`.
+    """Set up this process for `encode_block`.
 
     Args:
         tokenizer: turns sentences into ids.
@@ -50,7 +50,7 @@ def start_worker(tokenizer: Tokenizer, splitter: str) -> None:
 
 
 def encode_block(block: bytes) -> EncodedBlock:
-    """Splits and tokenizes documents.
+    """Split and tokenize documents.
 
     Args:
         block: UTF-8; paragraphs end in a newline, documents in two.

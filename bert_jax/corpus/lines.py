@@ -59,14 +59,14 @@ class HashedFile:
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
 
 def read_lines(
     file: HashedFile, *, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[int, list[str]]]:
-    r"""The lines of a text file, in blocks.
+    r"""Return the lines of a text file, in blocks.
 
     UTF-8 with or without a byte order mark; lines end in \n, \r\n or \r. A stray NUL becomes a
     space.

@@ -44,7 +44,7 @@ MAX_WORDS = 70
 
 
 def prose_paragraphs(docstring: str) -> list[list[str]]:
-    """The prose of a docstring: paragraphs, each the list of its sentences.
+    """Return the prose of a docstring: paragraphs, each the list of its sentences.
 
     Doctests, code, tables, directives, types of parameters, headings, lists of references and
     sentences that are mostly code are left out. A paragraph in which a sentence was left out in

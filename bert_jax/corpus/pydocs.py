@@ -113,7 +113,7 @@ class PythonDocs:
 
 
 def _topics() -> Iterator[_Paragraphs]:
-    """The language reference, as `help()` shows it."""
+    """Return the language reference, as `help()` shows it."""
     from pydoc_data import topics  # a module of data
 
     for name in sorted(topics.topics):
@@ -171,7 +171,7 @@ def _read_files(paths: list[str]) -> list[_Paragraphs]:
 
 
 def _module_documents(source: str, tree: ast.Module) -> list[_Paragraphs]:
-    """A document for each larger class, then one for the rest of the module, each in its order."""
+    """Return a document for each larger class, then one for the rest of the module."""
     documents: list[_Paragraphs] = []
     module: _Paragraphs = []
     comments = deque(_comments(source))
@@ -211,7 +211,7 @@ def _module_documents(source: str, tree: ast.Module) -> list[_Paragraphs]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, _Paragraphs]]:
-    """The prose of comments of several lines, with the number of their first line."""
+    """Return the prose of comments of several lines, with the number of their first line."""
     line, position = 1, 0
     for match in _COMMENTS.finditer(source):
         if match[1]:

@@ -149,7 +149,7 @@ def _cut(sentence: str) -> list[str]:
 
 
 def split_lines(paragraph: str) -> list[str]:
-    """The paragraph itself: for text that has one sentence on each line."""
+    """Return the paragraph itself: for text that has one sentence on each line."""
     stripped = paragraph.strip()
     return _cut(stripped) if stripped else []
 
@@ -175,7 +175,7 @@ def _syntok_splitter() -> Splitter:
 
 
 def get_splitter(name: str) -> Splitter:
-    """The splitter of that name: `fast`, `lines` or `syntok`.
+    """Return the splitter of that name: `fast`, `lines` or `syntok`.
 
     Raises:
         UserError: no such splitter, or its package is not installed.

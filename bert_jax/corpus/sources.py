@@ -26,7 +26,7 @@ _SUPPORTED = (
 def resolve_sources(
     specs: Sequence[str | Source], options: ReadOptions | None = None
 ) -> list[Source]:
-    """The sources that a list of names, paths and globs stands for, in a fixed order.
+    """Return the sources that a list of names, paths and globs stands for, in a fixed order.
 
     Args:
         specs: paths or globs (`**` goes into directories), `tfds:NAME[:SPLIT]`, `python-docs`. The
@@ -123,7 +123,7 @@ class FileSource:
         self._sha256 = ""
 
     def documents(self) -> Iterator[str]:
-        """The file's documents.
+        """Return the file's documents.
 
         Raises:
             UserError: see `lines.read_lines`; also an empty file, a line that is not a JSON object

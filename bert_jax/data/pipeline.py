@@ -157,12 +157,12 @@ class ExampleStream:
 
     @property
     def config(self) -> DataConfig:
-        """As given."""
+        """Configuration, as given."""
         return self._config
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """As given."""
+        """Phases, as given."""
         return self._phases
 
     def phase_of(self, step: int) -> int:
@@ -172,7 +172,7 @@ class ExampleStream:
         return int(np.searchsorted(self._first_step, step, side="right")) - 1
 
     def plan(self, phase: int) -> ExamplePlan:
-        """The rows that a phase reads; made on first use."""
+        """Return the rows that a phase reads; made on first use."""
         length = self._phases[phase].length
         with self._lock:
             if length not in self._plans:
@@ -180,7 +180,7 @@ class ExampleStream:
             return self._plans[length]
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
-        """The global batch of a step."""
+        """Return the global batch of a step."""
         return self.local_batch(step, 0, 1)
 
     def local_batch(
@@ -328,7 +328,7 @@ class EvalBatches:
             yield self._filled(self._rows(first, min(first + share, self.num_rows)), first, share)
 
     def _filled(self, rows: np.ndarray, first: int, share: int) -> dict[str, np.ndarray]:
-        """The batch of `rows`, at most `share` of them, filled up to `share`."""
+        """Return the batch of `rows`, at most `share` of them, filled up to `share`."""
         filler = {"tokens": self._store.special_ids.pad, "pair_labels": -1}
         batch = self._plan.gather(self._store, rows if rows.size else np.zeros(1, np.int64))
         _check_ids(self._store, batch["tokens"])

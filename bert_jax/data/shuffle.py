@@ -12,7 +12,7 @@ _DOUBLE_ROUNDS = 3  # a Feistel network of six half rounds
 
 
 def _mix_u64(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014; constants by Stafford), in place."""
+    """Mix in place: splitmix64's finaliser (Steele, Lea, Flood 2014; Stafford's constants)."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)

@@ -22,7 +22,7 @@ FORMAT = "bert_jax token store"
 VERSION = 1
 OFFSET_DTYPE = np.dtype("<i8")
 MAX_HEADER_BYTES = 256 << 20
-"""Of corpus.json, which has an entry for each source; about a million of them."""
+"""Largest corpus.json in bytes: an entry for each source, about a million of them."""
 MAX_VOCAB = 1 << 22
 """Ids; the counts of all of them are read when a store is opened."""
 _CHECK_BLOCK = 1 << 20
@@ -105,7 +105,7 @@ class TokenStore:
 
 @runtime_checkable
 class StoreTokenizer(Protocol):
-    """What a store needs of a tokenizer; `bert_jax.tokenization.tokenizer.Tokenizer` has it."""
+    """The part of `bert_jax.tokenization.tokenizer.Tokenizer` that a store needs."""
 
     @property
     def vocab_size(self) -> int:
@@ -120,21 +120,21 @@ class StoreTokenizer(Protocol):
         """sha256 over everything that determines the ids."""
 
     def save(self, directory: Path) -> None:
-        """Writes the tokenizer's files into a new directory."""
+        """Write the tokenizer's files into a new directory."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The stored integer type: uint16 up to 65,536 ids, uint32 above."""
+    """Return the stored integer type: uint16 up to 65,536 ids, uint32 above."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
 def is_store(path: str | Path) -> bool:
-    """True when `path` is a directory that holds a complete token store."""
+    """Return true when `path` is a directory that holds a complete token store."""
     return (Path(path) / "corpus.json").is_file() and (Path(path) / "tokens.bin").is_file()
 
 
 def content_fingerprint(tokenizer_fingerprint: str, digests: dict[str, str]) -> str:
-    """The store's fingerprint, from its tokenizer's and the sha256 of each array file by name."""
+    """Return the store's fingerprint: of its tokenizer and the sha256 of each array file."""
     parts = [f"{FORMAT} {VERSION}", tokenizer_fingerprint]
     parts += [f"{name} {digests[name]}" for name in sorted(digests)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -143,7 +143,7 @@ def content_fingerprint(tokenizer_fingerprint: str, digests: dict[str, str]) -> 
 def open_store(
     path: str | Path, tokenizer: StoreTokenizer | None = None, *, verify: bool = False
 ) -> TokenStore:
-    """Opens a store without reading it: arrays are memory maps.
+    """Open a store without reading it: arrays are memory maps.
 
     Args:
         path: the store's directory.

@@ -26,7 +26,7 @@ from bert_jax.files.staging import StagedDirectory, disk_full, sync_directory, w
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
-    """Makes sure that ids can be stored: jax reads past the end of a table without a word.
+    """Make sure that ids can be stored: jax reads past the end of a table without a word.
 
     Args:
         tokens: (n,) integers.
@@ -101,7 +101,7 @@ class StoreWriter:
     def append(
         self, tokens: np.ndarray, sentence_lengths: np.ndarray, document_lengths: np.ndarray
     ) -> None:
-        """Adds documents.
+        """Add documents.
 
         Args:
             tokens: (n,) integers, the token ids of all sentences, one after the other.
@@ -192,7 +192,7 @@ class StoreWriter:
         return open_store(self.path)
 
     def close(self) -> None:
-        """Removes what was written unless `finish` has completed; may be called twice."""
+        """Remove what was written unless `finish` has completed; may be called twice."""
         for file in self._files.values():
             with contextlib.suppress(OSError):  # a full disk was reported by `append`
                 file.close()

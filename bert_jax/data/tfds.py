@@ -21,21 +21,21 @@ _ARCHIVES = {
     ".tgz": ("TAR_GZ", extract_tar),
     ".tar": ("TAR", extract_tar),
 }
-"""By the end of their names: what the library calls it, and what unpacks it."""
+"""Compressions by the end of file names: the library's name, and the function that unpacks."""
 
 
 class Split(NamedTuple):
     """Examples of a prepared data set."""
 
     features: Any
-    """By name; of classes with their names."""
+    """Features by name; classes have their names."""
     examples: Any
     """A sequence of dicts."""
     version: str
 
 
 def open_tfds(name: str, dataset: str, split: str) -> Split:
-    """A split of a data set that is prepared; downloads nothing.
+    """Return a split of a data set that is prepared; downloads nothing.
 
     Args:
         name: what the user wrote, for messages.
@@ -62,7 +62,7 @@ def open_tfds(name: str, dataset: str, split: str) -> Split:
 
 
 def prepare_tfds(dataset: str) -> Path:
-    """Downloads a data set and writes it as array_record files, unless that is done.
+    """Download a data set and write it as array_record files, unless that is done.
 
     Args:
         dataset: its name at TensorFlow Datasets, for example glue/cola. It goes where

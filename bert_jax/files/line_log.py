@@ -21,7 +21,7 @@ class LineLog:
     """
 
     def __init__(self, path: Path, *, shared: bool = False, limit: int = 10_000):
-        """Writes nothing yet.
+        """Write nothing yet.
 
         Args:
             path: Its directory is never made here: where it is missing, what it was is not mounted.
@@ -35,7 +35,7 @@ class LineLog:
         self._failing = False
 
     def write(self, line: str) -> None:
-        """Adds a line, which must have no newline in it, after those that wait."""
+        """Add a line, which must have no newline in it, after those that wait."""
         self._waiting.append(line.encode() + b"\n")
         if len(self._waiting) > self._limit:
             self._waiting.popleft()
@@ -43,7 +43,7 @@ class LineLog:
         self.flush()
 
     def flush(self) -> None:
-        """Writes the lines that wait; where that fails they go on waiting."""
+        """Write the lines that wait; where that fails they go on waiting."""
         if not self._waiting:
             return
         try:
@@ -66,7 +66,7 @@ class LineLog:
         self._failing, self._dropped = False, 0
 
     def sync(self) -> None:
-        """Returns when all lines are on the disk, not only with the operating system."""
+        """Wait until all lines are on the disk, not only with the operating system."""
         self.flush()
         try:
             file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -81,13 +81,13 @@ class LineLog:
                 _log.warning("%s may not be on the disk: %s", self._path, error.strerror or error)
 
     def close(self) -> None:
-        """Tries a last time to write the lines that wait."""
+        """Try a last time to write the lines that wait."""
         self.flush()
         if self._waiting:
             _log.warning("%s: %s lines are lost", self._path, f"{len(self._waiting):,}")
 
     def _append(self, file: int) -> None:
-        """Writes the lines that wait and forgets those that are complete."""
+        """Write the lines that wait, and forget the lines that are complete."""
         end = os.lseek(file, 0, os.SEEK_END)
         torn = end > 0 and os.pread(file, 1, end - 1) != b"\n"
         data = b"\n" * torn + b"".join(self._waiting)

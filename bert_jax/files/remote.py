@@ -42,7 +42,7 @@ class WorkDir:
     resume: epath.Path
     """Checkpoints of all runs of a sweep, while it lasts."""
     name: str
-    """What people see: the path that was given."""
+    """Path as it was given, for messages."""
     mirror: "_Mirror | None" = None
     """None: `local` is the work directory itself."""
     confirm: Callable[[], None] | None = None
@@ -66,7 +66,7 @@ class WorkDir:
             raise _explained(f"{what} {self.name}", error, self.name) from error
 
     def sync(self, *, required: bool = False) -> None:
-        """Uploads the small files that changed since the last call; locally, there are none.
+        """Upload the small files that changed since the last call; locally, there are none.
 
         Process 0 confirms its lease on the directory first, then uploads; the others return at
         once. Call it before each save, so that a run that is restarted from that save finds the
@@ -96,7 +96,7 @@ class WorkDir:
 
 
 def open_workdir(path: str | Path) -> WorkDir:
-    """The work directory at a path; downloads the small files of a run that is in a bucket.
+    """Open the work directory at a path, and download the small files of a run in a bucket.
 
     Args:
         path: A local directory, which need not exist, or `gs://bucket/directory`.
@@ -134,7 +134,7 @@ def open_workdir(path: str | Path) -> WorkDir:
 
 
 def scheme(path: str | Path) -> str | None:
-    """The scheme of a URL, such as "gs"; None for a local path.
+    """Return the scheme of a URL, such as "gs"; None for a local path.
 
     `pathlib` makes one slash of two, so that one is enough.
     """
@@ -163,7 +163,7 @@ class _Mirror:
         atexit.register(self._remove)
 
     def download(self, bucket: str) -> None:
-        """Fetches every file, except what lies below directories of checkpoints."""
+        """Fetch every file, except what lies below directories of checkpoints."""
         import fsspec
 
         self.files = fsspec.filesystem("gs")
@@ -199,7 +199,7 @@ class _Mirror:
             self._uploaded[name] = _signature(target)
 
     def upload(self) -> None:
-        """Uploads what changed; each object appears complete or not at all.
+        """Upload what changed; each object appears complete or not at all.
 
         Nothing is deleted in the bucket: who cleans temporary directories would delete a run.
         """
@@ -230,7 +230,7 @@ def _signature(path: Path) -> tuple[int, int]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What gcsfs raises where the bucket, the network or the rights are at fault."""
+    """Return the exceptions of gcsfs for faults of the bucket, the network or the rights."""
     import google.auth.exceptions
     from gcsfs.retry import HttpError
 

@@ -20,7 +20,7 @@ _UNLOCKED_GRACE_SECONDS = 3600.0
 
 
 def disk_full(path: Path, error: OSError) -> UserError | OSError:
-    """What to raise for a failed write: a `UserError` where disk, quota or rights are at fault."""
+    """Return the error of a failed write: a `UserError` for disk, quota or rights."""
     reasons = {
         errno.ENOSPC: "the disk is full",
         errno.EDQUOT: "the disk quota is used up",
@@ -44,7 +44,7 @@ def disk_full(path: Path, error: OSError) -> UserError | OSError:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Writes a file; its bytes are on the disk on return."""
+    """Write a file; its bytes are on the disk on return."""
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
@@ -84,7 +84,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes the names in `directory` durable."""
+    """Make the names in `directory` durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -159,7 +159,7 @@ class StagedDirectory:
         return sorted(p for p in self.target.parent.iterdir() if ours.fullmatch(p.name))
 
     def _recover(self) -> None:
-        """Removes what dead processes left; puts an old target back that lost its successor."""
+        """Remove what dead processes left; put an old target back that lost its successor."""
         for old in self._siblings("old"):
             if not self.target.exists():
                 old.rename(self.target)
@@ -203,7 +203,7 @@ class StagedDirectory:
         raise UserError(f"too many unfinished builds beside {self.target}; remove its .tmp-* ones.")
 
     def commit(self) -> None:
-        """Renames to the target's name. Files inside must have been synced by who wrote them."""
+        """Rename to the target's name; files inside must have been synced by their writer."""
         self._check_target()
         (self.path / _LOCK).unlink()
         sync_directory(self.path)
@@ -218,7 +218,7 @@ class StagedDirectory:
         self._committed = True
 
     def close(self) -> None:
-        """Removes what was written unless it was committed; once only."""
+        """Remove what was written unless it was committed; once only."""
         if self._committed:
             os.close(self._lock)
         else:
@@ -236,7 +236,7 @@ class StagedDirectory:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """True when no living process holds the lock of a temporary directory."""
+    """Return true when no living process holds the lock of a temporary directory."""
     try:
         descriptor = os.open(path / _LOCK, os.O_RDWR)
     except FileNotFoundError:

@@ -18,7 +18,7 @@ from bert_jax.hlo_cost.program import Collective, Op, Program
 MXU_SHARE = 0.5
 PRODUCT_CYCLES = 18
 STEP_CYCLES = 385
-"""Of a Pallas kernel: the share of the systolic arrays' time that no vector work hides, and the
+"""Constants of a Pallas kernel: the share of the arrays' time that no vector work hides, and the
 cycles of a core for each product and for each step of the grid besides. Fitted to the schedules
 that libtpu writes for 12 attention kernels on v5e, of which 11 are met within 11%, one within 19%
 (docs/experiments.md, "The wind tunnel")."""
@@ -52,7 +52,7 @@ def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
     """Predicts the time of a step.
 
     Args:
-        program: Of one device.
+        program: Program of one device.
         chip: The chip; its share is taken where a chip is several devices.
         torus: Chips in each dimension of the slice, (4, 4) for v5e:4x4; empty: unknown, then one
             ring without wrap-around is assumed for a part of the devices.

@@ -1,4 +1,4 @@
-"""Which devices talk in a collective, and which mesh axes that is."""
+"""Groups of devices that talk in a collective, and the mesh axes of the groups."""
 
 import math
 import re
@@ -33,7 +33,7 @@ def _iota(dims: str, permutation: str | None) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...], ...]:
-    """The groups of devices in the attributes of a collective.
+    """Return the groups of devices in the attributes of a collective.
 
     Reads `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`, `mesh['a'=2,'b'=4] {'b'}` (XLA's form since 2025)
     and `source_target_pairs`, whose pairs are returned as groups. An empty list means all devices.
@@ -95,7 +95,7 @@ def _rows(array: np.ndarray) -> tuple[tuple[int, ...], ...]:
 def axes_of_groups(
     groups: Iterable[tuple[int, ...]], mesh_shape: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """The mesh axes over which these groups run, in mesh order.
+    """Return the mesh axes over which these groups run, in mesh order.
 
     Args:
         groups: Positions in `mesh.devices.flat`.
@@ -134,7 +134,7 @@ def _axes_of_groups(
 def axes_of_pairs(
     pairs: Iterable[tuple[int, ...]], mesh_shape: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """The mesh axes along which a permutation's senders and receivers differ."""
+    """Return the mesh axes along which a permutation's senders and receivers differ."""
     sizes = list(mesh_shape.values())
     moved: set[int] = set()
     for source, target in pairs:

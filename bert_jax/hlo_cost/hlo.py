@@ -1,4 +1,4 @@
-"""What one step does, from the optimised HLO that XLA wrote for a TPU.
+"""The operations of one step, from the optimised HLO that XLA wrote for a TPU.
 
 `parse_program` walks the schedule from the entry computation: bodies of loops count as often as
 the loop runs, of a conditional's branches the one with more cycles counts, a fusion is one
@@ -41,7 +41,7 @@ SENTINEL = 2**50
 
 
 def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
-    """Reads `compiled.as_text()` of a TPU program.
+    """Read `compiled.as_text()` of a TPU program.
 
     Args:
         text: Optimised, scheduled HLO.
@@ -100,7 +100,7 @@ class _Flight:
 class _Walk:
     module: Module
     mesh_shape: Mapping[str, int]
-    """Of one slice."""
+    """Mesh shape of one slice."""
     slices: Mapping[str, int]
     """Slices along each mesh axis that spans several."""
     ops: list[Op] = field(default_factory=list)
@@ -109,7 +109,7 @@ class _Walk:
     loops: list[Loop] = field(default_factory=list)
 
     def computation(self, scope: Scope, runs: int) -> int:
-        """Adds what a computation does in `runs` runs; returns the cycles of one."""
+        """Add the operations of `runs` runs of a computation, and return the cycles of one run."""
         total = 0
         flying: dict[str, _Flight] = {}
         for instruction in scope.computation.instructions.values():
@@ -186,7 +186,7 @@ class _Walk:
         return cycles * (1 if trips is None else trips)
 
     def _conditional(self, instruction: Instruction, scope: Scope, runs: int) -> int:
-        """Counts the branch with the most cycles."""
+        """Count the branch with the most cycles."""
         names = re.findall(
             r"%?([\w.\-]+)",
             instruction.attribute(r"branch_computations=\{([^}]*)\}") or "",
@@ -217,7 +217,7 @@ class _Walk:
         runs: int,
         flying: dict[str, _Flight],
     ) -> tuple[int, list[str]]:
-        """A leaf; it may start, advance or end a collective that runs inside fusions."""
+        """Count a leaf, which may start, advance or end a collective that runs inside fusions."""
         called = self.module.computations[instruction.calls or ""]
         inner = [i for i in called.instructions.values() if i.opcode in COLLECTIVES]
         keys = ["channel " + (i.attribute(r"channel_id=(\d+)") or i.name) for i in inner]
@@ -249,7 +249,7 @@ class _Walk:
         return self._op(instruction, computation, runs), started
 
     def _offloaded(self, name: str) -> tuple[Instruction, Computation] | None:
-        """The collective that a SparseCore runs beside the core, and where it stands.
+        """Return the collective that a SparseCore runs beside the core, and where it stands.
 
         A call inside a call: the inner computation takes the arguments of the outer one.
         """
@@ -263,7 +263,7 @@ class _Walk:
         return None
 
     def _kind(self, fusion: Instruction, exchange: Instruction) -> str:
-        """An all-reduce of which only a slice is kept is a reduce-scatter."""
+        """Return the kind: an all-reduce of which only a slice is kept is a reduce-scatter."""
         scatter = "all-reduce-scatter" in (fusion.calls or "") or (
             "AllReduceScatter" in fusion.attributes
         )
@@ -301,7 +301,7 @@ class _Walk:
         )
 
     def _between_slices(self, send: Instruction, scope: Scope, runs: int) -> _Flight:
-        """An exchange over the data-centre network: the host sends what the device gives it."""
+        """Count an exchange over the data-centre network, which the host sends for the device."""
         kind = send.attribute(r'_xla_megascale_transfer_type="(\w+)"') or "send"
         payload = scope.computation.instructions[send.operands[0]]
         fields = {
@@ -338,7 +338,7 @@ class _Walk:
         )
 
     def _transfer(self, instruction: Instruction, computation: Computation, runs: int) -> None:
-        """What a -start moves: the arrays it makes, not the one it takes them from."""
+        """Count a transfer: the arrays that a -start makes, not the array it takes them from."""
         moved = started_shape(instruction.shape)
         self.transfers.append(
             Transfer(instruction.name, shape_bytes(moved), runs, "S(5)" in instruction.shape)
@@ -382,5 +382,5 @@ class _Walk:
 
 
 def _operand(scope: Scope, name: str, _: int) -> Any:
-    """The one argument of a branch."""
+    """Return the one argument of a branch."""
     return scope.value(name)

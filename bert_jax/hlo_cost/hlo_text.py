@@ -29,7 +29,7 @@ class Instruction:
     """The type as written, layouts included: `bf16[8,128]{1,0:T(8,128)S(1)}` or a tuple of such."""
     operands: tuple[str, ...]
     literal: str
-    """What stands between the parentheses: the value of a constant, the number of a parameter."""
+    """Text between the parentheses: the value of a constant, the number of a parameter."""
     attributes: str
 
     def attribute(self, pattern: str) -> str | None:
@@ -49,7 +49,7 @@ class Instruction:
 
     @property
     def num_bytes(self) -> int:
-        """Of the result, all elements of a tuple together."""
+        """Number of bytes of the result, all elements of a tuple together."""
         return shape_bytes(self.shape)
 
 
@@ -122,7 +122,7 @@ def _int_of(key: str, text: str) -> int:
 
 
 def parse_text(text: str) -> Module:
-    """Takes the text apart.
+    """Take the text apart.
 
     Raises:
         ValueError: there is no ENTRY computation: this is no HLO text.

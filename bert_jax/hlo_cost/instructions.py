@@ -55,7 +55,7 @@ def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:
 
 
 def phase_of(op_name: str) -> str:
-    """Which part of a train step a JAX name path belongs to."""
+    """Return the part of a train step to which a JAX name path belongs."""
     if "rematted_computation" in op_name or "checkpoint/" in op_name:
         return "recomputed"
     if "transpose(" in op_name:
@@ -64,7 +64,7 @@ def phase_of(op_name: str) -> str:
 
 
 def hbm_bytes(shape: str) -> int:
-    """Of the arrays in a type that have no memory space in their layout (S(1) is VMEM)."""
+    """Add up the arrays of a type without a memory space in their layout (S(1) is VMEM)."""
     return sum(size for size, layout in arrays(shape) if "S(" not in layout)
 
 
@@ -87,7 +87,7 @@ def started_shape(shape: str) -> str:
 
 
 def stated_number(instruction: Instruction, key: str) -> int | None:
-    """A number of a Pallas kernel's cost_estimate."""
+    """Return a number of a Pallas kernel's cost_estimate."""
     value = instruction.attribute(rf'"{key}":\s*"?(\d+)"?')
     return int(value) if value else None
 

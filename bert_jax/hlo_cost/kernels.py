@@ -1,4 +1,4 @@
-"""What a Pallas kernel makes the core do, counted in the kernel itself.
+"""Work of a Pallas kernel, counted in the kernel itself.
 
 XLA estimates no cycles for a Pallas call, and what a kernel states of itself (`cost_estimate`) is
 optional: splash attention says nothing. But the call carries its Mosaic program, with the grid,
@@ -20,10 +20,10 @@ LANES, SUBLANES = 128, 8
 
 @dataclass(frozen=True)
 class Work:
-    """Of one call, all steps of its grid together. Every `pl.when` is taken to run."""
+    """Work of one call, over all steps of its grid; every `pl.when` counts as taken."""
 
     steps: int
-    """Of the grid."""
+    """Steps of the grid."""
     products: tuple[tuple[int, int, int, int, bool], ...]
     """(rows, contraction, columns, times, float32) of every matrix product."""
     vector: int
@@ -35,7 +35,7 @@ class Work:
 
     @property
     def flops(self) -> int:
-        """Of the products."""
+        """Operations of the products."""
         return sum(2 * m * k * n * times for m, k, n, times, _ in self.products)
 
     @property
@@ -47,7 +47,7 @@ class Work:
         """FLOPs for which the systolic arrays are busy: contraction and columns fill whole sides.
 
         Args:
-            side: Of one array: 128, or 256 from v6e on, which multiplies half-filled arrays no
+            side: Side of one array: 128, or 256 from v6e on, which multiplies half-filled arrays no
                 faster. Products of float32 at full precision take six passes.
         """
         return sum(
@@ -108,7 +108,7 @@ _FREE = {
 
 @lru_cache(maxsize=256)
 def work_of(body: str) -> Work | None:
-    """Counts what the kernel does.
+    """Count what the kernel does.
 
     Args:
         body: `custom_call_config.body` of a `tpu_custom_call`: Mosaic bytecode in base64.
@@ -191,7 +191,7 @@ _INTEGERS: dict[str, Callable[[int, int], int]] = {
 
 
 def _integer(value: Any) -> int | None:
-    """Of a scalar that is computed from constants; None for any other."""
+    """Return the value of a scalar that is computed from constants; None for any other."""
     owner = value.owner
     if not hasattr(owner, "operands"):
         return None  # the argument of a block

@@ -116,7 +116,7 @@ class Scope:
     _known: dict[str, Any] = field(default_factory=dict)
 
     def value(self, name: str, depth: int = 0) -> Any:
-        """Of the instruction: an int, a bool, a tuple, or UNKNOWN."""
+        """Return the value of an instruction: an int, a bool, a tuple, or UNKNOWN."""
         if name not in self._known:
             instruction = self.computation.instructions.get(name)
             if instruction is None or depth > _MAX_DEPTH:
@@ -125,11 +125,11 @@ class Scope:
         return self._known[name]
 
     def root(self, depth: int = 0) -> Any:
-        """What the computation returns."""
+        """Return the value that the computation returns."""
         return self.value(self.computation.root, depth)
 
     def called(self, instruction: Instruction, name: str, depth: int = 0) -> "Scope":
-        """The scope of a computation that `instruction` calls with its own operands."""
+        """Return the scope of a computation that `instruction` calls with its own operands."""
         return Scope(
             self.module,
             self.module.computations[name],
@@ -189,7 +189,7 @@ def _loop_parts(instruction: Instruction, module: Module) -> tuple[Computation, 
 
 
 def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
-    """The body of a while: of its state it knows what no iteration changes."""
+    """Return the scope of a while's body, which knows the state that no iteration changes."""
     parts = _loop_parts(instruction, scope.module)
     if parts is None:
         return None
@@ -206,7 +206,7 @@ def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
 
 
 def trip_count(instruction: Instruction, scope: Scope) -> int | None:
-    """Iterations of the while `instruction` of `scope`; None where they depend on data."""
+    """Return iterations of the while `instruction` of `scope`; None where they depend on data."""
     stated = instruction.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if stated is not None:
         return int(stated)

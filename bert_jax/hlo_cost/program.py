@@ -1,4 +1,4 @@
-"""What one step of one device does, as data: made by `hlo.parse_program`, priced by `cost.py`."""
+"""The operations of one step of one device, as data: `hlo.parse_program` makes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Op:
     bytes: int
     """Operands and results, logical size: what it reads and writes at least."""
     hbm_bytes: int
-    """Those of them that lie in HBM, not in the core's own memories."""
+    """Bytes among them in HBM, not in the core's own memories."""
     source: str
     """`model/encoder.py:123 Layer.__call__`, or empty for the compiler's own."""
     phase: str
@@ -84,13 +84,13 @@ class Loop:
     runs: int
     """Times per step that the loop is entered."""
     cycles: int
-    """Of one iteration."""
+    """Cycles of one iteration."""
     source: str
 
 
 @dataclass(frozen=True)
 class Program:
-    """What one step of one device does."""
+    """Operations of one step of one device."""
 
     ops: tuple[Op, ...]
     collectives: tuple[Collective, ...]
@@ -101,7 +101,7 @@ class Program:
 
     @property
     def cycles(self) -> int:
-        """Of all operations with an estimate, one after the other, in one step."""
+        """Cycles of all operations with an estimate, one after the other, in one step."""
         return sum(op.cycles * op.runs for op in self.ops if op.cycles is not None)
 
     @property

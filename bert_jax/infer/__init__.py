@@ -1,4 +1,4 @@
-"""What a model answers about texts."""
+"""Answers of a model about texts."""
 
 from bert_jax.infer.fill_mask import Candidate, MaskFiller, format_candidates
 from bert_jax.infer.masks import MASK

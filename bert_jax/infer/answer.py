@@ -140,7 +140,7 @@ def _listed(candidate: Candidate, share: float) -> Answer:
 
 
 def _windows(max_length: int) -> WindowOptions:
-    """Those of BERT's `run_squad.py`, or what a model of few positions has room for."""
+    """Return the windows of BERT's `run_squad.py`, or shorter ones for a model of few positions."""
     length = min(max_length, 384)
     question = min(64, length // 4)
     return WindowOptions(length, max(1, min(128, (length - question - MAX_SPECIAL) // 2)), question)

@@ -1,4 +1,4 @@
-"""What each verb is to those that feed it: fields to examples, to rows, to answers."""
+"""The interface of inference verbs: fields to examples, to rows, to answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from bert_jax.tasks.problems import SHOWN
 from bert_jax.tasks.rows import Batch, Rows
 
 Answer = dict[str, Any]
-"""As it stands in a JSON line."""
+"""Answer, as in a JSON line."""
 
 Example = TypeVar("Example")
 
@@ -26,9 +26,9 @@ class Prepared(Generic[Example]):
     Attributes:
         examples: In their order.
         rows: One or more an example.
-        context: What `answers` needs beside them.
+        context: Values that `answers` needs beside the rows.
         cut: Positions of the examples that were too long and lost their end.
-        limit: What they were too long for, such as "texts are longer than 128 tokens".
+        limit: Limit that they exceeded, such as "texts are longer than 128 tokens".
     """
 
     examples: Sequence[Example]
@@ -75,7 +75,7 @@ class Asker(Protocol[Example]):
 
     model: SavedModel
     FIELDS: ClassVar[tuple[str, ...]]
-    """Of a JSON line; a line of plain text is the first."""
+    """Fields of a JSON line; a line of plain text is the first."""
 
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Example:
         """One example.
@@ -94,11 +94,11 @@ class Asker(Protocol[Example]):
         ...
 
     def judge(self, batch: Batch) -> Any:
-        """A batch to arrays with the rows on axis 0."""
+        """Run a batch, and return arrays with rows on axis 0."""
         ...
 
     def answers(self, prepared: Prepared[Example], outputs: Sequence[Any]) -> Sequence[Any]:
-        """What is said of each example: JSON lines' objects, of embeddings (D,) arrays."""
+        """Return the answer to each example: an object for a JSON line, or an embedding (D,)."""
         ...
 
     def lines(self, example: Example, answer: Any) -> list[str]:
@@ -127,7 +127,7 @@ def check_count(name: str, value: int) -> None:
 
 
 def text_field(fields: Mapping[str, Any], name: str, origin: Origin) -> str:
-    """A field that is text.
+    """Return a field that is text.
 
     Raises:
         UserError: There is none.

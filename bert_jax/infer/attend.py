@@ -1,4 +1,4 @@
-"""What each token of a text attends to, as one HTML page that needs nothing else.
+"""A page of attention weights: one HTML file that needs nothing else.
 
 page = attention_page(read_model("work/tiny"), "The animal didn't cross the street.")
 Path("attention.html").write_text(page, encoding="utf-8")
@@ -40,7 +40,7 @@ class _Row(NamedTuple):
 
     ids: Int[np.ndarray, " L"]
     words: list[str]
-    """What of the text each token stands for; empty for special tokens."""
+    """Part of the text that each token stands for; empty for special tokens."""
     second_at: int
     """Where the second text begins; L without one."""
 
@@ -53,7 +53,7 @@ def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> s
 
     Args:
         saved: The model; of its heads only the masked-LM head is used, where a text has masks.
-        text: What it reads; masks are written as for `MaskFiller`.
+        text: Text that the model reads; masks are written as for `MaskFiller`.
         text_b: The second text of a pair.
 
     Raises:
@@ -190,7 +190,7 @@ def _page(data: dict[str, Any], model: str, facts: str, text: str, text_b: str |
 
 
 def _digest(source: str) -> str:
-    """What a content security policy calls an element with this content."""
+    """Return the name that a content security policy has for an element with this content."""
     return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
 

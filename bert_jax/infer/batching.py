@@ -30,7 +30,7 @@ def shape_for(longest: int, count: int, limit: int) -> tuple[int, int]:
 
 
 def run_rows(rows: Rows, function: Callable[[Batch], Any], *, limit: int, pad_id: int) -> list[Any]:
-    """What a function of batches says of each row.
+    """Apply a function of batches to rows, and return its result for each row.
 
     Args:
         rows: Any number.

@@ -16,7 +16,7 @@ from bert_jax.tasks.text.rows import cut_rows
 
 
 def text_example(fields: Mapping[str, Any], origin: Origin) -> TextExample:
-    """A text, or with a field `text_b` a pair.
+    """Return a text, or with a field `text_b` a pair.
 
     Raises:
         UserError: A field is missing or no text.
@@ -39,8 +39,8 @@ class Classifier:
 
     Args:
         model: The model.
-        top: Of how many classes the probability is given, best first; None: of all.
-        threshold: Of several labels, those that are more probable.
+        top: Number of classes with a probability, best first; None: all.
+        threshold: Least probability of a label among several.
 
     Raises:
         UserError: The model has no such head; an option is out of range.

@@ -39,7 +39,7 @@ def run_verb(
         inputs: Files. Without texts and files standard input is read.
         more: Fields that are the same for all.
         fields: OURS=THEIRS, names of the fields of JSON lines and tables.
-        format: Of the files.
+        format: Format of the files.
         table: How CSV and TSV files are written.
         out: Where answers go.
         as_json: JSON lines even for texts that are given.
@@ -96,7 +96,7 @@ def check_files(
 
     Args:
         inputs: Files to read.
-        format: Of the files.
+        format: Format of the files.
         out: File to write.
         table: NAME=VALUE, fields of the `TableFormat`.
         vectors: Whether answers are vectors.

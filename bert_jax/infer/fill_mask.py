@@ -1,4 +1,4 @@
-"""What a pretrained model puts in place of a mask."""
+"""Words that a pretrained model puts in place of a mask."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ class MaskFiller:
 
     @classmethod
     def load(cls, directory: str | Path, top: int = 5) -> "MaskFiller":
-        """Of the model in a directory; see `read_model`."""
+        """Make a filler of the model in a directory (see `read_model`)."""
         return cls(forward.on_device(read_model(directory)), top=top)
 
     def fill(self, texts: Sequence[str]) -> list[list[list[Candidate]]]:

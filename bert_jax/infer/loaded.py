@@ -42,7 +42,7 @@ class LoadedModel:
 
     @property
     def verbs(self) -> tuple[str, ...]:
-        """What it can do, as the verbs of `bert-jax` are called."""
+        """Verbs of `bert-jax` that the model supports."""
         return self.model.verbs
 
     @property
@@ -74,9 +74,9 @@ class LoadedModel:
 
         Args:
             texts: The texts; what is too long is cut, and one warning counts it.
-            pairs: Their second texts, None for a text without one.
-            top: Of how many classes the probability is given; None: of all.
-            threshold: Of several labels, those that are more probable.
+            pairs: Second texts, None for a text without one.
+            top: Number of classes with a probability; None: all.
+            threshold: Least probability of a label among several.
 
         Returns:
             For each text {"label": ..., "probabilities": {...}}, {"labels": [...],

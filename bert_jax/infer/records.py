@@ -169,7 +169,7 @@ def _rows(
 
 @contextmanager
 def _opened(source: str, read: Callable[[int], object]) -> Iterator[Iterator[bytes]]:
-    """The plain content in blocks; an empty one where a pipe has nothing ready."""
+    """Return the plain content in blocks; an empty one where a pipe has nothing ready."""
     if source == STDIN:
         try:
             descriptor = sys.stdin.fileno()

@@ -12,7 +12,7 @@ from bert_jax.infer.records import PAUSE, Record
 OnError = Literal["fail", "skip"]
 MAX_RECORDS = 4096
 MAX_CHARS = 4_000_000
-"""Of the fields of a chunk, so that long texts do not fill memory."""
+"""Max chars of the fields of a chunk, so that long texts do not fill memory."""
 _SHOWN = 5
 
 
@@ -36,7 +36,7 @@ class Answered:
 
 @dataclass
 class Counts:
-    """Of a stream."""
+    """Counts of a stream."""
 
     records: int = 0
     skipped: int = 0
@@ -55,7 +55,7 @@ def answer_records(
 
     Args:
         asker: The verb.
-        records: What it is asked.
+        records: Records to ask about.
         on_error: fail raises at the first record that cannot be asked about; skip puts a `Skipped`
             in its place.
         counts: Counted up.
@@ -120,7 +120,7 @@ def _answered(
 def _prepared(
     asker: Asker[Any], examples: dict[int, Any], skip: Callable[[int, str], None]
 ) -> Prepared[Any] | None:
-    """Of all examples; those that cannot be are taken out."""
+    """Prepare all examples, and take out the examples that cannot be prepared."""
     try:
         return asker.prepare(list(examples.values())) if examples else None
     except UserError:

@@ -26,7 +26,7 @@ class Writer(Protocol):
     """Takes answers in their order."""
 
     def write(self, answered: Sequence[Answered]) -> None:
-        """A chunk of them."""
+        """Answer a chunk of examples."""
         ...
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Npy:
         self._file.write(self._header())
 
     def _header(self) -> bytes:
-        """Of the same length for every number of rows: NumPy leaves room for it to grow."""
+        """Return a header of one length for every number of rows: NumPy leaves room for growth."""
         buffer = io.BytesIO()
         np.lib.format.write_array_header_1_0(
             buffer,
@@ -194,7 +194,7 @@ def opened_writer(
         asker: For lines that people read.
         out: A file; None: standard output.
         as_json: JSON lines, to standard output.
-        width: Of vectors: `out` may then end in .npy or .parquet.
+        width: Width of vectors, whose file may end in .npy or .parquet.
 
     Raises:
         UserError: It cannot be written, or its suffix is not known.

@@ -1,4 +1,4 @@
-"""What can be said of a fine-tuning run from the files in its work directory: `bert-jax status`."""
+"""Status of a fine-tuning run, from the files in its work directory."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _SHOWN = 5
 
 
 def finetune_status(place: WorkDir) -> dict[str, Any]:
-    """As JSON values. Changes nothing.
+    """Return the status as JSON values; nothing changes.
 
     Raises:
         UserError: No fine-tuning run there.

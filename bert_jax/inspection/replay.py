@@ -63,7 +63,7 @@ def _describe_row(
     tokenizer: Tokenizer,
     pairing: str,
 ) -> list[str]:
-    """The row's title, then a paragraph for each sentence or segment."""
+    """Return the row's title, then a paragraph for each sentence or segment."""
     tokens, types, segments = (arrays[name][row] for name in ("tokens", "type_ids", "segment_ids"))
     real = int((segments != 0).sum())
     title = [f"row {row}", f"stream {int(arrays['row_index'][row])}", f"{real} tokens"]
@@ -115,7 +115,7 @@ def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, gl
 
 
 def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
-    """A token without the mark that tells where words begin, unless it is all there is."""
+    """Return a token without the mark that tells where words begin, unless it is all there is."""
     text = tokenizer.id_to_token(token)
     if tokenizer.kind != "wordpiece":
         return text.removeprefix("▁").removeprefix("Ġ") or text

@@ -30,7 +30,7 @@ def evaluate_run(
     Rows have the length of the run's last phase. Any corpus of the same tokenizer will do.
 
     Args:
-        workdir: Of a `bert-jax pretrain` run.
+        workdir: Work directory of a `bert-jax pretrain` run.
         corpus: Directory of another corpus; None: the run's own.
         max_rows: At most so many rows; None: all.
 
@@ -76,7 +76,7 @@ def replay_batch(
     """Batch `step` of a run, decoded, with the masks it was trained with.
 
     Args:
-        workdir: Of a `bert-jax pretrain` run.
+        workdir: Work directory of a `bert-jax pretrain` run.
         step: Number of the batch, from 0.
         corpus: Where the run's corpus lies now; None: where it lay.
         max_rows: Rows to show; None: all.

@@ -1,4 +1,4 @@
-"""What can be said of a run from its work directory, while it runs and afterwards.
+"""Status of a run from its work directory, during the run and afterwards.
 
 Reads files only: no device is opened, since those of a running job belong to it.
 """
@@ -58,7 +58,7 @@ class Status:
 
     workdir: str
     version: str
-    """Of the bert_jax that made its last start; "" where the run does not say."""
+    """Version of bert_jax at the last start; "" where the run does not say."""
     num_params: int
     num_layers: int
     hidden_dim: int
@@ -78,7 +78,7 @@ class Status:
     checkpoints: list[int]
     """Steps of all that are complete, ascending."""
     verified: list[int]
-    """Those that were read back after they were written."""
+    """Steps of the checkpoints that were read back after they were written."""
     damaged: list[str]
     """Checkpoints that were found damaged and put aside."""
     metrics: tuple[Metric, ...]
@@ -120,10 +120,10 @@ def run_status(
     damaged: AnyPath | None = None,
     now: float | None = None,
 ) -> Status:
-    """What the files in a work directory say. Changes nothing.
+    """Return the status that the files in a work directory tell; nothing changes.
 
     Args:
-        workdir: Of a `bert-jax pretrain` run.
+        workdir: Work directory of a `bert-jax pretrain` run.
         checkpoints: Where its checkpoints are; None: in it.
         damaged: Where damaged ones are put; None: in it.
         now: Seconds since 1970; None: it is asked for.
@@ -210,7 +210,7 @@ def redraw(workdir: Path, status: Status, path: Path) -> str:
 
 
 def _checkpoints(checkpoints: AnyPath, damaged: AnyPath) -> tuple[list[int], list[int], list[str]]:
-    """Steps of those that are complete, of those that were verified; names of the damaged."""
+    """Return the steps of complete and of verified checkpoints, and the names of damaged ones."""
     aside = as_path(damaged)
     names = sorted(p.name for p in aside.iterdir()) if aside.is_dir() else []
     return saved_steps(checkpoints), verified_steps(checkpoints), names
@@ -238,7 +238,7 @@ def _step(rows: list[dict[str, Any]], starts: list[Start], saved: list[int]) -> 
 
 
 def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
-    """The last sign of life by what the files say; by their own times where they do not."""
+    """Return the time of the last sign of life, by the files' content or else by their times."""
     times = [start.last for start in starts[-1:]]
     for event in events[-1:]:
         with contextlib.suppress(ValueError):
@@ -273,7 +273,7 @@ def _state(
 
 
 def _num_killed(events: Sequence[dict[str, Any]]) -> int:
-    """Starts that the next start found without an end."""
+    """Count the starts that the next start found without an end."""
     killed, open_start = 0, False
     for event in events:
         if event["kind"] == "start":

@@ -14,10 +14,10 @@ _INDENT = 12
 
 
 def report(status: Status, *, width: int = 80, plain: bool = True) -> list[str]:
-    """A subject a line, and the loss curve.
+    """Describe the status: a subject on each line, and the loss curve.
 
     Args:
-        status: Of the run.
+        status: Status of the run.
         width: Columns of the terminal.
         plain: ASCII without colours, for a file or a pipe.
     """

@@ -1,4 +1,4 @@
-"""What devices say to each other in a step: parameters gathered where used, gradients reduced.
+"""Communication of devices in a step: parameters gathered where used, gradients reduced.
 
 A step on a mesh runs inside a `jax.shard_map` over `data` and `fsdp` (`on_local_rows`): each device
 sees its own rows and its own part of the parameters, and nothing crosses those two axes but what is
@@ -149,7 +149,7 @@ def _is_split(spec: PartitionSpec, mesh: Mesh) -> bool:
 
 
 def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
-    """The device's part, along `axis`, of the sum over `fsdp`.
+    """Return the device's part, along `axis`, of the sum over `fsdp`.
 
     Over all devices of a TPU slice XLA makes an all-reduce of the whole and takes a part: twice the
     bytes. Two reduce-scatters over groups of about sqrt(n) move the bytes of one over n.

@@ -47,7 +47,7 @@ class JoinError(RuntimeError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the environment says of the run's processes."""
+    """Processes of the run, by the environment."""
 
     source: str
     """For people: where it says so."""
@@ -60,7 +60,7 @@ class Cluster:
 
 
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
-    """The cluster that this process is part of, or None where it is alone.
+    """Return the cluster that this process is part of, or None where it is alone.
 
     Looks at nothing but its arguments.
 
@@ -93,7 +93,7 @@ def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
 
 
 def join(mode: Mode, timeout_seconds: int = 300) -> None:
-    """Makes this process one of the run's, where there are several; else does nothing.
+    """Make this process one of the run's, where there are several; else do nothing.
 
     Afterwards `jax.devices()` are those of all processes, only process 0 logs below errors, and
     Ctrl-C asks for a stop as SIGTERM does: all processes save after the same step. Leave with
@@ -141,12 +141,12 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
 
 
 def label() -> str:
-    """Which process this is, if it is one of several or has tried to be; else ""."""
+    """Name this process, if the process is one of several or has tried to be; else ""."""
     return f"process {_here.index}" if _here.joined else ""
 
 
 def leave(code: int) -> None:
-    """Ends this process at once with `code`, if it is one of several; call it after an error.
+    """End this process at once with `code`, if it is one of several; call it after an error.
 
     A normal exit would wait for the others, which wait for this one in the middle of a step.
     """
@@ -158,7 +158,7 @@ def leave(code: int) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """Ends this process with `code` and unwinds nothing; process 0 of several after a moment."""
+    """End this process with `code` without unwinding; process 0 of several after a moment."""
     if _here.joined and _here.index == 0:
         time.sleep(_LINGER_SECONDS)
     os._exit(code)
@@ -166,7 +166,7 @@ def end(code: int) -> NoReturn:
 
 @dataclass
 class _Here:
-    """What this process has become."""
+    """State of this process in a run."""
 
     joined: bool = False
     index: int = 0
@@ -238,7 +238,7 @@ def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseExcepti
 
 
 def _stop_all() -> Callable[[int, Any], None]:
-    """A handler of SIGINT: the first is passed on as SIGTERM, which JAX shares with all."""
+    """Return a handler of SIGINT: the first is passed on as SIGTERM, which JAX shares with all."""
     seen = 0
 
     def handle(number: int, frame: Any) -> None:

@@ -74,7 +74,7 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh of `config` over `devices` (default: all of them).
+    """Return the mesh of `config` over `devices` (default: all of them).
 
     Raises:
         UserError: the sizes do not multiply to the number of devices.
@@ -168,7 +168,7 @@ def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
 
 
 def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSpec:
-    """The spec of an array with these logical axes; its length is the array's rank.
+    """Return the spec of an array with these logical axes; its length is the array's rank.
 
     A mesh axis splits one dimension only: where two dimensions ask for it (a D x D kernel), the
     first gets it. A parameter that has one dimension per layer (a bias, a norm), or one row per
@@ -247,7 +247,7 @@ def _is_hole(leaf: Any) -> bool:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The whole value on every device."""
+    """Return the whole value on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -309,7 +309,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
 
 
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """This process's rows as part of global arrays on the mesh, without a copy between processes.
+    """Put this process's rows into global arrays on the mesh, without a copy between processes.
 
     Args:
         batch: Arrays whose axis 0 is this process's rows of the batch, in `data_shard` order.

@@ -11,7 +11,7 @@ EXAMPLE = (
 
 
 def add_arguments(sub: argparse.ArgumentParser, *, needed: bool = True) -> None:
-    """Adds the verb's arguments; with `needed` False, none is required (to list the fields)."""
+    """Add the verb's arguments; with `needed` False, none is required (to list the fields)."""
     sub.add_argument(
         "--config",
         required=needed,

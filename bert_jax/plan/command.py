@@ -86,9 +86,9 @@ class _Answer:
     """For one topology and phase."""
 
     plan: Plan
-    """Of the configured settings, or of those that fit where they do not."""
+    """Plan of the configured settings, or of those that fit where they do not."""
     record: dict[str, Any]
-    """What JSON gets beside the plan."""
+    """Entries of the JSON output beside the plan."""
     before: tuple[str, ...] = ()
     """Lines above the plan's report."""
     after: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class _Answer:
 def with_rows_per_chip(
     config: PretrainConfig, phase: int, topology: Topology, rows: int
 ) -> PretrainConfig:
-    """The configuration with so many rows a chip in each micro-batch of a phase."""
+    """Return the configuration with so many rows a chip in each micro-batch of a phase."""
     if rows < 1:
         raise UserError(f"--batch-per-chip is {rows}; it must be at least 1")
     phases = list(config.training.phases)
@@ -120,7 +120,7 @@ def _phases(config: PretrainConfig, wanted: str) -> list[int]:
 
 
 def _as_configured(tunnel: Tunnel) -> _Answer:
-    """The configured settings; where they do not fit, those that do, and the overrides for them."""
+    """Return the configured settings, or settings that fit with the overrides for them."""
     configured = tunnel.settings()
     plan = tunnel.plan(configured)
     if plan.compiled.fits:
@@ -152,7 +152,7 @@ def _as_configured(tunnel: Tunnel) -> _Answer:
 
 
 def _fit(tunnel: Tunnel) -> _Answer:
-    """The largest batch per chip, with the configured mesh if any batch fits on it."""
+    """Return the largest batch per chip, with the configured mesh if any batch fits on it."""
     settings = tunnel.settings()
     fit = tunnel.fit(settings)
     configuration_fits = fit.largest > 0
@@ -176,7 +176,7 @@ def _fit(tunnel: Tunnel) -> _Answer:
 
 
 def _fast(tunnel: Tunnel) -> _Answer:
-    """The configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
+    """Return the configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
     configured = settings = tunnel.settings()
     # A batch that does not divide over the chips is no error here: the others do.
     plan = tunnel.plan(configured) if tunnel.divides(configured) else None
@@ -342,7 +342,7 @@ class _Progress:
         print(f"[plan] {line} ...", end="", file=sys.stderr, flush=True)
 
     def done(self) -> None:
-        """Ends the line that is open."""
+        """End the line that is open."""
         if self._begun:
             print(f" {time.perf_counter() - self._begun:.0f} s", file=sys.stderr, flush=True)
         self._begun = 0.0

@@ -59,7 +59,7 @@ class Compiled:
     accumulation: int
     length: int
     memory: Memory
-    """Of a step that was refused: what is known (`temporaries` is what the compiler names)."""
+    """Memory; for a refused step as far as known (`temporaries` as the compiler says)."""
     has: int
     """Bytes of a device that a program may use."""
     refused: str = ""
@@ -80,7 +80,7 @@ class Compiled:
 
     @property
     def rows_per_chip(self) -> float:
-        """Of a micro-batch: what decides the activations' memory."""
+        """Rows per chip of a micro-batch, which decide the activations' memory."""
         return self.rows / self.accumulation / self.topology.num_chips
 
 
@@ -91,7 +91,7 @@ def default_cache() -> Path:
 
 
 def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
-    """The configuration with a vocabulary size, and a sentence on where it is from."""
+    """Return the configuration with a vocabulary size, and a sentence on where it is from."""
     from bert_jax.training.corpus import open_corpus
 
     if config.data.corpus and Path(config.data.corpus).exists():
@@ -233,7 +233,7 @@ def _planned_step(config: PretrainConfig) -> Any:
 
 
 def _batch_shapes(rows: int, length: int, vocab_size: int) -> dict[str, tuple[Any, Any]]:
-    """Of what `data/pipeline.py` delivers."""
+    """Return shape and type of each array that `data/pipeline.py` delivers."""
     from bert_jax.data.store import token_dtype
 
     return {
@@ -292,7 +292,7 @@ def _compile(lowered: Any) -> dict[str, Any]:
 
 
 def _program_text(compiled: Any, directory: Path) -> str:
-    """The optimised program; `directory` has what the compiler wrote about it."""
+    """Return the optimised program; `directory` has what the compiler wrote about it."""
     try:
         with quiet():
             text: str = compiled.as_text()
@@ -323,7 +323,7 @@ def _needs_and_has(message: str) -> tuple[int, int]:
 
 
 def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
-    """Changes whenever the compiler's answer could, or the source lines that it names."""
+    """Return a key that changes with the compiler's answer and the source lines it names."""
     digest = hashlib.sha256()
     for package in ("jax", "jaxlib", "libtpu"):
         try:
@@ -343,7 +343,7 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """An earlier answer; None where there is none or it cannot be read."""
+    """Return an earlier answer; None where there is none or it cannot be read."""
     try:
         answer = json.loads(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
         path.touch()  # the oldest by last use go first

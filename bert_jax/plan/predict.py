@@ -1,4 +1,4 @@
-"""What one compiled step says of a real run: memory, seconds, tokens and MFU per chip."""
+"""Prediction of a run from one compiled step: memory, seconds, tokens and MFU per chip."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Exchange:
     group_size: int
     runs: int
     bytes: int
-    """Of all runs together, per device; of what is reduced or gathered, the whole of it."""
+    """Bytes of all runs together, per device; whole arrays where parts are reduced or gathered."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Plan:
 
     phase: int
     config: PretrainConfig
-    """As compiled."""
+    """Configuration, as compiled."""
     compiled: Compiled
     flops: int
     """Model FLOPs of a step, all rows (`model/flops.py`)."""

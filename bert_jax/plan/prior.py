@@ -25,7 +25,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
 
     Args:
         config: Model, optimizer and row length.
-        phase: Whose length.
+        phase: Number of the phase with the length.
         topology: The chips.
         settings: Mesh, micro-batches, rematerialisation.
     """

@@ -77,7 +77,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 
 def text(plan: Plan) -> str:
-    """The whole report of one plan, about 50 lines."""
+    """Return the whole report of one plan, about 50 lines."""
     return "\n".join(_lines(plan))
 
 

@@ -1,4 +1,4 @@
-"""Which settings fit, and which of them are fast: a best-first search that compiles seldom.
+"""A best-first search for settings that fit and are fast, which compiles seldom.
 
 A compilation costs minutes, so candidates are ordered by a prediction on paper (`prior.py`), the
 most promising is measured (a compilation of reduced depth), the paper is corrected by what came
@@ -28,7 +28,7 @@ compiler fits what hardly fits by computing parts twice."""
 
 @dataclass(frozen=True, order=True)
 class Settings:
-    """What the search may change; the step computes the same function with all of them."""
+    """Settings that the search may change; the step computes the same function with all."""
 
     fsdp: int
     tensor: int
@@ -39,7 +39,7 @@ class Settings:
     """Global rows of a step."""
 
     def apply(self, config: PretrainConfig, phase: int) -> PretrainConfig:
-        """The configuration with these settings; other phases keep their batch."""
+        """Return the configuration with these settings; other phases keep their batch."""
         phases = list(config.training.phases)
         phases[phase] = dataclasses.replace(phases[phase], batch_size=self.rows)
         training = dataclasses.replace(
@@ -53,7 +53,7 @@ class Settings:
         )
 
     def overrides(self, config: PretrainConfig, phase: int) -> list[str]:
-        """The arguments that turn `config` into this; fields that stay are left out."""
+        """Return the arguments that turn `config` into this; fields that stay are left out."""
         mesh, model, training = config.mesh, config.model, config.training
         wanted = {
             "mesh.data": (mesh.data, -1),
@@ -71,7 +71,7 @@ class Settings:
 
 
 def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Settings:
-    """The settings that a configuration has on so many devices."""
+    """Return the settings that a configuration has on so many devices."""
     mesh = config.mesh
     data = mesh.data if mesh.data > 0 else 1
     fsdp = mesh.fsdp if mesh.fsdp > 0 else num_devices // (data * mesh.tensor)
@@ -88,12 +88,12 @@ def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Setting
 
 @dataclass(frozen=True)
 class Guess:
-    """Of one candidate, per device: on paper, from a compilation of reduced depth, or whole."""
+    """Cost of a candidate per device: on paper, compiled at reduced depth, or compiled whole."""
 
     peak: int
     """Bytes."""
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
 
 
 Measure = Callable[[Settings], Guess]
@@ -111,8 +111,8 @@ def candidates(
 
     Args:
         config: The run; the global batch stays as it is.
-        phase: Whose batch.
-        num_devices: Of all slices.
+        phase: Number of the phase with the batch.
+        num_devices: Number of devices of all slices.
         num_slices: `data` spans the slices, so its size is a multiple of them.
         possible: Last word on a mesh (the torus may not have it).
     """
@@ -143,13 +143,13 @@ def candidates(
 
 @dataclass(frozen=True)
 class Found:
-    """What the search came to."""
+    """Result of the search."""
 
     settings: Settings
     guess: Guess
-    """Of the last, whole compilation."""
+    """Guess of the last, whole compilation."""
     tried: tuple[tuple[Settings, Guess, str], ...]
-    """What was compiled on the way: settings, result, "reduced depth" or "whole"."""
+    """Compilations on the way: settings, result, "reduced depth" or "whole"."""
 
 
 def fastest_that_fits(
@@ -162,7 +162,7 @@ def fastest_that_fits(
     max_measured: int = 6,
     max_whole: int = 3,
 ) -> Found | None:
-    """The fastest of the choices whose peak is within `usable` bytes; None if none is.
+    """Return the fastest of the choices whose peak is within `usable` bytes; None if none is.
 
     Args:
         choices: Candidates, in any order.
@@ -243,7 +243,7 @@ def largest_batch(
     *,
     max_whole: int = 3,
 ) -> Fit:
-    """The most rows per batch shard that fit, and the fastest per row.
+    """Return the most rows per batch shard that fit, and the fastest per row.
 
     Memory and time are lines in the rows: two measurements give them, a whole compilation checks.
 
@@ -288,7 +288,7 @@ def largest_batch(
 
 @dataclass(frozen=True)
 class Pass:
-    """What a step with micro-batches takes on a device."""
+    """Memory and time of a step with micro-batches on a device."""
 
     peak: int
     """Bytes."""
@@ -306,7 +306,7 @@ class Pace:
     """Per batch shard and micro-batch."""
     accumulation: int
     tried: dict[int, Pass]
-    """By rows; those that do not fit included."""
+    """Passes by rows, including passes that do not fit."""
 
 
 def fastest_pace(
@@ -327,7 +327,7 @@ def fastest_pace(
         ladder: Rows to try, ascending; given up once larger ones are slower or do not fit.
         usable: Bytes of a device.
         most: Micro-batches of a step at most.
-        enough: Of them, the fewest powers of two that reach this share of the speed of `most`.
+        enough: Share of the speed of `most` that the fewest powers of two must reach.
 
     Returns:
         None if nothing fits.

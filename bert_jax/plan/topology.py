@@ -42,7 +42,7 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """As `parse_topology` reads it."""
+        """Name, as `parse_topology` reads it."""
         slices = f",slices={self.num_slices}" if self.num_slices > 1 else ""
         return f"{self.chip.name}:{'x'.join(map(str, self.shape))}{slices}"
 
@@ -53,12 +53,12 @@ class Topology:
 
     @property
     def num_devices(self) -> int:
-        """What JAX will count: a chip may be two devices."""
+        """Number of devices as JAX counts them: a chip may be two devices."""
         return self.num_chips * self.chip.devices_per_chip
 
 
 def parse_topology(name: str) -> Topology:
-    """Reads `CHIP:AxB[xC][,slices=N]`.
+    """Read `CHIP:AxB[xC][,slices=N]`.
 
     Raises:
         UserError: no such chip or shape; names ones near it that exist.
@@ -94,7 +94,7 @@ def parse_topology(name: str) -> Topology:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """The slice's devices, in libtpu's order; they compile, and cannot run.
+    """Return the slice's devices, in libtpu's order; they compile, and cannot run.
 
     Raises:
         UserError: libtpu is not installed, or does not know the shape.
@@ -123,7 +123,7 @@ def devices(topology: Topology) -> list[Any]:
 
 
 def prepare_environment() -> None:
-    """Sets what libtpu reads when it is loaded, and keeps JAX itself on the CPU.
+    """Set what libtpu reads when it is loaded, and keep JAX itself on the CPU.
 
     Raises:
         UserError: libtpu is not installed.
@@ -148,7 +148,7 @@ _NO_LIBTPU = (
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drops what C++ writes to standard error: libtpu looks for a TPU and warns of finding none.
+    """Drop what C++ writes to standard error: libtpu looks for a TPU and warn of finding none.
 
     Python's own standard error, which a progress line uses, is kept out of the way too: nothing of
     ours may be written inside.

@@ -64,7 +64,7 @@ class Tunnel:
         return named[-1] if named else usable_bytes(self.topology)
 
     def settings(self) -> Settings:
-        """As configured."""
+        """Return the configured settings."""
         return settings_of(self.config, self.phase, self.topology.num_devices)
 
     def plan(self, settings: Settings, num_layers: int | None = None) -> Plan:
@@ -86,11 +86,11 @@ class Tunnel:
         return list(self._plans.values())
 
     def paper(self, settings: Settings) -> Guess:
-        """A prediction without compiling."""
+        """Return a prediction without compiling."""
         return on_paper(self.config, self.phase, self.topology, settings)
 
     def whole(self, settings: Settings) -> Guess:
-        """The compiler's answer for the whole depth."""
+        """Return the compiler's answer for the whole depth."""
         return _guess(self.plan(settings))
 
     def reduced(self, settings: Settings) -> Guess:
@@ -109,7 +109,7 @@ class Tunnel:
         )
 
     def settings_that_fit(self) -> Found | None:
-        """The fastest mesh, micro-batches and rematerialisation at the configured batch."""
+        """Return the fastest mesh, micro-batches and rematerialisation at the configured batch."""
         choices = candidates(
             self.config,
             self.phase,
@@ -120,7 +120,7 @@ class Tunnel:
         return fastest_that_fits(choices, self.paper, self.reduced, self.whole, self.usable)
 
     def fit(self, settings: Settings) -> Fit:
-        """The largest batch with the mesh, micro-batches and rematerialisation of `settings`."""
+        """Return the largest batch with mesh, micro-batches and rematerialisation of `settings`."""
 
         def with_rows(rows: int) -> Settings:
             return self.with_batch(settings, rows, settings.accumulation)
@@ -134,7 +134,7 @@ class Tunnel:
         )
 
     def pace(self, settings: Settings) -> Pace | None:
-        """The fastest micro-batch and number of them, with the mesh of `settings`.
+        """Return the fastest micro-batch and number of them, with the mesh of `settings`.
 
         Steps of one and of two layers stand for the whole, continued as a line in the layers. A
         loop over layers is compiled whole.
@@ -175,13 +175,13 @@ class Tunnel:
         return dataclasses.replace(pace, accumulation=parts)
 
     def usual(self, settings: Settings, pace: Pace) -> Settings:
-        """A step of about `USUAL_TOKENS` in the micro-batches of `pace`."""
+        """Return a step of about `USUAL_TOKENS` in the micro-batches of `pace`."""
         rows = USUAL_TOKENS // self.config.training.phases[self.phase].length
         unit = self.rows(dataclasses.replace(settings, accumulation=1), pace.rows)
         return self.split(settings, pace, round(rows / unit) * unit if rows > unit else rows)
 
     def split(self, settings: Settings, pace: Pace, rows: int) -> Settings:
-        """A step of so many global rows in the micro-batches of `pace`, or the next smaller."""
+        """Return a step of so many global rows in micro-batches of `pace`, or the next smaller."""
         mine = max(1, rows * settings.tensor // self.topology.num_devices)
         parts = next(
             n
@@ -199,7 +199,7 @@ class Tunnel:
         return not any(p.batch_size % parts for p in self.config.training.phases)
 
     def with_batch(self, settings: Settings, rows_per_shard: int, accumulation: int) -> Settings:
-        """The settings with so many rows of a shard in each of so many micro-batches."""
+        """Return the settings with so many rows of a shard in each of so many micro-batches."""
         settings = dataclasses.replace(settings, accumulation=accumulation)
         return dataclasses.replace(settings, rows=self.rows(settings, rows_per_shard))
 

@@ -1,1 +1,1 @@
-"""What every run has, whatever it learns: events, metrics, the console, goodput, signals."""
+"""Parts that every run has: lease, events, metrics, console, goodput, signals."""

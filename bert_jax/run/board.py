@@ -27,7 +27,7 @@ class Board:
     """One event file of a run. Where it cannot be written it is given up, and nothing is raised."""
 
     def __init__(self, directory: Path, *, purge_step: int):
-        """Opens a new file.
+        """Open a new file.
 
         Args:
             directory: Made if missing.
@@ -49,7 +49,7 @@ class Board:
         )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Adds the values that are finite numbers."""
+        """Add the values that are finite numbers."""
         scalars = [
             Summary.Value(tag=name, simple_value=value)
             for name, value in values.items()
@@ -58,13 +58,13 @@ class Board:
         self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
 
     def sync(self) -> None:
-        """Returns when all is on the disk, not only with the operating system."""
+        """Wait until all events are on the disk, not only with the operating system."""
         if self._file is not None:
             with self._given_up_if_it_fails():
                 os.fsync(self._file)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a run says to people: lines, around a bar on a terminal. Only process 0 speaks."""
+"""The console of a run: lines, around a bar on a terminal; only process 0 speaks."""
 
 import sys
 from collections.abc import Callable
@@ -32,18 +32,18 @@ class Console:
         return self._bar is not None
 
     def say(self, text: str) -> None:
-        """A line."""
+        """Print a line."""
         if self._active:
             self._echo(text)
 
     def tick(self, beside: str) -> None:
-        """A step is done; `beside` stands beside the bar."""
+        """Advance the bar by a step; `beside` stands beside the bar."""
         if self._bar is not None:
             self._bar.set_postfix_str(beside, refresh=False)
             self._bar.update(1)
 
     def close(self) -> None:
-        """Removes the bar."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

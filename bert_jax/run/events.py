@@ -22,7 +22,7 @@ class Events:
     """Adds events to a file that all processes of a run share."""
 
     def __init__(self, path: Path | None, process: int = 0):
-        """Opens nothing yet.
+        """Open nothing yet.
 
         Args:
             path: None: events go nowhere.
@@ -33,7 +33,7 @@ class Events:
         self._lock = threading.Lock()  # a watchdog writes from a thread of its own
 
     def write(self, kind: str, message: str, *, step: int | None = None, **values: Any) -> None:
-        """Adds an event. Never raises: what runs does not end because it cannot say what happens.
+        """Add an event; a logging failure never stops a run, so that no error is raised.
 
         Args:
             kind: One of the kinds above.
@@ -61,7 +61,7 @@ class Events:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a file, the oldest first; lines that are not whole are left out.
+    """Return the events of a file, the oldest first; lines that are not whole are left out.
 
     An event has a `kind`, a `message` and a `time` that are text; a file that is missing has none.
     """
@@ -86,7 +86,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can hold, or its text."""
+    """Return a value that JSON can hold, or its text."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

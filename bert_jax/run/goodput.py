@@ -22,7 +22,7 @@ from typing import Any
 from bert_jax.untrusted.json_file import read_json
 
 REASONS = ("startup", "compile", "restore", "save", "evaluation", "input", "lost")
-"""Of badput, in the order in which they are shown."""
+"""Reasons for lost time, in the order in which they are shown."""
 _PRODUCTIVE = "productive"
 _MAX_STARTS = 200  # in goodput.json; older ones are added up
 _EVERY_SECONDS = 10.0
@@ -34,7 +34,7 @@ class Clock:
     """Where the wall time of one start goes."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, age: float = 0.0):
-        """Starts now.
+        """Start now.
 
         Args:
             now: Seconds.
@@ -58,7 +58,7 @@ class Clock:
             self._switch(before)
 
     def started(self) -> None:
-        """The first step comes next: what was not booked on anything else was start-up."""
+        """Begin the steps: time that was booked on nothing else was start-up."""
         self._switch(self._on)
         startup = self._seconds.get("startup", 0.0) + self._seconds[_PRODUCTIVE]
         self._seconds |= {"startup": startup, _PRODUCTIVE: 0.0}
@@ -120,9 +120,9 @@ class Start:
     last_step: int
     """Updates made when it was last heard of."""
     kept_step: int
-    """Those after it were lost: the next start did not continue from them."""
+    """Newest step from which a later start continued; later steps were lost."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """By reason, and `productive`."""
+    """Seconds by reason, and `productive`."""
     count: int = 1
     """Starts that this stands for."""
     down: float = 0.0
@@ -133,11 +133,11 @@ class Goodput:
     """The clock of this start, and what is known of those before it."""
 
     def __init__(self, path: Path | None, clock: Clock, *, wall: Callable[[], float] = time.time):
-        """Reads nothing yet.
+        """Read nothing yet.
 
         Args:
             path: `goodput.json`; None: nothing is kept (all processes but the first).
-            clock: Of this start.
+            clock: Clock of this start.
             wall: Seconds since 1970.
         """
         self.clock = clock
@@ -148,7 +148,7 @@ class Goodput:
         self._failing = False
 
     def begin(self, restored_step: int) -> None:
-        """Takes up what the starts before left; steps that they made beyond this one are lost."""
+        """Take up what the starts before left; steps that they made beyond this one are lost."""
         if self._path is not None:
             self._earlier = read_starts(self._path)
         for start in self._earlier:
@@ -167,7 +167,7 @@ class Goodput:
         self.record(restored_step)
 
     def record(self, step: int) -> None:
-        """Writes the file. One that cannot be written is no reason to stop.
+        """Write the file; a file that cannot be written does not stop the run.
 
         Args:
             step: Updates made.
@@ -217,7 +217,7 @@ class Goodput:
 
 
 def read_starts(path: Path) -> list[Start]:
-    """The starts in a `goodput.json`, the oldest first.
+    """Return the starts in a `goodput.json`, the oldest first.
 
     A file that is missing or not such a file has none: it is of no use to the training itself.
     """
@@ -256,7 +256,7 @@ def down_seconds(starts: Sequence[Start]) -> float:
 
 
 def _lose(start: Start, restored_step: int) -> None:
-    """Moves the time of the steps that a later start does again from productive to lost."""
+    """Move the time of the steps that a later start does again from productive to lost."""
     kept = max(start.first_step, restored_step)
     if kept >= start.kept_step:
         return

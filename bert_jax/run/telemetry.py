@@ -1,4 +1,4 @@
-"""What a run says of itself: metrics on disk, lines and a bar on the terminal, rates and goodput.
+"""Telemetry of a run: metrics on disk, lines and a bar on the terminal, rates and goodput.
 
 Only process 0 writes and prints; on the others every method here is quiet.
 """
@@ -58,7 +58,7 @@ class MetricsLog:
             os.truncate(path, kept)  # in place: it takes no room
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Adds a row; a number that is not finite becomes null, which JSON can hold."""
+        """Add a row; a number that is not finite becomes null, which JSON can hold."""
         row = {"step": step, **values}
         self._lines.write(
             json.dumps(
@@ -70,16 +70,16 @@ class MetricsLog:
         )
 
     def sync(self) -> None:
-        """Returns when all rows are on the disk, if it takes them."""
+        """Wait until all rows are on the disk, if the disk takes them."""
         self._lines.sync()
 
     def close(self) -> None:
-        """Tries a last time to write the rows that wait."""
+        """Try a last time to write the rows that wait."""
         self._lines.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`; lines that are not whole rows are left out.
+    """Return the rows of a `metrics.jsonl`; lines that are not whole rows are left out.
 
     Every row has a `step`, an integer. A file that is missing has no rows.
     """
@@ -108,13 +108,13 @@ class Means:
     count: int = 0
 
     def add(self, values: dict[str, float]) -> None:
-        """Takes the metrics of one step."""
+        """Take the metrics of one step."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.count += 1
 
     def take(self) -> dict[str, float]:
-        """The means, and starts anew."""
+        """Return the means, and starts anew."""
         means = {name: total / self.count for name, total in self.sums.items()}
         self.sums, self.count = {}, 0
         return means
@@ -136,7 +136,7 @@ class Telemetry:
         goodput: Goodput | None = None,
         echo: Callable[[str], None] | None = None,
     ):
-        """Opens the files.
+        """Open the files.
 
         Args:
             workdir: Gets `metrics.jsonl` and `tensorboard/`.
@@ -144,7 +144,7 @@ class Telemetry:
             restored_step: Rows beyond it are dropped.
             flops_per_step: Analytic FLOPs of a step, by its number.
             peak: FLOP/s of all devices together; None: no MFU.
-            clock: Of this start.
+            clock: Clock of this start.
             metrics: Metrics of the objective, for lines.
             goodput: Over all starts; its `record` is called with what is written here.
             echo: Gets each line for people; None: standard output, around the bar.
@@ -171,7 +171,7 @@ class Telemetry:
             self._board.close()
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Print a line for people."""
         self._console.say(text)
 
     def step_done(self, step: int, num_tokens: float, value: float) -> None:
@@ -196,7 +196,7 @@ class Telemetry:
         return values
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """A row of metrics: to the file and to TensorBoard."""
+        """Write a row of metrics to the file and to TensorBoard."""
         if not self._active:
             return
         self._log.write(step, values)
@@ -204,7 +204,7 @@ class Telemetry:
         self._board.write(step, values)
 
     def progress_line(self, step: int, values: dict[str, float]) -> None:
-        """A row of training metrics as a line, where there is no bar to show it."""
+        """Print a row of training metrics, where no bar shows the progress."""
         if self._console.has_bar:
             return
         parts = [f"step {step:,}/{self._num_steps:,}"] + [
@@ -221,7 +221,7 @@ class Telemetry:
         self.say("  ".join(parts))
 
     def sync(self) -> None:
-        """Returns when all rows are on the disk, if it takes them."""
+        """Wait until all rows are on the disk, if the disk takes them."""
         if self._active:
             self._log.sync()
             self._board.sync()

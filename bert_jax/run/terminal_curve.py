@@ -14,7 +14,7 @@ _TO_ASCII = str.maketrans("─┈│┊┌┐└┘├┤┬┴┼", "--||++++++
 def terminal_curve(
     train: Points, heldout: Points, baseline: float | None, *, width: int, plain: bool
 ) -> list[str]:
-    """A picture of the losses, a line of it a string.
+    """Draw the losses as lines of text.
 
     Args:
         train: (step, nats) in ascending order.

@@ -1,4 +1,4 @@
-"""What ends a run that stands still: all stacks, then an exit code that launchers start again.
+"""The watchdog of a run that stands still: all stacks, then an exit code to restart on.
 
 A step is collective. A peer that is dead, stopped or waiting for a file keeps every other process
 in the middle of one, where no exception and no signal handler reaches it. So a thread beside the
@@ -67,10 +67,10 @@ class Watchdog:
             self._thread.join()
 
     def alive(self, what: str) -> None:
-        """A sign of life, from any thread.
+        """Give a sign of life, from any thread.
 
         Args:
-            what: What was completed, such as "step 12".
+            what: Name of the completed work, such as "step 12".
         """
         self._last = (time.monotonic(), what)
 

@@ -56,9 +56,9 @@ class Origin:
     step: int = 0
     """Updates made, by a run of ours."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Of the run, as JSON values; the file config.json of a directory in Hugging Face's format."""
+    """Configuration of the run, or config.json of Hugging Face's format, as JSON values."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of these parameters, on held-out or dev data; empty where they were not evaluated."""
+    """Metrics of these parameters, on held-out or dev data; empty where they were not evaluated."""
     task: Task | None = None
     """Task of a fine-tuning run, to predict and to score."""
 
@@ -68,15 +68,15 @@ class SavedModel:
     """A model with its tokenizer."""
 
     config: ModelConfig
-    """As the source says. `attention_impl` is auto: it belonged to the machine of the training."""
+    """Architecture of the source; `attention_impl` is auto, whatever the training used."""
     params: Params
     """The entry `encoder` (without `pooler` where the source has none), and of `mlm`, `nsp` and
     `head` those that the source has."""
     outputs: TaskOutputs | None
-    """What the entry `head` is and means; None where there is none."""
+    """Meaning of the entry `head`; None where there is none."""
     tokenizer: Tokenizer
     tokenizer_files: Path
-    """What `load_tokenizer` reads. A directory of Hugging Face's holds other files beside it."""
+    """Path for `load_tokenizer`. A directory of Hugging Face's holds other files beside."""
     max_length: int
     """Tokens in a row at most, special tokens included."""
     name: str
@@ -115,7 +115,7 @@ class SavedModel:
 
 
 def read_model(path: str | Path, *, encoder_only: bool = False) -> SavedModel:
-    """The model in a directory, and its tokenizer. Changes nothing on disk, downloads no model.
+    """Read the model in a directory, with its tokenizer; nothing is changed or downloaded.
 
     Args:
         path: A work directory of `bert-jax pretrain` (the newest intact checkpoint) or of
@@ -123,7 +123,7 @@ def read_model(path: str | Path, *, encoder_only: bool = False) -> SavedModel:
             Transformers' `save_pretrained` writes it, of a BERT with any head or none, or of a
             classifier of ELECTRA or DistilBERT. Heads other than those of pretraining,
             classification, tagging and span QA are passed over.
-        encoder_only: Of a directory in Hugging Face's format, pass over all heads: what is wrong
+        encoder_only: Pass over all heads of a directory in Hugging Face's format: what is wrong
             with them does no harm then.
 
     Raises:

@@ -13,7 +13,7 @@ from bert_jax.untrusted.json_file import read_json_object
 _log = logging.getLogger("bert_jax")
 
 KIND = "finetune"
-"""What `config.json` says a run is; a pretraining run says nothing."""
+"""Kind of a run in `config.json`; a pretraining run has none."""
 
 
 STATISTICS = "statistics.json"
@@ -28,10 +28,10 @@ NO_MODEL = (
 
 
 class FinetunedState(NamedTuple):
-    """What a checkpoint holds."""
+    """Content of a checkpoint of the best model."""
 
     params: Any
-    """As from `init_task_params`."""
+    """Parameters, as from `init_task_params`."""
 
 
 def is_finetuning(workdir: Path) -> bool:

@@ -13,13 +13,13 @@ _LONGEST_NAME = 40
 
 
 def statistics_figure(summary: Summary, *, title: str = "", percent: bool = False) -> Any:
-    """Strips of points with boxes of the quartiles, side by side for each learning rate.
+    """Draw strips of points with boxes of the quartiles, side by side for each learning rate.
 
     Failed runs are crosses; those without a finite score stand on the axis, and boxes reach down
     to the axis where they count. The whiskers reach the lowest and the highest run.
 
     Args:
-        summary: Of the runs.
+        summary: Summary of the runs.
         title: Above the picture.
         percent: The scores are percent already; else they are shown times 100.
 

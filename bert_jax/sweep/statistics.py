@@ -1,4 +1,4 @@
-"""What a set of runs says: medians and quartiles, failed runs, paired differences with intervals.
+"""Statistics of a set of runs: medians, quartiles, failed runs, paired differences with intervals.
 
 One run of a small task says little: the score moves with the seed (Dodge et al. 2020), and some
 runs end no better than a constant prediction (Mosbach et al. 2021). So runs are counted together,
@@ -27,7 +27,7 @@ _BOOTSTRAP = 0x626F6F74  # purpose of the random numbers
 
 @dataclass(frozen=True)
 class Member:
-    """What tells a run of a sweep from the others."""
+    """Settings by which a trial differs from the others of its sweep."""
 
     init: str
     learning_rate: float
@@ -61,7 +61,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Outcome":
-        """What `dataclasses.asdict` gave."""
+        """Build an outcome from the values of `dataclasses.asdict`."""
         return cls(**{**record, "member": Member(**record["member"])})
 
     @property

@@ -1,4 +1,4 @@
-"""What is fine-tuned for: which data, and how they are written. One section a kind of task."""
+"""Tasks: which data, and how the data are written. One section for each kind of task."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ class TableConfig:
     separator: str = ","
     """Between the labels of a row (kind=classes)."""
     metric: str = ""
-    """What chooses the best checkpoint. class: accuracy, f1 (of the second of two labels),
+    """Metric that chooses the best checkpoint. class: accuracy, f1 (of the second of two labels),
     macro_f1 or matthews. classes: f1 (micro), macro_f1 or accuracy. score: pearson or spearman.
     Empty: the first of these."""
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
@@ -98,7 +98,7 @@ METRICS = {
     "classes": ("f1", "macro_f1", "accuracy"),
     "score": ("pearson", "spearman"),
 }
-"""What a checkpoint can be chosen by, the default first."""
+"""Metrics that can choose a checkpoint, the default first."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class TaggingConfig:
     tags: str = "tags"
     """Column of the tags (rows)."""
     tag_names: tuple[str, ...] = ()
-    """What numbers stand for, in their order, where tags are numbers (rows)."""
+    """Tags that numbers stand for, in their order, where tags are numbers (rows)."""
     labels: tuple[str, ...] = ()
     """Tags in the order of the model's outputs, those of entities as IOB2 with O; empty: those of
     the training file. A tag of another file that is not among them counts as a miss."""
@@ -165,7 +165,7 @@ class SquadConfig:
     max_answer_tokens: int = 30
     """Longest answer."""
     rules: Literal["auto", "v1.1", "v2.0"] = "auto"
-    """Whose scores; auto: 2.0 where a question of train or dev has no answer, else 1.1."""
+    """Rules of the scores; auto: 2.0 where a question of train or dev has no answer, else 1.1."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -179,7 +179,7 @@ class TaskConfig:
     """The task; of the four sections that of `kind` is read."""
 
     kind: Literal["glue", "table", "tagging", "squad"] = "table"
-    """Which section says what the data are."""
+    """Section that describes the data."""
     max_length: int = 0
     """Tokens in a row, special tokens included; 0: 128, for squad 384, or the model's positions
     where they are fewer. Longer texts are cut and counted in a warning; tagged sentences and the
@@ -255,7 +255,7 @@ class TaskConfig:
             raise UserError(f"task.squad: {error}") from None
 
     def source(self, field: str) -> str:
-        """A file that must be named.
+        """Return a file that must be named.
 
         Args:
             field: of the section of `kind`, such as "train".

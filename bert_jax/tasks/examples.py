@@ -1,4 +1,4 @@
-"""What a fine-tuning task reads: texts, tagged sentences, questions; and the names of labels."""
+"""Examples of fine-tuning tasks: texts, tagged sentences, questions; and the names of labels."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Origin(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """What `line` counts: "line", or "row" where a table has no lines."""
+        """Unit of `line`: "line", or "row" where a table has no lines."""
         has_rows = self.path.startswith("tfds:") or self.path.endswith(".parquet")
         return "row" if has_rows else "line"
 
@@ -126,7 +126,7 @@ class LabelSet:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "LabelSet":
-        """The labels met in data: numbers in the order of numbers, anything else as text sorts."""
+        """Return the labels met in data: numbers in numerical order, others in that of text."""
         met = set(names)
         if all(name.isascii() and name.isdigit() and len(name) < 10 for name in met):
             return cls(tuple(sorted(met, key=lambda name: (int(name), name))))
@@ -136,7 +136,7 @@ class LabelSet:
         return len(self.names)
 
     def id(self, name: str, origin: Origin) -> int:
-        """The number of a label.
+        """Return the number of a label.
 
         Args:
             name: of the label.
@@ -151,7 +151,7 @@ class LabelSet:
         return number
 
     def find(self, name: str) -> int | None:
-        """The number of a label; None for a label that is not of this set."""
+        """Return the number of a label; None for a label that is not of this set."""
         return self._numbers.get(name)
 
     @cached_property

@@ -36,7 +36,7 @@ _NLI = ("entailment", "neutral", "contradiction")
 
 @dataclass(frozen=True)
 class GlueTask:
-    """What GLUE says of a task.
+    """Definition of a GLUE task.
 
     Attributes:
         directory: of its files, in the official archives.
@@ -117,7 +117,7 @@ TASKS: Mapping[str, GlueTask] = {
 
 
 def glue_task(name: str) -> GlueTask:
-    """The task of a name.
+    """Return the task of a name.
 
     Raises:
         UserError: there is none; lists those that are.
@@ -128,7 +128,7 @@ def glue_task(name: str) -> GlueTask:
 
 
 def read_glue(directory: str | PathLike[str], name: str, split: str) -> TextData:
-    """Reads a split from the official TSV files.
+    """Read a split from the official TSV files.
 
     They are written without quoting: quotes are text. CoLA has no header but in its test set. MRPC
     is read from train.tsv, dev.tsv and test.tsv or, where these are not there, from the corpus as
@@ -170,7 +170,7 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> TextData
 
 
 def read_glue_tfds(name: str, split: str) -> TextData:
-    """Reads a split that TensorFlow Datasets has prepared, in the order it lies there.
+    """Read a split that TensorFlow Datasets has prepared, in the order it lies there.
 
     Args:
         name: of the task, see `TASKS`.
@@ -252,7 +252,7 @@ def write_submission(
     ids: Sequence[str],
     predictions: Sequence[int] | Sequence[float] | np.ndarray,
 ) -> Path:
-    """Writes a file for the leaderboard: a header, then index and prediction.
+    """Write a file for the leaderboard: a header, then index and prediction.
 
     Args:
         directory: where to write it, under the name that the leaderboard knows.

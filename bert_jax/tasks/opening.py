@@ -32,7 +32,7 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 
 
 def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
-    """A task as its run described it; it predicts and scores, and has nothing to train on.
+    """Return a task as its run described it; it predicts and scores, and has nothing to train on.
 
     Args:
         description: what `Task.describe` gave.
@@ -50,7 +50,7 @@ def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
 
 
 def _kind(config: TaskConfig) -> Any:
-    """The class of a task; imported late because each of them imports this module."""
+    """Return the class of a task; imported late because each of them imports this module."""
     if config.kind == "tagging":
         from bert_jax.tasks.tagging.task import TaggingTask
 

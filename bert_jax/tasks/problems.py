@@ -23,7 +23,7 @@ class MissingColumn(UserError):
 
 
 class Problems:
-    """What is wrong with a file, gathered while it is read.
+    """Faults of a file, gathered while the file is read.
 
     Args:
         path: the file.
@@ -58,7 +58,7 @@ class Problems:
 
 
 def counted(path: str, what: str, lines: Sequence[int]) -> str:
-    """A warning: how many, and the first lines."""
+    """Return a warning: how many, and the first lines."""
     unit = Origin(path, 0).unit
     named = ", ".join(f"{line}" for line in lines[:SHOWN]) + (", ..." if lines[SHOWN:] else "")
     return f"{path}: {len(lines):,} {what} ({unit}{'s' if len(lines) > 1 else ''} {named})"

@@ -1,4 +1,4 @@
-"""What a task's examples are to the training step: rows of token ids with labels."""
+"""Rows of token ids with labels, which a training step takes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

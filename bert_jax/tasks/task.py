@@ -1,4 +1,4 @@
-"""What every fine-tuning task offers, and how one is opened or brought back."""
+"""The interface of fine-tuning tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.rows import Rows
 
 Objective = Literal["class", "classes", "score", "tags", "span"]
-"""What is predicted: one class, any number of classes, a number, a tag for each word, a span."""
+"""Kind of prediction: one class, any number of classes, a number, a tag for each word, a span."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
 """float32 logits of the rows in their order: (N, C); for tags and spans N times (n, C), where what
@@ -25,13 +25,13 @@ class Split(Protocol):
 
     rows: Rows
     warnings: tuple[str, ...]
-    """What was cut, skipped or kept although it looks wrong, counted, with file and lines."""
+    """Counts of examples that were cut, skipped or kept with a fault, with file and lines."""
     name: str
     """For messages and the names of metrics: train, dev, dev_mismatched, the name of a file."""
 
     @property
     def constant_score(self) -> float:
-        """What the best constant prediction gets in the task's metric; NaN without labels.
+        """Score of the best constant prediction in the task's metric; NaN without labels.
 
         A run that is not above it has failed (Mosbach et al. 2021).
         """
@@ -53,7 +53,7 @@ class Split(Protocol):
     def write_predictions(
         self, outputs: Outputs, out: Path, scores: Mapping[str, float]
     ) -> list[Path]:
-        """Writes what is predicted into the directory `out`.
+        """Write what is predicted into the directory `out`.
 
         Args:
             outputs: logits.
@@ -77,10 +77,10 @@ class Task(Protocol):
     num_outputs: int
     """Columns of the logits."""
     metric: str
-    """What chooses the best checkpoint, a key of `Split.score`; more is better."""
+    """Metric that chooses the best checkpoint, a key of `Split.score`; more is better."""
 
     def train_split(self) -> Split:
-        """The training data.
+        """Return the training data.
 
         Raises:
             UserError: the task was restored and has none.
@@ -88,7 +88,7 @@ class Task(Protocol):
         ...
 
     def dev_splits(self) -> list[Split]:
-        """What checkpoints are scored on; the first chooses the best one.
+        """Return the splits that score checkpoints; the first chooses the best checkpoint.
 
         Raises:
             UserError: the task was restored and has none.
@@ -108,26 +108,26 @@ class Task(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """As JSON, everything that `restore_task` needs; the training data are not."""
+        """Return everything that `restore_task` needs as JSON, without the training data."""
         ...
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What a task knows from its training data."""
+    """Knowledge of a task from its training data."""
 
     labels: tuple[str, ...] = ()
     """Names of the classes or tags, in the order of the outputs."""
     mean: float = 0.0
-    """Of the training scores; the model predicts (score - mean) / deviation."""
+    """Mean of the training scores; the model predicts (score - mean) / deviation."""
     deviation: float = 1.0
-    """Of the training scores."""
+    """Deviation of the training scores."""
     scheme: Literal["iob2", "plain"] = "iob2"
-    """Of the tags."""
+    """Scheme of the tags."""
     rules: Literal["v1.1", "v2.0"] = "v2.0"
-    """By which answers are scored; only v2.0 knows questions without answer."""
+    """Rules by which answers are scored; only v2.0 knows questions without answer."""
 
 
 def describe(config: TaskConfig, learned: Learned) -> dict[str, Any]:
-    """A task as JSON; `restore_task` reads it."""
+    """Return a task as JSON; `restore_task` reads it."""
     return {"task": to_dict(config), "learned": to_dict(learned)}

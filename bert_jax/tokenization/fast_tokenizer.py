@@ -95,7 +95,7 @@ class FastTokenizer:
         return FastTokenizer, (self.pipeline,)
 
     def _run(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        """Calls the library, whose panics are no `Exception`."""
+        """Call the library, whose panics are no `Exception`."""
         try:
             return function(*arguments, **options)
         except (TypeError, UnicodeEncodeError):
@@ -107,7 +107,7 @@ class FastTokenizer:
             raise
 
     def _definition(self) -> dict[str, Any]:
-        """A `tokenizer.json` in which text that spells one of the five special tokens is text."""
+        """Return a `tokenizer.json` for which the five special tokens are text within text."""
         pipeline = self.pipeline
         model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}
         pieces = pipeline.vocab[: num_pieces(pipeline.vocab, pipeline.specials)]

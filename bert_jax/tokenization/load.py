@@ -61,7 +61,7 @@ def _is_fast(path: Path) -> bool:
 
 
 def _find(directory: Path) -> Path:
-    """The file in `directory` that defines its tokenizer."""
+    """Return the file in `directory` that defines its tokenizer."""
     whole = directory / "tokenizer.json"
     models = sorted(directory.glob("*.model"))
     if models and _is_exported_sentencepiece(directory):

@@ -38,7 +38,7 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _LINE_CHARS = 4096
 """Longer lines are cut for training; the library drops them without a word (above 4192 bytes)."""
 _THREADS = 16
-"""Of the trainer. Fixed, not the machine's: it is stored in the model and splits float sums."""
+"""Threads of the trainer; fixed, for the number is stored in the model and splits float sums."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class SentencePieceTokenizer:
         return SentencePieceTokenizer, (self._model,)
 
     def _find_specials(self, where: str) -> SpecialIds:
-        """The five ids; padding and unknown may have other names, as in ALBERT's model."""
+        """Return the five ids; padding and unknown may have other names, as in ALBERT's model."""
         named = {piece: id for id, piece in enumerate(self._pieces)}
         found = [
             self._fast.pad_id(),
@@ -194,7 +194,7 @@ def _count_pieces(model: bytes, limit: int) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A protobuf integer, and where it ends; the end of `data` where it is not sound."""
+    """Return a protobuf integer, and where it ends; the end of `data` where it is not sound."""
     value = 0
     for i, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << 7 * i
@@ -346,7 +346,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _sample(lines: Iterable[str], size: int) -> list[str]:
-    """A uniform sample in bounded memory (Vitter 1985, algorithm R), the same each time."""
+    """Return a uniform sample in bounded memory (Vitter 1985, algorithm R), the same each time."""
     rng = random.Random(0)
     kept: list[str] = []
     total = 0

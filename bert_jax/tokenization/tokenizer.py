@@ -1,4 +1,4 @@
-"""What every tokenizer offers, and how one is found on disk.
+"""The interface of tokenizers, and their files on disk.
 
 No tokenizer ever turns text into one of the five special ids: the characters "[MASK]" in a corpus
 are four or five ordinary tokens. Otherwise a text could place its own masks and separators into
@@ -70,7 +70,7 @@ def num_pieces(vocab: Sequence[str], added: Iterable[AddedToken]) -> int:
 
 
 def added_entries(added: Iterable[AddedToken], ids: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The field `added_tokens` of a `tokenizer.json`."""
+    """Return the field `added_tokens` of a `tokenizer.json`."""
     found = [{"id": ids[token.content], **asdict(token)} for token in added]
     return sorted(found, key=lambda entry: int(entry["id"]))
 
@@ -97,7 +97,7 @@ class Tokenizer(Protocol):
     continues_word: np.ndarray
     """(vocab_size,) bool: this token continues the word before it. False for special tokens."""
     word_prefix: str
-    """What goes in front of a word or sentence that follows another one: a space where only that
+    """Text in front of a word or sentence that follows another: a space where only a space
     tells it from the rest of a word (byte-level BPE), else nothing."""
     num_between: int
     """Separators between the two texts of a row: 1, or 2 as in RoBERTa and XLM-R."""
@@ -109,7 +109,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of `encode` for each text, (n,) int32, possibly read-only. The fast path.
+        """Return the ids of `encode` for each text, (n,) int32, possibly read-only. The fast path.
 
         Runs on the calling thread alone, so that one process per core does not oversubscribe.
         """
@@ -123,7 +123,7 @@ class Tokenizer(Protocol):
         ...
 
     def id_to_token(self, id: Id) -> str:
-        """The vocabulary's entry; IndexError outside it."""
+        """Return the vocabulary's entry; IndexError outside it."""
         ...
 
     def token_to_id(self, token: str) -> int | None:
@@ -162,7 +162,7 @@ def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None 
 
 
 def num_special(tokenizer: Tokenizer, pair: bool) -> int:
-    """Special tokens in a row of one text, or of two."""
+    """Return special tokens in a row of one text, or of two."""
     return 2 + tokenizer.num_between if pair else 2
 
 

@@ -140,7 +140,7 @@ def read_pipeline(path: Path) -> Pipeline:
 def with_added_beside(
     path: Path, config: Mapping[str, Any], found: object, vocab: Sequence[str]
 ) -> object:
-    """The field `added_tokens` of a `tokenizer.json`, with what only the files beside it name.
+    """Return the field `added_tokens` of a `tokenizer.json`, with tokens of the files beside.
 
     Args:
         path: the tokenizer's file.
@@ -184,7 +184,7 @@ def _beside(path: Path, name: str) -> dict[str, Any]:
 
 
 def _from_two_files(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What `tokenizer.json` would be of RoBERTa's older pair of files."""
+    """Return the `tokenizer.json` of RoBERTa's older pair of files."""
     merges = path.with_name("merges.txt")
     if not merges.is_file():
         raise UserError(f"{path} has no merges.txt beside it; a byte-level BPE needs both")
@@ -210,7 +210,7 @@ def _from_two_files(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 def _roles(
     path: Path, config: Mapping[str, Any], ids: Mapping[str, int], reading: Reading
 ) -> tuple[str, ...]:
-    """Which token does what: as the files beside say, else by the usual names."""
+    """Return the special tokens: as the files beside say, else by the usual names."""
     sources = (config, _beside(path, MAP_NAME))
     found: list[str] = []
     for role in ROLES:

@@ -32,11 +32,11 @@ class Reading:
         self.where = where
 
     def refuse(self, what: str) -> NoReturn:
-        """Ends the reading, with the name of the file."""
+        """End the reading, with the name of the file."""
         raise UserError(f"{self.where}: {what}")
 
     def mapping(self, name: str, found: object) -> dict[str, Any]:
-        """An object."""
+        """Check an object."""
         if not isinstance(found, dict):
             raise UserError(f"{self.where}: {name} is {short(found)}; an object is needed")
         return found
@@ -51,11 +51,11 @@ class Reading:
         )
 
     def flag(self, name: str, found: object, default: bool = False) -> bool:
-        """True or false; the default where it is missing."""
+        """Return true or false; the default where it is missing."""
         return default if found is None else bool(self.one_of(name, found, (True, False)))
 
     def text(self, name: str, found: object, most: int) -> str:
-        """A text of at most so many characters."""
+        """Return a text of at most so many characters."""
         if not isinstance(found, str) or len(found) > most:
             raise UserError(
                 f"{self.where}: {name} is {short(found)}; a text of at most {most:,} characters "
@@ -64,7 +64,7 @@ class Reading:
         return found
 
     def parts(self, name: str, found: object, members: str) -> tuple[dict[str, Any], ...]:
-        """A part, or those of a sequence of parts."""
+        """Check a part, or the parts of a sequence."""
         if found is None:
             return ()
         part = self.mapping(name, found)
@@ -76,7 +76,7 @@ class Reading:
         return tuple(self.mapping(f"{name}.{members}[{i}]", each) for i, each in enumerate(listed))
 
     def normalizer(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        """A part that changes characters."""
+        """Check a part that changes characters."""
         kind = part.get("type")
         if kind in _PLAIN:
             return {"type": kind}
@@ -126,7 +126,7 @@ class Reading:
         return encoded
 
     def pre_tokenizer(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        """A part that divides a text."""
+        """Check a part that divides a text."""
         kind = part.get("type")
         if kind == "WhitespaceSplit":
             return {"type": kind}
@@ -185,7 +185,7 @@ class Reading:
         )
 
     def _pair(self, maker: Mapping[str, Any]) -> list[str]:
-        """A row of the texts A and B, by the names of its tokens."""
+        """Check a row of the texts A and B, by the names of its tokens."""
         kinds = ("BertProcessing", "RobertaProcessing", "TemplateProcessing")
         kind = self.one_of("post_processor.type", maker.get("type"), kinds)
         if kind != "TemplateProcessing":
@@ -269,7 +269,7 @@ class Reading:
         return tokens
 
     def token(self, name: str, found: object) -> str:
-        """A token of the vocabulary."""
+        """Check a token of the vocabulary."""
         if not isinstance(found, str) or not 0 < len(found) <= MAX_TOKEN_CHARS:
             raise UserError(
                 f"{self.where}: {name} is {short(found)}; a token of 1 to {MAX_TOKEN_CHARS} "
@@ -278,7 +278,7 @@ class Reading:
         return found
 
     def added(self, found: object, vocab: list[str]) -> tuple[AddedToken, ...]:
-        """Added tokens in the order of their ids; extends `vocab` by those beyond its end."""
+        """Return added tokens in the order of ids, and extend `vocab` by tokens beyond its end."""
         result: dict[str, AddedToken] = {}
         if found is None:
             return ()

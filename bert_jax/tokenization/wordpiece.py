@@ -57,7 +57,7 @@ _CACHED_WORD_LENGTH = 32
 
 @dataclass(frozen=True)
 class WordPieceOptions:
-    """What determines ids besides the vocabulary."""
+    """Options that determine ids besides the vocabulary."""
 
     lowercase: bool = True
     strip_accents: bool | None = None

@@ -172,7 +172,7 @@ def _read_tokenizer_json(path: Path) -> tuple[list[str], WordPieceOptions]:
 def _added(
     path: Path, config: dict[str, Any], listed: object, vocab: list[str]
 ) -> tuple[AddedToken, ...]:
-    """Added tokens other than the five special ones; `vocab` grows by those beyond its end."""
+    """Return added tokens besides the five special ones; tokens beyond the end join `vocab`."""
     found = with_added_beside(path, config, listed, vocab)
     added = Reading(f"{path}").added(found, vocab)
     return tuple(token for token in added if token.content not in SPECIAL_TOKENS)

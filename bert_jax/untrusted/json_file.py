@@ -26,7 +26,7 @@ _BLOCK = 1 << 20
 
 
 def read_json(path: Path, *, max_bytes: int, max_depth: int = 64, allow_nan: bool = False) -> Any:
-    """A JSON file as Python values.
+    """Return a JSON file as Python values.
 
     Args:
         path: the file, UTF-8 with or without a byte order mark.
@@ -42,7 +42,7 @@ def read_json(path: Path, *, max_bytes: int, max_depth: int = 64, allow_nan: boo
 
 
 def read_json_object(path: Path, *, max_bytes: int, max_depth: int = 64) -> dict[str, Any]:
-    """A JSON file whose top level is an object; see `read_json`."""
+    """Return a JSON file whose top level is an object; see `read_json`."""
     value = read_json(path, max_bytes=max_bytes, max_depth=max_depth)
     if not isinstance(value, dict):
         raise UserError(f"{path}: the top level is a {type(value).__name__}, an object is needed")
@@ -50,7 +50,7 @@ def read_json_object(path: Path, *, max_bytes: int, max_depth: int = 64) -> dict
 
 
 def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool = False) -> Any:
-    """A JSON document as Python values; `where` names it in messages. See `read_json`."""
+    """Return a JSON document as Python values; `where` names it in messages. See `read_json`."""
     text = decode_text(raw, where=where)
     _check_structure(raw, where, max_depth)
 
@@ -92,7 +92,7 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
 
 
 def short(value: object) -> str:
-    """A value for an error message, at most a line of it."""
+    """Return a value for an error message, at most a line of it."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return "missing" if value is None else repr(value)[:80]

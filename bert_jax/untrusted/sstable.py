@@ -37,7 +37,7 @@ def masked_crc32c(data: bytes | memoryview) -> int:
 
 
 def read_varint(raw: bytes, at: int, end: int, where: str) -> tuple[int, int]:
-    """An unsigned number of 64 bits at most, 7 in a byte, and the position behind it.
+    """Return an unsigned number of 64 bits at most, 7 in a byte, and the position behind it.
 
     Raises:
         UserError: It reaches beyond `end`, or is longer.
@@ -103,7 +103,7 @@ def read_sstable(
 
 
 def _block(raw: bytes, offset: int, size: int, end: int, where: str) -> bytes:
-    """The content of a block, checked against its CRC."""
+    """Return the content of a block, checked against its CRC."""
     stop = offset + size
     if stop + _TRAILER > end:
         raise UserError(f"{where}: a block of {size:,} bytes at {offset:,} is beyond the file")

@@ -35,7 +35,7 @@ DTYPES: Mapping[int, np.dtype] = {
     14: np.dtype(ml_dtypes.bfloat16),
     19: np.dtype("<f2"),
 }
-"""By TensorFlow's `DataType`; tensors of other types can be listed, not read."""
+"""Types by TensorFlow's `DataType`; tensors of other types can be listed, not read."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class TensorBundle(Mapping[str, BundleTensor]):
         return len(self._tensors)
 
     def shard(self, number: int) -> tuple[Path, np.ndarray]:
-        """A data file and its bytes, mapped.
+        """Map a data file, and return its bytes.
 
         Raises:
             UserError: It is not there or cannot be read.
@@ -167,7 +167,7 @@ class TensorBundle(Mapping[str, BundleTensor]):
 
 
 def open_tensor_bundle(index: str | Path) -> TensorBundle:
-    """Opens a checkpoint; of the data files nothing is read yet.
+    """Open a checkpoint; its data files are not read yet.
 
     Args:
         index: The file PREFIX.index.

@@ -8,7 +8,7 @@ from bert_jax.errors import UserError
 
 
 def read_bytes(path: Path, *, max_bytes: int) -> bytes:
-    """The bytes of a regular file.
+    """Return the bytes of a regular file.
 
     Args:
         path: the file.
@@ -40,7 +40,7 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
 
 
 def read_text(path: Path, *, max_bytes: int) -> str:
-    """A UTF-8 file without its byte order mark; see `read_bytes` and `decode_text`."""
+    """Return a UTF-8 file without its byte order mark; see `read_bytes` and `decode_text`."""
     return decode_text(read_bytes(path, max_bytes=max_bytes), where=f"{path}")
 
 

@@ -9,10 +9,10 @@ from bert_jax.errors import UserError
 
 
 def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
-    """Adds the verbs.
+    """Add the verbs.
 
     Args:
-        verb: Of `cli`: (name, function, what it does, an example) to the verb's parser.
+        verb: Verb of `cli`: (name, function, what it does, an example) to the verb's parser.
     """
     sub = verb(
         "export",
@@ -94,7 +94,7 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def export_(arguments: argparse.Namespace) -> int:
-    """Exports a model."""
+    """Export a model."""
     from bert_jax.exchange.export import export
 
     parity = export(
@@ -121,7 +121,7 @@ def export_(arguments: argparse.Namespace) -> int:
 
 
 def import_(arguments: argparse.Namespace) -> int:
-    """Imports a model."""
+    """Import a model."""
     from bert_jax.exchange.importing import import_model
 
     if not arguments.tolerance >= 0:

@@ -11,10 +11,10 @@ _MAX_CONTEXT_BYTES = 4 << 20
 
 
 def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
-    """Adds the verbs.
+    """Add the verbs.
 
     Args:
-        verb: Of `cli`: (name, function, what it does, an example) to the verb's parser.
+        verb: Verb of `cli`: (name, function, what it does, an example) to the verb's parser.
     """
     sub = verb(
         "fill-mask",
@@ -214,7 +214,7 @@ def _model(arguments: argparse.Namespace) -> Any:
 
 
 def fill_mask(arguments: argparse.Namespace) -> int:
-    """Fills masks."""
+    """Fill masks."""
     from bert_jax.infer import MaskFiller
 
     return _run(arguments, MaskFiller(_model(arguments), top=arguments.top))
@@ -267,7 +267,7 @@ def answer(arguments: argparse.Namespace) -> int:
 
 
 def embed(arguments: argparse.Namespace) -> int:
-    """Turns texts into vectors."""
+    """Turn texts into vectors."""
     from bert_jax.infer.embed import Embedder, parse_layers
 
     embedder = Embedder(
@@ -281,7 +281,7 @@ def embed(arguments: argparse.Namespace) -> int:
 
 
 def attend(arguments: argparse.Namespace) -> int:
-    """Writes a page with attention weights."""
+    """Write a page with attention weights."""
     from bert_jax.files.remote import scheme
     from bert_jax.files.staging import replace_file
     from bert_jax.infer.attend import attention_page

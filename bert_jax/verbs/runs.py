@@ -1,4 +1,4 @@
-"""What the verbs do that prepare, train and look at runs; imports are made when one runs.
+"""Verbs that prepare, train and inspect runs; imports are made when a verb runs.
 
 A verb takes the parsed arguments and returns the exit code.
 """
@@ -25,7 +25,7 @@ def _read_options(arguments: argparse.Namespace):
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """The whole way on text that is there."""
+    """Run the whole way on text that is there."""
     from bert_jax.config.command_line import load_config
     from bert_jax.demo import run_demo
     from bert_jax.training.config import PretrainConfig
@@ -77,7 +77,7 @@ def tokenizer(arguments: argparse.Namespace) -> int:
 
 
 def corpus(arguments: argparse.Namespace) -> int:
-    """Builds a token store."""
+    """Build a token store."""
     from bert_jax.corpus.build import build_corpus
     from bert_jax.tokenization.load import load_tokenizer
 
@@ -96,7 +96,7 @@ def corpus(arguments: argparse.Namespace) -> int:
 
 
 def tfds(arguments: argparse.Namespace) -> int:
-    """Downloads and prepares a data set of TensorFlow Datasets."""
+    """Download and prepare a data set of TensorFlow Datasets."""
     from bert_jax.data.tfds import prepare_tfds
 
     print(prepare_tfds(arguments.name))
@@ -132,7 +132,7 @@ def finetune(arguments: argparse.Namespace) -> int:
 def _run(
     arguments: argparse.Namespace, config_class: type[Any], train: Callable[[Any], bool]
 ) -> int:
-    """Joins the other processes and trains; `train` says whether the run came to its end."""
+    """Join the other processes and train; `train` says whether the run came to its end."""
     from bert_jax.config.command_line import load_config
     from bert_jax.parallel import processes
 
@@ -180,7 +180,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def print_fields(arguments: argparse.Namespace) -> int:
-    """Lists the fields of a configuration."""
+    """List the fields of a configuration."""
     from bert_jax.config.command_line import fields_help
 
     if arguments.verb == "finetune":
@@ -242,7 +242,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Reads all checkpoints back."""
+    """Read all checkpoints back."""
     from bert_jax.checkpoint.audit import audit, audit_report
     from bert_jax.files.remote import open_workdir
 
@@ -258,7 +258,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """Evaluates the newest checkpoint, or a fine-tuned model."""
+    """Evaluate the newest checkpoint, or a fine-tuned model."""
     from bert_jax.files.remote import open_workdir
     from bert_jax.finetune.predict import evaluate_finetuned
     from bert_jax.inspection.rerun import evaluate_run
@@ -294,7 +294,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    """Prints a batch."""
+    """Print a batch."""
     from bert_jax.inspection.rerun import replay_batch
 
     _check_rows(arguments.rows)

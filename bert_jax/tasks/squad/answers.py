@@ -47,7 +47,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says about a question.
+    """Answer of a model to a question.
 
     Attributes:
         id: of the question.
@@ -66,7 +66,7 @@ class Prediction:
         return self.null.score - self.candidates[0].score
 
     def text(self, threshold: float | None) -> str:
-        """The answer; empty where `null_odds` is above `threshold`, never so without one."""
+        """Return the answer; empty where `null_odds` is above `threshold`, never so without one."""
         if threshold is not None and self.null_odds > threshold:
             return ""
         return self.candidates[0].text
@@ -81,7 +81,7 @@ def find_answers(
     num_best: int = 20,
     max_answer_tokens: int = 30,
 ) -> list[Prediction]:
-    """The best candidates of each question.
+    """Return the best candidates of each question.
 
     Every run of at most `max_answer_tokens` tokens within a window is scored, unless its first
     token has more context in another window. (BERT's `run_squad.py` looks at the best starts and
@@ -142,7 +142,7 @@ class _Row(NamedTuple):
 def _candidates(
     context: str, rows: Sequence[_Row], num_best: int, max_tokens: int
 ) -> tuple[Candidate, ...]:
-    """The best runs of tokens, each text once."""
+    """Return the best runs of tokens, each text once."""
     scores = np.concatenate([_scores(row, max_tokens).ravel() for row in rows])
     sizes = [len(row.window.spans) * max_tokens for row in rows]
     begins = np.concatenate([[0], np.cumsum(sizes)])
@@ -200,7 +200,7 @@ class Threshold:
 def best_threshold(
     questions: Sequence[Question], predictions: Sequence[Prediction], metric: Literal["exact", "f1"]
 ) -> Threshold:
-    """The threshold with which the predictions score best, under the rules of version 2.0.
+    """Return the threshold with which the predictions score best, under the rules of version 2.0.
 
     The value is the odds of a question, and of equally good ones the least, as in SQuAD's script.
     It differs from the script in two ways, so that the score is one that can be had: questions with
@@ -238,7 +238,7 @@ def best_threshold(
 def write_answers(
     directory: str | Path, predictions: Sequence[Prediction], threshold: float | None = None
 ) -> None:
-    """Writes predictions.json, nbest.json and, with a threshold, null_odds.json.
+    """Write predictions.json, nbest.json and, with a threshold, null_odds.json.
 
     predictions.json is what SQuAD's scripts and its leaderboard take: texts by question id.
     null_odds.json is what the script for 2.0 takes as `--na-prob-file`. nbest.json has a list for
@@ -266,7 +266,7 @@ def write_answers(
 
 
 def _entry(item: tuple[str, Any]) -> str:
-    """A line for each question: `indent` would take 20 times as long."""
+    """Return a line for each question: `indent` would take 20 times as long."""
     id, value = (json.dumps(each, ensure_ascii=False, allow_nan=False) for each in item)
     return f"{id}: {value}"
 

@@ -34,7 +34,7 @@ from bert_jax.tasks.squad.sources import question_name
 from bert_jax.untrusted.json_file import read_json_object
 
 SquadRules = Literal["v1.1", "v2.0"]
-"""Which script's rules.
+"""Rules of the official scripts.
 
 Missing predictions: v1.1 counts them as wrong, v2.0 leaves the questions out. Texts without a word
 ("the", "."): v1.1 gives them F1 0 and compares them with references as they are; v2.0 gives F1 1 to
@@ -63,7 +63,7 @@ class Score:
 
 @dataclass(frozen=True)
 class SquadScores:
-    """What the scripts print.
+    """Scores that the official scripts print.
 
     Attributes:
         overall: over all questions counted.
@@ -202,7 +202,7 @@ def _mean(found: Iterable[tuple[bool, float, float]]) -> Score | None:
 
 
 def read_predictions(path: str | Path) -> dict[str, str]:
-    """A file of predictions: one JSON object, texts by question id.
+    """Return a file of predictions: one JSON object, texts by question id.
 
     Raises:
         UserError: not such a file; names the first value that is no text.

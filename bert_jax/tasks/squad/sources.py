@@ -24,7 +24,7 @@ MAX_BYTES = 512 << 20
 _SHOWN = 5
 
 Misplaced = Literal["fail", "skip", "keep"]
-"""What becomes of an answer that is not at its offset; see `read_squad`."""
+"""Treatment of an answer that is not at its offset (see `read_squad`)."""
 
 _Kind = TypeVar("_Kind", str, bool, list, dict)
 
@@ -58,7 +58,7 @@ def question_name(question: Question) -> str:
 
 
 def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
-    """Reads a file of questions.
+    """Read a file of questions.
 
     A question without `answers`, or with an empty list where `is_impossible` is not true, has
     `answers=None`: the file does not say, as SQuAD's test set does not.
@@ -107,7 +107,7 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
 
 
 def _listed(path: str, items: list[str], noun: str, what: str) -> str:
-    """A count, and the first few."""
+    """Return a count, and the first few."""
     more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     plural = noun if len(items) == 1 else f"{noun}s"
     return f"{path}: {len(items):,} {plural} {what}: {'; '.join(items[:_SHOWN])}{more}"
@@ -168,7 +168,7 @@ class _Reader:
                     yield f"{where}.qas[{q}]", title, context, entry
 
     def _items(self, owner: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
-        """The objects of a list; what is none is a problem."""
+        """Return the objects of a list; what is none is a problem."""
         items = self._member(owner, key, list, where) or []
         inside = f"{where}.{key}" if where else key
         for i, item in enumerate(items):
@@ -179,7 +179,7 @@ class _Reader:
     def _member(
         self, owner: dict[str, Any], key: str, kind: type[_Kind], where: str
     ) -> _Kind | None:
-        """A member that has to be there; None, and a problem, where it is not."""
+        """Return a member that has to be there; None, and a problem, where it is not."""
         value = owner.get(key)
         if isinstance(value, kind):
             return value
@@ -237,7 +237,7 @@ class _Reader:
         return tuple(found)
 
     def _kept(self, question: Question) -> Question | None:
-        """The question without what is left out of it; what is misplaced or blank is counted."""
+        """Return the question without misplaced or blank answers, which are counted."""
         named = f"question {question.origin.line} (id {question.id[:80]!r})"
         if not question.question.strip():
             self.blank.append(named)
@@ -262,7 +262,7 @@ def is_placed(answer: Answer, question: Question) -> bool:
 
 
 def _whereabouts(answer: Answer, question: Question) -> str:
-    """What is at an answer's offset, and where the answer is."""
+    """Describe the text at an answer's offset, and where the answer is."""
     context, text, start = question.context, answer.text, answer.start
     shown = f"{text[:40]!r} is said to be at character {start}"
     if 0 <= start < len(context):
@@ -278,7 +278,7 @@ def _whereabouts(answer: Answer, question: Question) -> str:
 
 
 def _kind(value: Any) -> str:
-    """A JSON value's kind, for messages."""
+    """Return a JSON value's kind, for messages."""
     if value is None:
         return "null"
     if isinstance(value, bool):

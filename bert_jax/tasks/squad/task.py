@@ -52,7 +52,7 @@ class SpanTask:
 
     @classmethod
     def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> "SpanTask":
-        """Reads training and dev data; see `task.open_task`."""
+        """Read training and dev data; see `task.open_task`."""
         train, dev = (
             read_squad(config.source(name), misplaced=config.squad.misplaced)
             for name in ("train", "dev")
@@ -170,7 +170,7 @@ class SpanSplit:
     def write_predictions(
         self, outputs: Outputs, out: Path, scores: Mapping[str, float]
     ) -> list[Path]:
-        """Writes predictions.json, nbest.json and, under the rules of 2.0, null_odds.json."""
+        """Write predictions.json, nbest.json and, under the rules of 2.0, null_odds.json."""
         if not self._is_finite(outputs):
             raise UserError(f"{self.name}: outputs are not finite; the model has diverged")
         threshold = _saved_threshold(scores) if self._task.learned.rules == "v2.0" else None

@@ -72,7 +72,7 @@ class SquadWindows:
 def build_windows(
     questions: Sequence[Question], tokenizer: Tokenizer, options: WindowOptions | None = None
 ) -> SquadWindows:
-    """The rows of all questions.
+    """Return the rows of all questions.
 
     The target is the first of a question's answers that is at its offset: the fewest tokens that
     hold all of its characters.
@@ -203,7 +203,7 @@ def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarra
 def _target(
     question: Question, spans: Int32[np.ndarray, "n 2"]
 ) -> tuple[tuple[int, int] | None, bool]:
-    """The answer's tokens in the context, and whether it is known what the answer is."""
+    """Return the answer's tokens in the context, and whether it is known what the answer is."""
     if question.answers is None:
         return None, False
     placed: Answer | None = next((a for a in question.answers if is_placed(a, question)), None)

@@ -60,7 +60,7 @@ class TextColumns:
 
 @dataclass(frozen=True)
 class TextData:
-    """What a table holds.
+    """Content of a table.
 
     Attributes:
         examples: in the order of the file.
@@ -79,7 +79,7 @@ def read_texts(
     table: TableFormat = _BY_SUFFIX,
     labels: LabelSet | None = None,
 ) -> TextData:
-    """Reads texts and their labels.
+    """Read texts and their labels.
 
     Args:
         source: a CSV, TSV, JSON lines or parquet file, or `tfds:NAME:SPLIT`.
@@ -166,7 +166,7 @@ class _Notes:
 def _texts(
     origin: Origin, columns: TextColumns, values: Iterator[Any]
 ) -> tuple[str | None, str, str | None]:
-    """What is wrong, if anything, and the texts."""
+    """Return the fault of a row, if any, and the texts."""
     problem = None
     texts: list[str] = []
     for column in (columns.text, columns.text_pair):
@@ -194,7 +194,7 @@ def _labels(
     labels: LabelSet | None,
     problems: Problems,
 ) -> tuple[list[Label], LabelSet | None]:
-    """The label of each row, None where it is wrong, and the classes."""
+    """Return the label of each row, None where it is wrong, and the classes."""
     if columns.label is None and not columns.label_columns:
         return [None] * len(values), labels
     if columns.kind == "score":
@@ -246,7 +246,7 @@ def _each(
 def _all_or_none(
     name: str, origins: Sequence[Origin], values: list[Any], problems: Problems
 ) -> list[Any]:
-    """A test set has no labels; a row without one among others is a mistake."""
+    """Drop the labels of a test set, and refuse a row without a label among others."""
     lacks = [origin.line for origin, value in zip(origins, values, strict=True) if value is None]
     if not problems.count and 0 < len(lacks) < len(values):
         problems.add(counted(name, "rows without a label among others that have one", lacks))

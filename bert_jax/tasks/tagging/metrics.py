@@ -70,7 +70,7 @@ class EntityScores:
         return sum(scores) / len(scores) if scores else 0.0
 
     def table(self) -> str:
-        """The figures in per cent, as the CoNLL script rounds them, one line a type."""
+        """Return the figures in per cent, as the CoNLL script rounds them, one line a type."""
         width = max([8, *map(len, self.per_type)])
         head = f"{'':{width}}  precision  recall      F1  entities"
         lines = [

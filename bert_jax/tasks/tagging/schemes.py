@@ -124,7 +124,7 @@ def to_tags(found: Iterable[Entity], length: int, scheme: Scheme) -> tuple[str, 
 
 
 def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"]:
-    """The one scheme that all tags keep to; `plain` where they are no tags of entities.
+    """Return the one scheme that all tags keep to; `plain` where they are no tags of entities.
 
     Without any entity it is `iob2`; sentences without tags are passed over. Letters without a type
     (M for numerals) are parts of speech where most tags are neither letters nor have a type.
@@ -171,7 +171,7 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
 def convert(
     examples: Sequence[TaggedExample], scheme: Scheme = "iob2", *, lenient: bool = False
 ) -> list[TaggedExample]:
-    """The same entities in another scheme.
+    """Return the same entities in another scheme.
 
     Args:
         examples: sentences with tags, or without, which stay as they are.
@@ -204,7 +204,7 @@ def convert(
 def tag_labels(
     examples: Iterable[TaggedExample], scheme: Scheme | Literal["plain"] | None = None
 ) -> LabelSet:
-    """The tags to learn: O first, then for each type its prefixes, for entities.
+    """Return the tags to learn: O first, then for each type its prefixes, for entities.
 
     A type that is met gets all prefixes of the scheme: of a rare type the training data may have no
     entity of two words where the data to predict have one. Tags that are not of entities are those

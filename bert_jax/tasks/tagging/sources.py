@@ -33,7 +33,7 @@ def read_columns(
     token_prefix: str = "",
     comment: str | None = None,
 ) -> list[TaggedExample]:
-    """A file with one word a line, its columns apart by tabs or spaces, sentences by blank lines.
+    """Read a file with one word a line: columns apart by tabs or spaces, sentences by blank lines.
 
     A file whose first word line has a tab is apart by single tabs, so that a word may hold spaces,
     another by runs of spaces. Quotes mean nothing, and no other character separates: the

@@ -70,7 +70,7 @@ class TaggingTask:
 
     @classmethod
     def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> "TaggingTask":
-        """Reads training and dev data; see `task.open_task`."""
+        """Read training and dev data; see `task.open_task`."""
         tagging = config.tagging
         read = [_read(config.source(name), tagging) for name in ("train", "dev")]
         for name, examples in zip((tagging.train, tagging.dev), read, strict=True):
@@ -202,7 +202,7 @@ class TaggingSplit:
     def write_predictions(
         self, outputs: Outputs, out: Path, scores: Mapping[str, float]
     ) -> list[Path]:
-        """Writes predictions.jsonl and predictions.txt.
+        """Write predictions.jsonl and predictions.txt.
 
         The latter has a word a line with the tag of the file, where it has one, and the predicted
         one, as the CoNLL script takes it; apart by spaces, or tabs where a word holds a space.
@@ -226,7 +226,7 @@ class TaggingSplit:
         return paths
 
     def _predicted(self, outputs: Outputs) -> list[tuple[str, ...]]:
-        """The tags of each sentence; those of entities as sound IOB2."""
+        """Return the tags of each sentence; those of entities as sound IOB2."""
         best = [np.asarray(logits).argmax(axis=-1) for logits in outputs]
         names = self._task.learned.labels
         found = [tuple(names[n] for n in tags) for tags in self._windows.gather(best)]
@@ -283,7 +283,7 @@ def _met(examples: Sequence[TaggedExample]) -> set[str]:
 def _labels(
     train: Sequence[TaggedExample], config: TaggingConfig, scheme: Literal["iob2", "plain"]
 ) -> LabelSet:
-    """The tags to learn: those of the configuration, else those of the training data."""
+    """Return the tags to learn: those of the configuration, else those of the training data."""
     if not config.labels:
         labels = tag_labels(train, scheme)
         if len(labels) < 2:

@@ -121,7 +121,7 @@ METRICS: MappingProxyType[str, Callable[[ArrayLike, ArrayLike], float]] = Mappin
         "multi_label_macro_f1": lambda labels, guess: multi_label_f1(labels, guess).macro,
     }
 )
-"""By name, each of (labels, predictions); more is better for all of them."""
+"""Metrics by name, each of (labels, predictions); more is better for all of them."""
 
 
 def _f1(truth: np.ndarray, guess: np.ndarray) -> float:

@@ -16,7 +16,7 @@ from bert_jax.tasks.tables.tables import LabelKind, TextColumns, TextData, read_
 
 @dataclass(frozen=True)
 class TextSource:
-    """What was read.
+    """Examples that were read, with counts.
 
     Attributes:
         name: of the split, or of the file.
@@ -72,7 +72,7 @@ def read_table(
 def without_labels(
     source: str, columns: TextColumns, table: TableFormat, error: MissingColumn
 ) -> TextData:
-    """A table of which `error` says that the column of the label is not there."""
+    """Return a table of which `error` says that the column of the label is not there."""
     columns = replace(columns, label=None, label_columns=())
     data = read_texts(source, columns, table)
     note = f"{source}: there is no column {error.column!r}, so its rows have no labels"
@@ -168,7 +168,7 @@ def open_glue(config: GlueConfig) -> tuple[TextSource, tuple[TextSource, ...]]:
 
 
 def read_glue_source(config: GlueConfig, source: str, *, labelled: bool = True) -> TextSource:
-    """A split of the task by its name, one of its official files, or a table.
+    """Return a split of the task by its name, one of its official files, or a table.
 
     Args:
         config: of the task.
@@ -214,7 +214,7 @@ def _submission(name: str, split: str) -> tuple[str, str] | None:
 
 
 def _glue_table(task: GlueTask, source: str, *, labelled: bool) -> TextData:
-    """A table with the columns of the official files, or of TensorFlow Datasets."""
+    """Return a table with the columns of the official files, or of TensorFlow Datasets."""
     kind: LabelKind = "class" if task.labels else "score"
     layouts = [
         (task.text, task.text_pair, task.label, task.written),

@@ -71,7 +71,7 @@ class TextTask:
 
     @classmethod
     def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> "TextTask":
-        """Reads training and dev data; see `task.open_task`."""
+        """Read training and dev data; see `task.open_task`."""
         devs: tuple[TextSource, ...]
         if config.kind == "glue":
             config.source("name")
@@ -130,7 +130,7 @@ class TextTask:
         return {"f1": f1.micro, "macro_f1": f1.macro, "accuracy": same}
 
     def best_constant(self, labels: np.ndarray) -> float:
-        """The task's metric where the same is predicted for every row, and as well as can be."""
+        """Return the task's metric for the best constant prediction."""
         rows = len(labels)
         if self.objective == "class":
             # The majority class, except for the F1, which is that of class 1.
@@ -186,7 +186,7 @@ class TextSplit:
     def write_predictions(
         self, outputs: Outputs, out: Path, scores: Mapping[str, float]
     ) -> list[Path]:
-        """Writes predictions.jsonl and, for a test set of GLUE, the leaderboard's file."""
+        """Write predictions.jsonl and, for a test set of GLUE, the leaderboard's file."""
         del scores
         logits = self._logits(outputs)
         if not np.isfinite(logits).all():
@@ -245,7 +245,7 @@ class TextSplit:
 
 
 def _scores(source: TextSource, consequence: str) -> np.ndarray:
-    """The scores of a file, which must not be all the same."""
+    """Return the scores of a file, which must not be all the same."""
     labels = [cast(float, example.label) for example in source.data.examples]
     scores = np.array(labels, np.float64)
     if scores.min() == scores.max():
