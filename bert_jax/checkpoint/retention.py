@@ -17,7 +17,7 @@ class Retention:
     keep_best: int = 0
     """Number of checkpoints with the best evaluation that stay."""
     best_metric: str = ""
-    """Evaluated metric that ranks checkpoints, such as eval/mlm_loss: a name that ends in loss is
+    """Evaluated metric that ranks checkpoints, such as eval/loss: a name that ends in loss is
     best low, any other high. Empty: the first metric of the objective."""
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from bert_jax.corpus.encode import EncodedBlock, encode_block, start_worker
 from bert_jax.corpus.sentences import get_splitter
 from bert_jax.corpus.sources import resolve_sources
 from bert_jax.corpus.workers import map_ordered, num_cores
-from bert_jax.data.pairs import losses, plan_pairs
+from bert_jax.data.pairs import DEFAULT_PAIRING, losses, plan_pairs
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.data.store_writer import StoreWriter
 from bert_jax.errors import UserError
@@ -74,7 +74,7 @@ class BuiltCorpus:
             plan = plan_pairs(self.train, DEFAULT_LENGTH)
         except UserError as error:
             return [f"Warning: {error}"]
-        clause, warning = losses(plan, self.train, "nsp")
+        clause, warning = losses(plan, self.train, DEFAULT_PAIRING)
         line = f"  as sentence pairs: {len(plan):,} rows of {plan.length} tokens; {clause}"
         return [line, warning] if warning else [line]
 

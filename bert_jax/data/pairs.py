@@ -35,6 +35,7 @@ LABELS = {
     "sop": {0: "A and B in order", 1: "A and B swapped"},
 }
 """Meaning of the labels of pairs, by pairing."""
+DEFAULT_PAIRING: Literal["nsp"] = "nsp"
 MIN_LENGTH = NUM_SPECIAL + 2
 # Part of what determines a plan: the cut of long documents, and the order of the rows.
 _BLOCK_ROWS = 256

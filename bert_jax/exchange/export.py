@@ -124,13 +124,12 @@ def export(
 
 
 def as_trained(saved: SavedModel) -> SavedModel:
-    """Without the parts that a run of pretraining never trained.
+    """Return a model without the parts that a run of pretraining never trained.
 
-    With `data.objective` none there are no pairs of texts: the head for them and the pooler, which
+    With `data.pairing` none there are no pairs of texts: the head for them and the pooler, which
     it alone reads, have the values with which the run began.
     """
-    objective = saved.origin.config.get("data", {}).get("objective")
-    if saved.origin.kind != "pretrain" or objective != "none":
+    if saved.origin.pairing != "none":
         return saved
     params = {part: tree for part, tree in saved.params.items() if part != "nsp"}
     encoder = {part: tree for part, tree in params["encoder"].items() if part != "pooler"}

@@ -95,7 +95,7 @@ def _data(saved: SavedModel) -> str:
             "nsp": ", masked words and next sentences (BERT, Devlin et al. 2018)",
             "sop": ", masked words and the order of sentences (ALBERT, Lan et al. 2019)",
             "none": ", masked words alone",
-        }.get(data.get("objective"), "")
+        }.get(saved.origin.pairing or "", "")
         return f"## Data\n\n{said}{objective}."
     if saved.origin.kind == "finetune":
         task = config.get("task", {})

@@ -140,7 +140,7 @@ def _fills(saved: SavedModel, row: _Row) -> dict[int, str]:
     at = np.flatnonzero(row.ids == saved.tokenizer.special_ids.mask)
     if not len(at):
         return {}
-    if "mlm" not in saved.params:
+    if "fill-mask" not in saved.verbs:
         return dict.fromkeys(at.tolist(), "this model has no head that fills masks")
     filler = MaskFiller(forward.on_device(saved))
     (output,) = run_rows(

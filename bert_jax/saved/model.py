@@ -62,6 +62,13 @@ class Origin:
     task: Task | None = None
     """Task of a fine-tuning run, to predict and to score."""
 
+    @property
+    def pairing(self) -> str | None:
+        """Pairing of sentences in a pretraining run; None of any other model."""
+        data = self.config.get("data", {}) if self.kind == "pretrain" else {}
+        found: str | None = data.get("pairing", data.get("objective"))  # the name until 0.1.0
+        return found
+
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
