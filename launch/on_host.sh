@@ -7,7 +7,7 @@ usage() {
 on_host.sh: install bert_jax on a machine and keep a training command running there.
 
   on_host.sh install [--extra tpu|gpu] [--nfs HOST:/SHARE] [--bucket NAME] [--mount DIR] [--setup COMMAND]
-  on_host.sh start [--restarts N] [--pause SECONDS] -- COMMAND...
+  on_host.sh start [--restarts N] [--pause SECONDS] [--unfinished] -- COMMAND...
   on_host.sh status [-- COMMAND...]     none | running | exit CODE; of COMMAND: also `running STEP`
                           with its newest checkpoint, and `other` where another command runs
   on_host.sh log [--lines N] [--follow]
@@ -16,12 +16,13 @@ on_host.sh: install bert_jax on a machine and keep a training command running th
 COMMAND runs apart from the terminal, in the checkout, with its .venv first on PATH. A host that runs
 COMMAND already is left alone. COMMAND is started again when it ends with a code that another try can
 fix: anything but 0 (done), 2 (input to correct), 3 (several saves in a row failed), 4 (a bad step),
-5 (no intact checkpoint) and 7 (another run has the work directory). A signal that does not come from `stop` (the host goes down) leaves
-`none`: the run is to be started again.
+5 (no intact checkpoint) and 7 (another run has the work directory). A signal that does not come
+from `stop` (the host goes down) leaves `none`: the run is to be started again.
 
 --restarts N      at most so often without a new checkpoint in its --workdir (default 20)
 --pause SECONDS   before it is started again (default 120: the other hosts' processes notice within
                   100 s that one is gone, and end)
+--unfinished      not where COMMAND has ended with exit code 0
 --dry-run         print the commands and stop
 The state is in $BERT_JAX_RUN (default ~/bert_jax_run): command, log, supervisor.pid, exit.
 HELP
@@ -93,11 +94,12 @@ install() {
 }
 
 start() {
-  local restarts=20 pause=120
+  local restarts=20 pause=120 unfinished=
   while (($#)); do
     case $1 in
       --restarts) restarts=$2 ;;
       --pause) pause=$2 ;;
+      --unfinished) unfinished=1 && shift && continue ;;
       --) shift && break ;;
       *) die "start does not know $1; the command comes after --" ;;
     esac
@@ -107,6 +109,10 @@ start() {
   if alive; then
     is_of "$@" || die "another run is there (supervisor $(cat "$state/supervisor.pid")); stop it first"
     echo "runs already; supervisor $(cat "$state/supervisor.pid")"
+    return
+  fi
+  if [[ -n $unfinished ]] && is_of "$@" && [[ $(cat "$state/exit" 2>/dev/null) == 0 ]]; then
+    echo "done already"
     return
   fi
   if [[ -n $dry_run ]]; then
@@ -127,7 +133,8 @@ start() {
 supervise() {
   local restarts=$1 pause=$2 tries=0 code=0 stopping='' child='' step newest
   shift 2
-  echo $$ >"$state/supervisor.pid"
+  echo $$ >"$state/supervisor.pid.tmp" # `alive` may read at any time
+  mv "$state/supervisor.pid.tmp" "$state/supervisor.pid"
   trap 'stopping=1; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true' TERM
   cd "$here"
   export PATH="$here/.venv/bin:$PATH"
@@ -165,11 +172,11 @@ status() {
   [[ ${1:-} != -- ]] || shift
   if (($#)) && ! is_of "$@"; then
     if alive; then echo other; else echo none; fi
-  elif [[ -f $state/exit ]]; then
-    echo "exit $(cat "$state/exit")"
-  elif alive; then
+  elif alive; then # asked before the exit code, which a run writes before its end
     ((!$#)) || running+=" $(cd "$here" && newest_step "$@")"
     echo "$running"
+  elif [[ -f $state/exit ]]; then
+    echo "exit $(cat "$state/exit")"
   else
     echo none
   fi

@@ -190,11 +190,12 @@ install() {
   on_hosts all "$line"
 }
 
-# Starts the run on the hosts that do not run it yet.
+# Starts the run on the hosts that do not run it yet. With `--unfinished`: not where it was done.
 run() {
-  local line
+  local line flags=(--restarts "$restarts")
+  [[ ${1:-} != --unfinished ]] || flags+=(--unfinished)
   with_stopped_code "${command[@]}"
-  on_hosts all "$(host_script start --restarts "$restarts" -- "${line[@]}")"
+  on_hosts all "$(host_script start "${flags[@]}" -- "${line[@]}")"
 }
 
 # Keeps the pod and the run alive until the run ends.
@@ -281,7 +282,7 @@ act_on_runs() {
   fi
   case $runs in
     *': other'*) die "the hosts run another command; stop it first: tpu_vm.sh stop $name" ;;
-    *': none'*) attempt install --idle && attempt run ;;
+    *': none'*) attempt install --idle && attempt run --unfinished ;;
     *': running'*) ;;
     *) exit 0 ;; # on every host
   esac

@@ -251,7 +251,7 @@ def test_one_document_under_nsp(made: Made, run: Run, tmp_path):
                   "--out", corpus)  # fmt: skip
     assert made_it.code == 0
     answer = run(*pretrain(made, tmp_path / "w", f"--config.data.corpus={corpus}"))
-    refused(answer, "1 document", "objective 'nsp'")
+    refused(answer, "1 document", "pairing 'nsp'")
     assert not (tmp_path / "w").exists()
 
 

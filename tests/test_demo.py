@@ -30,7 +30,8 @@ def result(**metrics: float) -> TrainResult:
     ],
 )
 def test_verdict_wants_context_and_pairs_to_be_learned(capsys, mlm_loss, accuracy, majority, code):
-    values = {"mlm_loss": mlm_loss, "nsp_accuracy": accuracy, "nsp_majority": majority}
+    values = {"mlm_loss": mlm_loss, "nats_below_unigram": 7.0 - mlm_loss}
+    values |= {"nsp_accuracy": accuracy, "nsp_majority": majority}
     assert demo._verdict(result(**values), WORKDIR / "corpus") == code
     said = capsys.readouterr().out
     assert f"{7.0 - mlm_loss:.2f} nats below" in said

@@ -190,7 +190,8 @@ def test_watch_recreates_and_restarts_after_a_preemption(stubs):
     assert stubs.calls.count(deleted) == 2
     assert all("--spot" in call for call in stubs.calls if "create" in call)
     starts = [call for call in stubs.calls if "on_host.sh start" in call[-1]]
-    assert [remote(call) for call in starts] == [STARTED] * 3
+    again = [*STARTED[:4], "--unfinished", *STARTED[4:]]  # not where the run was done
+    assert [remote(call) for call in starts] == [again] * 3
     archives = [call for call in stubs.calls if "archive" in call]
     assert [call[-1] for call in archives] == ["c0ffee"] * 3  # that of the beginning
 

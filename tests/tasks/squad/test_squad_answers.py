@@ -226,13 +226,12 @@ def test_files(tmp_path):
 
 
 def test_a_full_disk(tmp_path, monkeypatch):
-    def full(path, data):
-        path.write_bytes(data[:1])
+    def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     write_answers(tmp_path, [predicted("1", "cat", 0.0)])
     before = (tmp_path / "predictions.json").read_text()
-    monkeypatch.setattr(staging, "write_synced", full)
+    monkeypatch.setattr(staging.os, "fsync", full)
     with pytest.raises(UserError, match=r"predictions.json: the disk is full"):
         write_answers(tmp_path, [predicted("1", "dog", 0.0)])
     assert (tmp_path / "predictions.json").read_text() == before
