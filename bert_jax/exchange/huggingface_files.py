@@ -26,15 +26,15 @@ UNTRAINED = "untrained_parts"
 """Field of `config.json`: parts with initial values, there because their class must have them."""
 
 
-_CLASSES = {
-    ("mlm", "nsp"): "BertForPreTraining",
-    ("mlm",): "BertForMaskedLM",
-    ("nsp",): "BertForNextSentencePrediction",
-    (): "BertModel",
+_TASKS = {
+    ("mlm", "nsp"): "ForPreTraining",
+    ("mlm",): "ForMaskedLM",
+    ("nsp",): "ForNextSentencePrediction",
+    (): "Model",
 }
 
 
-_WITHOUT_POOLER = ("BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering")
+_WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
 
 
 _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -42,6 +42,8 @@ _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token
 
 def family_of(saved: SavedModel) -> str:
     """The `model_type` under which a model is written: bert, unless only another computes it."""
+    if saved.config.projects_embeddings:
+        return "electra"
     kind = WRITTEN.get(saved.config.pooler_activation, "bert")
     if saved.outputs is None or saved.outputs.head.kind != "classification":
         return "bert"
@@ -52,12 +54,22 @@ def family_of(saved: SavedModel) -> str:
 
 def class_of(saved: SavedModel) -> str:
     """Their class that has the parts of a model."""
-    if (kind := family_of(saved)) != "bert":
-        return class_written(kind)
+    return class_written(family_of(saved), task_of(saved))
+
+
+def task_of(saved: SavedModel) -> str:
+    """Return the class of a model without its family: `ForMaskedLM`."""
     if saved.outputs is not None:
         name: str = head_to_huggingface(saved.outputs)["architectures"][0]
-        return name
-    return _CLASSES[tuple(part for part in ("mlm", "nsp") if part in saved.params)]
+        return name.removeprefix("Bert")
+    if "nsp" in saved.params and family_of(saved) == "electra":
+        raise UserError(
+            f"{saved.name}: no class of Transformers has both a head for pairs of sentences and "
+            f"embeddings ({saved.config.embedding_width}) of another width than the layers "
+            f"({saved.config.hidden_dim}); pretrain with data.pairing none, or set "
+            "model.embedding_dim to 0"
+        )
+    return _TASKS[tuple(part for part in ("mlm", "nsp") if part in saved.params)]
 
 
 def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
@@ -66,21 +78,20 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
     A class with a pooler gets one with initial values where the model has none; one without leaves
     a pooler out. The rows that pad the vocabulary are left out.
     """
-    name, kind = class_of(saved), family_of(saved)
+    task, kind = task_of(saved), family_of(saved)
     saved = without_types(saved)
     if saved.outputs is not None:
         table = TASK_TABLES[saved.outputs.head.kind]
     else:
         parts = {"encoder", *saved.params.keys() & {"mlm", "nsp"}}
         table = tuple(entry for entry in TABLE if entry.path[0] in parts)
-    if name in _WITHOUT_POOLER:
+    if not has_place_for_pooler(saved):
         table = tuple(entry for entry in table if "pooler" not in entry.path)
-    wants_pooler = name not in _WITHOUT_POOLER and not saved.has_pooler
-    params = saved.complete_params() if wants_pooler else saved.params
+    params = saved.complete_params() if has_place_for_pooler(saved) else saved.params
     found = export_entries(table, params, saved.config)
     if kind != "bert":
-        return from_bert(kind, model_config_to_huggingface(saved.config), found)[1]
-    prefix = "bert." if name == "BertModel" else ""
+        found = from_bert(kind, task, model_config_to_huggingface(saved.config), found)[1]
+    prefix = f"{kind}." if task == "Model" else ""
     return {key.removeprefix(prefix): array for key, array in found.items()}
 
 
@@ -106,7 +117,9 @@ def untrained_parts(saved: SavedModel) -> list[str]:
 
 def has_place_for_pooler(saved: SavedModel) -> bool:
     """Whether the class of a model has a pooler, or the map of a classification in its place."""
-    return class_of(saved) not in _WITHOUT_POOLER
+    if family_of(saved) == "electra":
+        return task_of(saved) == "ForSequenceClassification"
+    return task_of(saved) not in _WITHOUT_POOLER
 
 
 def config_of(saved: SavedModel) -> dict[str, Any]:
@@ -123,7 +136,7 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
     if untrained := untrained_parts(saved):
         fields[UNTRAINED] = untrained
     kind = family_of(saved)
-    return fields if kind == "bert" else from_bert(kind, fields, {})[0]
+    return fields if kind == "bert" else from_bert(kind, task_of(saved), fields, {})[0]
 
 
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
@@ -132,19 +145,26 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     Args:
         saved: What is written. A model with `mlm` and `nsp` becomes BertForPreTraining, with `mlm`
             alone BertForMaskedLM, with a head one of the three classes of tasks, and with neither
-            BertModel. A classification whose pooler has another activation than tanh becomes one of
-            ELECTRA or DistilBERT.
+            BertModel. A model whose embeddings have another width than its layers becomes an
+            ELECTRA, with the same heads. A classification whose pooler has another activation than
+            tanh becomes one of ELECTRA or DistilBERT.
         directory: Exists; holds none of these files.
 
     Raises:
         UserError: The tokenizer or the pooler cannot be said in Hugging Face's format.
         OSError: The files cannot be written.
     """
-    activation = saved.config.pooler_activation
-    if activation != "tanh" and family_of(saved) == "bert" and has_place_for_pooler(saved):
+    activation, kind = saved.config.pooler_activation, family_of(saved)
+    if kind == "electra" and "mlm" in saved.params and saved.config.activation != "gelu":
+        raise UserError(
+            f"{saved.name}: model.activation is {saved.config.activation}, and the masked-LM head "
+            "of Transformers' ELECTRA has the exact gelu always. Export with --to orbax or onnx"
+        )
+    wanted = {"bert": "tanh", "electra": "gelu"}.get(kind, activation)
+    if activation != wanted and has_place_for_pooler(saved):
         raise UserError(
             f"{saved.name}: its pooler has {activation}, and no class of Transformers computes "
-            f"that with the rest of this model: a {class_of(saved)} has tanh, a classifier of "
+            f"that with the rest of this model: a {class_of(saved)} has {wanted}, a classifier of "
             "ELECTRA gelu, one of DistilBERT relu, with one token type and norm_eps 1e-12. Export "
             "with --to orbax or onnx, or train from a model whose pooler has tanh"
         )

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from bert_jax.exchange.huggingface_files import class_of, specials_of, without_types
+from bert_jax.exchange.huggingface_files import class_of, specials_of, task_of, without_types
 from bert_jax.exchange.proof import (
     PROOF_TEXTS,
     ProofFailedError,
@@ -38,12 +38,8 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
 def auto_class(name: str) -> str:
     """Their class that loads a directory of the class `name`."""
-    return f"AutoModel{task_of(name).removeprefix('Model')}"
-
-
-def task_of(name: str) -> str:
-    """The name of a class without its family: `ForMaskedLM`."""
-    return re.sub("^(Bert|Electra|DistilBert)(?=For|Model)", "", name)
+    task = re.sub("^(Bert|Electra|DistilBert)(?=For|Model)", "", name)
+    return f"AutoModel{task.removeprefix('Model')}"
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -172,7 +168,7 @@ class _Transformers:
         import transformers
 
         self._torch = torch
-        name = class_of(saved)
+        name, self._task = class_of(saved), task_of(saved)
         self._head = saved.outputs is not None
         with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
@@ -204,17 +200,17 @@ class _Transformers:
             inputs["token_type_ids"] = torch.tensor(type_ids, dtype=torch.long)
         with torch.no_grad():
             base = self._model.base_model(**inputs)
-            whole = base if self.name == "BertModel" else self._model(**inputs)
+            whole = base if self._task == "Model" else self._model(**inputs)
         found = {"hidden": base.last_hidden_state}
         if base.get("pooler_output") is not None:
             found["pooled"] = base.pooler_output
         if self.name == "BertForPreTraining":
             found |= {"mlm": whole.prediction_logits, "nsp": whole.seq_relationship_logits}
-        elif self.name == "BertForQuestionAnswering":
+        elif self._task == "ForQuestionAnswering":
             found["head"] = torch.stack([whole.start_logits, whole.end_logits], dim=-1)
-        elif self.name != "BertModel":
-            part = {"BertForMaskedLM": "mlm", "BertForNextSentencePrediction": "nsp"}
-            found[part.get(self.name, "head")] = whole.logits
+        elif self._task != "Model":
+            part = {"ForMaskedLM": "mlm", "ForNextSentencePrediction": "nsp"}
+            found[part.get(self._task, "head")] = whole.logits
         return {part: array.numpy() for part, array in found.items()}
 
 

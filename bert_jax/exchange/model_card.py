@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from bert_jax.exchange.huggingface_proof import auto_class, task_of
+from bert_jax.exchange.huggingface_files import task_of
+from bert_jax.exchange.huggingface_proof import auto_class
 from bert_jax.saved.model import SavedModel
 
 _PIPELINES = {
@@ -35,7 +36,7 @@ def model_card(saved: SavedModel, parity: Mapping[str, Any], *, license: str, na
         name: Title.
     """
     sections = [
-        _front_matter(parity, license),
+        _front_matter(saved, parity, license),
         f"# {name}",
         _what(saved, parity),
         _data(saved),
@@ -48,11 +49,11 @@ def model_card(saved: SavedModel, parity: Mapping[str, Any], *, license: str, na
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _front_matter(parity: Mapping[str, Any], license: str) -> str:
+def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) -> str:
     fields: dict[str, Any] = {"license": license}
     if parity["format"] == "huggingface":
         fields["library_name"] = "transformers"
-    fields["pipeline_tag"] = _PIPELINES.get(task_of(parity["class"]), "feature-extraction")
+    fields["pipeline_tag"] = _PIPELINES.get(task_of(saved), "feature-extraction")
     fields["tags"] = ["bert", "jax", "bert_jax"]
     # JSON strings are YAML strings: whatever a name holds stays one.
     return "\n".join(
@@ -179,7 +180,7 @@ def _loading(saved: SavedModel, parity: Mapping[str, Any], name: str) -> str:
         f'model = {auto}.from_pretrained("DIR")',
         "```",
     ]
-    if (pipeline := _PIPELINES.get(task_of(parity["class"]))) and pipeline != "question-answering":
+    if (pipeline := _PIPELINES.get(task_of(saved))) and pipeline != "question-answering":
         lines += [
             "",
             "```python",

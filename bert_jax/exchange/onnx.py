@@ -224,7 +224,10 @@ def _embeddings(g: _Graph, params: Mapping[str, Any], config: ModelConfig) -> tu
     x = g.op("Add", g.op("Gather", table, "input_ids"), positions)
     types = g.op("Gather", g.weight("embeddings.type", params["type"]), "token_type_ids")
     x = g.op("Add", x, types)
-    return g.norm(x, "embeddings.norm", params["norm"], config.norm_eps), table
+    x = g.norm(x, "embeddings.norm", params["norm"], config.norm_eps)
+    if config.projects_embeddings:
+        x = g.affine(x, "embeddings.project", params["project"])
+    return x, table
 
 
 def _attention(

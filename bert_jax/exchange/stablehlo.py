@@ -23,13 +23,19 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bert_jax.exchange.huggingface_files import family_of, write_huggingface
+from bert_jax.exchange.huggingface_files import family_of, task_of, write_huggingface
 from bert_jax.exchange.proof import Batch, outputs_of
 from bert_jax.exchange.shapes import compare
 from bert_jax.files.staging import write_synced
 from bert_jax.formats.families import bert_names
 from bert_jax.formats.huggingface_files import WEIGHTS
-from bert_jax.formats.huggingface_names import TABLE, TASK_TABLES, Entry, canonical_names
+from bert_jax.formats.huggingface_names import (
+    TABLE,
+    TASK_TABLES,
+    Entry,
+    canonical_names,
+    in_model,
+)
 from bert_jax.model.heads import Params, param_shapes
 from bert_jax.model.task_heads import head_shapes
 from bert_jax.saved.model import SavedModel
@@ -81,13 +87,13 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
     kind = family_of(saved)
     names = canonical_names({name: name for name in weights})
     if kind != "bert":
-        names = bert_names(kind, weights)
+        names = bert_names(kind, task_of(saved), weights)
     # Their classes for tags and spans have no pooler, whatever the source has.
     pooler = saved.has_pooler and any("pooler" in name for name in names)
 
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}
-        params = _params(found, list(entries.values()), shapes)
+        params = _params(found, in_model(entries.values(), config), shapes)
         batch = Batch(tokens, type_ids, segment_ids)
         # On TPU and on newer GPUs a product of float32 is of fewer bits unless this is asked for.
         with jax.default_matmul_precision("highest"):

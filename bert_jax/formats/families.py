@@ -41,11 +41,8 @@ _UNLIKE = {"ForMultipleChoice": "no head here compares rows"}
 _EXACT_GELU_HEAD = "its masked-LM head has the exact GELU whatever the encoder has, BERT's follows"
 
 _ALBERT = (
-    "an ALBERT is no BERT with other names, and none is imported: between its embeddings and its "
-    "first layer lies a learned map (embedding_hidden_mapping_in{embeddings}) for which BERT has "
-    "no place, after a normalisation, so that it cannot be multiplied into the table; {layers}; "
-    "its masked-LM head predicts from embedding_size numbers. Take a BERT or RoBERTa of that "
-    "language, or pretrain one with its tokenizer (spiece.model)"
+    "an ALBERT is no BERT with other names, and none is imported: {}. Take a BERT or RoBERTa of "
+    "that language, or pretrain one with its tokenizer (spiece.model)"
 )
 
 
@@ -66,11 +63,17 @@ class BertForm:
     """Activation of the pooler, of which BERT's configuration does not speak."""
     files: Path | None = None
     """File or directory of the tokenizer, where the reader knows it."""
+    embedding_dim: int = 0
+    """Width of the embedding tables where it is not that of the layers; BERT has one width."""
 
     def model_config(self, *, where: str) -> ModelConfig:
         """The architecture; a UserError that begins with `where` says what does not fit."""
         config = model_config_from_huggingface(self.config, where=where)
-        return replace(config, pooler_activation=self.pooler_activation)
+        return replace(
+            config,
+            pooler_activation=self.pooler_activation,
+            embedding_dim=self.embedding_dim,
+        )
 
 
 def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str) -> BertForm:
@@ -112,7 +115,7 @@ def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
     head = CLASSES.get(model_class(config))
     if family is DISTILBERT and head != "classification":  # the other heads have `dropout`
         del config["classifier_dropout"]
-    renamed, dropped = _rename(family, arrays, head, where)
+    renamed, dropped = _rename(family, arrays, model_class(config), where)
     if family.first_position is not None:
         _drop_positions(renamed, found, family)
         notes.append(
@@ -127,39 +130,62 @@ def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
     kinds = {f"{array.dtype}" for array in arrays.values() if array.dtype.kind != "i"} - {"float32"}
     if kinds:
         notes.append(f"weights of type {', '.join(sorted(kinds))} are written as float32")
-    pooler = family.pooler_activation if head == "classification" else "tanh"
-    return BertForm(family.name, config, renamed, tuple(dropped), tuple(notes), pooler)
+    width = config.pop("embedding_size", 0) if family is ELECTRA else 0
+    width = 0 if width == config.get("hidden_size") else width
+    # A narrow table is ELECTRA's alone, and so is then the classifier that fine-tuning adds.
+    pooler = family.pooler_activation if width or head == "classification" else "tanh"
+    return BertForm(
+        family.name, config, renamed, tuple(dropped), tuple(notes), pooler, embedding_dim=width
+    )
 
 
 def from_bert(
-    kind: str, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    kind: str, task: str, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The content of `config.json` and the tensors of a classification model of another family.
+    """Return the content of `config.json` and the tensors of a model of another family.
 
     Args:
         kind: A value of `WRITTEN`.
+        task: One of the family's `tasks`.
         config: The content of a BERT's `config.json`.
-        arrays: The tensors of a `BertForSequenceClassification`.
+        arrays: The tensors of BERT's class of that task.
     """
     family = FAMILIES[kind]
     theirs = {bert: name for name, bert in family.fields.items()}
     fields = {theirs.get(name, name): value for name, value in config.items()}
-    fields |= {"model_type": kind, "architectures": [class_written(kind)]}
+    fields |= {"model_type": kind, "architectures": [class_written(kind, task)]}
     if "embedding_size" in family.defaults:
-        fields["embedding_size"] = config["hidden_size"]
-    names = {name: _renamed(name, family.written) for name in arrays}
+        fields.setdefault("embedding_size", config["hidden_size"])
+    heads = {**TOKEN_HEADS, "classification": family.written_classifier}
+    patterns = (*family.written, *heads.get(CLASSES.get(f"Bert{task}", ""), ()))
+    names = {name: _renamed(name, patterns) for name in arrays}
     return fields, {new: arrays[name] for name, new in names.items() if new is not None}
 
 
-def class_written(kind: str) -> str:
-    """The class of a model that `from_bert` makes."""
-    return f"{FAMILIES[kind].classes}ForSequenceClassification"
+def class_written(kind: str, task: str) -> str:
+    """Return the class of a model that `from_bert` makes; of BERT itself, BERT's."""
+    return f"{FAMILIES[kind].classes}{task}"
 
 
-def bert_names(kind: str, names: Iterable[str]) -> dict[str, str]:
-    """BERT's names of the tensors that `from_bert` makes, to theirs."""
-    patterns = (*FAMILIES[kind].patterns, *FAMILIES[kind].classifier)
+def is_written(found: Mapping[str, Any]) -> bool:
+    """Say whether a `config.json` is of a class that `from_bert` makes."""
+    kind = found.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    return family is not None and model_class(found) in [
+        class_written(f"{kind}", task) for task in family.tasks
+    ]
+
+
+def bert_names(kind: str, task: str, names: Iterable[str]) -> dict[str, str]:
+    """Return BERT's names of the tensors that `from_bert` makes, to theirs."""
+    patterns = (*FAMILIES[kind].patterns, *_head_patterns(FAMILIES[kind], f"Bert{task}"))
     return {f"{_renamed(name, patterns)}": name for name in names}
+
+
+def _head_patterns(family: Family, bert_class: str) -> Patterns:
+    """Patterns of one head alone: a family's name for its head may be BERT's for another."""
+    heads = {**TOKEN_HEADS, "classification": family.classifier}
+    return heads.get(CLASSES.get(bert_class, ""), ())
 
 
 def _renamed(name: str, patterns: Patterns) -> str | None:
@@ -171,13 +197,10 @@ def _config(family: Family, found: Mapping[str, Any], where: str) -> dict[str, A
     theirs = {**family.defaults, **found}
     config = {family.fields.get(name, name): value for name, value in theirs.items()}
     wrong: list[str] = []
-    if family is ELECTRA and theirs["embedding_size"] != theirs.get("hidden_size"):
-        wrong.append(
-            f"embedding_size is {theirs['embedding_size']!r:.40} and hidden_size "
-            f"{theirs.get('hidden_size')!r:.40}: embeddings of another width go through a learned "
-            "map after their normalisation, for which BERT has no place. Models of one width fit "
-            "(electra-base-discriminator and electra-large-discriminator)"
-        )
+    if family is ELECTRA:
+        width = theirs["embedding_size"]
+        if type(width) is not int or not 1 <= width <= MAX_SIZE:
+            wrong.append(f"embedding_size is {width!r:.40}; it must be from 1 to {MAX_SIZE:,}")
     if family is DISTILBERT:
         config |= {"type_vocab_size": 1, "layer_norm_eps": 1e-12}
     if family.first_position is not None:
@@ -200,16 +223,14 @@ def _config(family: Family, found: Mapping[str, Any], where: str) -> dict[str, A
 
 
 def _rename(
-    family: Family, arrays: Mapping[str, np.ndarray], head: str | None, where: str
+    family: Family, arrays: Mapping[str, np.ndarray], made_by: str, where: str
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Arrays under BERT's names, and the names of those that have none."""
     if family is BERT:
         renamed = canonical_names(arrays)
         strange = [n for n in renamed if not any(re.fullmatch(p, n) for p, _ in SAME)]
         return {n: renamed[n] for n in renamed if n not in strange}, strange
-    # Patterns of one head alone: another family's name for its head may be BERT's for another.
-    heads = {**TOKEN_HEADS, "classification": family.classifier}
-    patterns = (*family.patterns, *heads.get(head or "", ()))
+    patterns = (*family.patterns, *_head_patterns(family, made_by))
     renamed, dropped, from_name = {}, [], dict[str, str]()
     for name, array in arrays.items():
         plain = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
@@ -300,11 +321,9 @@ def _check_mlm(
 
 
 def _albert(found: Mapping[str, Any]) -> str:
-    width, hidden = found.get("embedding_size", 128), found.get("hidden_size", 4096)
     groups, layers = found.get("num_hidden_groups", 1), found.get("num_hidden_layers", 12)
-    sizes = f", from {width} to {hidden}" if type(width) is type(hidden) is int else ""
     shared = "its layers share their parameters, which training here would not keep equal"
     if type(groups) is type(layers) is int:
         shared = f"its {layers} layers share {groups} set{'s' * (groups > 1)} of parameters, "
         shared += "which training here would not keep equal"
-    return _ALBERT.format(embeddings=sizes, layers=shared)
+    return _ALBERT.format(shared)

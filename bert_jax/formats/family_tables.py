@@ -27,8 +27,13 @@ class Family:
     activation and a second map are BERT's pooler and classifier."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Activation of the classification head; BERT's own pooler has tanh."""
+    tasks: tuple[str, ...] = ()
+    """Classes, without the prefix, that a model of ours is written as."""
     written: Patterns = ()
-    """BERT's names of a classification model to theirs; what none matches is left out."""
+    """BERT's names of the encoder and the masked-LM head to theirs; a name that no pattern matches
+    is left out."""
+    written_classifier: Patterns = ()
+    """BERT's names of the classification head to theirs."""
     skipped: str = "(?!)"
     """Names of buffers, which hold nothing that was learned."""
     first_position: int | None = None
@@ -81,7 +86,7 @@ ELECTRA = Family(
     },
     fields={},
     patterns=(
-        (r"(?:electra\.)?((?:embeddings|encoder)\..+)", r"bert.\1"),
+        (r"(?:electra\.)?((?:embeddings|embeddings_project|encoder)\..+)", r"bert.\1"),
         (r"generator_predictions\.dense\.(.+)", r"cls.predictions.transform.dense.\1"),
         (r"generator_predictions\.LayerNorm\.(.+)", r"cls.predictions.transform.LayerNorm.\1"),
         (r"generator_lm_head\.weight", "cls.predictions.decoder.weight"),
@@ -89,8 +94,16 @@ ELECTRA = Family(
     ),
     classifier=_TWO_MAPS,
     pooler_activation="gelu",
+    tasks=(
+        "Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification",
+        "ForQuestionAnswering",
+    ),
     written=(
-        (r"bert\.(embeddings|encoder)\.(.+)", r"electra.\1.\2"),
+        (r"bert\.(embeddings|embeddings_project|encoder)\.(.+)", r"electra.\1.\2"),
+        (r"cls\.predictions\.transform\.(.+)", r"generator_predictions.\1"),
+        (r"cls\.predictions\.bias", "generator_lm_head.bias"),
+    ),
+    written_classifier=(
         (r"bert\.pooler\.(.+)", r"classifier.\1"),
         (r"classifier\.(.+)", r"classifier.out_proj.\1"),
     ),
@@ -138,6 +151,7 @@ DISTILBERT = Family(
         (r"classifier\.(weight|bias)", r"\g<0>"),
     ),
     pooler_activation="relu",
+    tasks=("ForSequenceClassification",),
     written=(
         (r"bert\.embeddings\.(?!token_type)(.+)", r"distilbert.embeddings.\1"),
         *(
@@ -145,6 +159,8 @@ DISTILBERT = Family(
              rf"distilbert.transformer.layer.\1.{theirs}.\2")
             for theirs, bert in _DISTILBERT_PARTS.items()
         ),
+    ),
+    written_classifier=(
         (r"bert\.pooler\.dense\.(.+)", r"pre_classifier.\1"),
         (r"classifier\..+", r"\g<0>"),
     ),

@@ -115,6 +115,8 @@ def model_config_to_huggingface(config: ModelConfig) -> dict[str, Any]:
     """
     pairs = _SIZES | _RATES | _SCALES
     theirs: dict[str, Any] = {name: getattr(config, ours) for name, ours in pairs.items()}
+    if config.projects_embeddings:
+        theirs["embedding_size"] = config.embedding_width
     theirs["hidden_act"] = next(t for t, ours in ACTIVATIONS.items() if ours == config.activation)
     return {"model_type": "bert", **theirs}
 

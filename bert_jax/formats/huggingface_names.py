@@ -59,6 +59,7 @@ _ENCODER: tuple[Entry, ...] = (
     Entry("bert.embeddings.position_embeddings.weight", (*_EMBEDDINGS, "position")),
     Entry("bert.embeddings.token_type_embeddings.weight", (*_EMBEDDINGS, "type")),
     *_norm("bert.embeddings.LayerNorm", *_EMBEDDINGS, "norm"),
+    *_affine("bert.embeddings_project", *_EMBEDDINGS, "project"),
     *_affine(f"{_LAYER_NAME}.attention.self.query", *_LAYERS, "attention", "query"),
     *_affine(f"{_LAYER_NAME}.attention.self.key", *_LAYERS, "attention", "key"),
     *_affine(f"{_LAYER_NAME}.attention.self.value", *_LAYERS, "attention", "value"),
@@ -182,7 +183,7 @@ def export_entries(
 ) -> dict[str, np.ndarray]:
     """Their tensors by name, of the parameters that `table` names."""
     state_dict = {}
-    for entry in table:
+    for entry in in_model(table, config):
         array = np.asarray(_lookup(params, entry.path))
         if "{n}" in entry.name:
             for n in range(config.num_layers):
@@ -190,6 +191,11 @@ def export_entries(
         else:
             state_dict[entry.name] = _export(entry, array, config)
     return state_dict
+
+
+def in_model(table: Iterable[Entry], config: ModelConfig) -> list[Entry]:
+    """Leave out the map of embeddings that a model of one width does not have."""
+    return [e for e in table if config.projects_embeddings or e.path[-2] != "project"]
 
 
 def _fresh_pooler(config: ModelConfig) -> Params:
@@ -232,7 +238,7 @@ def _read(
     params: Params = {}
     wrong: dict[str, list[str]] = {}
     used = set(DUPLICATES)
-    for entry in table:
+    for entry in in_model(table, config):
         per_layer = "{n}" in entry.name
         ours = _lookup(shapes, entry.path).shape[1 if per_layer else 0 :]
         numbers = range(config.num_layers if per_layer else 1)

@@ -9,8 +9,8 @@ VOCAB_MULTIPLE = 128
 """The embedding table's rows are padded to a multiple of this, the lane width of a TPU."""
 
 ARCHITECTURE = (
-    "num_positions", "num_types", "hidden_dim", "num_layers", "num_heads", "mlp_dim", "norm_eps",
-    "activation", "pooler_activation",
+    "num_positions", "num_types", "embedding_dim", "hidden_dim", "num_layers", "num_heads",
+    "mlp_dim", "norm_eps", "activation", "pooler_activation",
 )  # fmt: skip
 """Fields that say what is computed from given parameters; with `vocab_size`, all of them."""
 
@@ -30,6 +30,9 @@ class ModelConfig:
     num_types: int = 2
     """Sentence types (A and B)."""
     hidden_dim: int = 768  # D
+    embedding_dim: int = 0
+    """Width of the embedding tables (E); 0: hidden_dim. Another width than hidden_dim adds a map of
+    the embeddings to hidden_dim before the first layer, as in ELECTRA."""
     num_layers: int = 12  # N
     num_heads: int = 12  # H
     mlp_dim: int = 3072  # F
@@ -59,6 +62,11 @@ class ModelConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.embedding_dim < 0:
+            raise UserError(
+                f"model.embedding_dim is {self.embedding_dim}; it must be at least 1, or 0 for the "
+                "width of the model"
+            )
         if self.hidden_dim % self.num_heads:
             raise UserError(
                 f"model.hidden_dim {self.hidden_dim} is not divisible by model.num_heads "
@@ -67,6 +75,16 @@ class ModelConfig:
         for name in ("hidden_dropout_rate", "attention_dropout_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"model.{name} is {getattr(self, name)}; it must be in [0, 1)")
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embedding tables (E)."""
+        return self.embedding_dim or self.hidden_dim
+
+    @property
+    def projects_embeddings(self) -> bool:
+        """Whether a map leads from the embeddings to the layers, because their widths differ."""
+        return self.embedding_width != self.hidden_dim
 
     @property
     def head_dim(self) -> int:

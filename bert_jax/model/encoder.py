@@ -42,28 +42,30 @@ def restarting_positions(segment_ids: Integer[Array, "B L"]) -> Integer[Array, "
 
 
 class Embeddings(nnx.Module):
-    """Sum of token, position and type embeddings, normalised, with dropout."""
+    """Sum of token, position and type embeddings, normalised, with dropout.
+
+    Tables of another width than the layers are followed by a map (Clark et al. 2020, ELECTRA).
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        tokens = truncated_normal(
-            rngs.params(), (config.vocab_size, config.hidden_dim), config.init_std
-        )
+        width = config.embedding_width
+        tokens = truncated_normal(rngs.params(), (config.vocab_size, width), config.init_std)
         padding = config.padded_vocab_size - config.vocab_size
         self.token = parameter(jnp.pad(tokens, ((0, padding), (0, 0))), "vocab", "embed")
         self.position = parameter(
-            truncated_normal(
-                rngs.params(), (config.num_positions, config.hidden_dim), config.init_std
-            ),
+            truncated_normal(rngs.params(), (config.num_positions, width), config.init_std),
             "length",
             "embed",
         )
         self.type = parameter(
-            truncated_normal(rngs.params(), (config.num_types, config.hidden_dim), config.init_std),
+            truncated_normal(rngs.params(), (config.num_types, width), config.init_std),
             None,
             "embed",
         )
-        self.norm = LayerNorm(config)
+        self.norm = LayerNorm(config, width)
+        if config.projects_embeddings:
+            self.project = Affine(config, {None: width}, {"embed": config.hidden_dim}, rngs)
 
     def __call__(
         self,
@@ -88,7 +90,8 @@ class Embeddings(nnx.Module):
             + self.type[...][type_ids.astype(jnp.int32)]
         )
         x = self.norm(x).astype(compute_dtype(self.config))
-        return _drop(x, self.config.hidden_dropout_rate, stream, SITE_EMBEDDINGS)
+        x = _drop(x, self.config.hidden_dropout_rate, stream, SITE_EMBEDDINGS)
+        return self.project(x) if self.config.projects_embeddings else x
 
 
 class SelfAttention(nnx.Module):

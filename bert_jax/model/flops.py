@@ -21,14 +21,26 @@ def forward_flops(config: ModelConfig, length: int, num_masked: int) -> int:
       length: L, padding included, since it is computed like text.
       num_masked: P, positions per row that get vocabulary logits.
     """
-    d, f = config.hidden_dim, config.mlp_dim
+    d = config.hidden_dim
+    pooler = 2 * d * d
+    nsp = 2 * d * 2
+    return encoder_flops(config, length) + pooler + nsp + mlm_flops(config, num_masked)
+
+
+def encoder_flops(config: ModelConfig, length: int) -> int:
+    """Count the operations of one row's way through embeddings and layers."""
+    e, d, f = config.embedding_width, config.hidden_dim, config.mlp_dim
+    map_to_layers = 2 * length * e * d * config.projects_embeddings
     projections = 4 * 2 * length * d * d  # query, key, value, output
     attention = 2 * 2 * length * length * d  # scores, and weights times values, over all heads
     mlp = 2 * 2 * length * d * f
-    pooler = 2 * d * d
-    nsp = 2 * d * 2
-    mlm = num_masked * (2 * d * d + 2 * d * config.padded_vocab_size)
-    return config.num_layers * (projections + attention + mlp) + pooler + nsp + mlm
+    return map_to_layers + config.num_layers * (projections + attention + mlp)
+
+
+def mlm_flops(config: ModelConfig, num_masked: int) -> int:
+    """Count the operations of the masked-LM head at `num_masked` positions."""
+    e = config.embedding_width
+    return num_masked * (2 * config.hidden_dim * e + 2 * e * config.padded_vocab_size)
 
 
 def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:

@@ -40,16 +40,17 @@ class MlmHead(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        self.dense = Affine(config, {"embed": config.hidden_dim}, {None: config.hidden_dim}, rngs)
-        self.norm = LayerNorm(config)
+        width = config.embedding_width
+        self.dense = Affine(config, {"embed": config.hidden_dim}, {None: width}, rngs)
+        self.norm = LayerNorm(config, width)
         self.bias = parameter(jnp.zeros((config.padded_vocab_size,), jnp.float32), "vocab")
 
     def __call__(
-        self, hidden: Float[Array, "B P D"], table: Float[Array, "V D"]
+        self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]
     ) -> Float[Array, "B P V"]:
         """`table` is passed, not stored: a shared variable becomes two leaves under `jax.jit`."""
         x = self.norm(ACTIVATIONS[self.config.activation](self.dense(hidden)))
-        logits = einsum_float32("BPD,VD->BPV", x, table.astype(x.dtype))
+        logits = einsum_float32("BPE,VE->BPV", x, table.astype(x.dtype))
         is_token = jnp.arange(self.config.padded_vocab_size) < self.config.vocab_size
         # Adding to the bias (V,) rather than selecting in the logits (B, P, V): one pass less.
         return _add_bias(logits, jnp.where(is_token, self.bias[...], PADDED_LOGIT))

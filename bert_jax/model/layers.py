@@ -99,10 +99,12 @@ class LayerNorm(nnx.Module):
     nearly constant inputs, where BERT's eps of 1e-12 does not hide it.
     """
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, width: int | None = None):
+        """Make a norm of `width` numbers; by default of the width of the model."""
+        width = width or config.hidden_dim
         self.eps = config.norm_eps
-        self.scale = parameter(jnp.ones((config.hidden_dim,), jnp.float32), "embed")
-        self.bias = parameter(jnp.zeros((config.hidden_dim,), jnp.float32), "embed")
+        self.scale = parameter(jnp.ones((width,), jnp.float32), "embed")
+        self.bias = parameter(jnp.zeros((width,), jnp.float32), "embed")
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """In the type of `x`."""

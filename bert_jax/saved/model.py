@@ -16,8 +16,7 @@ import numpy as np
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir, scheme
-from bert_jax.formats.families import class_written, to_bert
-from bert_jax.formats.family_tables import WRITTEN
+from bert_jax.formats.families import is_written, to_bert
 from bert_jax.formats.huggingface_config import model_config_from_huggingface
 from bert_jax.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
@@ -127,8 +126,8 @@ def read_model(path: str | Path, *, encoder_only: bool = False) -> SavedModel:
     Args:
         path: A work directory of `bert-jax pretrain` (the newest intact checkpoint) or of
             `bert-jax finetune` (the best model), here or in a bucket; or a local directory as
-            Transformers' `save_pretrained` writes it, of a BERT with any head or none, or of a
-            classifier of ELECTRA or DistilBERT. Heads other than those of pretraining,
+            Transformers' `save_pretrained` writes it, of a BERT or an ELECTRA with any head or
+            none, or of a classifier of DistilBERT. Heads other than those of pretraining,
             classification, tagging and span QA are passed over.
         encoder_only: Pass over all heads of a directory in Hugging Face's format: what is wrong
             with them does no harm then.
@@ -220,7 +219,7 @@ def in_units(saved: SavedModel) -> SavedModel:
 
 def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
-    if made_by in map(class_written, WRITTEN.values()):
+    if is_written(found):
         form = to_bert(found, read_weights(directory, made_by), where=where)
         described, config = form.config, form.model_config(where=where)
         tokenizer, arrays = _tokenizer(directory, config.vocab_size), form.arrays

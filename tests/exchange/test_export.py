@@ -115,6 +115,22 @@ def test_a_classifier_is_written_under_the_family_that_computes_it(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("pretraining", {}, r"both a head for pairs of sentences and embeddings \(8\) of another"),
+        ("mlm", {"activation": "relu"}, "model.activation is relu, and the masked-LM head"),
+        ("class", {}, "its pooler has tanh, and no class of Transformers computes"),
+    ],
+)
+def test_an_electra_is_written_only_as_its_classes_compute(tmp_path, kind, changes, said):
+    saved = model_of(kind)
+    config = dataclasses.replace(saved.config, embedding_dim=8, **changes)
+    with pytest.raises(UserError, match=said):
+        write_huggingface(dataclasses.replace(saved, config=config), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("kind", "changes"),
     [("relu", {"norm_eps": 1e-6}), ("encoder", {"pooler_activation": "relu"})],
 )

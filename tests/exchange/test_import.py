@@ -166,7 +166,7 @@ def test_what_is_not_read_back_bit_for_bit_is_refused(tmp_path, monkeypatch, par
     [
         ({"model_type": "albert"}, "an ALBERT is no BERT with other names"),
         ({"model_type": "t5"}, "model_type is 't5'"),
-        ({"model_type": "electra", "embedding_size": 8}, "embedding_size is 8"),
+        ({"model_type": "electra", "embedding_size": 0}, "embedding_size is 0"),
         ({"auto_map": {"AutoModel": "a.B"}}, "code of its own"),
         ({"hidden_act": "silu"}, "hidden_act is 'silu'"),
         ({"num_hidden_layers": 3}, r"layer.2.* is missing"),

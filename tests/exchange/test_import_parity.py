@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from family_models import WORDS, save_family  # noqa: E402
+from safetensors.numpy import load_file  # noqa: E402
 
 from bert_jax.exchange import importing  # noqa: E402
 from bert_jax.exchange.huggingface import prove  # noqa: E402
@@ -65,6 +66,24 @@ def test_every_head_of_every_family(tmp_path, family, task, outputs):
     )
     dropped = task == "ForMultipleChoice" or (family, task) == ("Electra", "ForPreTraining")
     assert any("head is not imported" in note for note in report["notes"]) == dropped
+
+
+@pytest.mark.parametrize("task", HEADS)
+def test_narrow_embeddings_come_in_and_go_out(tmp_path, task):
+    """The shape of google/electra-small: the tables are narrower than the layers."""
+    theirs = save_family(tmp_path / "theirs", "Electra", task, num_labels=2, embedding_size=8)
+    report = import_model(tmp_path / "theirs", tmp_path / "ours", tolerance=1e-5)
+    assert set(report["compared"]["differences"]) == HEADS[task]
+    assert report["class"] == f"Electra{task}"
+    saved = read_model(tmp_path / "ours")
+    assert (saved.config.embedding_dim, saved.config.hidden_dim) == (8, 16)
+    written = load_file(tmp_path / "ours/model.safetensors")
+    wanted = load_file(tmp_path / "theirs/model.safetensors")
+    for name, array in written.items():
+        np.testing.assert_array_equal(array, wanted[name], err_msg=name)
+    proof = prove(saved, tmp_path / "ours", proof_rows(saved))
+    assert proof["proofs"]["transformers"]["class"] == type(theirs).__name__
+    assert max(proof["differences"].values()) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,15 @@ def test_classifiers_of_other_families(tmp_path, activation):
     assert max(found.values()) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["mlm", "classification"])
+def test_embeddings_of_another_width(tmp_path, kind):
+    saved = small_saved(kind, num_layers=1, embedding_dim=8, pooler_activation="gelu")
+    write(saved, tmp_path)
+    found = prove(saved, tmp_path, ROWS[:1])["differences"]
+    assert found.keys() >= {"hidden", "head" if kind == "classification" else "mlm"}
+    assert max(found.values()) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("kind", "outputs"),
     [

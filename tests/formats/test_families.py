@@ -9,8 +9,9 @@ from bert_jax.errors import UserError
 from bert_jax.formats.families import bert_names, class_written, from_bert, to_bert
 from bert_jax.formats.huggingface_config import (
     model_config_from_huggingface,
+    model_config_to_huggingface,
 )
-from bert_jax.formats.huggingface_names import parts_from_huggingface
+from bert_jax.formats.huggingface_names import TABLE, export_entries, parts_from_huggingface
 
 
 def distilbert():
@@ -96,6 +97,33 @@ def test_electra():
     assert_is_the_bert(form, ("cls.seq_relationship", "bert.pooler"))
 
 
+def test_an_electra_with_narrow_embeddings_and_back():
+    config, arrays = electra(width=8)
+    for name, array in arrays.items():
+        if ".embeddings." in name or name.startswith("generator_"):
+            arrays[name] = array[..., :8]
+    arrays["generator_predictions.dense.weight"] = np.ones((8, 16), np.float32)
+    arrays["generator_lm_head.bias"] = np.ones(20, np.float32)
+    arrays["electra.embeddings_project.weight"] = np.ones((16, 8), np.float32)
+    arrays["electra.embeddings_project.bias"] = np.ones(16, np.float32)
+    form = to_bert(config, arrays, where="config.json")
+    model = form.model_config(where="config.json")
+    assert (model.embedding_dim, model.hidden_dim, model.pooler_activation) == (8, 16, "gelu")
+    params = parts_from_huggingface(form.arrays, model)
+    assert params["encoder"]["embeddings"]["project"]["kernel"].shape == (8, 16)
+    assert params["mlm"]["dense"]["kernel"].shape == (16, 8)
+    written = export_entries(
+        [entry for entry in TABLE if entry.path[0] != "nsp" and "pooler" not in entry.path],
+        params, model,
+    )  # fmt: skip
+    fields, back = from_bert("electra", "ForMaskedLM", model_config_to_huggingface(model), written)
+    assert fields.items() >= config.items()
+    del arrays["generator_lm_head.weight"]  # the table
+    assert back.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(back[name], array, err_msg=name)
+
+
 def test_the_discriminators_head_is_dropped_with_a_word():
     config, arrays = electra("ElectraForPreTraining")
     arrays = {n: a for n, a in arrays.items() if not n.startswith("generator")}
@@ -136,7 +164,7 @@ def test_a_classifier_of_another_family_and_back(family, names, activation):
     for name, rows in zip(names, (16, 3), strict=True):
         arrays[f"{name}weight"] = random.normal(size=(rows, 16)).astype(np.float32)
         arrays[f"{name}bias"] = random.normal(size=rows).astype(np.float32)
-    config["architectures"] = [class_written(kind)]
+    config["architectures"] = [class_written(kind, "ForSequenceClassification")]
     form = to_bert(config, arrays, where="config.json")
     assert form.pooler_activation == activation
     assert form.dropped == ()
@@ -145,11 +173,11 @@ def test_a_classifier_of_another_family_and_back(family, names, activation):
     )
     np.testing.assert_array_equal(form.arrays["classifier.weight"], arrays[f"{names[1]}weight"])
     assert len(form.arrays[TYPES]) == (1 if family is distilbert else 2)
-    fields, back = from_bert(kind, form.config, form.arrays)
+    fields, back = from_bert(kind, "ForSequenceClassification", form.config, form.arrays)
     assert fields.items() >= config.items()
     assert back.keys() == arrays.keys()
     assert all(back[name] is array for name, array in arrays.items())
-    assert bert_names(kind, arrays).keys() == form.arrays.keys() - (
+    assert bert_names(kind, "ForSequenceClassification", arrays).keys() == form.arrays.keys() - (
         {TYPES} if family is distilbert else set()
     )
     other = to_bert(config | {"architectures": ["AutoModel"]}, arrays, where="config.json")
@@ -169,13 +197,13 @@ def test_a_bert_stays_as_it_is():
     ("changes", "said"),
     [
         ({"model_type": "albert", "embedding_size": 128, "num_hidden_layers": 12},
-         r"embedding_hidden_mapping_in.*its \d+ layers share 1 set of parameters.*masked-LM head"),
+         r"its \d+ layers share 1 set of parameters, which training here would not keep equal"),
         ({"model_type": "gpt2"}, "model_type is 'gpt2'; what can be imported is bert, roberta"),
         ({"model_type": None}, "model_type is None"),
         ({"model_type": ["roberta"]}, r"model_type is \['roberta'\]"),
         ({"auto_map": {"AutoModel": "modeling.X"}}, "code of its own .auto_map.*never run"),
-        ({"model_type": "electra", "embedding_size": 8}, "embedding_size is 8 and hidden_size 16"),
-        ({"model_type": "electra"}, "embedding_size is 128 and hidden_size 16"),
+        ({"model_type": "electra", "embedding_size": "8"}, "embedding_size is '8'; it must be"),
+        ({"model_type": "electra", "embedding_size": 0}, "embedding_size is 0; it must be from 1"),
         ({"model_type": "roberta", "pad_token_id": 200}, "positions begin after the id of padding"),
         ({"model_type": "roberta", "pad_token_id": True}, "pad_token_id True"),
         ({"model_type": "roberta", "max_position_embeddings": "9"}, "is '9' and pad_token_id 1"),

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from bert_jax.model.config import SIZES, ModelConfig
 from bert_jax.model.flops import forward_flops, train_flops
@@ -16,10 +17,12 @@ def test_base_by_hand():
     assert train_flops(base, 128, 20) == 3 * (12 * layer + heads)
 
 
-def test_forward_count_is_what_xla_counts():
+@pytest.mark.parametrize("embedding_dim", [0, 128])
+def test_forward_count_is_what_xla_counts(embedding_dim):
     config = ModelConfig(
-        vocab_size=1000, hidden_dim=256, num_layers=2, num_heads=4, mlp_dim=1024, dtype="float32"
-    )
+        vocab_size=1000, embedding_dim=embedding_dim, hidden_dim=256, num_layers=2, num_heads=4,
+        mlp_dim=1024, dtype="float32",
+    )  # fmt: skip
     rows, length, num_masked = 2, 64, 8
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)

@@ -39,7 +39,15 @@ def test_every_size_has_its_count():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"num_types": 3}, {"vocab_size": 256}, {"mlp_dim": 40, "num_layers": 1}]
+    "changes",
+    [
+        {},
+        {"num_types": 3},
+        {"vocab_size": 256},
+        {"mlp_dim": 40, "num_layers": 1},
+        {"embedding_dim": 8},
+        {"embedding_dim": 32},
+    ],
 )
 def test_counts_equal_the_arrays_but_for_padding(changes):
     config = ModelConfig(
@@ -49,7 +57,7 @@ def test_counts_equal_the_arrays_but_for_padding(changes):
     shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     total = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     padding_rows = config.padded_vocab_size - config.vocab_size
-    assert total - padding_rows * (config.hidden_dim + 1) == num_params(config)
+    assert total - padding_rows * (config.embedding_width + 1) == num_params(config)
 
 
 @pytest.mark.parametrize(("vocab_size", "padded"), [(1, 128), (128, 128), (30522, 30592)])
@@ -61,6 +69,7 @@ def test_vocabulary_is_padded_to_lanes(vocab_size, padded):
     ("field", "value"),
     [
         ("num_layers", 0),
+        ("embedding_dim", -1),
         ("num_heads", 7),
         ("hidden_dropout_rate", 1.0),
         ("attention_dropout_rate", -0.1),
