@@ -16,14 +16,13 @@ import numpy as np
 from bert_jax.checkpoint.storage import AnyPath, as_path, saved_steps
 from bert_jax.checkpoint.verify import verified_steps
 from bert_jax.errors import UserError
-from bert_jax.model.heads import num_params
-from bert_jax.objectives.objective import Metric
+from bert_jax.objectives.objective import Metric, num_params
 from bert_jax.run.events import read_events
 from bert_jax.run.goodput import Start, down_seconds, read_starts, total_seconds
 from bert_jax.run.loss_curve import draw_loss_curve
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import open_corpus
+from bert_jax.training.corpus import objective_of, open_corpus
 from bert_jax.training.workdir import read_config, read_record
 
 State = Literal["new", "running", "silent", "killed", "failed", "stopped", "finished"]
@@ -151,7 +150,7 @@ def run_status(
     return Status(
         workdir=str(workdir),
         version=_version(workdir),
-        num_params=num_params(config.model),
+        num_params=num_params(objective_of(config)),
         num_layers=config.model.num_layers,
         hidden_dim=config.model.hidden_dim,
         vocab_size=config.model.vocab_size,

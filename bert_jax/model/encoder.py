@@ -209,13 +209,14 @@ class Pooler(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Embeddings, `num_layers` layers stored stacked on axis 0, and the pooler."""
+    """Embeddings, `num_layers` layers stored stacked on axis 0, and the pooler if wanted."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, pooler: bool = True):
         self.config = config
         self.embeddings = Embeddings(config, rngs)
         self.layers = _stacked_layers(config, rngs)
-        self.pooler = Pooler(config, rngs)
+        if pooler:
+            self.pooler = Pooler(config, rngs)
 
     def __call__(
         self,

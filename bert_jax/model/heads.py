@@ -4,7 +4,6 @@ Outside this package parameters are a nested dict of float32 arrays; modules exi
 function below is being traced.
 """
 
-import math
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -138,21 +137,6 @@ def logical_axes(config: ModelConfig) -> Params:
     return axes_of(nnx.state(_abstract(config)))
 
 
-@lru_cache(maxsize=32)
-def num_params(config: ModelConfig) -> int:
-    """Count the parameters of the pretraining model, as Hugging Face does.
-
-    The padding rows of the vocabulary do not count; the decoder is the embedding table.
-    """
-    count = 0
-    for _, variable in nnx.to_flat_state(nnx.state(_abstract(config))):
-        size = math.prod(variable.shape)
-        if "vocab" in variable.get_metadata("axes"):
-            size = size // config.padded_vocab_size * config.vocab_size
-        count += size
-    return count
-
-
 def axes_of(state: Any) -> Params:
     """Logical axis names of the parameters of a model that has an `encoder`, as a nested dict.
 
@@ -198,11 +182,8 @@ def apply_pretraining(
         config, params, tokens, type_ids, segment_ids,
         dropout_seed=dropout_seed, row_index=row_index, layout=layout,
     )  # fmt: skip
-    if positions is not None:
-        hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
-    table = params["encoder"]["embeddings"]["token"]
     return PretrainingLogits(
-        mlm=part(config, params["mlm"], "mlm")(hidden, table),
+        mlm=mlm_logits(config, params, hidden, positions),
         nsp=part(config, params["nsp"], "nsp")(pooled).astype(jnp.float32),
     )
 
@@ -223,9 +204,49 @@ def encode(
     `params` is any tree with an `encoder` entry, so that a fine-tuning head can lie beside it.
     The other arguments are those of `apply_pretraining`.
     """
-    encoder = part(config, params["encoder"], "encoder")
-    hidden = encoder(tokens, type_ids, segment_ids, _stream(dropout_seed, row_index), layout)
-    return hidden, encoder.pooler(hidden)
+    hidden = encode_states(
+        config, params, tokens, type_ids, segment_ids,
+        dropout_seed=dropout_seed, row_index=row_index, layout=layout,
+    )  # fmt: skip
+    return hidden, part(config, params["encoder"]["pooler"], "encoder", "pooler")(hidden)
+
+
+def encode_states(
+    config: ModelConfig,
+    params: Params,
+    tokens: Integer[Array, "B L"],
+    type_ids: Integer[Array, "B L"],
+    segment_ids: Integer[Array, "B L"],
+    *,
+    dropout_seed: UInt32[Array, ""] | None = None,
+    row_index: UInt32[Array, " B"] | None = None,
+    layout: Layout | None = None,
+) -> Float[Array, "B L D"]:
+    """Compute the states of all tokens, as `encode`; the encoder need not have a pooler."""
+    parts = {name: params["encoder"][name] for name in ("embeddings", "layers")}
+    encoder = nnx.merge(_without_pooler(config), parts)
+    stream = _stream(dropout_seed, row_index)
+    hidden: Array = encoder(tokens, type_ids, segment_ids, stream, layout)
+    return hidden
+
+
+@lru_cache(maxsize=32)
+def _without_pooler(config: ModelConfig) -> Any:
+    return nnx.split(nnx.eval_shape(lambda: Encoder(config, nnx.Rngs(params=0), pooler=False)))[0]
+
+
+def mlm_logits(
+    config: ModelConfig,
+    params: Params,
+    hidden: Float[Array, "B L D"],
+    positions: Integer[Array, "B P"] | None = None,
+) -> Float[Array, "B P V"]:
+    """Compute vocabulary logits at some positions, or all; `params` has `encoder` and `mlm`."""
+    if positions is not None:
+        hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
+    table = params["encoder"]["embeddings"]["token"]
+    logits: Array = part(config, params["mlm"], "mlm")(hidden, table)
+    return logits
 
 
 def _stream(seed, row_index) -> DropoutStream | None:

@@ -10,10 +10,12 @@ batch add up to the loss of the whole, however unequal the parts are, because th
 known before the first part.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
@@ -120,6 +122,20 @@ class Objective(Protocol):
 
     def shown(self, rows: Batch) -> Shown:
         """Show prepared rows to people."""
+
+
+def num_params(objective: Objective) -> int:
+    """Count the parameters of an objective, without the rows that pad the vocabulary."""
+    model = objective.model
+    # The key is made in the function: outside it would open a device.
+    shapes = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
+
+    def count(shape: Any, axes: tuple[str | None, ...]) -> int:
+        padded = axes[:1] == ("vocab",) and shape.shape[0] == model.padded_vocab_size
+        rows = (model.vocab_size, *shape.shape[1:]) if padded else shape.shape
+        return math.prod(rows)
+
+    return sum(jax.tree.leaves(jax.tree.map(count, shapes, objective.axes())))
 
 
 def ratio(total: Num[Array, ""], count: Num[Array, ""]) -> Float[Array, ""]:

@@ -209,10 +209,9 @@ def usable_bytes(topology: Topology) -> int:
 
 def row_flops(config: PretrainConfig, length: int) -> int:
     """Count the operations of one row of `length` tokens in a training step."""
-    from bert_jax.data.store import SpecialIds
-    from bert_jax.training.corpus import settings_of
+    from bert_jax.training.corpus import objective_of
 
-    return settings_of(config, SpecialIds(*range(5))).objective.flops(length)
+    return objective_of(config).flops(length)
 
 
 def _planned_step(config: PretrainConfig) -> Any:

@@ -5,11 +5,14 @@ al. 2019 (bytes of state per parameter). Rates are of `chips.py`; efficiencies a
 near what compiled steps show.
 """
 
-from bert_jax.model.heads import num_params
+from functools import lru_cache
+
+from bert_jax.objectives.objective import num_params
 from bert_jax.plan.compile import row_flops
 from bert_jax.plan.search import Guess, Settings
 from bert_jax.plan.topology import Topology
 from bert_jax.training.config import PretrainConfig
+from bert_jax.training.corpus import objective_of
 
 _MATMUL_EFFICIENCY = 0.6
 _RECOMPUTED = {"none": 1.0, "dots": 1.1, "full": 1.33}
@@ -35,7 +38,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     length = config.training.phases[phase].length
     shards = devices // settings.tensor
     rows = settings.rows / shards / settings.accumulation  # of a micro-batch, on one device
-    parameters = num_params(model)
+    parameters = _num_params(config)
     layers = 12 * model.num_layers * model.hidden_dim**2
     split = settings.fsdp * settings.tensor
 
@@ -75,6 +78,11 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     network = exchanged / link
     overhead = 2e-4 * settings.accumulation
     return Guess(int(peak), compute + update + network + overhead)
+
+
+@lru_cache(maxsize=8)
+def _num_params(config: PretrainConfig) -> int:
+    return num_params(objective_of(config))
 
 
 def rows_that_may_fit(

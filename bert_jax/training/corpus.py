@@ -9,6 +9,7 @@ from bert_jax.data.store import SpecialIds, TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.remote import scheme
 from bert_jax.objectives.config import Given
+from bert_jax.objectives.objective import Objective
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.state import StepConfig
@@ -69,6 +70,11 @@ def step_config(config: PretrainConfig, corpus: Corpus) -> StepConfig:
             raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
         continues_word = load_tokenizer(store.path / "tokenizer").continues_word
     return settings_of(config, store.special_ids, continues_word, store.unigram_entropy)
+
+
+def objective_of(config: PretrainConfig) -> Objective:
+    """Make the objective of a run of which no corpus is at hand, for its sizes."""
+    return settings_of(config, SpecialIds(*range(5))).objective
 
 
 def settings_of(

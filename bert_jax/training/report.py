@@ -11,8 +11,7 @@ from jax.sharding import Mesh
 import bert_jax
 from bert_jax.data.pairs import PairPlan, losses
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.model.heads import num_params
-from bert_jax.objectives.objective import Metric, Objective
+from bert_jax.objectives.objective import Metric, Objective, num_params
 from bert_jax.run.goodput import Clock
 from bert_jax.run.readout import readout
 from bert_jax.run.telemetry import duration
@@ -72,7 +71,7 @@ def summary(
     processes = jax.process_count()
     return [
         f"bert_jax {bert_jax.__version__}, work directory {workdir}",
-        f"model    {num_params(model):,} parameters: {model.num_layers} layers, "
+        f"model    {num_params(objective):,} parameters: {model.num_layers} layers, "
         f"{model.hidden_dim} wide, vocabulary {model.vocab_size:,}",
         f"corpus   {store.num_tokens:,} tokens in {store.num_documents:,} documents; {held_out}",
         *phases,

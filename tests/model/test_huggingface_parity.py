@@ -9,9 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.data.store import SpecialIds
 from bert_jax.formats.huggingface_names import from_huggingface, to_huggingface
 from bert_jax.model.config import SIZES, ModelConfig
-from bert_jax.model.heads import apply_pretraining, num_params
+from bert_jax.model.heads import apply_pretraining
+from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.objective import num_params
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "model" / "tiny.npz"
 TOLERANCE = 1e-5
@@ -132,4 +136,5 @@ def test_live_parameter_counts(peer, size):
                 intermediate_size=config.mlp_dim,
             )
         )
-    assert num_params(config) == sum(p.numel() for p in model.parameters())
+    objective = MaskedLM(config, MaskingConfig(), SpecialIds(*range(5)))
+    assert num_params(objective) == sum(p.numel() for p in model.parameters())
