@@ -43,6 +43,11 @@ def mlm_flops(config: ModelConfig, num_masked: int) -> int:
     return num_masked * (2 * config.hidden_dim * e + 2 * e * config.padded_vocab_size)
 
 
+def replaced_flops(config: ModelConfig, length: int) -> int:
+    """Count the operations of the head that detects replaced tokens."""
+    return length * (2 * config.hidden_dim**2 + 2 * config.hidden_dim)
+
+
 def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
     """Operations of one row in a training step; multiply by the global number of rows for a step.
 

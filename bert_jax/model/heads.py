@@ -78,6 +78,21 @@ def _add_bias_backward(_, gradient):
 _add_bias.defvjp(lambda x, bias: (_add_bias(x, bias), None), _add_bias_backward)
 
 
+class ReplacedHead(nnx.Module):
+    """Map, activation and one score a token: that the token was replaced (Clark et al. 2020)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        width = config.hidden_dim
+        self.activation = config.activation
+        self.dense = Affine(config, {"embed": width}, {None: width}, rngs)
+        self.score = Affine(config, {"embed": width}, {None: 1}, rngs)
+
+    def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L"]:
+        """Position by position, in float32."""
+        x = ACTIVATIONS[self.activation](self.dense(hidden))
+        return self.score(x)[..., 0].astype(jnp.float32)
+
+
 class PretrainingModel(nnx.Module):
     """Encoder with the masked-LM and the next-sentence head (Devlin et al. 2018, section 3.1)."""
 
@@ -246,6 +261,30 @@ def mlm_logits(
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
     logits: Array = part(config, params["mlm"], "mlm")(hidden, table)
+    return logits
+
+
+@lru_cache(maxsize=32)
+def _abstract_replaced(config: ModelConfig) -> tuple[Any, Any]:
+    return nnx.split(nnx.eval_shape(lambda: ReplacedHead(config, nnx.Rngs(params=0))))
+
+
+@partial(jax.jit, static_argnums=0)
+def init_replaced_head(config: ModelConfig, key: Array) -> Params:
+    """Make fresh parameters of a `ReplacedHead`."""
+    return nnx.to_pure_dict(nnx.state(ReplacedHead(config, nnx.Rngs(params=key)), nnx.Param))
+
+
+def replaced_head_axes(config: ModelConfig) -> Params:
+    """Name the logical axes of each parameter of a `ReplacedHead`."""
+    return axes_of(_abstract_replaced(config)[1])
+
+
+def replaced_logits(
+    config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
+) -> Float[Array, "B L"]:
+    """Compute the score of each token that it was replaced; `params` has an `rtd`."""
+    logits: Array = nnx.merge(_abstract_replaced(config)[0], params["rtd"])(hidden)
     return logits
 
 

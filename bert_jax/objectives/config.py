@@ -1,5 +1,6 @@
 """The section `objective` of a configuration, and the objectives that it can name."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Metric, Objective
+from bert_jax.objectives.replaced_tokens import METRICS, ReplacedTokens
 
 
 class Given(NamedTuple):
@@ -33,7 +35,7 @@ class ObjectiveConfig:
     """The choice of what a run learns; an objective's own fields are those of its subclass."""
 
     name: str = "masked_lm"
-    """Objective: masked_lm."""
+    """Objective: masked_lm or replaced_tokens."""
 
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> "type[ObjectiveConfig]":
@@ -76,5 +78,48 @@ class MaskedLMConfig(ObjectiveConfig):
         )  # fmt: skip
 
 
-OBJECTIVES: dict[str, type[ObjectiveConfig]] = {"masked_lm": MaskedLMConfig}
+@dataclass(frozen=True)
+class ReplacedTokensConfig(ObjectiveConfig):
+    """Tokens that a small generator proposed in place of masked ones (Clark et al. 2020)."""
+
+    name: str = "replaced_tokens"
+    """Objective: replaced_tokens."""
+    generator_size: float = 0.25
+    """Share of the model's width, heads and feed-forward width that the generator has; its layers
+    are as many."""
+    discriminator_weight: float = 50.0
+    """Factor of the discriminator's loss beside the generator's."""
+    temperature: float = 1.0
+    """Divisor of the generator's logits before a token is drawn."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that make no generator and no loss."""
+        if not 0 < self.generator_size <= 1:
+            raise UserError(
+                f"objective.generator_size is {self.generator_size}; it must be above 0 and at "
+                "most 1"
+            )
+        for name in ("discriminator_weight", "temperature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(
+                    f"objective.{name} is {getattr(self, name)}; it must be above 0 and finite"
+                )
+
+    def metrics(self, pairs: bool) -> tuple[Metric, ...]:
+        """List the metrics of a run, before its model and corpus are known."""
+        return METRICS
+
+    def make(self, given: Given) -> ReplacedTokens:
+        """Make the objective; labels of pairs are not learned."""
+        return ReplacedTokens(
+            given.model, given.masking, given.special_ids, self.generator_size,
+            self.discriminator_weight, self.temperature, given.continues_word,
+            given.unigram_entropy,
+        )  # fmt: skip
+
+
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
+    "masked_lm": MaskedLMConfig,
+    "replaced_tokens": ReplacedTokensConfig,
+}
 """Objectives by name: adding one is an entry here."""

@@ -1,0 +1,286 @@
+"""Replaced-token detection: a small generator proposes tokens, the encoder finds the proposals.
+
+Source: Clark et al. 2020, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than
+Generators", section 2, appendix A, and the published code: generator and discriminator share the
+tables of token, position and type embeddings with their norm; everything after the norm is each
+model's own.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from bert_jax.data.store import SpecialIds
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.counter_hash import hash_u32
+from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops, mlm_flops, replaced_flops
+from bert_jax.model.heads import (
+    encode_states,
+    init_params,
+    init_replaced_head,
+    logical_axes,
+    mlm_logits,
+    replaced_head_axes,
+    replaced_logits,
+)
+from bert_jax.model.layout import Layout
+from bert_jax.objectives.masked_lm import MaskedLM, masked_sums
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.objective import Batch, Forward, Metric, Scalars, Shown, ratio
+
+# What a random number is for; words far from those of masking.
+_SAMPLING, _GENERATOR_DROPOUT = 0x53414D50, 0x47454E44
+SHARED = ("token", "position", "type", "norm")
+"""Embeddings that both models use."""
+
+METRICS = (
+    Metric(
+        "mlm_loss", "masked-LM loss of the generator", "mlm_loss", "mlm_count", "nats per token",
+        short="generator loss", baseline="unigram entropy",
+    ),
+    Metric(
+        "mlm_accuracy", "masked-LM accuracy of the generator", "mlm_correct", "mlm_count",
+        better="higher",
+    ),
+    Metric("rtd_loss", "replaced-token loss", "rtd_loss", "rtd_count", "nats per token"),
+    Metric(
+        "rtd_accuracy", "replaced-token accuracy", "rtd_correct", "rtd_count", better="higher",
+        short="rtd accuracy", floor="rtd_majority",
+    ),
+    Metric(
+        "rtd_recall", "share of replaced tokens that are found", "rtd_found", "rtd_replaced",
+        better="higher",
+    ),
+)  # fmt: skip
+
+
+def generator_of(model: ModelConfig, size: float) -> ModelConfig:
+    """Return the generator of a discriminator: as deep, `size` times as wide, on the same tables.
+
+    Args:
+        model: Architecture of the discriminator.
+        size: Share of its width, heads and feed-forward width.
+    """
+    heads = max(1, round(model.num_heads * size))
+    width = max(1, round(model.hidden_dim * size / heads)) * heads
+    return dataclasses.replace(
+        model,
+        embedding_dim=model.embedding_width,
+        hidden_dim=width,
+        num_heads=heads,
+        mlp_dim=max(1, round(model.mlp_dim * size)),
+    )
+
+
+def generator_params(params: Any) -> Any:
+    """Return the generator as a model of its own, with the shared embeddings: encoder and mlm."""
+    shared = {name: params["encoder"]["embeddings"][name] for name in SHARED}
+    own = params["generator"]["encoder"]
+    embeddings = {**shared, **own.get("embeddings", {})}
+    return {**params["generator"], "encoder": {**own, "embeddings": embeddings}}
+
+
+class Replaced(NamedTuple):
+    """Rows after the generator's proposals."""
+
+    tokens: Int[Array, "B L"]
+    """Input of the discriminator."""
+    is_replaced: Bool[Array, "B L"]
+    """Whether a token is another one than in the text: a proposal that equals the original is
+    original."""
+
+
+@dataclass(frozen=True)
+class ReplacedTokens:
+    """Detection of tokens that a jointly trained masked LM proposed."""
+
+    model: ModelConfig
+    """Architecture of the discriminator, which is what is kept."""
+    masking: MaskingConfig
+    special_ids: SpecialIds
+    generator_size: float = 0.25
+    """Share of the discriminator's width, heads and feed-forward width."""
+    discriminator_weight: float = 50.0
+    """Factor of the discriminator's loss."""
+    temperature: float = 1.0
+    """Divisor of the generator's logits before a token is drawn."""
+    continues_word: np.ndarray | None = field(default=None, compare=False)
+    """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
+    baseline: float | None = None
+    """Unigram entropy of the training corpus, nats."""
+
+    frozen = frozenset[str]()
+    metrics = METRICS
+
+    @property
+    def generator(self) -> ModelConfig:
+        """Architecture of the generator."""
+        return generator_of(self.model, self.generator_size)
+
+    @property
+    def proposer(self) -> MaskedLM:
+        """Objective of the generator."""
+        return MaskedLM(
+            self.generator, self.masking, self.special_ids, self.continues_word, pairs=False,
+            baseline=self.baseline,
+        )  # fmt: skip
+
+    def init(self, key: Array) -> Any:
+        """Make fresh parameters: encoder and rtd of the discriminator, and the generator."""
+        keys = jax.random.split(key, 3)
+        return _joined(
+            init_params(self.model, keys[0]),
+            init_replaced_head(self.model, keys[1]),
+            init_params(self.generator, keys[2]),
+        )
+
+    def axes(self) -> Any:
+        """Name the logical axes of each parameter."""
+        return _joined(
+            logical_axes(self.model), replaced_head_axes(self.model), logical_axes(self.generator)
+        )
+
+    def prepare(self, batch: Batch, seed: int | Array) -> Batch:
+        """Mask tokens as `MaskedLM` does, and add (B,) the seed of each row's proposals."""
+        seeds = jnp.asarray(hash_u32(seed, _SAMPLING, jnp.asarray(batch["row_index"])))
+        return {**self.proposer.prepare(batch, seed), "proposals": seeds}
+
+    def counts(self, rows: Batch) -> Scalars:
+        """Count masked positions and real tokens."""
+        return {
+            "mlm_count": jnp.sum(rows["weights"]),
+            "rtd_count": jnp.sum((rows["segment_ids"] > 0).astype(jnp.float32)),
+        }
+
+    def forward(
+        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Forward:
+        """Sum losses (nats), right answers and counts of both models over the rows."""
+        generator = generator_params(params)
+        logits = self.proposed_logits(generator, rows, seed, layout)
+        sums = masked_sums(logits, rows["labels"], rows["weights"])
+        drawn = draw(logits / self.temperature, rows["proposals"], rows["positions"])
+        seen = replace_tokens(rows, drawn)
+        states = encode_states(
+            self.model,
+            params,
+            seen.tokens,
+            rows["type_ids"].astype(jnp.int32),
+            rows["segment_ids"].astype(jnp.int32),
+            dropout_seed=seed,
+            row_index=rows["row_index"],
+            layout=layout,
+        )
+        found = replaced_logits(self.model, params, states)
+        return Forward(sums | detection_sums(found, seen.is_replaced, rows["segment_ids"] > 0))
+
+    def proposed_logits(
+        self, generator: Any, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Float[Array, "B P V"]:
+        """Compute the generator's logits at the masked positions."""
+        states = encode_states(
+            self.generator,
+            generator,
+            rows["tokens"],
+            rows["type_ids"].astype(jnp.int32),
+            rows["segment_ids"].astype(jnp.int32),
+            # Another seed than the discriminator's, whose sites have the same numbers.
+            dropout_seed=None if seed is None else jnp.asarray(hash_u32(seed, _GENERATOR_DROPOUT)),
+            row_index=rows["row_index"],
+            layout=None if layout is None else layout.inner["generator"],
+        )
+        return mlm_logits(self.generator, generator, states, rows["positions"])
+
+    def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
+        """Add the generator's loss per masked token and the weighted one per token."""
+        masked = ratio(sums["mlm_loss"], counts["mlm_count"])
+        detection = ratio(sums["rtd_loss"], counts["rtd_count"])
+        return masked + self.discriminator_weight * detection
+
+    def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the accuracy of always answering `original` (or `replaced`), and counts."""
+        tokens, replaced = sums["rtd_count"], sums["rtd_replaced"]
+        return {
+            "rtd_majority": max(replaced, tokens - replaced) / max(tokens, 1.0),
+            "rtd_share_replaced": replaced / max(tokens, 1.0),
+            **self.proposer.aside(sums),
+        }
+
+    def has_dropout(self) -> bool:
+        """Say whether training draws random numbers for dropout."""
+        return bool(self.model.hidden_dropout_rate or self.model.attention_dropout_rate)
+
+    def flops(self, length: int) -> int:
+        """Count the operations of one row in a training step (see `model.flops`)."""
+        num_masked = self.masking.num_predictions(length)
+        generator = encoder_flops(self.generator, length) + mlm_flops(self.generator, num_masked)
+        discriminator = encoder_flops(self.model, length) + replaced_flops(self.model, length)
+        return TRAIN_OVER_FORWARD * (generator + discriminator)
+
+    def shown(self, rows: Batch) -> Shown:
+        """Show the generator's input and the places for which it proposes tokens."""
+        return self.proposer.shown(rows)
+
+
+def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
+    """Lay out both models as one tree in which the shared embeddings are there once.
+
+    Neither model has a pooler: no loss reads one.
+    """
+    encoder = {name: discriminator["encoder"][name] for name in ("embeddings", "layers")}
+    own = {"layers": generator["encoder"]["layers"]}
+    if "project" in (embeddings := generator["encoder"]["embeddings"]):
+        own["embeddings"] = {"project": embeddings["project"]}
+    return {
+        "encoder": encoder,
+        "rtd": head,
+        "generator": {"encoder": own, "mlm": generator["mlm"]},
+    }
+
+
+def draw(
+    logits: Float[Array, "B P V"], seeds: UInt32[Array, " B"], positions: Int[Array, "B P"]
+) -> Int[Array, "B P"]:
+    """Draw a token per position from softmax(logits), without a gradient (Gumbel-max).
+
+    A pure function of the row's seed and the position: the same in any batch and on any mesh.
+    """
+    tokens = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, logits.shape[-1]), 2)
+    bits = jnp.asarray(hash_u32(seeds[:, None, None], positions[..., None], tokens))
+    # The numbers near 0 decide: a float32 has them to 2^-33, where 1 - u would have 2^-24.
+    uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    gumbel = -jnp.log(-jnp.log1p(-uniform))
+    return jnp.argmax(jax.lax.stop_gradient(logits) + gumbel, axis=-1).astype(jnp.int32)
+
+
+def replace_tokens(rows: Batch, drawn: Int[Array, "B P"]) -> Replaced:
+    """Put drawn tokens at the chosen positions of prepared rows."""
+    length = rows["tokens"].shape[1]
+    used = rows["weights"] > 0
+    at = jnp.where(used, rows["positions"], length)  # beyond the row: dropped
+    row = jnp.arange(at.shape[0])[:, None]
+    tokens = rows["tokens"].at[row, at].set(drawn, mode="drop")
+    changed = jnp.zeros(tokens.shape, bool).at[row, at].set(drawn != rows["labels"], mode="drop")
+    return Replaced(tokens, changed)
+
+
+def detection_sums(
+    logits: Float[Array, "B L"], is_replaced: Bool[Array, "B L"], is_real: Bool[Array, "B L"]
+) -> Scalars:
+    """Sum binary cross entropy (nats), right answers and counts over the real tokens."""
+    loss = jax.nn.softplus(jnp.where(is_replaced, -logits, logits))
+    answer = logits > 0
+    total = lambda values: jnp.sum(jnp.where(is_real, values, 0).astype(jnp.float32))  # noqa: E731
+    return {
+        "rtd_loss": total(loss),
+        "rtd_correct": total(answer == is_replaced),
+        "rtd_count": total(1.0),
+        "rtd_replaced": total(is_replaced),
+        "rtd_found": total(answer & is_replaced),
+    }

@@ -1,0 +1,258 @@
+"""Replaced-token detection: what is drawn, what is learned from it, and the same on every mesh."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from steps import batch_gradients
+
+from bert_jax.config.mapping import build
+from bert_jax.data.store import SpecialIds
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.objective import evaluated, num_params
+from bert_jax.objectives.replaced_tokens import (
+    ReplacedTokens,
+    detection_sums,
+    draw,
+    generator_of,
+    replace_tokens,
+)
+from bert_jax.parallel.sharding import MeshConfig, batch_sharding, make_mesh, place_batch
+from bert_jax.training.config import PretrainConfig
+from bert_jax.training.optim import OptimizerConfig
+from bert_jax.training.state import StepConfig, init_state, state_shardings
+from bert_jax.training.step import dropout_seed, make_train_step
+
+MODEL = ModelConfig(
+    vocab_size=250, num_positions=16, embedding_dim=16, hidden_dim=32, num_layers=2, num_heads=8,
+    mlp_dim=64, dtype="float32", scan_unroll=1,
+)  # fmt: skip
+OBJECTIVE = ReplacedTokens(
+    MODEL, MaskingConfig(max_predictions=4), SpecialIds(0, 1, 2, 3, 4), generator_size=0.25
+)
+CONFIG = StepConfig(
+    objective=OBJECTIVE,
+    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2),
+    num_steps=10,
+    seed=7,
+)
+ROWS, LENGTH = 32, 16
+
+
+def one_device():
+    return make_mesh(MeshConfig(1), jax.devices()[:1])
+
+
+@lru_cache
+def make_params():
+    return jax.device_get(init_state(CONFIG, one_device(), jax.random.key(0)).params)
+
+
+def make_batch(rows=ROWS, first=1000):
+    rng = np.random.default_rng(0)
+    segment_ids = (np.arange(LENGTH) < rng.integers(6, LENGTH + 1, rows)[:, None]).astype(np.uint8)
+    tokens = rng.integers(5, MODEL.vocab_size, (rows, LENGTH)).astype(np.uint16)
+    return {
+        "tokens": tokens * segment_ids,
+        "type_ids": rng.integers(0, 2, (rows, LENGTH)).astype(np.uint8),
+        "segment_ids": segment_ids,
+        "pair_labels": np.full(rows, -1, np.int32),
+        "row_index": np.arange(first, first + rows, dtype=np.uint32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share", "expected"),
+    [  # Clark et al. 2020, table 6
+        ((128, 256, 4, 1024), 1 / 4, (128, 64, 1, 256)),
+        ((0, 768, 12, 3072), 1 / 3, (768, 256, 4, 1024)),
+        ((0, 1024, 16, 4096), 1 / 4, (1024, 256, 4, 1024)),
+        ((0, 768, 12, 3072), 1 / 1, (768, 768, 12, 3072)),
+    ],
+)
+def test_the_generator_is_as_deep_and_narrower(sizes, share, expected):
+    embedding, width, heads, mlp = sizes
+    model = ModelConfig(
+        embedding_dim=embedding, hidden_dim=width, num_heads=heads, mlp_dim=mlp, num_layers=12
+    )
+    small = generator_of(model, share)
+    assert (small.embedding_width, small.hidden_dim, small.num_heads, small.mlp_dim) == expected
+    assert small.num_layers == 12
+
+
+def test_tables_are_there_once():
+    small, params = OBJECTIVE.generator, make_params()
+    assert set(params["encoder"]["embeddings"]) == {"token", "position", "type", "norm", "project"}
+    assert set(params["generator"]["encoder"]["embeddings"]) == {"project"}
+    assert params["generator"]["encoder"]["embeddings"]["project"]["kernel"].shape == (16, 8)
+    tables = (250 + 16 + 2) * 16 + 2 * 16
+    assert num_params(OBJECTIVE) == tables + sum(
+        (16 * width + width)  # the map to the layers
+        + 2 * (4 * (width * width + width) + 2 * width * mlp + mlp + width + 4 * width)
+        for width, mlp in ((32, 64), (small.hidden_dim, small.mlp_dim))
+    ) + (32 * 32 + 32 + 32 + 1) + (8 * 16 + 16 + 2 * 16 + 250)
+
+
+def test_the_generator_may_be_as_wide_as_the_tables():
+    objective = replace(OBJECTIVE, generator_size=0.5)
+    assert not objective.generator.projects_embeddings
+    params = objective.init(jax.random.key(0))
+    assert "embeddings" not in params["generator"]["encoder"]
+    rows = objective.prepare(jax.tree.map(jnp.asarray, make_batch(4)), 0)
+    assert np.isfinite(objective.forward(params, rows, None, None).sums["rtd_loss"])
+
+
+def test_tokens_are_drawn_as_often_as_the_softmax_says():
+    """A fixed seed: the statistic lies where a right sampler's would in 98 of 100 seeds."""
+    logits = jnp.array([3.0, 2.0, 1.0, 0.0, -1.0, -4.0, -1e30])
+    rows, places = 400, 500
+    drawn = draw(
+        jnp.broadcast_to(logits, (rows, places, len(logits))),
+        jnp.arange(rows, dtype=jnp.uint32),
+        jnp.broadcast_to(jnp.arange(places), (rows, places)),
+    )
+    counts = np.bincount(np.asarray(drawn).ravel(), minlength=len(logits))
+    expected = np.asarray(jax.nn.softmax(logits[:-1]), np.float64) * rows * places
+    assert counts[-1] == 0
+    statistic = np.sum((counts[:-1] - expected) ** 2 / expected)
+    assert stats.chi2.ppf(0.01, 5) < statistic < stats.chi2.ppf(0.99, 5)
+
+
+def test_neighbours_are_drawn_independently():
+    logits = jnp.zeros((2000, 3, 4))
+    drawn = np.asarray(
+        draw(logits, jnp.arange(2000, dtype=jnp.uint32), jnp.broadcast_to(jnp.arange(3), (2000, 3)))
+    )
+    for first, second in ((drawn[:, 0], drawn[:, 1]), (drawn[:-1, 0], drawn[1:, 0])):
+        table = np.histogram2d(first, second, bins=4)[0]
+        assert stats.chi2_contingency(table).pvalue > 0.01
+
+
+def test_a_draw_depends_on_row_and_position_alone():
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.normal(size=(6, 3, 50)), jnp.float32)
+    seeds = jnp.arange(6, dtype=jnp.uint32) * 77
+    positions = jnp.asarray(rng.integers(0, 16, (6, 3)))
+    whole = draw(logits, seeds, positions)
+    order = np.array([4, 1, 5])
+    np.testing.assert_array_equal(draw(logits[order], seeds[order], positions[order]), whole[order])
+    assert np.any(whole != draw(logits, seeds + 1, positions))
+    assert np.any(whole != draw(logits, seeds, positions + 1))
+
+
+def test_a_proposal_that_equals_the_original_is_original():
+    rows = {
+        "tokens": jnp.array([[2, 4, 6, 4, 3]]),
+        "positions": jnp.array([[1, 3, 0]]),  # the last one is not used
+        "labels": jnp.array([[5, 7, 0]]),
+        "weights": jnp.array([[1.0, 1.0, 0.0]]),
+    }
+    seen = replace_tokens(rows, jnp.array([[5, 9, 8]]))
+    assert seen.tokens.tolist() == [[2, 5, 6, 9, 3]]
+    assert seen.is_replaced.tolist() == [[False, False, False, True, False]]
+
+
+def test_detection_is_counted_over_real_tokens():
+    logits = jnp.array([[2.0, -1.0, 0.5, 7.0]])
+    sums = detection_sums(
+        logits, jnp.array([[True, False, False, True]]), jnp.array([[True, True, True, False]])
+    )
+    losses = [np.log1p(np.exp(-2.0)), np.log1p(np.exp(-1.0)), np.log1p(np.exp(0.5))]
+    np.testing.assert_allclose(sums.pop("rtd_loss"), sum(losses), rtol=1e-6)
+    assert {name: float(value) for name, value in sums.items()} == {
+        "rtd_correct": 2, "rtd_count": 3, "rtd_replaced": 1, "rtd_found": 1
+    }  # fmt: skip
+    values = evaluated(
+        OBJECTIVE, {"rtd_loss": 1.0, "mlm_loss": 3.0, "mlm_count": 2.0, "mlm_correct": 1.0,
+                    **{name: float(value) for name, value in sums.items()}}
+    )  # fmt: skip
+    assert values["eval/rtd_accuracy"] == values["eval/rtd_majority"] == 2 / 3
+    assert values["eval/rtd_recall"] == 1
+
+
+def test_no_gradient_passes_the_draw():
+    params = jax.device_put(make_params())
+    rows = OBJECTIVE.prepare(jax.tree.map(jnp.asarray, make_batch()), 3)
+
+    def detection(params):
+        return OBJECTIVE.forward(params, rows, None, None).sums["rtd_loss"]
+
+    grads = jax.grad(detection)(params)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(grads["generator"]))
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads["rtd"]))
+    assert np.any(grads["encoder"]["embeddings"]["token"])
+
+
+def gradients_on(mesh, accumulation=1):
+    config = replace(CONFIG, accumulation=accumulation)
+    shardings = state_shardings(config, mesh).params
+    params = jax.device_put(make_params(), shardings)
+
+    def run(params, batch):
+        rows = OBJECTIVE.prepare(batch, config.seed)
+        seed = dropout_seed(config, config.seed, jnp.int32(3))
+        return batch_gradients(config, mesh, params, rows, seed)
+
+    jitted = jax.jit(
+        run, in_shardings=(shardings, batch_sharding(mesh)), out_shardings=(shardings, None)
+    )
+    return jax.device_get(jitted(params, place_batch(make_batch(), mesh)))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return gradients_on(one_device())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "accumulation"), [((2, 2, 2), 4), ((1, 8, 1), 1), ((1, 1, 1), 4)]
+)
+def test_every_mesh_gives_the_sums_and_gradients_of_one_device(expected, sizes, accumulation):
+    mesh = one_device() if sizes == (1, 1, 1) else make_mesh(MeshConfig(*sizes))
+    grads, sums = gradients_on(mesh, accumulation)
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
+    assert sums["rtd_replaced"] > 40
+    paths, _ = jax.tree_util.tree_flatten_with_path(expected[0])
+    for (path, theirs), ours in zip(paths, jax.tree.leaves(grads), strict=True):
+        scale = max(float(np.abs(theirs).max()), 1e-3)
+        assert float(np.abs(ours - theirs).max()) < 2e-5 * scale, jax.tree_util.keystr(path)
+
+
+def test_steps_make_both_models_better():
+    """Rows of one batch again and again, until the proposals in them are known."""
+    optimizer = OptimizerConfig(learning_rate=5e-3, warmup_steps=5)
+    step = make_train_step(replace(CONFIG, optimizer=optimizer, num_steps=100), one_device())
+    state = init_state(CONFIG, one_device(), jax.random.key(0))
+    batch = place_batch(make_batch(8), one_device())
+    found = []
+    for _ in range(100):
+        state, metrics = step(state, batch)
+        found.append({name: float(value) for name, value in metrics.items()})
+    assert found[-1]["mlm_loss"] < found[0]["mlm_loss"] - 0.5
+    assert found[-1]["rtd_loss"] < 0.1
+    assert found[-1]["rtd_recall"] > 0.9
+    weighted = found[0]["mlm_loss"] + 50 * found[0]["rtd_loss"]
+    assert found[0]["loss"] == pytest.approx(weighted, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"generator_size": 0.0},
+            "objective.generator_size is 0.0; it must be above 0 and at most 1",
+        ),
+        ({"temperature": 0.0}, "objective.temperature is 0.0; it must be above 0"),
+        ({"discriminator_weight": float("inf")}, "objective.discriminator_weight is inf"),
+    ],
+)
+def test_what_is_refused(fields, said):
+    with pytest.raises(UserError, match=said):
+        build(PretrainConfig, {"objective": {"name": "replaced_tokens", **fields}})

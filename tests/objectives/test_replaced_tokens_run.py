@@ -1,0 +1,78 @@
+"""A run of replaced-token detection: stopped and continued, evaluated, drawn and replayed."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from small_run import (
+    compiled_directory,
+    fingerprint,
+    share_compilations,
+    small_config,
+    write_corpus,
+)
+
+from bert_jax import cli
+from bert_jax.run.telemetry import read_metrics
+from bert_jax.training.train import train
+
+CONFIG = small_config(
+    objective={"name": "replaced_tokens", "generator_size": 0.5},
+    data__pairing="none",
+    model__embedding_dim=16,
+    training__num_steps=8,
+    training__phases=[{"length": 32, "batch_size": 16}],
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_once(tmp_path_factory) -> Iterator[None]:
+    with share_compilations(compiled_directory(tmp_path_factory)):
+        yield
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, corpus):
+    workdir = tmp_path_factory.mktemp("whole") / "work"
+    said: list[str] = []
+    assert train(CONFIG, workdir, corpus=corpus, echo=said.append).finished
+    return workdir, said
+
+
+def test_a_run_reports_both_models(whole):
+    workdir, said = whole
+    assert any("generator loss" in line and "rtd accuracy" in line for line in said)
+    rows = [row for row in read_metrics(workdir / "metrics.jsonl") if "eval/rtd_loss" in row]
+    last = rows[-1]
+    assert 0.5 < last["eval/rtd_majority"] < 1
+    assert last["eval/rtd_majority"] == pytest.approx(1 - last["eval/rtd_share_replaced"])
+    assert last["eval/mlm_loss"] > 0
+    assert (workdir / "loss.png").stat().st_size > 0
+
+
+def test_stopped_and_continued_equals_uninterrupted(tmp_path, corpus, whole):
+    def stop(line):
+        if line.startswith("step 3/8"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    workdir = tmp_path / "work"
+    assert not train(CONFIG, workdir, corpus=corpus, echo=stop).finished
+    assert train(CONFIG, workdir, corpus=corpus, echo=lambda line: None).finished
+    assert fingerprint(workdir, CONFIG, corpus) == fingerprint(whole[0], CONFIG, corpus)
+
+
+def test_verbs_take_the_run(whole, corpus, capsys):
+    workdir, _ = whole
+    where = str(corpus.train.path.parent)
+    assert cli.main(["status", str(workdir)]) == 0
+    assert "generator loss" in capsys.readouterr().out
+    assert cli.main(["replay", str(workdir), "--step", "2", "--corpus", where]) == 0
+    assert "to predict" in capsys.readouterr().out
+    assert cli.main(["evaluate", str(workdir), "--corpus", where]) == 0
+    assert "rtd_accuracy" in capsys.readouterr().out
