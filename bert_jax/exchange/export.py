@@ -52,6 +52,7 @@ def export(
     tolerance: float = TOLERANCE,
     license: str = UNKNOWN_LICENSE,
     name: str = "",
+    part: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Writes a model in another format; `out` is there whole and proven afterwards, or not at all.
@@ -63,6 +64,7 @@ def export(
         tolerance: Largest absolute difference, from the source, of states and logits in float32.
         license: For the model card, as the Hugging Face Hub abbreviates licences.
         name: Title of the model card; default: the name of the source's directory.
+        part: Model of a run that has several: discriminator or generator; empty: the first.
         say: Gets a line at each stage.
 
     Returns:
@@ -88,7 +90,7 @@ def export(
             "are needed (--name)"
         )
     say(f"reading {source}")
-    saved = as_trained(read_model(source))
+    saved = as_trained(read_model(source, part=part))
     module = import_module(FORMATS[format])
     with staged(out) as directory:
         say(f"writing {format}")

@@ -15,7 +15,7 @@ from bert_jax.formats.family_tables import WRITTEN
 from bert_jax.formats.huggingface_config import model_config_to_huggingface
 from bert_jax.formats.huggingface_files import WEIGHTS
 from bert_jax.formats.huggingface_head import head_to_huggingface
-from bert_jax.formats.huggingface_names import TABLE, TASK_TABLES, export_entries
+from bert_jax.formats.huggingface_names import DETECTION, TABLE, TASK_TABLES, export_entries
 from bert_jax.formats.sentencepiece_json import tokenizer_json
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
@@ -42,7 +42,7 @@ _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token
 
 def family_of(saved: SavedModel) -> str:
     """The `model_type` under which a model is written: bert, unless only another computes it."""
-    if saved.config.projects_embeddings:
+    if saved.config.projects_embeddings or "rtd" in saved.params:
         return "electra"
     kind = WRITTEN.get(saved.config.pooler_activation, "bert")
     if saved.outputs is None or saved.outputs.head.kind != "classification":
@@ -62,6 +62,8 @@ def task_of(saved: SavedModel) -> str:
     if saved.outputs is not None:
         name: str = head_to_huggingface(saved.outputs)["architectures"][0]
         return name.removeprefix("Bert")
+    if "rtd" in saved.params:
+        return "ForPreTraining"
     if "nsp" in saved.params and family_of(saved) == "electra":
         raise UserError(
             f"{saved.name}: no class of Transformers has both a head for pairs of sentences and "
@@ -83,8 +85,8 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
     if saved.outputs is not None:
         table = TASK_TABLES[saved.outputs.head.kind]
     else:
-        parts = {"encoder", *saved.params.keys() & {"mlm", "nsp"}}
-        table = tuple(entry for entry in TABLE if entry.path[0] in parts)
+        parts = {"encoder", *saved.params.keys() & {"mlm", "nsp", "rtd"}}
+        table = tuple(entry for entry in (*TABLE, *DETECTION) if entry.path[0] in parts)
     if not has_place_for_pooler(saved):
         table = tuple(entry for entry in table if "pooler" not in entry.path)
     params = saved.complete_params() if has_place_for_pooler(saved) else saved.params
@@ -144,10 +146,10 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
 
     Args:
         saved: What is written. A model with `mlm` and `nsp` becomes BertForPreTraining, with `mlm`
-            alone BertForMaskedLM, with a head one of the three classes of tasks, and with neither
-            BertModel. A model whose embeddings have another width than its layers becomes an
-            ELECTRA, with the same heads. A classification whose pooler has another activation than
-            tanh becomes one of ELECTRA or DistilBERT.
+            alone BertForMaskedLM, with `rtd` ElectraForPreTraining, with a head one of the three
+            classes of tasks, and with none BertModel. A model whose embeddings have another width
+            than its layers becomes an ELECTRA, with the same heads. A classification whose pooler
+            has another activation than tanh becomes one of ELECTRA or DistilBERT.
         directory: Exists; holds none of these files.
 
     Raises:

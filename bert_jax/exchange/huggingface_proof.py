@@ -206,6 +206,8 @@ class _Transformers:
             found["pooled"] = base.pooler_output
         if self.name == "BertForPreTraining":
             found |= {"mlm": whole.prediction_logits, "nsp": whole.seq_relationship_logits}
+        elif self.name == "ElectraForPreTraining":
+            found["rtd"] = whole.logits[..., None]
         elif self._task == "ForQuestionAnswering":
             found["head"] = torch.stack([whole.start_logits, whole.end_logits], dim=-1)
         elif self._task != "Model":

@@ -252,7 +252,7 @@ def as_written(saved: SavedModel) -> tuple[SavedModel, list[str]]:
     params = dict(saved.params)
     lost = []
     if saved.outputs is not None:
-        lost = [part for part in ("mlm", "nsp") if params.pop(part, None) is not None]
+        lost = [part for part in ("mlm", "nsp", "rtd") if params.pop(part, None) is not None]
     if saved.has_pooler and not has_place_for_pooler(saved):
         encoder = {name: part for name, part in params["encoder"].items() if name != "pooler"}
         params["encoder"] = encoder

@@ -97,6 +97,9 @@ def _data(saved: SavedModel) -> str:
             "sop": ", masked words and the order of sentences (ALBERT, Lan et al. 2019)",
             "none": ", masked words alone",
         }.get(saved.origin.pairing or "", "")
+        if saved.origin.objective == "replaced_tokens":
+            half = "generator" if "mlm" in saved.params else "discriminator"
+            objective = f", replaced-token detection (ELECTRA, Clark et al. 2020): the {half}"
         return f"## Data\n\n{said}{objective}."
     if saved.origin.kind == "finetune":
         task = config.get("task", {})

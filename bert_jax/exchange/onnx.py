@@ -210,6 +210,9 @@ def _encoder(graph: _Graph, saved: SavedModel) -> tuple[dict[str, list[str | int
         outputs[g.op("Add", y, bias, name=names["mlm"])] = [*rows, config.vocab_size]
     if "nsp" in params:
         outputs[g.affine(pooled, "nsp", params["nsp"], names["nsp"])] = ["batch", 2]
+    if "rtd" in params:
+        y = g.activation(g.affine(x, "rtd.dense", params["rtd"]["dense"]), config.activation)
+        outputs[g.affine(y, "rtd.score", params["rtd"]["score"], names["rtd"])] = [*rows, 1]
     if saved.outputs is not None:
         outputs |= _head(g, saved, x, pooled, params["head"])
     return outputs, saved.name
@@ -271,7 +274,7 @@ def _names(saved: SavedModel) -> dict[str, str]:
     """Of the outputs of pretraining heads: ours to theirs."""
     if {"mlm", "nsp"} <= saved.params.keys():
         return {"mlm": "prediction_logits", "nsp": "seq_relationship_logits"}
-    return {"mlm": "logits", "nsp": "logits"}
+    return {"mlm": "logits", "nsp": "logits", "rtd": "logits"}
 
 
 def _under_our_names(saved: SavedModel, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

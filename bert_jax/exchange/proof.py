@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.files.staging import write_synced
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import Params, apply_pretraining, encode, param_shapes
+from bert_jax.model.heads import Params, apply_pretraining, encode, param_shapes, replaced_logits
 from bert_jax.model.task_heads import TaskHeadConfig, apply_task
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
@@ -163,10 +163,11 @@ def logits_of(
 
     Returns:
         `hidden` (B, L, D), the last states; and of these what the model has: `pooled` (B, D), `mlm`
-        (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `head` (B, C) or (B, L, C).
+        (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `rtd` (B, L, 1), `head`
+        (B, C) or (B, L, C).
     """
     batch = batch_of(saved, rows, length)
-    parts = tuple(part for part in ("mlm", "nsp") if part in saved.params)
+    parts = tuple(part for part in ("mlm", "nsp", "rtd") if part in saved.params)
     head = None if saved.outputs is None else saved.outputs.head
     params = _with_zeros(saved)
     # Training may compute in fewer bits, and its kernels take some lengths alone.
@@ -202,7 +203,7 @@ def outputs_of(
     Args:
         config: The architecture.
         head: Of a fine-tuned model.
-        parts: Those of `mlm` and `nsp` that are wanted.
+        parts: Those of `mlm`, `nsp` and `rtd` that are wanted.
         pooler: Whether the pooled first token is.
         params: As of a pretraining model, the entry `head` beside.
         batch: The rows.
@@ -212,10 +213,12 @@ def outputs_of(
     found = {"hidden": hidden.astype("float32")}
     if pooler:
         found["pooled"] = pooled.astype("float32")
-    if parts:
+    if "mlm" in parts or "nsp" in parts:
         logits = apply_pretraining(config, params, *inputs)
         both = {"mlm": logits.mlm[..., : config.vocab_size], "nsp": logits.nsp}
-        found |= {name: both[name] for name in parts}
+        found |= {name: both[name] for name in parts if name in both}
+    if "rtd" in parts:
+        found["rtd"] = replaced_logits(config, params, hidden)[..., None]
     if head is not None:
         found["head"] = apply_task(config, head, params, *inputs)
     return found

@@ -83,6 +83,8 @@ def _outputs(out: Any, name: str, saved: SavedModel) -> dict[str, Any]:
         found["pooled"] = pooled
     if "prediction_logits" in out:
         found |= {"mlm": out["prediction_logits"], "nsp": out["seq_relationship_logits"]}
+    elif name == "ElectraForPreTraining":
+        found["rtd"] = out["logits"][..., None]
     elif name.endswith("ForMaskedLM"):
         found["mlm"] = out["logits"]
     elif name.endswith("ForNextSentencePrediction"):

@@ -30,13 +30,14 @@ from bert_jax.files.staging import write_synced
 from bert_jax.formats.families import bert_names
 from bert_jax.formats.huggingface_files import WEIGHTS
 from bert_jax.formats.huggingface_names import (
+    DETECTION,
     TABLE,
     TASK_TABLES,
     Entry,
     canonical_names,
     in_model,
 )
-from bert_jax.model.heads import Params, param_shapes
+from bert_jax.model.heads import Params, param_shapes, replaced_head_shapes
 from bert_jax.model.task_heads import head_shapes
 from bert_jax.saved.model import SavedModel
 
@@ -76,11 +77,14 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
         remat="none",
     )
     head = None if saved.outputs is None else saved.outputs.head
-    parts = tuple(part for part in ("mlm", "nsp") if part in saved.params)
+    parts = tuple(part for part in ("mlm", "nsp", "rtd") if part in saved.params)
     shapes = param_shapes(config)
     if head is not None:
         shapes["head"] = head_shapes(config, head)
     entries = {entry.name: entry for entry in TABLE}
+    if "rtd" in parts:
+        shapes["rtd"] = replaced_head_shapes(config)
+        entries |= {entry.name: entry for entry in DETECTION}
     if head is not None:
         entries |= {entry.name: entry for entry in TASK_TABLES[head.kind]}
 

@@ -106,7 +106,7 @@ def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
     notes: list[str] = []
     made_by = model_class(found)
     task = re.sub(f"^(?:{family.classes})(?=For|Model)", "", made_by)
-    why = family.unlike.get(task, _UNLIKE.get(task))
+    why = _UNLIKE.get(task)
     if why is not None:
         config["architectures"] = ["BertModel"]
         notes.append(f"{made_by}: the head is not imported, the encoder is: {why}")

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Patterns = tuple[tuple[str, str], ...]
@@ -40,8 +40,6 @@ class Family:
     """None: positions count from 0. Else they count from padding's id + this."""
     exact_gelu_head: bool = False
     """The masked-LM head has the exact GELU whatever the encoder has."""
-    unlike: Mapping[str, str] = field(default_factory=dict)
-    """Classes, without the prefix, whose head is none of BERT's, and the reason."""
 
 
 SAME: Patterns = (
@@ -91,17 +89,19 @@ ELECTRA = Family(
         (r"generator_predictions\.LayerNorm\.(.+)", r"cls.predictions.transform.LayerNorm.\1"),
         (r"generator_lm_head\.weight", "cls.predictions.decoder.weight"),
         (r"generator_lm_head\.bias", "cls.predictions.bias"),
+        (r"discriminator_predictions\..+", r"\g<0>"),
     ),
     classifier=_TWO_MAPS,
     pooler_activation="gelu",
     tasks=(
-        "Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification",
-        "ForQuestionAnswering",
+        "Model", "ForPreTraining", "ForMaskedLM", "ForSequenceClassification",
+        "ForTokenClassification", "ForQuestionAnswering",
     ),
     written=(
         (r"bert\.(embeddings|embeddings_project|encoder)\.(.+)", r"electra.\1.\2"),
         (r"cls\.predictions\.transform\.(.+)", r"generator_predictions.\1"),
         (r"cls\.predictions\.bias", "generator_lm_head.bias"),
+        (r"discriminator_predictions\..+", r"\g<0>"),
     ),
     written_classifier=(
         (r"bert\.pooler\.(.+)", r"classifier.\1"),
@@ -109,9 +109,6 @@ ELECTRA = Family(
     ),
     skipped=r"(?:electra\.)?embeddings\.(?:position_ids|token_type_ids)",
     exact_gelu_head=True,
-    unlike={
-        "ForPreTraining": "it tells replaced tokens from original ones, which no BERT head does",
-    },
 )  # fmt: skip
 
 _DISTILBERT_LAYER = r"(?:distilbert\.)?transformer\.layer\.(\d+)\."

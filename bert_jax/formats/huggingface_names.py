@@ -22,7 +22,7 @@ from flax import nnx
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.encoder import Pooler
-from bert_jax.model.heads import Params, param_shapes
+from bert_jax.model.heads import Params, param_shapes, replaced_head_shapes
 from bert_jax.model.task_heads import TaskHeadConfig, head_shapes
 
 
@@ -82,6 +82,12 @@ TABLE: tuple[Entry, ...] = (
     *_affine("cls.seq_relationship", "nsp"),
 )
 
+DETECTION: tuple[Entry, ...] = (
+    *_affine("discriminator_predictions.dense", "rtd", "dense"),
+    *_affine("discriminator_predictions.dense_prediction", "rtd", "score"),
+)
+"""Head of `ElectraForPreTraining`, under its own names: BERT has none like it."""
+
 _HEAD_ENTRIES: Mapping[str, list[Entry]] = {
     "classification": _affine("classifier", "head"),
     "tagging": _affine("classifier", "head"),
@@ -98,7 +104,7 @@ _DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.dec
 DUPLICATES = frozenset({_DECODER, _DECODER_BIAS, "bert.embeddings.position_ids"})
 """Names in their files that hold nothing of their own."""
 
-_HEADS = ("cls.", "classifier.", "qa_outputs.")
+_HEADS = ("cls.", "classifier.", "qa_outputs.", "discriminator_predictions.")
 _MAX_SHOWN = 40
 _LAYER_NUMBER = re.compile(r"(?<=\.layer\.)\d+(?=\.)")
 
@@ -138,7 +144,7 @@ def parts_from_huggingface(
     *,
     pretraining: bool = True,
 ) -> Params:
-    """What there is of a BERT: `encoder`, and of `mlm`, `nsp` and `head` those that it has.
+    """What there is of a BERT: `encoder`, and of `mlm`, `nsp`, `rtd` and `head` what it has.
 
     As `from_huggingface`, but the encoder may lack `pooler`, and heads of no table are passed over.
 
@@ -146,7 +152,7 @@ def parts_from_huggingface(
       state_dict: of any of their BERT classes.
       config: the architecture.
       head: of `classifier` or `qa_outputs`, which are passed over where it is None.
-      pretraining: whether `mlm` and `nsp` are read; else they are passed over too.
+      pretraining: whether `mlm`, `nsp` and `rtd` are read; else they are passed over too.
     """
     found = canonical_names(state_dict)
     pooler = _POOLER if _has_pooler(found) else ()
@@ -157,6 +163,9 @@ def parts_from_huggingface(
     if pretraining and any(name.startswith("cls.seq_relationship.") for name in found):
         table += [entry for entry in TABLE if entry.path[0] == "nsp"]
     shapes = param_shapes(config)
+    if pretraining and any(name.startswith("discriminator_predictions.") for name in found):
+        table += DETECTION
+        shapes["rtd"] = replaced_head_shapes(config)
     if head is not None:
         table += _HEAD_ENTRIES[head.kind]
         shapes["head"] = head_shapes(config, head)

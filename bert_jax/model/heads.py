@@ -275,6 +275,12 @@ def init_replaced_head(config: ModelConfig, key: Array) -> Params:
     return nnx.to_pure_dict(nnx.state(ReplacedHead(config, nnx.Rngs(params=key)), nnx.Param))
 
 
+def replaced_head_shapes(config: ModelConfig) -> Params:
+    """Make the tree of `init_replaced_head` with a `ShapeDtypeStruct` in place of each array."""
+    shapes: Params = nnx.to_pure_dict(_abstract_replaced(config)[1])
+    return shapes
+
+
 def replaced_head_axes(config: ModelConfig) -> Params:
     """Name the logical axes of each parameter of a `ReplacedHead`."""
     return axes_of(_abstract_replaced(config)[1])

@@ -13,7 +13,12 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Metric, Objective
-from bert_jax.objectives.replaced_tokens import METRICS, ReplacedTokens
+from bert_jax.objectives.replaced_tokens import (
+    METRICS,
+    ReplacedTokens,
+    generator_of,
+    generator_params,
+)
 
 
 class Given(NamedTuple):
@@ -60,6 +65,10 @@ class ObjectiveConfig:
     def make(self, given: Given) -> Objective:
         """Make the objective."""
         raise NotImplementedError
+
+    def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
+        """Take a run's parameters apart into models by name; the first is what the run is for."""
+        return {"model": (model, params)}
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,12 @@ class ReplacedTokensConfig(ObjectiveConfig):
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""
         return METRICS
+
+    def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
+        """Take a run's parameters apart: discriminator, with its head, and generator."""
+        discriminator = {name: params[name] for name in ("encoder", "rtd")}
+        generator = generator_of(model, self.generator_size), generator_params(params)
+        return {"discriminator": (model, discriminator), "generator": generator}
 
     def make(self, given: Given) -> ReplacedTokens:
         """Make the objective; labels of pairs are not learned."""

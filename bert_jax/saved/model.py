@@ -6,6 +6,7 @@ params = init_task_params(saved.config, head, key, encoder=saved.params["encoder
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,13 @@ class Origin:
         found: str | None = data.get("pairing", data.get("objective"))  # the name until 0.1.0
         return found
 
+    @property
+    def objective(self) -> str | None:
+        """Name of what a pretraining run learned; None of any other model."""
+        section = self.config.get("objective", {}) if self.kind == "pretrain" else {}
+        found: str | None = section.get("name")
+        return found
+
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
@@ -107,9 +115,15 @@ class SavedModel:
             UserError: Says what the directory is and what it can do.
         """
         if verb not in self.verbs:
+            hint = ""
+            if verb == "fill-mask" and self.origin.objective == "replaced_tokens":
+                hint = (
+                    ". The generator of the run fills masks: bert-jax export RUN --to huggingface "
+                    "--part generator"
+                )
             raise UserError(
                 f"{self.name}: this model cannot {verb}, for it has no {what}; it can "
-                f"{' and '.join(self.verbs)}"
+                f"{' and '.join(self.verbs)}{hint}"
             )
 
     def complete_params(self) -> Params:
@@ -120,7 +134,7 @@ class SavedModel:
         return {**self.params, "encoder": {**self.params["encoder"], "pooler": fresh}}
 
 
-def read_model(path: str | Path, *, encoder_only: bool = False) -> SavedModel:
+def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") -> SavedModel:
     """Read the model in a directory, with its tokenizer; nothing is changed or downloaded.
 
     Args:
@@ -131,6 +145,8 @@ def read_model(path: str | Path, *, encoder_only: bool = False) -> SavedModel:
             classification, tagging and span QA are passed over.
         encoder_only: Pass over all heads of a directory in Hugging Face's format: what is wrong
             with them does no harm then.
+        part: Model of a pretraining run that has several, such as the generator of replaced-token
+            detection; empty: the one that the run is for.
 
     Raises:
         UserError: None of these is there, or it is not sound: says all that does not fit.
@@ -148,29 +164,46 @@ def read_model(path: str | Path, *, encoder_only: bool = False) -> SavedModel:
         if config.is_file():
             found = read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
             if "bert_jax" not in found:  # the version of what wrote it
+                _check_part(path, part, ())
                 return _from_huggingface(directory, found, encoder_only)
         elif not (directory / "checkpoints").is_dir():
             raise UserError(f"{path} has no config.json; give {_KINDS}")
     from bert_jax.saved.runs import is_finetuning  # Orbax takes half a second to import
 
     place = open_workdir(path)
-    return in_units(read_finetuned(path)) if is_finetuning(place.local) else _from_pretrained(place)
+    if not is_finetuning(place.local):
+        return _from_pretrained(place, part)
+    _check_part(path, part, ())
+    return in_units(read_finetuned(path))
 
 
-def _from_pretrained(place: WorkDir) -> SavedModel:
+def _check_part(path: str | Path, part: str, names: Sequence[str]) -> None:
+    if part and part not in names:
+        there = " and ".join(names) if len(names) > 1 else "one model alone"
+        raise UserError(f"{path} has no part {part!r}; it holds {there}")
+
+
+def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
+    from bert_jax.objectives.config import ObjectiveConfig
     from bert_jax.saved.runs import pretrained_checkpoint
 
     restored = pretrained_checkpoint(place.name)
     record, files = restored.record, place.local / "tokenizer"
-    config = build(ModelConfig, record.config["model"], f"checkpoint {restored.step}: model")
+    where = f"checkpoint {restored.step}"
+    config = build(ModelConfig, record.config["model"], f"{where}: model")
+    objective = build(ObjectiveConfig, record.config.get("objective", {}), f"{where}: objective")
+    models = objective.models(config, restored.state)
+    _check_part(place.name, part, [*models])
+    part = part or next(iter(models))
+    config, params = models[part]
     return SavedModel(
         config=dataclasses.replace(config, attention_impl="auto"),
-        params=restored.state,
+        params=params,
         outputs=None,
         tokenizer=_tokenizer(files, config.vocab_size),
         tokenizer_files=files,
         max_length=config.num_positions,
-        name=f"{place.name}, step {restored.step}",
+        name=f"{place.name}, {f'{part}, ' if len(models) > 1 else ''}step {restored.step}",
         origin=Origin("pretrain", restored.step, record.config, record.metrics),
     )
 

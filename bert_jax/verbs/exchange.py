@@ -56,6 +56,12 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--name", default="", help="title of the model card (default: the name of WORKDIR)"
     )
+    sub.add_argument(
+        "--part",
+        choices=["discriminator", "generator"],
+        default="",
+        help="model of a run of replaced-token detection (default: discriminator)",
+    )
 
     sub = verb(
         "import",
@@ -104,6 +110,7 @@ def export_(arguments: argparse.Namespace) -> int:
         tolerance=arguments.tolerance,
         license=arguments.license,
         name=arguments.name,
+        part=arguments.part,
         say=lambda text: print(text, file=sys.stderr),
     )
     print(f"{arguments.workdir} -> {arguments.out} ({parity['format']}, {parity['class']})")

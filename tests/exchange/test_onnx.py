@@ -35,6 +35,7 @@ def test_a_missing_package_is_named_before_anything_is_written(monkeypatch, tmp_
         ("pretraining", {}, {"hidden", "pooled", "mlm", "nsp"}),
         ("mlm", {"num_layers": 1, "activation": "gelu_tanh"}, {"hidden", "mlm"}),
         ("mlm", {"num_layers": 1, "embedding_dim": 8}, {"hidden", "mlm"}),
+        ("rtd", {"num_layers": 1, "activation": "relu"}, {"hidden", "rtd"}),
         ("classification", {"num_layers": 1, "activation": "relu"}, {"hidden", "pooled", "head"}),
         ("classification", {"pooler_activation": "gelu"}, {"hidden", "pooled", "head"}),
         ("tagging", {"num_layers": 1}, {"hidden", "pooled", "head"}),

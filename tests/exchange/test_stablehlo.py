@@ -75,6 +75,7 @@ def test_embeddings_of_another_width(tmp_path, kind):
     [
         ("mlm", {"hidden", "mlm"}),
         ("classification", {"hidden", "pooled", "head"}),
+        ("rtd", {"hidden", "rtd"}),
         ("span", {"hidden", "head"}),
     ],
 )

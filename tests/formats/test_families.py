@@ -124,14 +124,18 @@ def test_an_electra_with_narrow_embeddings_and_back():
         np.testing.assert_array_equal(back[name], array, err_msg=name)
 
 
-def test_the_discriminators_head_is_dropped_with_a_word():
+def test_the_discriminators_head_keeps_its_names():
     config, arrays = electra("ElectraForPreTraining")
     arrays = {n: a for n, a in arrays.items() if not n.startswith("generator")}
-    arrays["discriminator_predictions.dense.weight"] = np.zeros((16, 16), np.float32)
+    for name, shape in (("dense", (16, 16)), ("dense_prediction", (1, 16))):
+        arrays[f"discriminator_predictions.{name}.weight"] = np.ones(shape, np.float32)
+        arrays[f"discriminator_predictions.{name}.bias"] = np.ones(shape[0], np.float32)
     form = to_bert(config, arrays, where="config.json")
-    assert form.dropped == ("discriminator_predictions.dense.weight",)
-    assert form.config["architectures"] == ["BertModel"]
-    assert "tells replaced tokens from original ones" in form.notes[0]
+    assert (form.dropped, form.notes) == ((), ())
+    model = form.model_config(where="config.json")
+    params = parts_from_huggingface(form.arrays, model)
+    assert params["rtd"]["score"]["kernel"].shape == (16, 1)
+    assert "rtd" not in parts_from_huggingface(form.arrays, model, pretraining=False)
 
 
 def test_the_classifier_of_a_roberta_is_a_pooler_and_a_classifier():

@@ -1,9 +1,11 @@
 """A run of replaced-token detection: stopped and continued, evaluated, drawn and replayed."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from small_run import (
     compiled_directory,
@@ -14,13 +16,16 @@ from small_run import (
 )
 
 from bert_jax import cli
+from bert_jax.errors import UserError
+from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.run.telemetry import read_metrics
+from bert_jax.saved.model import read_model
 from bert_jax.training.train import train
 
 CONFIG = small_config(
     objective={"name": "replaced_tokens", "generator_size": 0.5},
     data__pairing="none",
-    model__embedding_dim=16,
+    model__embedding_dim=24,
     training__num_steps=8,
     training__phases=[{"length": 32, "batch_size": 16}],
 )
@@ -76,3 +81,35 @@ def test_verbs_take_the_run(whole, corpus, capsys):
     assert "to predict" in capsys.readouterr().out
     assert cli.main(["evaluate", str(workdir), "--corpus", where]) == 0
     assert "rtd_accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("part", "made", "outputs"),
+    [
+        ("discriminator", "ElectraForPreTraining", {"hidden", "rtd"}),
+        ("generator", "ElectraForMaskedLM", {"hidden", "mlm"}),
+    ],
+)
+def test_both_halves_are_exported(whole, tmp_path, capsys, part, made, outputs):
+    out = tmp_path / "out"
+    arguments = ["--to", "huggingface", "--out", str(out), "--part", part]
+    assert cli.main(["export", str(whole[0]), *arguments]) == 0
+    assert made in capsys.readouterr().out
+    source, back = read_model(whole[0], part=part), read_model(out)
+    assert back.params.keys() == source.params.keys() == {"encoder", (outputs - {"hidden"}).pop()}
+    assert back.config.hidden_dim == (32 if part == "discriminator" else 16)
+    table = source.params["encoder"]["embeddings"]["token"]
+    np.testing.assert_array_equal(back.params["encoder"]["embeddings"]["token"], table)
+    assert outputs == set(json.loads((out / "parity.json").read_text())["differences"])
+    if part == "generator":
+        assert len(MaskFiller.load(out).fill(["7 [MASK] 9"])[0][0]) == 5
+
+
+def test_the_discriminator_is_what_the_run_is_for(whole):
+    saved = read_model(whole[0])
+    assert saved.params.keys() == {"encoder", "rtd"}
+    assert not saved.has_pooler
+    with pytest.raises(UserError, match=r"no masked-LM head; it can embed.*--part generator"):
+        MaskFiller.load(whole[0])
+    with pytest.raises(UserError, match="has no part 'reader'; it holds discriminator and gener"):
+        read_model(whole[0], part="reader")

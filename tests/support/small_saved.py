@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.formats.huggingface_head import TaskOutputs
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import init_params
+from bert_jax.model.heads import init_params, init_replaced_head
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.saved.model import Origin, SavedModel
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
@@ -31,7 +31,7 @@ def small_saved(kind: str = "pretraining", **changes) -> SavedModel:
     """Of random numbers.
 
     Args:
-        kind: pretraining, mlm (without the other head), or a task's head.
+        kind: pretraining, mlm (without the other head), rtd, or a task's head.
         **changes: Fields of `MODEL`.
     """
     config = dataclasses.replace(MODEL, **changes)
@@ -47,6 +47,9 @@ def small_saved(kind: str = "pretraining", **changes) -> SavedModel:
     params["encoder"]["embeddings"]["token"][config.vocab_size :] = 0
     if kind == "mlm":
         del params["nsp"]
+    if kind == "rtd":
+        head = init_replaced_head(config, key)
+        params = {"encoder": params["encoder"], "rtd": jax.tree.map(np.asarray, head)}
     return SavedModel(
         config=config,
         params=params,
