@@ -63,30 +63,26 @@ class Steps:
         import jax
         import numpy as np
 
-        from bert_jax.finetune.step import (
-            FinetuneStepConfig,
-            init_sweep,
-            make_sweep_step,
-            place_settings,
-            sweep_mesh,
-        )
+        from bert_jax.finetune.trials import init_trials, place_settings
         from bert_jax.model.config import ModelConfig
         from bert_jax.model.task_heads import TaskHeadConfig
+        from bert_jax.objectives.task import TaskObjective
+        from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
         from bert_jax.training.optim import OptimizerConfig
+        from bert_jax.training.state import StepConfig
+        from bert_jax.training.step import make_train_step
 
         kind: Any = "tagging" if task.objective == "tags" else "classification"
-        config = FinetuneStepConfig(
-            model=ModelConfig(vocab_size=tokenizer.vocab_size, **SIZES[size]),
-            head=TaskHeadConfig(kind, num_labels=task.num_outputs),
-            objective=task.objective,
-            optimizer=OptimizerConfig(learning_rate=1.0),
-            num_steps=num_steps,
-        )
-        self.mesh = sweep_mesh(1, jax.devices()[:1])
-        self.step = make_sweep_step(config, self.mesh)
+        model = ModelConfig(vocab_size=tokenizer.vocab_size, **SIZES[size])
+        head = TaskHeadConfig(kind, num_labels=task.num_outputs)
+        objective = TaskObjective(model, head, task.objective)
+        config = StepConfig(objective, OptimizerConfig(learning_rate=1.0), num_steps)
+        self.mesh = make_trial_mesh(MeshConfig(), 1, jax.devices()[:1])
+        self.step = make_train_step(config, self.mesh)
         self.settings = place_settings([3e-5], [0], self.mesh)
         first = np.zeros(1, np.int32)
-        self.state = init_sweep(config, self.mesh, first.astype(np.uint32), [{}], first)
+        seeds = first.astype(np.uint32)
+        self.state = init_trials(config, self.mesh, seeds, [{}], first).train
         self.compile_seconds: dict[int, float] = {}
         self.seconds: dict[int, list[float]] = {}
 
@@ -94,12 +90,12 @@ class Steps:
         """Times one step; the first of a length compiles."""
         import jax
 
-        from bert_jax.finetune.step import place_rows
+        from bert_jax.finetune.trials import place_rows
 
         host_batch = next(batches)  # it passes over those of other lengths
         start = time.perf_counter()
         batch = place_rows(host_batch, self.mesh)
-        self.state, metrics = self.step(self.state, self.settings, batch)
+        self.state, metrics = self.step(self.state, batch, self.settings)
         jax.block_until_ready((self.state, metrics))
         seconds = time.perf_counter() - start
         if length in self.compile_seconds:

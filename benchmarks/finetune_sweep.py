@@ -67,17 +67,15 @@ class Side:
         import numpy as np
 
         from bert_jax.finetune.batches import TrainBatches
-        from bert_jax.finetune.step import (
-            FinetuneStepConfig,
-            init_sweep,
-            make_sweep_step,
-            place_settings,
-            sweep_mesh,
-        )
+        from bert_jax.finetune.trials import init_trials, place_settings
         from bert_jax.model.config import SIZES
         from bert_jax.model.task_heads import TaskHeadConfig
+        from bert_jax.objectives.task import TaskObjective
+        from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
         from bert_jax.tasks.rows import Rows
         from bert_jax.training.optim import OptimizerConfig
+        from bert_jax.training.state import StepConfig
+        from bert_jax.training.step import make_train_step
 
         model = dataclasses.replace(
             SIZES[options.model],
@@ -93,15 +91,17 @@ class Side:
         rows = Rows(tokens, (lengths // 2).astype(np.int32), labels)
         self.batches = TrainBatches(rows, (options.length,), options.batch_size, 0)
         self.seeds, self.num_steps = list(range(members)), options.steps
-        config = FinetuneStepConfig(
-            model, head, "class", OptimizerConfig(learning_rate=1.0), 10 * options.steps
+        config = StepConfig(
+            TaskObjective(model, head, "class"),
+            OptimizerConfig(learning_rate=1.0),
+            10 * options.steps,
         )
-        self.mesh = sweep_mesh(members)
+        self.mesh = make_trial_mesh(MeshConfig(), members)
         self.settings = place_settings([1e-4] * members, self.seeds, self.mesh)
-        self.state: Any = init_sweep(
+        self.state: Any = init_trials(
             config, self.mesh, np.array(self.seeds), [{}], np.zeros(members, np.int32)
-        )
-        self.step = make_sweep_step(config, self.mesh)
+        ).train
+        self.step = make_train_step(config, self.mesh)
         start = time.perf_counter()
         self.run(1)
         self.compile_seconds = time.perf_counter() - start
@@ -110,13 +110,13 @@ class Side:
         """Seconds of some updates of all members, the building of batches included."""
         import jax
 
-        from bert_jax.finetune.step import place_rows
+        from bert_jax.finetune.trials import place_rows
 
         start = time.perf_counter()
         batches = self.batches.epoch(0, self.seeds)
         for _ in range(num_steps or self.num_steps):
             self.state, metrics = self.step(
-                self.state, self.settings, place_rows(next(batches), self.mesh)
+                self.state, place_rows(next(batches), self.mesh), self.settings
             )
         jax.block_until_ready(metrics)
         return time.perf_counter() - start

@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 from make_old_directories import MASKED, TEXTS, fingerprint, losses, pretraining
+from make_stopped_finetuning import SWEEP
+from make_stopped_finetuning import losses as finetuning_losses
 
 import bert_jax
 from bert_jax.cli import main
+from bert_jax.config.mapping import build
+from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.train import finetune
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -20,8 +25,9 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("old")
-    with tarfile.open(GOLDEN / "directories.tar.gz") as archive:
-        archive.extractall(root, filter="data")
+    for name in ("directories", "stopped_finetuning"):
+        with tarfile.open(GOLDEN / f"{name}.tar.gz") as archive:
+            archive.extractall(root, filter="data")
     return root
 
 
@@ -57,6 +63,25 @@ def test_a_stopped_run_goes_on_as_it_would_have(old: Path, expected: Any) -> Non
     assert main(pretraining(old / "corpus", old / "pretrained")) == 0
     after = losses(old / "pretrained", 7)
     assert after == pytest.approx(expected["losses"], rel=1e-5)
+
+
+def test_a_stopped_sweep_goes_on_as_it_would_have(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state had no guard and no step of its own."""
+    monkeypatch.chdir(old)
+    expected = json.loads(Path("expected_finetuning.json").read_text())
+    before, work = finetuning_losses(Path("stopped")), Path("stopped")
+    assert list(before) == ["6"]
+    said: list[str] = []
+    assert finetune(build(FinetuneConfig, SWEEP), work, echo=said.append).finished
+    assert said[0].endswith("continued at step 7 of 18")
+    found = finetuning_losses(work)
+    assert list(found) == ["6", "12", "18"]
+    for step, values in found.items():
+        assert values == pytest.approx(expected[step], rel=1e-4)
+    assert len(set(found["18"])) == 2
+    assert main(["verify", str(work)]) == 0
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "sentences"])

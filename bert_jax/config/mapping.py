@@ -49,14 +49,21 @@ def to_dict(config: Any) -> dict[str, Any]:
     return result
 
 
-def diff(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
-    """List the fields in which two configurations differ, as (dotted name, in a, in b)."""
+def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]:
+    """Return the fields that differ, as (dotted name, value in a, value in b).
+
+    Args:
+        a: Configuration.
+        b: Configuration of the same kind.
+        free: Fields, or whole sections, that are left out.
+    """
     left, right = dict(_leaves(to_dict(a))), dict(_leaves(to_dict(b)))
     names = [*left, *(name for name in right if name not in left)]
     return [
         (name, left.get(name), right.get(name))
         for name in names
         if left.get(name) != right.get(name)
+        and not any(name == each or name.startswith(f"{each}.") for each in free)
     ]
 
 

@@ -2,12 +2,25 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from bert_jax.errors import UserError
+from bert_jax.parallel.sharding import MeshConfig
 from bert_jax.tasks.config import TaskConfig
+from bert_jax.training.guard import GuardConfig
 from bert_jax.training.optim import OptimizerConfig
 
-FREE_FIELDS = ("init", "training.stall_seconds", "training.eval_batch_size")
+FREE_FIELDS = (
+    "guard",
+    "init",
+    "mesh",
+    "training.accumulation",
+    "training.attention_impl",
+    "training.eval_batch_size",
+    "training.log_every_steps",
+    "training.remat",
+    "training.stall_seconds",
+)
 """Fields that a restart may change; of `init` what it holds is compared instead."""
 
 _MAX_SEEDS = 1000
@@ -20,16 +33,24 @@ class FinetuneTrainingConfig:
     num_epochs: float = 3.0
     """Passes over the training examples; may be a part of one."""
     batch_size: int = 32
-    """Rows per step of each run, over all devices."""
+    """Rows per step of each run, over all devices and micro-batches."""
+    accumulation: int = 1
+    """Micro-batches per step: memory for time, the result is the same within rounding."""
     eval_batch_size: int = 64
     """Rows per step of an evaluation."""
     evals_per_epoch: int = 1
     """Evaluations per pass; the best of them, by the task's metric, is the run's result."""
+    log_every_steps: int = 100
+    """Steps between two rows of metrics; each evaluation writes a row, too."""
     max_buckets: int = 4
     """Lengths to which rows are padded; each is compiled once. 1: all to the longest."""
     dropout_rate: float | None = 0.1
     """Rate in the encoder, its attention and before the head, but for squad's, which has none;
     None: the encoder as it was pretrained, 0.1 before the head."""
+    remat: Literal["none", "dots", "full"] = "none"
+    """Values that the backward pass recomputes: none, all but matrix products, or whole layers."""
+    attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
+    """Attention kernel."""
     stall_seconds: float = 1800.0
     """Nothing completed for so long: the process writes the stacks of its threads and ends with
     exit code 6. 0: never."""
@@ -38,9 +59,17 @@ class FinetuneTrainingConfig:
         """Refuse a run that trains nothing."""
         if not (math.isfinite(self.num_epochs) and self.num_epochs > 0):
             raise UserError(f"training.num_epochs is {self.num_epochs:g}; it must be above 0")
-        for name in ("batch_size", "eval_batch_size", "evals_per_epoch", "max_buckets"):
+        for name in (
+            "batch_size", "accumulation", "eval_batch_size", "evals_per_epoch", "log_every_steps",
+            "max_buckets",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise UserError(f"training.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.batch_size % self.accumulation:
+            raise UserError(
+                f"training.batch_size {self.batch_size} is not divisible by "
+                f"training.accumulation {self.accumulation}"
+            )
         if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
             raise UserError(
                 f"training.dropout_rate is {self.dropout_rate}; it must be in [0, 1), or None"
@@ -57,6 +86,27 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
     learning_rate: float = 3e-5
     warmup_rate: float = 0.1
+
+
+@dataclass(frozen=True)
+class FinetuneGuardConfig(GuardConfig):
+    """Treatment of bad steps, run by run: a run that is stopped has failed, the others go on.
+
+    With one run alone the process ends with exit code 4.
+    """
+
+    spike_sigmas: float = 0.0
+    """Least height of a spike above the mean of the recent losses, in standard deviations. 0: only
+    non-finite values are bad, because small batches of hard examples are no faults."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, and what only pretraining has."""
+        super().__post_init__()
+        if self.on_divergence != "report":
+            raise UserError(
+                f"guard.on_divergence is {self.on_divergence!r}; fine-tuning has none to stop at: "
+                "the statistics call a run that learned nothing failed. Leave it at 'report'"
+            )
 
 
 @dataclass(frozen=True)
@@ -100,6 +150,9 @@ class FinetuneConfig:
     """Take the architecture and the tokenizer of `init` and random weights."""
     training: FinetuneTrainingConfig = field(default_factory=FinetuneTrainingConfig)
     optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    """Devices of each run; runs at once are spread over the others first."""
+    guard: FinetuneGuardConfig = field(default_factory=FinetuneGuardConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     seed: int = 0
     """Of the head's first weights, the order of examples and dropout."""

@@ -11,13 +11,17 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.remote import scheme
 from bert_jax.finetune.batches import choose_buckets
-from bert_jax.finetune.evaluate import member_outputs
-from bert_jax.finetune.step import FinetuneStepConfig, make_eval_step, place_members, sweep_mesh
+from bert_jax.finetune.evaluate import judge_rows
+from bert_jax.finetune.trials import place_params
+from bert_jax.objectives.task import TaskObjective
+from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.saved.model import SavedModel, read_finetuned
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.task import Outputs, Split, Task
 from bert_jax.training.optim import OptimizerConfig
+from bert_jax.training.state import StepConfig
+from bert_jax.training.step import make_eval_step
 
 
 def evaluate_finetuned(workdir: Path | str, data: str | None = None) -> dict[str, float]:
@@ -80,20 +84,19 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
 def split_outputs(model: SavedModel, split: Split, *, batch_size: int = 64) -> Outputs:
     """Logits of the rows of a split, as `Split.score` takes them; on all devices."""
     assert model.outputs is not None
-    config = FinetuneStepConfig(
-        model.config, model.outputs.head, model.outputs.objective, OptimizerConfig(), num_steps=1
-    )
-    mesh = sweep_mesh(1)
-    params = place_members(jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.params), mesh)
+    objective = TaskObjective(model.config, model.outputs.head, model.outputs.objective)
+    config = StepConfig(objective, OptimizerConfig(), num_steps=1)
+    mesh = make_trial_mesh(MeshConfig(), 1)
+    one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.params)
+    params = place_params(config, mesh, one)
     lengths = split.rows.lengths
     buckets = choose_buckets(lengths, 8, limit=model.config.num_positions)
     with tqdm(total=len(lengths), unit="row", disable=not sys.stderr.isatty()) as bar:
-        (outputs,) = member_outputs(
-            config, mesh, make_eval_step(config, mesh), params, split.rows,
-            buckets=buckets, batch_size=batch_size, pad_id=model.tokenizer.special_ids.pad,
-            done=bar.update,
+        (judged,) = judge_rows(
+            make_eval_step(config, mesh, seed=0), mesh, params, split.rows, buckets=buckets,
+            batch_size=batch_size, pad_id=model.tokenizer.special_ids.pad, done=bar.update,
         )  # fmt: skip
-    return outputs
+    return judged.outputs
 
 
 def _task(model: SavedModel) -> Task:

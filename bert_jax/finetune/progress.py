@@ -1,17 +1,13 @@
-"""How far the members of a sweep are, and what is said of it: metrics.jsonl, lines, a bar."""
+"""Progress of the trials of a sweep, and the words and columns for it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from scipy.special import bdtrik, stdtrit
 
-from bert_jax.run.console import Console
-from bert_jax.run.telemetry import MetricsLog
 from bert_jax.sweep.statistics import LEVEL, Member, Outcome, quantile
 
 _CORRELATIONS = ("matthews", "pearson", "spearman")
@@ -27,7 +23,9 @@ class Progress:
     best: float | None = None
     best_step: int = -1
     finite: bool = True
-    """All of its losses and logits."""
+    """Whether all logits were numbers."""
+    halted: bool = False
+    """Whether the guard has stopped the trial."""
     best_epoch: float | None = None
     last: float | None = None
     """Score of the newest evaluation; None where it is not finite."""
@@ -55,7 +53,7 @@ class Progress:
             scores=self.scores,
             best=self.best,
             best_step=self.best_step,
-            failed=judge(self.best, self.last, goal, self.finite),
+            failed=judge(self.best, self.last, goal, self.finite, self.halted),
             seconds=seconds,
             best_epoch=self.best_epoch,
             last=self.last,
@@ -63,7 +61,9 @@ class Progress:
 
 
 class Losses:
-    """Means of the training losses since they were last asked for; notes who is not finite.
+    """Means of the training losses since they were last asked for; notes whom the guard stopped.
+
+    A loss that the guard rejected is in no mean.
 
     Args:
         progress: Of the members; what the program computes beyond them only fills it.
@@ -71,120 +71,85 @@ class Losses:
 
     def __init__(self, progress: Sequence[Progress]):
         self._progress = progress
-        self._sums, self._count = np.zeros(len(progress)), 0
+        self._sums, self._count = np.zeros(len(progress)), np.zeros(len(progress), int)
         self.last = math.nan
         """Median of the members at the last step."""
 
-    def read(self, metrics: Any) -> None:
-        """Waits for the metrics of a step; None: there is none."""
-        if metrics is None:
-            return
-        loss = np.asarray(jax.device_get(metrics["loss"]), np.float64)[: len(self._progress)]
-        for each, value in zip(self._progress, loss, strict=True):
-            each.finite = each.finite and bool(np.isfinite(value))
-        self._sums += loss
-        self._count += 1
+    def add(self, metrics: Mapping[str, np.ndarray]) -> None:
+        """Take the metrics of a step, each (M,)."""
+        count = len(self._progress)
+        loss = np.asarray(metrics["loss"], np.float64)[:count]
+        taken = (metrics["bad"][:count] == 0) & (metrics["halted"][:count] == 0)
+        for each, halted in zip(self._progress, metrics["halted"], strict=False):
+            each.halted = bool(halted)
+        self._sums += np.where(taken, loss, 0.0)
+        self._count += taken
         self.last = float(np.median(np.where(np.isfinite(loss), loss, np.inf)))
 
     def take(self) -> list[float | None]:
-        """The mean of each member, None where it is not finite; and starts anew."""
-        means = self._sums / max(self._count, 1)
-        self._sums, self._count = np.zeros_like(self._sums), 0
-        return [null(float(value)) for value in means]
+        """Return the mean of each trial, None where no step was taken, and start anew."""
+        means = [
+            null(total / count) if count else None
+            for total, count in zip(self._sums.tolist(), self._count.tolist(), strict=True)
+        ]
+        self._sums, self._count = np.zeros_like(self._sums), np.zeros_like(self._count)
+        return means
 
     def state(self) -> dict[str, Any]:
-        """As JSON, for a checkpoint."""
-        return {"sums": [null(value) for value in self._sums.tolist()], "count": self._count}
+        """Return the sums and counts as JSON, for a checkpoint."""
+        return {"sums": self._sums.tolist(), "count": self._count.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """What `state` gave."""
-        self._sums = np.array([math.nan if v is None else v for v in state["sums"]], np.float64)
-        self._count = state["count"]
+        """Take up what `state` returned; in version 0.1.0 one count, and null for no number."""
+        sums = np.array([math.nan if v is None else v for v in state["sums"]], np.float64)
+        known = np.isfinite(sums)
+        self._sums = np.where(known, sums, 0.0)
+        self._count = np.where(known, state["count"], 0)
 
 
-class Output:
-    """What a run says; only process 0 writes and prints. A context manager."""
+def evaluation_columns(
+    losses: Sequence[float | None], scores: Sequence[Mapping[str, float]]
+) -> dict[str, Sequence[float | None]]:
+    """Return the columns of an evaluation's row, with a value for each trial.
 
-    def __init__(
-        self,
-        metrics: Path,
-        *,
-        begun: int,
-        total: int,
-        single: bool,
-        echo: Callable[[str], None] | None = None,
-    ):
-        """Opens the files.
+    Args:
+        losses: Loss of each trial on the first dev split.
+        scores: Scores of each trial by name; empty where its logits were not finite.
+    """
+    columns: dict[str, Sequence[float | None]] = {}
+    if any(loss is not None for loss in losses):
+        columns["eval/loss"] = losses
+    for name in dict.fromkeys(name for mine in scores for name in mine):
+        columns[f"eval/{name}"] = [null(mine.get(name, math.nan)) for mine in scores]
+    return columns
 
-        Args:
-            metrics: `metrics.jsonl`; rows beyond `begun` are dropped.
-            begun: Steps of all waves that are done.
-            total: Steps of all waves.
-            single: There is one member; the values of others are lists.
-            echo: Gets each line for people; None: standard output, with a bar on a terminal.
-        """
-        self._single = single
-        self._console = Console(total, begun, echo)
-        self._log = MetricsLog(metrics, begun) if jax.process_index() == 0 else None
 
-    def __enter__(self) -> "Output":
-        return self
+def evaluation_line(
+    where: str, losses: Sequence[float | None], scores: Sequence[Mapping[str, float]], metric: str
+) -> str:
+    """Describe an evaluation for people.
 
-    def __exit__(self, *_: object) -> None:
-        self._console.close()
-        if self._log is not None:
-            self._log.close()
+    Args:
+        where: Epoch and step.
+        losses: Training loss of each trial.
+        scores: Scores of each trial by name.
+        metric: Score that chooses the best model.
+    """
+    found = [mine.get(metric) for mine in scores]
+    known = [value for value in found if value is not None and math.isfinite(value)]
+    shown = _shown(quantile(found, 0.5), "g")
+    if len(scores) > 1 and known:
+        shown = f"median {shown}, from {min(known):.4g} to {max(known):.4g}"
+        if len(known) < len(scores):
+            shown += f"; {len(scores) - len(known)} of {len(scores)} not a number"
+    return f"{where}  loss {_shown(median_loss(losses), 'f')}  {metric} {shown}"
 
-    def say(self, text: str) -> None:
-        """A line for people."""
-        self._console.say(text)
 
-    def tick(self, loss: float) -> None:
-        """A step is done."""
-        self._console.tick(f"loss {loss:.3f}")
-
-    def evaluated(
-        self,
-        total: int,
-        where: Mapping[str, Any],
-        loss: Sequence[float | None],
-        scores: Sequence[Mapping[str, float]],
-        metric: str,
-    ) -> None:
-        """A row of metrics and a line.
-
-        Args:
-            total: Steps of all waves that are done.
-            where: Step of the wave, epoch and wave.
-            loss: Of each member.
-            scores: Of each member by name; empty where its logits were not finite.
-            metric: The one for people.
-        """
-        if self._log is not None:
-            row: dict[str, Any] = {name: where[name] for name in ("epoch", "wave")}
-            columns: dict[str, Sequence[float | None]] = {"train/loss": loss}
-            for name in dict.fromkeys(name for mine in scores for name in mine):
-                columns[f"eval/{name}"] = [null(mine.get(name, math.nan)) for mine in scores]
-            row |= {name: each[0] if self._single else each for name, each in columns.items()}
-            self._log.write(total, row)
-        found = [mine.get(metric) for mine in scores]
-        known = [value for value in found if value is not None and math.isfinite(value)]
-        shown = _shown(quantile(found, 0.5), "g")
-        if len(scores) > 1 and known:
-            shown = f"median {shown}, from {min(known):.4g} to {max(known):.4g}"
-            if len(known) < len(scores):
-                shown += f"; {len(scores) - len(known)} of {len(scores)} not a number"
-        # The lowest loss is the best: a lost member's is above all others.
-        train = quantile([None if value is None else -value for value in loss], 0.5)
-        self.say(
-            f"epoch {where['epoch']:.2f}  step {where['step']:,}  "
-            f"loss {_shown(None if train is None else -train, 'f')}  {metric} {shown}"
-        )
-
-    def sync(self) -> None:
-        """Returns when all rows are on the disk, if it takes them."""
-        if self._log is not None:
-            self._log.sync()
+def median_loss(losses: Sequence[float | None]) -> float | None:
+    """Return the median, where a trial without a loss counts as the highest."""
+    # The lowest loss is the best: a lost trial's is above all others.
+    median = quantile([None if value is None else -value for value in losses], 0.5)
+    return None if median is None else -median
 
 
 def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 0) -> float:
@@ -214,7 +179,9 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
     return math.ceil(bdtrik(LEVEL, rows, expected)) / rows
 
 
-def judge(best: float | None, last: float | None, goal: float, finite: bool) -> str:
+def judge(
+    best: float | None, last: float | None, goal: float, finite: bool, halted: bool = False
+) -> str:
     """Why a run failed; empty where it did not. The end of training is judged.
 
     The best of many evaluations of a model that learned nothing is above `goal` by chance.
@@ -223,11 +190,14 @@ def judge(best: float | None, last: float | None, goal: float, finite: bool) -> 
         best: score of its best evaluation, None where none was finite.
         last: score of its last evaluation, None where that was not finite.
         goal: from `goal_score`.
-        finite: whether all of its losses and scores were.
+        finite: whether all of its logits were.
+        halted: whether the guard has stopped it.
     """
     if best is None:
         return "no evaluation gave a finite score"
     reasons = [] if finite else ["a loss or a score was not finite"]
+    if halted:
+        reasons.append("a step was not finite or its loss a spike, and the run stopped there")
     if last is None:
         reasons.append("the last evaluation gave no finite score")
     elif not last > goal:

@@ -9,15 +9,17 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.checkpoint import Checkpoints, Retention, SaveFailedError
+from bert_jax.checkpoint import Checkpoints, Restored, Retention, SaveFailedError
+from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.progress import Losses, Progress
 from bert_jax.finetune.setup import Setup
-from bert_jax.finetune.step import SweepState, abstract_sweep
+from bert_jax.finetune.trials import SweepState, abstract_trials, earlier, from_earlier
 from bert_jax.finetune.workdir import remove_resume, saved_content
 from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Member, Outcome
+from bert_jax.training.state import TrainState
 
 
 @dataclass
@@ -25,7 +27,9 @@ class Wave:
     """Members that train together, after `step` updates."""
 
     number: int
-    state: SweepState
+    state: TrainState
+    best: Any
+    """Parameters at each trial's best evaluation so far."""
     step: int
     progress: list[Progress]
     losses: Losses
@@ -75,7 +79,7 @@ class Saves:
 
     def restore(self) -> tuple[Wave, list[Outcome]] | None:
         """Where the run was, and the outcomes of the waves before; None: it begins."""
-        abstract = abstract_sweep(self._setup.step, self._mesh, len(self._setup.waves[0]))
+        abstract = abstract_trials(self._setup.step, self._mesh, len(self._setup.waves[0]))
         one = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
             abstract.params,
@@ -83,19 +87,33 @@ class Saves:
         model = self._models.restore(FinetunedState(one))
         if model is not None:
             self._best = (model.record.extra["scores"][self._setup.task.metric], model.step)
-        restored = self._states.restore(abstract)
+        restored = self._restored(abstract)
         if restored is None:
             return None
+        state: SweepState = restored.state
         extra = restored.record.extra
         progress = [
             Progress(**{**each, "member": Member(**each["member"])}) for each in extra["progress"]
         ]
         wave = Wave(
-            extra["wave"], restored.state, extra["step"], progress, Losses(progress),
+            extra["wave"], state.train, state.best, extra["step"], progress, Losses(progress),
             extra["seconds"],
         )  # fmt: skip
         wave.losses.restore(extra["losses"])
         return wave, [Outcome.from_json(each) for each in extra["outcomes"]]
+
+    def _restored(self, abstract: SweepState) -> Restored | None:
+        """Restore all trials; those that version 0.1.0 saved become what they are now."""
+        try:
+            return self._states.restore(abstract)
+        except UserError:
+            try:
+                restored = self._states.restore(earlier(abstract))
+            except UserError:
+                restored = None
+            if restored is None:
+                raise
+        return dataclasses.replace(restored, state=from_earlier(restored.state, self._mesh))
 
     def save(self, wave: Wave, outcomes: Sequence[Outcome], *, last: bool) -> None:
         """Everything that a restart needs, and the best model so far.
@@ -119,10 +137,11 @@ class Saves:
                 "outcomes": [dataclasses.asdict(each) for each in outcomes],
             },
         }
+        state = SweepState(*wave.state, wave.best)
         if last:
-            self._states.save_last(self.total(wave), wave.state, read_back=False, **content)
+            self._states.save_last(self.total(wave), state, read_back=False, **content)
         else:
-            self._states.save(self.total(wave), wave.state, **content)
+            self._states.save(self.total(wave), state, **content)
         self.save_best(wave, must=False)
 
     def save_best(self, wave: Wave, *, must: bool) -> None:
@@ -153,10 +172,10 @@ class Saves:
         each = wave.progress[-negative]
         try:
             self._models.save_last(
-                total, FinetunedState(self._member(wave.state.best, -negative)),
+                total, FinetunedState(self._member(wave.best, -negative)),
                 read_back=True,
                 **saved_content(
-                    self._config, self._setup.step.model, self._setup.step.head, self._setup.task,
+                    self._config, self._setup.objective, self._setup.task,
                     each.outcome().best_scores, each.member,
                 ),
             )  # fmt: skip

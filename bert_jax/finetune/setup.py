@@ -8,20 +8,19 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets
-from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.step import FinetuneStepConfig
+from bert_jax.finetune.config import FinetuneConfig, FinetuneTrainingConfig
 from bert_jax.finetune.workdir import fingerprint, rows_fingerprint
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.objectives.task import HEADS, TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.sweep.statistics import Member
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.config import MAX_STEPS
+from bert_jax.training.state import StepConfig
 
 RANDOM = "random"
-_HEADS: dict[str, Any] = {"tags": "tagging", "span": "span"}
-_POOLED = ("class", "classes", "score")
 _HEAD_DROPOUT = 0.1
 _log = logging.getLogger("bert_jax")
 
@@ -30,7 +29,8 @@ _log = logging.getLogger("bert_jax")
 class Setup:
     """A run before its first step."""
 
-    step: FinetuneStepConfig
+    step: StepConfig
+    objective: TaskObjective
     task: Task
     initial: SavedModel
     encoders: tuple[Any, ...]
@@ -75,9 +75,10 @@ def set_up(config: FinetuneConfig) -> Setup:
         inits.append(config.sweep.baseline)
     if len(set(inits)) < len(inits):
         raise UserError(f"sweep.baseline is {config.sweep.baseline!r}, the same as init")
-    model = _with_dropout(initial.config, config.training.dropout_rate)
+    model = _encoder(initial.config, config.training)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
-    if task.objective in _POOLED and not (initial.has_pooler or config.reinitialise):
+    network = HEADS[task.objective].network
+    if network == "classification" and not (initial.has_pooler or config.reinitialise):
         _log.warning(
             "%s has no pooler, which this task reads: it begins at random, as the head does",
             initial.name,
@@ -85,11 +86,12 @@ def set_up(config: FinetuneConfig) -> Setup:
     train, dev = task.train_split(), tuple(task.dev_splits())
     rate = config.training.dropout_rate
     head = TaskHeadConfig(
-        _HEADS.get(task.objective, "classification"),
+        network,
         num_labels=task.num_outputs,
         # BERT's SQuAD head reads the encoder's output as it is.
         dropout_rate=0.0 if task.objective == "span" else _HEAD_DROPOUT if rate is None else rate,
     )
+    objective = TaskObjective(model, head, task.objective)
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
@@ -110,13 +112,15 @@ def set_up(config: FinetuneConfig) -> Setup:
         )
     )
     return Setup(
-        step=FinetuneStepConfig(
-            model=model,
-            head=head,
-            objective=task.objective,
+        step=StepConfig(
+            objective=objective,
+            # Each trial's own rate multiplies its updates.
             optimizer=dataclasses.replace(config.optimizer, learning_rate=1.0),
             num_steps=num_steps,
+            accumulation=config.training.accumulation,
+            guard=config.guard,
         ),
+        objective=objective,
         task=task,
         initial=initial,
         encoders=tuple(encoders),
@@ -156,7 +160,10 @@ def _baseline(name: str, initial: SavedModel) -> Any:
     return other.params["encoder"]
 
 
-def _with_dropout(model: ModelConfig, rate: float | None) -> ModelConfig:
+def _encoder(model: ModelConfig, training: FinetuneTrainingConfig) -> ModelConfig:
+    """Return the architecture with the settings of this run."""
+    model = dataclasses.replace(model, remat=training.remat, attention_impl=training.attention_impl)
+    rate = training.dropout_rate
     if rate is None:
         return model
     return dataclasses.replace(model, hidden_dropout_rate=rate, attention_dropout_rate=rate)

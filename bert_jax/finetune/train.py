@@ -2,53 +2,62 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from bert_jax.checkpoint import SaveFailedError
+from bert_jax.checkpoint import saved_steps
 from bert_jax.checkpoint.agreement import all_agree, by_first
-from bert_jax.errors import UserError
-from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.evaluate import finite, member_outputs
-from bert_jax.finetune.progress import Losses, Output, Progress, goal_score
+from bert_jax.finetune.evaluate import judge_rows
+from bert_jax.finetune.progress import (
+    Losses,
+    Progress,
+    evaluation_columns,
+    evaluation_line,
+    goal_score,
+    median_loss,
+)
+from bert_jax.finetune.report import finished_before, summary_of_run, write_statistics
 from bert_jax.finetune.saves import Saves, Wave
 from bert_jax.finetune.setup import Setup, set_up
-from bert_jax.finetune.step import (
+from bert_jax.finetune.trials import (
     check_memory,
-    init_sweep,
-    make_eval_step,
+    init_trials,
     make_keep_best,
-    make_sweep_step,
-    place_members,
     place_rows,
     place_settings,
-    sweep_mesh,
+    place_trials,
 )
 from bert_jax.finetune.workdir import (
     check_finetune_workdir,
     prepare_finetune_workdir,
     remove_resume,
 )
-from bert_jax.run.events import Events
+from bert_jax.parallel.sharding import make_trial_mesh
+from bert_jax.run.goodput import Clock
 from bert_jax.run.interrupt import StopRequest
 from bert_jax.run.lease import hold_workdir
-from bert_jax.run.telemetry import duration
-from bert_jax.run.watchdog import Watchdog
+from bert_jax.run.session import Session
+from bert_jax.run.telemetry import duration, whole_peak
 from bert_jax.saved.runs import NO_MODEL, STATISTICS
-from bert_jax.sweep.report import summary_lines, write_summary
-from bert_jax.sweep.statistics import LEVEL, Member, Outcome, Summary, summarise
-from bert_jax.untrusted.json_file import read_json_object
+from bert_jax.sweep.statistics import Member, Outcome, summarise
+from bert_jax.training.bad_step import (
+    BadStep,
+    BadStepError,
+    find_bad_step,
+    rerun,
+    skipped_message,
+)
+from bert_jax.training.step import Settings, make_eval_step, make_train_step
 
 _SAVE_SECONDS = 60.0
 """A run is saved after an evaluation when so much would be lost."""
-_MAX_STATISTICS_BYTES = 1 << 28
 
 
 class NoModelError(RuntimeError):
@@ -72,6 +81,7 @@ def finetune(
     config: FinetuneConfig,
     workdir: Path | str,
     *,
+    clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> FinetuneResult:
     """Fine-tunes all members of a sweep, or continues the run in `workdir`.
@@ -81,9 +91,11 @@ def finetune(
     Args:
         config: The run.
         workdir: Made if missing; a local directory, or `gs://bucket/directory`.
+        clock: Clock that has been running since the process began; None: a new one.
         echo: Gets each line for people; None: standard output, with a bar on a terminal.
 
     Raises:
+        BadStepError: A step of a run alone was not finite, and the guard says to stop.
         UserError: The configuration, the data, the initialisation and the work directory do not fit
             together. Nothing has been written.
         NoModelError: No run of the first initialisation had a finite score; the statistics say so.
@@ -94,52 +106,44 @@ def finetune(
     with hold_workdir(workdir, echo=echo) as place:
         check_finetune_workdir(place, config, setup.fingerprints)
         if by_first(lambda: (place.local / STATISTICS).exists()):
-            return _finished_before(setup, place, echo)
-        check_memory(setup.step, sweep_mesh(len(setup.waves[0])), len(setup.waves[0]))
-        run = _Run(config, setup, place, echo)
+            outcomes = finished_before(place, echo or print)
+            remove_resume(place)
+            _check_model(setup, outcomes)
+            return FinetuneResult(True, outcomes, 0.0)
+        seconds = config.training.stall_seconds
+        session = Session(place, stall_seconds=seconds, clock=clock, echo=echo)
+        run = _Run(config, setup, session)
+        check_memory(setup.step, run.mesh, len(setup.waves[0]))
         with StopRequest() as stop:
             return run.run(stop)
 
 
-def _finished_before(
-    setup: Setup, place: WorkDir, echo: Callable[[str], None] | None
-) -> FinetuneResult:
-    path = place.local / STATISTICS
-    rows = by_first(lambda: read_json_object(path, max_bytes=_MAX_STATISTICS_BYTES)["outcomes"])
-    outcomes = tuple(Outcome.from_json(each) for each in rows)
-    remove_resume(place)
-    if jax.process_index() == 0:
-        say = echo or print
-        say(f"{place.name} is finished")
-        say((place.local / "statistics.txt").read_text(encoding="utf-8").rstrip())
-    _check_model(setup, outcomes)
-    return FinetuneResult(True, outcomes, 0.0)
+class _Unread(NamedTuple):
+    """A step whose metrics were not read yet."""
+
+    step: int
+    """Updates made in the wave, this one included."""
+    metrics: Any
+    flops: int
+    settings: Settings
 
 
 class _Run:
-    """What a run holds while it lasts."""
+    """A run while it lasts."""
 
-    watchdog: Watchdog
-    out: Output
-
-    def __init__(
-        self,
-        config: FinetuneConfig,
-        setup: Setup,
-        place: WorkDir,
-        echo: Callable[[str], None] | None,
-    ):
-        self.config, self.setup, self.place, self.echo = config, setup, place, echo
-        self.mesh = sweep_mesh(len(setup.waves[0]))
-        self.train_step = make_sweep_step(setup.step, self.mesh)
-        self.eval_step = make_eval_step(setup.step, self.mesh)
-        self.keep_best = make_keep_best(self.mesh)
-        limit = setup.step.model.num_positions
+    def __init__(self, config: FinetuneConfig, setup: Setup, session: Session):
+        self.config, self.setup, self.session = config, setup, session
+        self.place, self.clock = session.place, session.clock
+        self.mesh = make_trial_mesh(config.mesh, len(setup.waves[0]))
+        self.train_step = make_train_step(setup.step, self.mesh)
+        self.eval_step = make_eval_step(setup.step, self.mesh, seed=0)
+        self.keep_best = make_keep_best(setup.step, self.mesh)
+        limit = setup.objective.model.num_positions
         self.dev_buckets = [
             choose_buckets(split.rows.lengths, config.training.max_buckets, limit=limit)
             for split in setup.dev
         ]
-        self.percent = setup.step.objective == "span"
+        self.percent = setup.objective.kind == "span"
         dev, scale = setup.dev[0], 100.0 if self.percent else 1.0
         self.constant = dev.constant_score
         labels = setup.task.num_outputs if setup.task.objective == "class" else 0
@@ -147,62 +151,54 @@ class _Run:
             setup.task.metric, self.constant / scale, len(dev.rows), labels
         )
         self.outcomes: list[Outcome] = []
-        self.saved_at = self.started = time.monotonic()
+        self.compiled: set[int] = set()
+        """Lengths of batches for which the step is compiled."""
+        self.unread: _Unread | None = None
+        self.saved_at = time.monotonic()
 
     def run(self, stop: StopRequest) -> FinetuneResult:
-        config, setup, place = self.config, self.setup, self.place
-        events = Events(place.local / "events.jsonl", jax.process_index())
-        stacks = place.local / f"stacks.{jax.process_index()}.txt"
-        with Watchdog(config.training.stall_seconds, stacks, events=events) as self.watchdog:
+        config, setup, session = self.config, self.setup, self.session
+
+        def prepare() -> None:
             prepare_finetune_workdir(
-                place.local, config, setup.fingerprints, setup.initial.tokenizer_files
+                self.place.local, config, setup.fingerprints, setup.initial.tokenizer_files
             )
-            by_first(lambda: place.sync(required=True))
 
-            def report(kind: str, step: int, message: str) -> None:
-                events.write(kind, message, step=step)
+        def report(kind: str, step: int, message: str) -> None:
+            session.events.write(kind, message, step=step)
 
-            self.saves = Saves(config, setup, self.mesh, place, report)
-            try:
-                return self._run(stop, events)
-            except BaseException as error:
-                events.write(
-                    "error", f"{type(error).__name__}: {error}",
-                    code=getattr(error, "exit_code", None),
-                )  # fmt: skip
-                raise
-            finally:
-                self.saves.close()
-                place.sync()
+        with session.open(prepare) as closing:
+            self.saves = Saves(config, setup, self.mesh, self.place, report)
+            closing.callback(self.saves.close)
+            return self._run(stop)
 
-    def _run(self, stop: StopRequest, events: Events) -> FinetuneResult:
-        setup = self.setup
+    def _run(self, stop: StopRequest) -> FinetuneResult:
+        setup, session = self.setup, self.session
         wave, begun = None, 0
-        if restored := self.saves.restore():
-            wave, self.outcomes = restored
-            begun = self.saves.total(wave)
+        with self.clock.spend("restore"):
+            if restored := self.saves.restore():
+                wave, self.outcomes = restored
+                begun = self.saves.total(wave)
         total = len(setup.waves) * setup.step.num_steps
-        self.watchdog.alive("the restore")
-        with Output(
-            self.place.local / "metrics.jsonl",
-            begun=begun, total=total, single=len(setup.members) == 1, echo=self.echo,
-        ) as self.out:  # fmt: skip
-            lines = self._summary(begun, total)
-            for line in lines:
-                self.out.say(line)
-            if jax.process_index() == 0:
-                events.write("start", lines[0], step=begun)
+        metrics = setup.objective.metrics
+        peak = whole_peak(setup.objective.model, self.mesh.size)
+        with session.telling(begun, num_steps=total, metrics=metrics, peak=peak) as out:
+            lines = summary_of_run(
+                self.config, setup, self.mesh, self.place.name, begun, total,
+                goal=self.goal, constant=self.constant,
+            )  # fmt: skip
+            session.begin(lines, lines[0], total)
             finished = True
             while finished and len(self.outcomes) < len(setup.members):
                 finished = self._train(wave or self._first_state(), stop)
                 wave = None
-        seconds = time.monotonic() - self.started
-        if finished:
-            self._finish(seconds)
-        else:
-            self.out.say(f"stopped by {stop.name}, saved; the same command continues")
-        if jax.process_index() == 0:
-            events.write("finished" if finished else "stopped", duration(seconds))
+            session.end(session.step)
+            seconds = self.clock.elapsed
+            if finished:
+                self._finish(seconds)
+            else:
+                out.say(f"stopped by {stop.name}, saved; the same command continues")
+        session.event("finished" if finished else "stopped", duration(seconds))
         return FinetuneResult(finished, tuple(self.outcomes), seconds)
 
     # One wave.
@@ -213,13 +209,13 @@ class _Run:
         members = setup.waves[number]
         which = np.array([setup.inits.index(member.init) for member in members])
         seeds = np.array([member.seed for member in members], np.uint32)
-        state = init_sweep(setup.step, self.mesh, seeds, setup.encoders, which)
+        state = init_trials(setup.step, self.mesh, seeds, setup.encoders, which)
         # What repeats the last member only fills the program.
         progress = [Progress(member) for member in dict.fromkeys(members)]
-        return Wave(number, state, 0, progress, Losses(progress))
+        return Wave(number, state.train, state.best, 0, progress, Losses(progress))
 
     def _train(self, wave: Wave, stop: StopRequest) -> bool:
-        """Trains members to the end; False where a signal stopped them, with all saved."""
+        """Train the trials of a wave to the end; False where a signal stopped them, all saved."""
         num_steps = self.setup.step.num_steps
         members = self.setup.waves[wave.number]
         settings = place_settings(
@@ -228,40 +224,110 @@ class _Run:
             self.mesh,
         )
         batches = self._batches(members, wave.step)
-        unread: Any = None
+        self.clock.started()
         while wave.step < num_steps:
-            batch = place_rows(next(batches), self.mesh)
-            wave.state, metrics = self.train_step(wave.state, settings, batch)
-            wave.step += 1
-            wave.losses.read(unread)  # of the step before, so that one is always queued
-            unread = metrics
-            self.watchdog.alive(f"step {wave.step:,}")
-            self.out.tick(wave.losses.last)
+            with self.clock.spend("input"):
+                batch = place_rows(next(batches), self.mesh, self.setup.step.accumulation)
+            self._step(wave, batch, settings)
             # Asked at every step: several processes stop at one that they agree upon. After the
             # last one the wave is finished first.
             stopping = stop.due(self.saves.total(wave)) and wave.step < num_steps
             evaluating = self.setup.evaluates_after(wave.step)
             if evaluating or stopping:
-                wave.losses.read(unread)
-                unread = None
+                self._read(wave)
             if evaluating:
-                self._evaluate(wave)
+                with self.clock.spend("evaluation"):
+                    self._evaluate(wave)
             if stopping:
                 self._save(wave, last=True)
                 return False
             if evaluating and not all_agree(time.monotonic() - self.saved_at < _SAVE_SECONDS):
                 self._save(wave)
-        self.saves.save_best(wave, must=True)
+        with self.clock.spend("save"):
+            self.saves.save_best(wave, must=True)
         seconds = wave.elapsed() / len(wave.progress)
         self.outcomes += [each.outcome(self.goal, seconds) for each in wave.progress]
         return True
 
+    def _step(self, wave: Wave, batch: dict[str, jax.Array], settings: Settings) -> None:
+        """Dispatch a step, and read the metrics of the step before: one step is always queued."""
+        trials, rows, length = batch["tokens"].shape
+        if length in self.compiled:
+            wave.state, metrics = self.train_step(wave.state, batch, settings)
+        else:
+            self._read(wave)
+            with self.clock.spend("compile"):
+                wave.state, metrics = self.train_step(wave.state, batch, settings)
+            self.compiled.add(length)
+        wave.step += 1
+        self._read(wave)
+        flops = trials * rows * self.setup.objective.flops(length)
+        self.unread = _Unread(wave.step, metrics, flops, settings)
+
+    def _read(self, wave: Wave) -> None:
+        """Wait for the metrics of the newest step that was not read yet, and pass them on."""
+        if self.unread is None:
+            return
+        unread, self.unread = self.unread, None
+        metrics = jax.device_get(unread.metrics)
+        session, out = self.session, self.session.out
+        session.step = self.saves.total(wave) - wave.step + unread.step
+        session.alive(f"step {unread.step:,}")
+        if metrics["bad"].any():
+            self._bad_step(wave, unread, metrics)
+        wave.losses.add(metrics)
+        tokens = float(metrics["num_tokens"][: len(wave.progress)].sum())
+        out.step_done(session.step, tokens, unread.flops, wave.losses.last)
+        due = unread.step % self.config.training.log_every_steps == 0
+        if due and not self.setup.evaluates_after(unread.step):  # which writes a row, too
+            losses = wave.losses.take()
+            row = self._row(wave, unread.step, losses) | out.rates()
+            out.write(session.step, row)
+            median = median_loss(losses)
+            out.progress_line(
+                session.step, row | {"train/loss": math.nan if median is None else median}
+            )
+
+    def _bad_step(self, wave: Wave, unread: "_Unread", metrics: dict[str, np.ndarray]) -> None:
+        """Say which trials skipped a batch or halted; a run alone that halted ends with why."""
+        session, alone = self.session, len(self.setup.members) == 1
+        for number, each in enumerate(wave.progress):
+            one = {name: values[number] for name, values in metrics.items()}
+            bad = None if each.halted else find_bad_step(unread.step - 1, one)
+            if bad is None:
+                continue
+            error, kind = None, "bad_step" if bad.halted else "skipped_step"
+            message = bad.describe() if bad.halted else skipped_message(bad)
+            if bad.halted and alone:
+                error = self._explained(wave, bad, unread.settings)
+                message = str(error)
+            elif not alone:
+                member = each.member
+                message = f"run {number + 1} of wave {wave.number} (learning rate "
+                message += f"{member.learning_rate:g}, seed {member.seed}): {bad.describe()}; "
+                message += "it has failed and stays as it was" if bad.halted else "skipped"
+            session.event(kind, message, trial=number, batch=bad.batch, **bad.statistics)
+            if error:
+                raise error
+            session.out.say(f"Warning: {message}")
+
+    def _explained(self, wave: Wave, bad: BadStep, settings: Settings) -> BadStepError:
+        """Compute the step that halted the run again, and say why it stops."""
+        members = self.setup.waves[wave.number]
+        batch = next(self._batches(members, bad.batch))
+        verdict = rerun(
+            lambda state, rows: self.train_step(state, rows, settings),
+            wave.state,
+            place_rows(batch, self.mesh, self.setup.step.accumulation),
+            bad.metrics,
+        )
+        saved = saved_steps(self.place.resume)
+        return BadStepError(bad, verdict, f"{self.place.resume / str(saved[-1])}" if saved else "")
+
     def _save(self, wave: Wave, *, last: bool = False) -> None:
-        self.out.sync()
-        self.place.sync()
-        self.saves.save(wave, self.outcomes, last=last)
+        with self.session.saving("a save"):
+            self.saves.save(wave, self.outcomes, last=last)
         self.saved_at = time.monotonic()
-        self.watchdog.alive("a save")
 
     def _batches(self, members: tuple[Member, ...], step: int) -> Iterator[dict[str, np.ndarray]]:
         seeds = [member.seed for member in members]
@@ -271,89 +337,60 @@ class _Run:
             epoch, start = epoch + 1, 0
 
     def _evaluate(self, wave: Wave) -> None:
-        setup = self.setup
+        setup, session = self.setup, self.session
         scores: list[dict[str, float]] = [{} for _ in wave.progress]
+        dev_losses: list[float | None] = []
         for number, (split, buckets) in enumerate(zip(setup.dev, self.dev_buckets, strict=True)):
-            outputs = member_outputs(
-                setup.step, self.mesh, self.eval_step, wave.state.params, split.rows,
+            judged = judge_rows(
+                self.eval_step, self.mesh, wave.state.params, split.rows,
                 buckets=buckets,
                 batch_size=min(self.config.training.eval_batch_size, len(split.rows)),
                 pad_id=setup.initial.tokenizer.special_ids.pad,
-                done=lambda _: self.watchdog.alive("a batch of an evaluation"),
+                done=lambda _: session.alive("a batch of an evaluation"),
             )  # fmt: skip
             prefix = f"{split.name}/" if number else ""
-            for each, mine, theirs in zip(wave.progress, scores, outputs, strict=False):
-                if finite(theirs):
-                    found = split.score(theirs)
+            for each, mine, theirs in zip(wave.progress, scores, judged, strict=False):
+                if theirs.finite:
+                    found = split.score(theirs.outputs)
                     mine.update({f"{prefix}{name}": value for name, value in found.items()})
                 else:
                     each.finite = False
-                self.watchdog.alive("scoring")
-        epoch = wave.step / setup.batches.num_batches
-        metric = setup.task.metric
+                session.alive("scoring")
+            dev_losses = dev_losses or [each.loss for each in judged[: len(wave.progress)]]
+        metric, epoch = setup.task.metric, wave.step / setup.batches.num_batches
         better = np.zeros(len(setup.waves[0]), bool)
         for number, (each, mine) in enumerate(zip(wave.progress, scores, strict=True)):
             better[number] = each.take(wave.step, epoch, mine, metric)
-        where = {"step": wave.step, "epoch": epoch, "wave": wave.number}
-        self.out.evaluated(self.saves.total(wave), where, wave.losses.take(), scores, metric)
+        losses, total = wave.losses.take(), self.saves.total(wave)
+        row = self._row(wave, wave.step, losses)
+        for name, values in evaluation_columns(dev_losses, scores).items():
+            row[name] = self._column(values)
+        session.out.write(total, row | session.out.rates())
+        where = f"epoch {epoch:.2f}  step {wave.step:,}"
+        session.out.say(evaluation_line(where, losses, scores, metric))
         if better.any():
-            wave.state = self.keep_best(wave.state, place_members(better, self.mesh))
+            chosen = place_trials(better, self.mesh)
+            wave.best = self.keep_best(wave.best, wave.state.params, chosen)
+
+    def _row(self, wave: Wave, step: int, losses: Sequence[float | None]) -> dict[str, Any]:
+        epoch = step / self.setup.batches.num_batches
+        return {"epoch": epoch, "wave": wave.number, "train/loss": self._column(losses)}
+
+    def _column(self, values: Sequence[float | None]) -> Any:
+        """Return a column of a row: the value of a run alone, else a list."""
+        return values[0] if len(self.setup.members) == 1 else list(values)
 
     def _finish(self, seconds: float) -> None:
+        out = self.session.out
         summary = summarise(self.outcomes, self.setup.task.metric, self.constant, self.goal)
-        percent = self.percent
-        by_first(lambda: self._write_summary(summary, percent))
-        self.out.say("")
-        for line in summary_lines(summary, percent=percent):
-            self.out.say(line)
+        for line in write_statistics(summary, self.place, percent=self.percent):
+            out.say(line)
         self.saves.finish()
         _check_model(self.setup, tuple(self.outcomes))
-        self.out.say(
+        out.say(
             f"{duration(seconds)}, {len(self.outcomes)} runs; the best of {self.setup.inits[0]} is "
             f"in {self.place.checkpoints}"
         )
-
-    def _write_summary(self, summary: Summary, percent: bool) -> None:
-        try:
-            write_summary(
-                summary, self.place.local, title=Path(self.place.name).name, percent=percent
-            )
-        except (OSError, UserError) as error:
-            raise SaveFailedError(
-                f"the statistics cannot be written to {self.place.local} ({error}). Fix that and "
-                "rerun the command: the run continues from its last save"
-            ) from error
-
-    def _summary(self, begun: int, total: int) -> list[str]:
-        setup = self.setup
-        head = f"fine-tuning {', '.join(setup.inits)} in {self.place.name}"
-        lines = [head if not begun else f"{head}, continued at step {begun:,} of {total:,}"]
-        lines += [f"Warning: {text}" for split in (setup.train, *setup.dev)
-                  for text in split.warnings]  # fmt: skip
-        shapes = ", ".join(f"{n} x {length}" for length, n in setup.batches.batches_of.items())
-        sizes = ", ".join(f"{split.name} {len(split.rows):,}" for split in setup.dev)
-        task = self.config.task
-        fitted = task.fitted(setup.step.model.num_positions)
-        if fitted.length < task.length:
-            lines.append(
-                f"length   {fitted.length} tokens a row: the model has no more positions; "
-                f"task.max_length is {task.length} by default"
-            )
-        lines += [
-            f"data     {len(setup.train.rows):,} rows to train on; {sizes}",
-            f"batches  {setup.batches.num_batches:,} of {self.config.training.batch_size} rows an "
-            f"epoch, by length: {shapes}",
-            f"runs     {len(setup.members)} of {setup.step.num_steps:,} steps, "
-            f"{len(setup.waves[0])} at once, devices as member {self.mesh.shape['member']} x data "
-            f"{self.mesh.shape['data']}",
-        ]
-        if math.isfinite(self.constant):
-            lines.append(
-                f"goal     {setup.task.metric} above {self.goal:.4g} at the end of training (a "
-                f"constant prediction has {self.constant:.4g}; {LEVEL:.0%} bound for "
-                f"{len(setup.dev[0].rows):,} rows)"
-            )
-        return lines
 
 
 def _check_model(setup: Setup, outcomes: tuple[Outcome, ...]) -> None:

@@ -20,8 +20,7 @@ from bert_jax.checkpoint.agreement import by_first
 from bert_jax.config.mapping import build, diff, to_dict
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
-from bert_jax.model.config import ModelConfig
-from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.objectives.task import TaskObjective
 from bert_jax.saved.runs import KIND, read_finetune_record
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Task
@@ -74,8 +73,8 @@ def check_finetune_workdir(
     unread = tuple(f"task.{name}." for name in config.task.unread)
     rows = [
         f"{name}: {json.dumps(old)} there, {json.dumps(new)} given"
-        for name, old, new in diff(there, config)
-        if name not in FREE_FIELDS and not name.startswith(unread)
+        for name, old, new in diff(there, config, FREE_FIELDS)
+        if not name.startswith(unread)
     ]
     known = record.get("fingerprints", {})
     rows += [
@@ -101,8 +100,7 @@ def prepare_finetune_workdir(
 
 def saved_content(
     config: FinetuneConfig,
-    model: ModelConfig,
-    head: TaskHeadConfig,
+    objective: TaskObjective,
     task: Task,
     scores: dict[str, float],
     member: Any,
@@ -111,8 +109,8 @@ def saved_content(
     return {
         "config": to_dict(config),
         "extra": {
-            "model": to_dict(model),
-            "head": to_dict(head),
+            "model": to_dict(objective.model),
+            "head": to_dict(objective.config),
             "task": task.describe(),
             "scores": scores,
             "member": dataclasses.asdict(member),

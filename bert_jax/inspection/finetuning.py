@@ -1,22 +1,36 @@
-"""Status of a fine-tuning run, from the files in its work directory."""
+"""Status of a fine-tuning run, from the files in its work directory: `bert-jax status`."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.checkpoint import saved_steps
 from bert_jax.config.mapping import build
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.inspection.status import RunStatus, run_values
 from bert_jax.run.events import read_events
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.saved.runs import STATISTICS, read_finetune_record
 
-_ENDS = {"finished": "finished", "stopped": "stopped", "error": "failed", "stalled": "failed"}
-_NO_ERRORS = ("start", "finished", "stopped")
-_SHOWN = 5
+
+@dataclass(frozen=True)
+class FinetuneStatus(RunStatus):
+    """A fine-tuning run; steps are those of all waves of runs."""
+
+    task: str
+    init: str
+    runs: int
+    """Number of runs in the sweep."""
+    num_epochs: float
+    evaluation: dict[str, Any]
+    """Newest row of metrics; empty when there is none."""
+    model_saved: bool
+    statistics: str
+    """Statistics of a finished run, as lines."""
 
 
-def finetune_status(place: WorkDir) -> dict[str, Any]:
-    """Return the status as JSON values; nothing changes.
+def finetune_status(place: WorkDir) -> FinetuneStatus:
+    """Read the status of a run. Changes nothing.
 
     Raises:
         UserError: No fine-tuning run there.
@@ -24,56 +38,31 @@ def finetune_status(place: WorkDir) -> dict[str, Any]:
     workdir = place.local
     record = read_finetune_record(workdir)
     config = build(FinetuneConfig, record["config"], where=str(workdir / "config.json"))
-    events = read_events(workdir / "events.jsonl")
-    turns = [_ENDS.get(event["kind"], "running") for event in events
-             if event["kind"] in ("start", *_ENDS)]  # fmt: skip
+    rows = read_metrics(workdir / "metrics.jsonl")
+    sweep, task = config.sweep, config.task
     finished, text = (workdir / STATISTICS).exists(), workdir / "statistics.txt"
-    sweep = config.sweep
-    task = config.task
-    return {
-        "workdir": place.name,
-        "version": record.get("bert_jax", ""),
-        "task": f"glue {task.glue.name}" if task.kind == "glue" else task.kind,
-        "init": config.init,
-        "runs": sweep.seeds * len(config.learning_rates) * (2 if sweep.baseline else 1),
-        "num_epochs": config.training.num_epochs,
-        "state": "finished" if finished else turns[-1] if turns else "new",
-        "heard": events[-1]["time"] if events else None,
-        "evaluation": (read_metrics(workdir / "metrics.jsonl") or [{}])[-1],
-        "model_saved": bool(saved_steps(place.checkpoints)),
-        "statistics": text.read_text(encoding="utf-8") if finished and text.exists() else "",
-        "errors": [event for event in events if event["kind"] not in _NO_ERRORS][-_SHOWN:],
-    }
+    values = run_values(
+        workdir,
+        version=record.get("bert_jax", ""),
+        num_steps=_num_steps(read_events(workdir / "events.jsonl")),
+        stall_seconds=config.training.stall_seconds,
+        saved=saved_steps(place.resume),
+        damaged=[],
+        row=rows[-1] if rows else {},
+    )
+    return FinetuneStatus(
+        **values | {"workdir": place.name} | ({"state": "finished"} if finished else {}),
+        task=f"glue {task.glue.name}" if task.kind == "glue" else task.kind,
+        init=config.init,
+        runs=sweep.seeds * len(config.learning_rates) * (2 if sweep.baseline else 1),
+        num_epochs=config.training.num_epochs,
+        evaluation=rows[-1] if rows else {},
+        model_saved=bool(saved_steps(place.checkpoints)),
+        statistics=text.read_text(encoding="utf-8") if finished and text.exists() else "",
+    )
 
 
-def status_lines(status: dict[str, Any]) -> list[str]:
-    """For people."""
-    lines = [
-        f"{status['workdir']}: fine-tuning of {status['init']} for {status['task']}, "
-        f"{status['runs']} runs of {status['num_epochs']:g} epochs",
-        f"{'running, or killed' if status['state'] == 'running' else status['state']}; last event "
-        f"{status['heard'] or 'none'}",
-    ]
-    row = status["evaluation"]
-    if row and not status["statistics"]:
-        values = "  ".join(
-            f"{name} {_shown(value)}" for name, value in row.items()
-            if name not in ("step", "epoch", "wave")
-        )  # fmt: skip
-        lines.append(
-            f"step {row['step']:,}, epoch {row.get('epoch', 0):.2f} of wave {row.get('wave', 0)}: "
-            f"{values}"
-        )
-    lines.append(f"the best model {'is' if status['model_saved'] else 'is not yet'} saved")
-    if status["statistics"]:
-        lines += ["", status["statistics"].rstrip()]
-    if status["errors"]:
-        lines += ["", "what went wrong last:"]
-        lines += [f"  {event['time']}  {event['message'][:300]}" for event in status["errors"]]
-    return lines
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + " ".join(map(_shown, value)) + "]"
-    return "not a number" if value is None else f"{value:.4g}"
+def _num_steps(events: list[dict[str, Any]]) -> int | None:
+    """Return the length of the run as its last start has said it; version 0.1.0 said nothing."""
+    said = [event.get("num_steps") for event in events if event["kind"] == "start"]
+    return said[-1] if said and isinstance(said[-1], int) else None

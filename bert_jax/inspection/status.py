@@ -6,7 +6,7 @@ Reads files only: no device is opened, since those of a running job belong to it
 import contextlib
 import datetime
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -52,12 +52,39 @@ class PhaseStatus:
 
 
 @dataclass(frozen=True)
-class Status:
-    """A run. Steps are updates made, losses nats, times seconds since 1970."""
+class RunStatus:
+    """Everything that a run of any kind says. Steps are updates made, times seconds since 1970."""
 
     workdir: str
     version: str
     """Version of bert_jax at the last start; "" where the run does not say."""
+    num_steps: int | None
+    """Length of the run; None where the run does not say."""
+    step: int
+    state: State
+    heard: float | None
+    """When there was last a sign of life."""
+    silent_seconds: float | None
+    steps_per_second: float | None
+    seconds_left: float | None
+    damaged: list[str]
+    """Checkpoints that were found damaged and put aside."""
+    seconds: dict[str, float]
+    """Over all starts: `productive`, and by reason for the rest (see `goodput`)."""
+    down_seconds: float
+    """Between the starts."""
+    num_starts: int
+    num_killed: int
+    """Starts that ended without a word."""
+    errors: list[dict[str, Any]]
+    """The last events that are not as they should be, the newest last."""
+
+
+@dataclass(frozen=True)
+class Status(RunStatus):
+    """A pretraining run. Losses are in nats."""
+
+    num_steps: int
     num_params: int
     num_layers: int
     hidden_dim: int
@@ -66,20 +93,10 @@ class Status:
     corpus_tokens: int | None
     """None: the corpus is not where it was."""
     phases: list[PhaseStatus]
-    num_steps: int
-    step: int
-    state: State
-    heard: float | None
-    """When there was last a sign of life."""
-    silent_seconds: float | None
-    steps_per_second: float | None
-    seconds_left: float | None
     checkpoints: list[int]
     """Steps of all that are complete, ascending."""
     verified: list[int]
     """Steps of the checkpoints that were read back after they were written."""
-    damaged: list[str]
-    """Checkpoints that were found damaged and put aside."""
     metrics: tuple[Metric, ...]
     """Metrics of the run's objective; the curves are those of the first."""
     unigram_entropy: float | None
@@ -91,15 +108,6 @@ class Status:
     curve: list[tuple[float, float]]
     """(step, first metric of training), thinned by means."""
     heldout_curve: list[tuple[float, float]]
-    seconds: dict[str, float]
-    """Over all starts: `productive`, and by reason for the rest (see `goodput`)."""
-    down_seconds: float
-    """Between the starts."""
-    num_starts: int
-    num_killed: int
-    """Starts that ended without a word."""
-    errors: list[dict[str, Any]]
-    """The last events that are not as they should be, the newest last."""
 
     @property
     def phase(self) -> int:
@@ -132,8 +140,6 @@ def run_status(
     """
     config = read_config(workdir)
     rows = read_metrics(workdir / "metrics.jsonl")
-    events = read_events(workdir / "events.jsonl")
-    starts = read_starts(workdir / "goodput.json")
     saved, verified, damaged_names = _checkpoints(
         checkpoints or workdir / "checkpoints", damaged or workdir / "damaged"
     )
@@ -141,15 +147,18 @@ def run_status(
     watched = metrics[0].name
     train, evaluation = _last(rows, f"train/{watched}"), _last(rows, f"eval/{watched}")
     tokens, entropy = _corpus(config, evaluation)
-    step = _step(rows, starts, saved)
-    heard = _heard(workdir, starts, events)
-    silent = None if heard is None else max(0.0, (now or time.time()) - heard)
-    logged = train.get("perf/steps_per_second")
-    rate = logged if _is_number(logged) and logged > 0 else None
     num_steps = config.training.num_steps
     return Status(
-        workdir=str(workdir),
-        version=_version(workdir),
+        **run_values(
+            workdir,
+            version=_version(workdir),
+            num_steps=num_steps,
+            stall_seconds=config.training.stall_seconds,
+            saved=saved,
+            damaged=damaged_names,
+            row=train,
+            now=now,
+        ),
         num_params=num_params(objective_of(config)),
         num_layers=config.model.num_layers,
         hidden_dim=config.model.hidden_dim,
@@ -157,28 +166,70 @@ def run_status(
         corpus=config.data.corpus,
         corpus_tokens=tokens,
         phases=[PhaseStatus(p.num_steps, p.batch_size, p.length) for p in config.phases],
-        num_steps=num_steps,
-        step=step,
-        state=_state(config, step, saved, events, silent, rate, started=bool(rows or starts)),
-        heard=heard,
-        silent_seconds=silent,
-        steps_per_second=rate,
-        seconds_left=None if rate is None else max(0, num_steps - step) / rate,
         checkpoints=saved,
         verified=verified,
-        damaged=damaged_names,
         unigram_entropy=entropy,
         train=train,
         evaluation=evaluation,
         metrics=metrics,
         curve=_thinned(_points(rows, f"train/{watched}")),
         heldout_curve=_points(rows, f"eval/{watched}"),
-        seconds=total_seconds(starts),
-        down_seconds=down_seconds(starts),
-        num_starts=sum(start.count for start in starts),
-        num_killed=_num_killed(events),
-        errors=[e for e in events if e["kind"] not in _NO_ERRORS][-_MAX_ERRORS:],
     )
+
+
+def run_values(
+    workdir: Path,
+    *,
+    version: str,
+    num_steps: int | None,
+    stall_seconds: float,
+    saved: Sequence[int],
+    damaged: list[str],
+    row: Mapping[str, Any],
+    now: float | None = None,
+) -> dict[str, Any]:
+    """Return the fields of `RunStatus`.
+
+    Args:
+        workdir: Work directory of the run.
+        version: Version of bert_jax that made its last start.
+        num_steps: Length of the run, if known.
+        stall_seconds: Limit of the watchdog; 0: none.
+        saved: Steps of the checkpoints.
+        damaged: Checkpoints that were put aside.
+        row: Newest row with rates.
+        now: Seconds since 1970; None: the present.
+    """
+    rows = read_metrics(workdir / "metrics.jsonl")
+    events = read_events(workdir / "events.jsonl")
+    starts = read_starts(workdir / "goodput.json")
+    step = _step(rows, starts, saved)
+    heard = _heard(workdir, starts, events)
+    silent = None if heard is None else max(0.0, (now or time.time()) - heard)
+    logged = row.get("perf/steps_per_second")
+    rate = logged if _is_number(logged) and logged > 0 else None
+    ended = num_steps is not None and step >= num_steps and num_steps in saved
+    return {
+        "workdir": str(workdir),
+        "version": version,
+        "num_steps": num_steps,
+        "step": step,
+        "state": _state(
+            events, silent, rate, stall_seconds, started=bool(rows or starts), ended=ended
+        ),
+        "heard": heard,
+        "silent_seconds": silent,
+        "steps_per_second": rate,
+        "seconds_left": None
+        if rate is None or num_steps is None
+        else max(0, num_steps - step) / rate,
+        "damaged": damaged,
+        "seconds": total_seconds(starts),
+        "down_seconds": down_seconds(starts),
+        "num_starts": sum(start.count for start in starts),
+        "num_killed": _num_killed(events),
+        "errors": [e for e in events if e["kind"] not in _NO_ERRORS][-_MAX_ERRORS:],
+    }
 
 
 def redraw(workdir: Path, status: Status, path: Path) -> str:
@@ -230,10 +281,10 @@ def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | N
     return None, loss + below if _is_number(loss) and _is_number(below) else None
 
 
-def _step(rows: list[dict[str, Any]], starts: list[Start], saved: list[int]) -> int:
+def _step(rows: list[dict[str, Any]], starts: list[Start], saved: Sequence[int]) -> int:
     if starts:  # the last start may have gone back to an earlier step than was logged
         return starts[-1].last_step
-    return max([row["step"] for row in rows[-1:]] + saved[-1:], default=0)
+    return max([row["step"] for row in rows[-1:]] + list(saved[-1:]), default=0)
 
 
 def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
@@ -249,26 +300,24 @@ def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> 
 
 
 def _state(
-    config: PretrainConfig,
-    step: int,
-    saved: Sequence[int],
     events: Sequence[dict[str, Any]],
     silent: float | None,
     rate: float | None,
+    stall_seconds: float,
     *,
     started: bool,
+    ended: bool,
 ) -> State:
     turns = [event["kind"] for event in events if event["kind"] in ("start", *_ENDS)]
     if turns and turns[-1] in _ENDS:
         return _ENDS[turns[-1]]
-    last_step = config.training.num_steps
-    if not turns and step >= last_step and last_step in saved:
+    if not turns and ended:
         return "finished"
     if silent is None or not (started or turns):
         return "new"
     if silent <= max(_SOON, 0.0 if rate is None else 5 / rate):
         return "running"
-    return "silent" if silent <= (config.training.stall_seconds or _LONG) else "killed"
+    return "silent" if silent <= (stall_seconds or _LONG) else "killed"
 
 
 def _num_killed(events: Sequence[dict[str, Any]]) -> int:

@@ -4,7 +4,8 @@ import datetime
 import textwrap
 from typing import Any
 
-from bert_jax.inspection.status import Status
+from bert_jax.inspection.finetuning import FinetuneStatus
+from bert_jax.inspection.status import RunStatus, Status
 from bert_jax.run.readout import readout
 from bert_jax.run.telemetry import duration
 from bert_jax.run.terminal_curve import terminal_curve
@@ -39,7 +40,7 @@ def report(status: Status, *, width: int = 80, plain: bool = True) -> list[str]:
         ),
         *_row("corpus", f"{status.corpus or 'in memory'} ({tokens})", width),
         *_row("steps", phases, width),
-        *_row("reached", _reached(status), width),
+        *_row("reached", _reached(status, _phase(status)), width),
         *_losses(status, width),
         *_checkpoints(status, width),
     ]
@@ -56,6 +57,41 @@ def report(status: Status, *, width: int = 80, plain: bool = True) -> list[str]:
     return [*lines, *_time(status), *_errors(status, width)]
 
 
+def finetuning_report(status: FinetuneStatus, *, width: int = 80) -> list[str]:
+    """Describe a fine-tuning run: a subject a line, and the statistics of a finished one.
+
+    Args:
+        status: Status of the run.
+        width: Columns of the terminal.
+    """
+    made_by = f", by bert_jax {status.version}" if status.version else ""
+    saved = "saved" if status.model_saved else "not yet saved"
+    lines = [
+        *_row("run", f"{status.workdir}{made_by}: {_state(status)}", width),
+        *_row("task", f"{status.task}, starting from {status.init}", width),
+        *_row("runs", f"{status.runs:,} of {status.num_epochs:g} epochs", width),
+        *_row("reached", _reached(status), width),
+        *_row("model", f"the best model is {saved}", width),
+    ]
+    row = status.evaluation
+    if row and not status.statistics:
+        values = "  ".join(
+            f"{name} {_value(value)}" for name, value in row.items() if "/" in name
+            and not name.startswith("perf/")
+        )  # fmt: skip
+        where = f"step {row['step']:,}, epoch {row.get('epoch', 0):.2f} of wave "
+        lines += _row("newest", f"{where}{row.get('wave', 0)}: {values}", width)
+    if status.statistics:
+        lines += ["", status.statistics.rstrip()]
+    return [*lines, *_time(status), *_errors(status, width)]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + " ".join(map(_value, value)) + "]"
+    return "not a number" if value is None else f"{value:.4g}"
+
+
 def _row(name: str, text: str, width: int) -> list[str]:
     return textwrap.wrap(
         _printable(text), max(40, width), initial_indent=f"{name:{_INDENT}}",
@@ -68,7 +104,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _state(status: Status) -> str:
+def _state(status: RunStatus) -> str:
     ago = "" if status.silent_seconds is None else f"{duration(status.silent_seconds)} ago"
     return {
         "new": "no step has been logged yet",
@@ -77,19 +113,22 @@ def _state(status: Status) -> str:
         "evaluating, saving or restoring, or it was killed",
         "killed": f"NOT running: the last sign of life was {ago}, and it did not say that it "
         "ended: it was killed, or its machine is gone. The same command continues it",
-        "failed": f"ended with an error {ago}",
+        "failed": f"failed: it ended with an error {ago}",
         "stopped": f"stopped by a signal {ago}, and saved; the same command continues it",
         "finished": f"finished {ago}".rstrip(),
     }[status.state]
 
 
-def _reached(status: Status) -> str:
-    parts = [
-        f"step {status.step:,} of {status.num_steps:,} "
-        f"({100 * status.step / status.num_steps:.1f}%)"
-    ]
-    if len(status.phases) > 1:
-        parts[0] += f", phase {status.phase + 1} of {len(status.phases)}"
+def _phase(status: Status) -> str:
+    count = len(status.phases)
+    return f", phase {status.phase + 1} of {count}" if count > 1 else ""
+
+
+def _reached(status: RunStatus, phase: str = "") -> str:
+    parts = [f"step {status.step:,}"]
+    if status.num_steps:
+        share = 100 * status.step / status.num_steps
+        parts[0] += f" of {status.num_steps:,} ({share:.1f}%){phase}"
     if status.steps_per_second is not None and status.seconds_left:
         parts.append(
             f"{status.steps_per_second:.3g} steps/s, {duration(status.seconds_left)} left at that "
@@ -132,7 +171,7 @@ def _steps(steps: list[int]) -> str:
     return ", ".join(newest) + (f" and {more} older" if more else "")
 
 
-def _time(status: Status) -> list[str]:
+def _time(status: RunStatus) -> list[str]:
     whole = sum(status.seconds.values())
     if not whole:
         return []
@@ -160,7 +199,7 @@ _REASONS = {
 }
 
 
-def _errors(status: Status, width: int) -> list[str]:
+def _errors(status: RunStatus, width: int) -> list[str]:
     if not status.errors:
         return []
     lines = ["", "last errors"]

@@ -54,3 +54,18 @@ def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
     MFU = train_flops(config, L, P) * rows / (seconds per step * peak operations per second).
     """
     return TRAIN_OVER_FORWARD * forward_flops(config, length, num_masked)
+
+
+def task_flops(config: ModelConfig, length: int, network: str, num_labels: int) -> int:
+    """Count the operations of one row in a fine-tuning step.
+
+    Args:
+      config: the architecture.
+      length: L, padding included.
+      network: kind of the head (see `task_heads.TaskHeadConfig`).
+      num_labels: outputs of the head.
+    """
+    d = config.hidden_dim
+    pooled = network == "classification"
+    head = 2 * d * d + 2 * d * num_labels if pooled else 2 * length * d * num_labels
+    return TRAIN_OVER_FORWARD * (encoder_flops(config, length) + head)

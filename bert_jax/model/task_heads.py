@@ -23,6 +23,7 @@ from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import Params, axes_of, encode
 from bert_jax.model.layers import Affine
+from bert_jax.model.layout import Layout
 
 _SITE = 1 << 16
 """Number of the head's dropout, beyond those of any encoder."""
@@ -92,6 +93,7 @@ def apply_task(
     *,
     dropout_seed: UInt32[Array, ""] | None = None,
     row_index: UInt32[Array, " B"] | None = None,
+    layout: Layout | None = None,
 ) -> Float[Array, "B C"] | Float[Array, "B L C"]:
     """Logits in float32: (B, num_labels) of a classification, else (B, L, num_labels).
 
@@ -104,10 +106,11 @@ def apply_task(
         segment_ids: 1, and 0 for padding.
         dropout_seed: Different at every step; None switches dropout off.
         row_index: Names the rows of the batch; needed with `dropout_seed`.
+        layout: Layout of the batch on a mesh; None on one device.
     """
     hidden, pooled = encode(
         config, params, tokens, type_ids, segment_ids,
-        dropout_seed=dropout_seed, row_index=row_index,
+        dropout_seed=dropout_seed, row_index=row_index, layout=layout,
     )  # fmt: skip
     x = pooled if head.kind == "classification" else hidden
     if dropout_seed is not None and row_index is not None:

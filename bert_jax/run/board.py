@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,11 @@ class Board:
         )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add the values that are finite numbers."""
+        """Add the values that are finite numbers; a list has one curve for each of its trials."""
         scalars = [
-            Summary.Value(tag=name, simple_value=value)
-            for name, value in values.items()
+            Summary.Value(tag=tag, simple_value=value)
+            for name, entry in values.items()
+            for tag, value in _curves(name, entry)
             if isinstance(value, int | float) and math.isfinite(value)
         ]
         self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
@@ -91,6 +92,12 @@ class Board:
                 "%s cannot be written (%s); TensorBoard gets no more of this start of the run, "
                 "metrics.jsonl has it all", self._directory, error.strerror or error,
             )  # fmt: skip
+
+
+def _curves(name: str, value: Any) -> Iterable[tuple[str, Any]]:
+    if not isinstance(value, list):
+        return [(name, value)]
+    return [(f"{name}/trial_{number}", each) for number, each in enumerate(value)]
 
 
 def _record(data: bytes) -> bytes:

@@ -16,6 +16,8 @@ import jax
 
 from bert_jax.chips import find_accelerator
 from bert_jax.files.line_log import LineLog
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.layers import compute_dtype
 from bert_jax.objectives.objective import Metric
 from bert_jax.run.board import Board
 from bert_jax.run.console import Console
@@ -32,6 +34,12 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
     if accelerator is None or dtype != "bfloat16":
         return None
     return accelerator.bf16_flops / accelerator.devices_per_chip
+
+
+def whole_peak(model: ModelConfig, num_devices: int) -> float | None:
+    """Return the FLOP/s of all devices at best, or None when it is not known."""
+    peak = peak_flops(jax.devices()[0].device_kind, compute_dtype(model).name)
+    return None if peak is None else peak * num_devices
 
 
 class MetricsLog:
@@ -129,7 +137,6 @@ class Telemetry:
         *,
         num_steps: int,
         restored_step: int,
-        flops_per_step: Callable[[int], float],
         peak: float | None,
         clock: Clock,
         metrics: Sequence[Metric],
@@ -142,7 +149,6 @@ class Telemetry:
             workdir: Gets `metrics.jsonl` and `tensorboard/`.
             num_steps: Length of the run.
             restored_step: Rows beyond it are dropped.
-            flops_per_step: Analytic FLOPs of a step, by its number.
             peak: FLOP/s of all devices together; None: no MFU.
             clock: Clock of this start.
             metrics: Metrics of the objective, for lines.
@@ -152,7 +158,7 @@ class Telemetry:
         self._active = jax.process_index() == 0
         self._num_steps, self._clock, self._metrics = num_steps, clock, metrics
         self._goodput = goodput or Goodput(None, clock)
-        self._flops_per_step, self._peak = flops_per_step, peak
+        self._peak = peak
         self._tokens, self._flops, self._since = 0.0, 0.0, clock.stepping
         self._steps = 0
         self._console = Console(num_steps, restored_step, echo)
@@ -174,10 +180,17 @@ class Telemetry:
         """Print a line for people."""
         self._console.say(text)
 
-    def step_done(self, step: int, num_tokens: float, value: float) -> None:
-        """Count a step towards the rates and move the bar, beside which `value` stands."""
+    def step_done(self, step: int, num_tokens: float, flops: int, value: float) -> None:
+        """Count a step towards the rates and move the bar, beside which `value` stands.
+
+        Args:
+            step: Updates made.
+            num_tokens: Tokens of the batch, without padding.
+            flops: Analytic floating-point operations of the step.
+            value: Value of the first metric.
+        """
         self._tokens += num_tokens
-        self._flops += self._flops_per_step(step - 1)
+        self._flops += flops
         self._steps += 1
         self._goodput.tick(step)
         self._console.tick(f"{self._metrics[0].short} {value:.3f}")

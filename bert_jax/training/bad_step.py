@@ -59,9 +59,14 @@ def find_bad_step(batch: int, metrics: Mapping[str, Any]) -> BadStep | None:
         batch: Number of the batch.
         metrics: Metrics of one step; waits for them where they are still on the device.
     """
-    if not np.asarray(metrics["bad"]):
+    if not np.any(metrics["bad"]):
         return None
-    return BadStep(batch, {name: np.asarray(value) for name, value in metrics.items()})
+    return BadStep(batch, _scalars(metrics))
+
+
+def _scalars(metrics: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return one run's metrics as scalars; on a mesh of one trial they are arrays of one value."""
+    return {name: np.asarray(value).reshape(()) for name, value in metrics.items()}
 
 
 def without_guard(values: Mapping[str, float]) -> dict[str, float]:
@@ -69,13 +74,11 @@ def without_guard(values: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if name not in GUARD_METRICS}
 
 
-def skipped_message(bad: BadStep, workdir: Path | str) -> str:
-    """Describe a skipped batch in a line."""
+def skipped_message(bad: BadStep, look: str = "") -> str:
+    """Describe a skipped batch in a line; `look` is a command that shows the batch."""
     row = f", {bad.in_a_row:,} in a row" if bad.in_a_row > 1 else ""
-    return (
-        f"batch {bad.batch:,} was skipped{row}: {bad.describe()}. "
-        f"See it with `{replay_command(workdir, bad.batch)}`"
-    )
+    text = f"batch {bad.batch:,} was skipped{row}: {bad.describe()}"
+    return f"{text}. See it with `{look}`" if look else text
 
 
 def replay_command(workdir: Path | str, batch: int) -> str:
@@ -132,7 +135,7 @@ def rerun(train_step: Any, state: Any, batch: Any, first: Mapping[str, np.ndarra
     """
     _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
     devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)
-    second = jax.device_get(again)
+    second = _scalars(jax.device_get(again))
     return Verdict(
         differing={
             name: (float(first[name]), float(second[name]))
@@ -166,30 +169,28 @@ class BadStepError(RuntimeError):
 
     exit_code = 4
 
-    def __init__(self, bad: BadStep, verdict: Verdict, workdir: Path | str, last_saved: int | None):
+    def __init__(self, bad: BadStep, verdict: Verdict, last_saved: str, look: str = ""):
         """Write the message: the fault, its cause and the remedies.
 
         Args:
             bad: The step.
             verdict: Comparison with its second computation.
-            workdir: Work directory of the run.
-            last_saved: Step of the newest checkpoint; None: there is none.
+            last_saved: Path of the newest checkpoint; empty: there is none.
+            look: Command that shows the batch; empty: there is none.
         """
-        checkpoint = "none was saved"
-        if last_saved is not None:
-            checkpoint = f"{workdir}/checkpoints/{last_saved}"
+        checkpoint = last_saved or "none was saved"
+        look = f"See the batch with `{look}`. " if look else ""
         skipped = ""
         if bad.in_a_row:
             batches = "batch" if bad.in_a_row == 1 else f"{bad.in_a_row:,} batches"
             skipped = f"; the {batches} before it had to be skipped"
         super().__init__(
             f"{bad.describe()}{skipped}; the run stops, and the step was not taken. "
-            f"{verdict.describe()}. See the batch with `{replay_command(workdir, bad.batch)}`. "
-            f"The last good checkpoint: {checkpoint}. Rerun the command to go on from there; "
-            "with --config.guard.on_bad_step=skip it leaves such batches out, with a higher "
-            "--config.guard.spike_sigmas (0: none) fewer losses count as spikes. Most often the "
-            "learning rate is too high or the warm-up too short; a run with other values of these "
-            "needs a work directory of its own"
+            f"{verdict.describe()}. {look}The last good checkpoint: {checkpoint}. Rerun the "
+            "command to go on from there; with --config.guard.on_bad_step=skip it leaves such "
+            "batches out, with a higher --config.guard.spike_sigmas (0: none) fewer losses count "
+            "as spikes. Most often the learning rate is too high or the warm-up too short; a run "
+            "with other values of these needs a work directory of its own"
         )
         self.step = bad.batch
         """Number of the bad batch."""

@@ -264,8 +264,4 @@ class PretrainConfig:
 
 def binding_diff(a: PretrainConfig, b: PretrainConfig) -> list[tuple[str, Any, Any]]:
     """`diff` without the fields that a restart may change (`FREE_FIELDS`)."""
-    return [
-        row
-        for row in diff(a, b)
-        if not any(row[0] == free or row[0].startswith(free + ".") for free in FREE_FIELDS)
-    ]
+    return diff(a, b, FREE_FIELDS)

@@ -101,7 +101,7 @@ def starting_line(initial: SavedModel, wanted: Any) -> str:
     return f"starts from {initial.name}{fresh}"
 
 
-def closing(
+def closing_lines(
     result: TrainResult,
     metrics: Sequence[Metric],
     num_steps: int,

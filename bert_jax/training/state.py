@@ -109,9 +109,19 @@ def of_trials(shardings: Any, mesh: Mesh) -> Any:
     )
 
 
-def abstract_state(config: StepConfig, mesh: Mesh) -> TrainState:
-    """Return shape, type and sharding of each array of one run's state, for a restore or a plan."""
+def abstract_state(config: StepConfig, mesh: Mesh, num_trials: int = 1) -> TrainState:
+    """Return shape, type and sharding of each array of the state, for a restore or a plan.
+
+    Args:
+        config: The step.
+        mesh: The mesh.
+        num_trials: Trials of one program, on a mesh of trials.
+    """
     shapes = jax.eval_shape(lambda key: fresh_state(config, key), jax.random.key(0))
+    if TRIAL in mesh.axis_names:
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((num_trials, *leaf.shape), leaf.dtype), shapes
+        )
     return with_shardings(shapes, state_shardings(config, mesh))
 
 

@@ -155,9 +155,11 @@ def dropout_seed(config: StepConfig, seed: Any, step: Int[Array, ""]) -> Array |
 
 
 def gradients(
-    config: StepConfig, mesh: Mesh, params: Any, rows: Batch, seed: Array | None, counts: Scalars
-) -> tuple[Any, Scalars]:
+    config: StepConfig, mesh: Mesh, params: Any, rows: Batch, seed: Array | None, counts: Metrics
+) -> tuple[Any, Metrics]:
     """Compute the gradient of the whole batch's loss, and its sums, in `config.accumulation` parts.
+
+    On a mesh of trials every array, sums included, has trials on axis 0.
 
     The counts in the loss's denominators are those of the whole batch and known before the first
     part (`prepare` comes first), so parts with unequal counts weigh right.

@@ -10,26 +10,24 @@ from typing import Any
 import jax
 
 from bert_jax.checkpoint import Checkpoints
-from bert_jax.checkpoint.agreement import by_first
 from bert_jax.config.mapping import to_dict
 from bert_jax.data.pipeline import ExampleStream, train_batches
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
-from bert_jax.model.layers import compute_dtype
 from bert_jax.parallel.sharding import check_batch_size, data_shard, make_mesh, place_batch
-from bert_jax.run.events import Events
-from bert_jax.run.goodput import Clock, Goodput
+from bert_jax.run.goodput import Clock
 from bert_jax.run.interrupt import StopRequest
 from bert_jax.run.lease import hold_workdir
 from bert_jax.run.loss_curve import draw_loss_curve
 from bert_jax.run.readout import readout
-from bert_jax.run.telemetry import Means, Telemetry, peak_flops, read_metrics
-from bert_jax.run.watchdog import Watchdog
+from bert_jax.run.session import Session
+from bert_jax.run.telemetry import Means, read_metrics, whole_peak
 from bert_jax.saved.model import SavedModel
 from bert_jax.training.bad_step import (
     BadStep,
     BadStepError,
     find_bad_step,
+    replay_command,
     rerun,
     skipped_message,
     without_guard,
@@ -39,7 +37,7 @@ from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus, open_corpus, step_config
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.initial import resolve_init, started_from
-from bert_jax.training.report import TrainResult, closing, starting_line, summary
+from bert_jax.training.report import TrainResult, closing_lines, starting_line, summary
 from bert_jax.training.state import abstract_state, init_state
 from bert_jax.training.step import make_train_step
 from bert_jax.training.workdir import check_workdir, prepare_workdir
@@ -76,7 +74,6 @@ def train(
         DamagedCheckpointError: None of the run's checkpoints is intact.
         SaveFailedError: Several saves in a row have failed.
     """
-    clock = clock or Clock()
     corpus = corpus or open_corpus(config.data.corpus)
     with hold_workdir(workdir, echo=echo) as place:
         run = _Run(config, place, corpus, initial, clock, echo)
@@ -87,17 +84,13 @@ def train(
 class _Run:
     """What a run holds while it lasts. Everything that can be refused is refused on the way in."""
 
-    events: Events
-    watchdog: Watchdog
-    out: Telemetry
-
     def __init__(
         self,
         config: PretrainConfig,
         place: WorkDir,
         corpus: Corpus,
         initial: Callable[[], SavedModel] | None,
-        clock: Clock,
+        clock: Clock | None,
         echo: Callable[[str], None] | None,
     ):
         store = corpus.train
@@ -105,7 +98,11 @@ class _Run:
         config, self.initial = resolve_init(config, place, initial, store.tokenizer_fingerprint)
         self.config = config = config.with_vocabulary(store.vocab_size)
         self.shown = place.local if place.mirror is None else place.name
-        self.workdir, self.corpus, self.clock = place.local, corpus, clock
+        self.workdir, self.corpus = place.local, corpus
+        self.session = Session(
+            place, stall_seconds=config.training.stall_seconds, clock=clock, echo=echo
+        )
+        self.clock = self.session.clock
         check_workdir(place, config, store)
         self.mesh = make_mesh(config.mesh)
         for number, phase in enumerate(config.phases):
@@ -127,94 +124,60 @@ class _Run:
         self.monitor = LossMonitor.of(store, config, self.objective)
         self.means = Means()
         self.unread: tuple[int, Any] | None = None
-        self.echo = echo
         self.train_metrics: dict[str, float] = {}
         self.eval_metrics: dict[str, float] = {}
         self.evaluated = -1
         """Updates made when it was measured."""
         self.drawn = -math.inf
         self.last_saved: int | None = None
-        self.step = 0
-        """Updates made whose metrics were read."""
-        self.goodput = Goodput(
-            place.local / "goodput.json" if jax.process_index() == 0 else None, clock
-        )
 
     def loop(self, stop: StopRequest) -> TrainResult:
         # The order: restore -> [read batch n -> dispatch step n -> log metrics of step n - 1 ->
         # evaluate if due -> save if due]. Dispatch returns before the device has computed; the only
         # things that wait for it are the metrics of the step before (so one step is always queued)
         # and what is due. A saved `step` is the number of updates made and of the next batch.
-        config, index = self.config, jax.process_index()
-        self.events = Events(self.workdir / "events.jsonl", index)
-        stacks = self.workdir / f"stacks.{index}.txt"
-        with Watchdog(config.training.stall_seconds, stacks, events=self.events) as self.watchdog:
-            prepare_workdir(self.workdir, config, self.corpus.train)
-            by_first(lambda: self.place.sync(required=True))
+        config = self.config
+        with self.session.open(
+            lambda: prepare_workdir(self.workdir, config, self.corpus.train)
+        ) as closing:
             checkpoints = Checkpoints(
                 self.place.checkpoints,
                 config.retention,
                 max_failed_saves=config.checkpoint.max_failed_saves,
-                report=self._checkpoint_event,
+                report=self.session.report,
             )
-            try:
-                return self._restored_loop(checkpoints, stop)
-            except BaseException as error:
-                self.events.write(
-                    "error", f"{type(error).__name__}: {error}", step=self.step,
-                    code=getattr(error, "exit_code", None),
-                )  # fmt: skip
-                raise
-            finally:
-                checkpoints.close()
-                self.place.sync()
+            closing.callback(checkpoints.close)
+            return self._restored_loop(checkpoints, stop)
 
     def _restored_loop(self, checkpoints: Checkpoints, stop: StopRequest) -> TrainResult:
         with self.clock.spend("restore"):
             state, step = self._restore_or_init(checkpoints)
-        self.step = step
-        self.watchdog.alive("the restore")
-        self.goodput.begin(step)
-        with self._telemetry(step) as self.out:
+        num_steps, metrics = self.config.training.num_steps, self.objective.metrics
+        peak = whole_peak(self.config.model, self.mesh.size)
+        with self.session.telling(step, num_steps=num_steps, metrics=metrics, peak=peak) as out:
             lines = summary(
                 self.config, self.shown, self.corpus, self.stream, self.mesh, step, self.objective
             )
             if self.initial is not None:
                 lines.append(starting_line(self.initial, self.abstract.params))
-            for line in lines:
-                self.out.say(line)
-            if jax.process_index() == 0:
-                self.events.write("start", "; ".join([lines[0], *lines[-2:]]), step=step)
+            self.session.begin(lines, "; ".join([lines[0], *lines[-2:]]), num_steps)
             step = self._steps(state, step, checkpoints, stop)
             self._draw()
-            self.goodput.record(step)
-            self._sync()
+            self.session.end(step)
             result = TrainResult(
                 workdir=self.shown,
                 step=step,
-                finished=step == self.config.training.num_steps,
+                finished=step == num_steps,
                 baseline=self.objective.baseline,
                 train_metrics=self.train_metrics,
                 eval_metrics=self.eval_metrics,
                 seconds=self.clock.elapsed,
             )
-            lines = closing(
-                result,
-                self.objective.metrics,
-                self.config.training.num_steps,
-                self.clock,
-                stop.name,
-            )
+            lines = closing_lines(result, metrics, num_steps, self.clock, stop.name)
             for line in lines:
-                self.out.say(line)
-            if jax.process_index() == 0:
-                self.events.write("finished" if result.finished else "stopped", lines[0], step=step)
+                out.say(line)
+            self.session.event("finished" if result.finished else "stopped", lines[0])
             return result
-
-    def _checkpoint_event(self, kind: str, step: int, message: str) -> None:
-        self.events.write(kind, message, step=step)
-        if hasattr(self, "out"):  # not yet while the run is restored
-            self.out.write(self.step, {f"event/{kind}": step})
 
     def _restore_or_init(self, checkpoints: Checkpoints) -> tuple[Any, int]:
         restored = checkpoints.restore(self.abstract)
@@ -257,7 +220,7 @@ class _Run:
                     with self.clock.spend("compile"):
                         state, metrics = self.train_step(state, batch)
                     compiled.add(shape)
-                    self.watchdog.alive("a compilation")
+                    self.session.alive("a compilation")
                 step += 1
                 self._read_metrics(state)
                 self.unread = (step, metrics)
@@ -286,50 +249,45 @@ class _Run:
             return
         (step, metrics), self.unread = self.unread, None
         metrics = jax.device_get(metrics)
-        self.step = step
-        self.watchdog.alive(f"step {step:,}")
+        self.session.step = step
+        self.session.alive(f"step {step:,}")
         bad = find_bad_step(step - 1, metrics)
         if bad is not None:
             self._bad_step(bad, state)
         values = without_guard({name: float(value) for name, value in metrics.items()})
         tokens, rate = values.pop("num_tokens"), values.pop("learning_rate")
         watched = values[self.objective.metrics[0].name]
-        self.out.step_done(step, tokens, watched)
+        out = self.session.out
+        phase = self.config.phases[self.stream.phase_of(step - 1)]
+        flops = phase.batch_size * self.objective.flops(phase.length)
+        out.step_done(step, tokens, flops, watched)
         if bad is None:
             self.means.add(values)
             for kind, message in self.monitor.observe(step, watched):
                 stops = kind == "diverged" and self.config.guard.on_divergence == "stop"
-                self._warn(kind, message, step, DivergedError(message) if stops else None)
+                error = DivergedError(message) if stops else None
+                self.session.warn(kind, message, step, error)
         training = self.config.training
         due = step % training.log_every_steps == 0 or step == training.num_steps
         if due and self.means.count:
             row = {f"train/{name}": value for name, value in self.means.take().items()}
             row["train/learning_rate"] = rate
-            self.train_metrics = row | self.out.rates()
-            self.out.write(step, self.train_metrics)
-            self.out.progress_line(step, self.train_metrics)
+            self.train_metrics = row | out.rates()
+            out.write(step, self.train_metrics)
+            out.progress_line(step, self.train_metrics)
 
     def _bad_step(self, bad: BadStep, state: Any) -> None:
         """Say that a batch was skipped, or compute it again and raise why the run stops."""
-        error = None
+        error, look = None, replay_command(self.shown, bad.batch)
         if bad.halted:
             batch = self.stream.local_batch(bad.batch, *self.shard)
             verdict = rerun(self.train_step, state, place_batch(batch, self.mesh), bad.metrics)
-            error = BadStepError(bad, verdict, self.shown, self.last_saved)
+            saved = self.last_saved
+            where = "" if saved is None else f"{self.shown}/checkpoints/{saved}"
+            error = BadStepError(bad, verdict, where, look)
         kind = "bad_step" if error else "skipped_step"
-        message = str(error) if error else skipped_message(bad, self.shown)
-        self._warn(kind, message, bad.batch, error, batch=bad.batch, **bad.statistics)
-
-    def _warn(
-        self, kind: str, message: str, number: int, error: Exception | None, **values: Any
-    ) -> None:
-        """Write an event, and say or raise it."""
-        self.out.write(self.step, {f"event/{kind}": number})
-        if jax.process_index() == 0:
-            self.events.write(kind, message, step=self.step, **values)
-        if error:
-            raise error
-        self.out.say(message if kind == "recovered" else f"Warning: {message}")
+        message = str(error) if error else skipped_message(bad, look)
+        self.session.warn(kind, message, bad.batch, error, batch=bad.batch, **bad.statistics)
 
     def _evaluation_due(self, step: int) -> bool:
         training, every = self.config.training, self.config.training.eval_every_steps
@@ -342,28 +300,21 @@ class _Run:
         values = self.held_out.evaluate(
             params,
             self.stream.phase_of(step - 1),
-            alive=lambda: self.watchdog.alive("a batch of an evaluation"),
+            alive=lambda: self.session.alive("a batch of an evaluation"),
         )
         self.eval_metrics, self.evaluated = values, step
-        self.out.write(step, values)
+        self.session.out.write(step, values)
         metrics, baseline = self.objective.metrics, self.objective.baseline
-        self.out.say(
+        self.session.out.say(
             f"held-out text at step {step:,}: {readout(metrics, values, 'eval', baseline)}"
         )
         if self.clock.elapsed - self.drawn > _REDRAW_SECONDS:
             self._draw()
 
     def _save(self, step: int, state: Any, save: Callable[..., None]) -> None:
-        with self.clock.spend("save"):
-            self._sync()
+        with self.session.saving(f"the save of step {step:,}"):
             save(step, state, **self._saved_beside(step))
         self.last_saved = step
-        self.watchdog.alive(f"the save of step {step:,}")
-
-    def _sync(self) -> None:
-        """What was written so far is where the checkpoint will be."""
-        self.out.sync()
-        self.place.sync()
 
     def _saved_beside(self, step: int) -> dict[str, Any]:
         return {
@@ -392,21 +343,3 @@ class _Run:
             )
         except (OSError, UserError) as error:
             _log.warning("%s cannot be drawn: %s", self.workdir / "loss.png", error)
-
-    def _telemetry(self, step: int) -> Telemetry:
-        config, device = self.config, jax.devices()[0]
-        per_phase = [
-            phase.batch_size * self.objective.flops(phase.length) for phase in config.phases
-        ]
-        peak = peak_flops(device.device_kind, compute_dtype(config.model).name)
-        return Telemetry(
-            self.workdir,
-            num_steps=config.training.num_steps,
-            restored_step=step,
-            flops_per_step=lambda n: per_phase[self.stream.phase_of(n)],
-            peak=None if peak is None else peak * self.mesh.size,
-            clock=self.clock,
-            metrics=self.objective.metrics,
-            goodput=self.goodput,
-            echo=self.echo,
-        )

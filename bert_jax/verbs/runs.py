@@ -123,10 +123,12 @@ def finetune(arguments: argparse.Namespace) -> int:
     """Trains a sweep or continues it."""
     from bert_jax.finetune.config import FinetuneConfig
     from bert_jax.finetune.train import finetune
+    from bert_jax.run.goodput import Clock, process_age
 
-    return _run(
-        arguments, FinetuneConfig, lambda config: finetune(config, arguments.workdir).finished
-    )
+    def run(config: FinetuneConfig) -> bool:
+        return finetune(config, arguments.workdir, clock=Clock(age=process_age())).finished
+
+    return _run(arguments, FinetuneConfig, run)
 
 
 def _run(
@@ -202,9 +204,9 @@ def _check_rows(rows: int | None) -> None:
 def status(arguments: argparse.Namespace) -> int:
     """Says how a run is doing; only its picture is written."""
     from bert_jax.files.remote import open_workdir
-    from bert_jax.inspection.finetuning import finetune_status, status_lines
+    from bert_jax.inspection.finetuning import finetune_status
     from bert_jax.inspection.status import redraw, run_status
-    from bert_jax.inspection.status_report import report
+    from bert_jax.inspection.status_report import finetuning_report, report
     from bert_jax.saved.runs import is_finetuning
 
     place = open_workdir(arguments.workdir)
@@ -216,9 +218,10 @@ def status(arguments: argparse.Namespace) -> int:
             )
         finetuning = finetune_status(place)
         if arguments.json:
-            print(json.dumps(finetuning, indent=2))
+            print(json.dumps(dataclasses.asdict(finetuning), indent=2))
         else:
-            print("\n".join(status_lines(finetuning)))
+            width = min(shutil.get_terminal_size().columns, 110)
+            print("\n".join(finetuning_report(finetuning, width=width)))
         return 0
     found = run_status(place.local, checkpoints=place.checkpoints, damaged=place.damaged)
     found = dataclasses.replace(found, workdir=place.name)

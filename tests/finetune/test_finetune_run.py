@@ -20,14 +20,15 @@ import pytest
 from small_finetuning import fingerprint, small_config, write_config, write_files, write_table
 from small_run import compiled_directory, share_compilations, snapshot, write_corpus
 from small_run import small_config as pretrain_config
+from tensorboard_files import scalars
 
 from bert_jax.checkpoint import saved_steps, storage
 from bert_jax.cli import main
 from bert_jax.errors import UserError
-from bert_jax.finetune import predict, train
+from bert_jax.finetune import predict, report, train
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.step import sweep_mesh
 from bert_jax.finetune.train import NoModelError, finetune
+from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.run.events import read_events
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.saved import model as saved_model
@@ -49,7 +50,9 @@ long = pytest.mark.skipif(not LONG, reason="BERT_JAX_CHAOS=1")
 def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:
     """Runs take the first devices alone: nothing is compiled for eight."""
     for module in (train, predict):
-        patch.setattr(module, "sweep_mesh", lambda n: sweep_mesh(n, jax.devices()[:count]))
+        patch.setattr(
+            module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:count])
+        )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,7 +64,7 @@ def compiled(tmp_path_factory) -> Iterator[None]:
     ):
         use_devices(patch, 1)
         for module, name in (
-            (train, "make_sweep_step"), (train, "make_eval_step"), (train, "make_keep_best"),
+            (train, "make_train_step"), (train, "make_eval_step"), (train, "make_keep_best"),
             (predict, "make_eval_step"),
         ):  # fmt: skip
             patch.setattr(module, name, functools.cache(getattr(module, name)))
@@ -429,10 +432,16 @@ def test_a_member_that_diverges_is_alone(files, waves, tmp_path):
     for row in found["metrics"]:
         assert row["eval/accuracy"][0] is None
         assert row["eval/accuracy"][1] is not None
+    (event,) = (e for e in read_events(tmp_path / "work" / "events.jsonl") if "trial" in e)
+    assert (event["kind"], event["trial"], event["batch"]) == ("bad_step", 0, 1)
+    assert (
+        "run 1 of wave 0 (learning rate 1e+30, seed 6): the loss of batch 1 is nan"
+        in (event["message"])
+    )
 
 
 def test_all_members_diverge(files, tmp_path, capsys):
-    config = small_config(files, optimizer__learning_rate=1e30)
+    config = small_config(files, optimizer__learning_rate=1e30, sweep={"seeds": 2})
     file, work = write_config(tmp_path / "recipe.py", config), tmp_path / "work"
     for _ in range(2):  # and again
         assert main(["finetune", f"--config={file}", f"--workdir={work}"]) == 1
@@ -445,6 +454,75 @@ def test_all_members_diverge(files, tmp_path, capsys):
         assert "all have diverged" in capsys.readouterr().err
     with pytest.raises(NoModelError):
         finetune(config, work, echo=quiet)
+
+
+def test_one_run_that_diverges_stops(files, tmp_path, capsys):
+    """As pretraining does: exit code 4, the cause, and nothing that pretends to be a result."""
+    config = small_config(files, optimizer__learning_rate=1e30)
+    file, work = write_config(tmp_path / "recipe.py", config), tmp_path / "work"
+    for _ in range(2):
+        assert main(["finetune", f"--config={file}", f"--workdir={work}"]) == 4
+        said = capsys.readouterr()
+        assert "the loss of batch 1 is nan" in said.err
+        assert (
+            "Computed again from the same inputs, it came out the same to the last bit" in said.err
+        )
+        assert "The last good checkpoint: none was saved" in said.err
+        assert "bert-jax replay" not in said.err
+    assert not list(work.glob("statistics.*"))
+    kinds = [event["kind"] for event in read_events(work / "events.jsonl")]
+    assert kinds == ["start", "bad_step", "error"] * 2
+    assert main(["status", str(work)]) == 0
+    assert "the loss of batch 1 is nan" in capsys.readouterr().out
+
+
+def test_a_run_that_skips_its_bad_steps_ends(files, tmp_path):
+    config = small_config(
+        files, optimizer__learning_rate=1e30, guard={"on_bad_step": "skip", "max_skips": 99}
+    )
+    with pytest.raises(NoModelError):  # the first update spoils the parameters
+        finetune(config, tmp_path / "work", echo=quiet)
+    kinds = [event["kind"] for event in read_events(tmp_path / "work" / "events.jsonl")]
+    assert kinds == ["start", *["skipped_step"] * 17, "error"]
+
+
+def test_a_run_says_where_its_time_went(files, tmp_path, capsys):
+    """TensorBoard, rates, goodput and status, of a sweep that was stopped and continued."""
+    config = small_config(files, sweep={"seeds": 2}, training__log_every_steps=4)
+    work, said = tmp_path / "work", []
+    assert not finetune(config, work, echo=at_evaluation(1, terminate)).finished
+    assert main(["status", str(work)]) == 0
+    text = capsys.readouterr().out
+    assert "step 7 of 18 (38.9%)" in text
+    assert "stopped by a signal" in text
+    assert finetune(config, work, echo=said.append).finished
+    rows = read_metrics(work / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [4, 6, 8, 12, 16, 18]  # evaluations at 6, 12 and 18
+    assert all(row["perf/tokens_per_second"] > 0 for row in rows)
+    assert all(0 < row["perf/goodput"] <= 1 for row in rows)
+    assert [len(row["train/loss"]) for row in rows] == [2] * 6
+    assert ["eval/loss" in row for row in rows] == [False, True, False, True, False, True]
+    assert any(line.startswith("step 8/18  loss ") for line in said)
+    tags = {tag for _, values in scalars(work / "tensorboard") for tag in values}
+    assert {"train/loss/trial_0", "train/loss/trial_1", "eval/loss/trial_1", "epoch"} <= tags
+    assert main(["status", str(work), "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["step"], status["num_steps"], status["num_starts"]) == (18, 18, 2)
+    assert sum(status["seconds"].values()) > 0
+    assert main(["status", str(work)]) == 0
+    assert "time of 2 starts" in capsys.readouterr().out
+
+
+def test_micro_batches_and_a_split_model_are_the_same_run(files, one_run, tmp_path, monkeypatch):
+    """And a run may change both when it continues."""
+    use_devices(monkeypatch, 4)
+    split = {"mesh": {"fsdp": 2, "tensor": 2}, "training__accumulation": 2}
+    config = small_config(files, **split)
+    work = tmp_path / "work"
+    assert not finetune(small_config(files), work, echo=at_evaluation(1, terminate)).finished
+    found, whole = done(config, work), fingerprint(one_run)
+    for row, expected in zip(found["metrics"], whole["metrics"], strict=True):
+        assert row["train/loss"] == pytest.approx(expected["train/loss"], abs=1e-4)
 
 
 # Disks.
@@ -492,7 +570,7 @@ def test_a_full_disk_at_the_end(files, one_run, tmp_path, monkeypatch, capsys):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "write_summary", full)
+        patch.setattr(report, "write_summary", full)
         assert main(command) == 3
     said = capsys.readouterr()
     assert "statistics cannot be written" in said.err

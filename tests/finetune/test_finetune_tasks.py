@@ -13,7 +13,7 @@ from task_examples import put
 
 from bert_jax.cli import main
 from bert_jax.finetune import predict, train
-from bert_jax.finetune.step import sweep_mesh
+from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.run.telemetry import read_metrics
 
 pytestmark = pytest.mark.skipif(
@@ -79,7 +79,9 @@ def test_from_files_to_predictions(
     tmp_path, tmp_path_factory, capsys, monkeypatch, task, data, written, names
 ):
     for module in (train, predict):
-        monkeypatch.setattr(module, "sweep_mesh", lambda n: sweep_mesh(n, jax.devices()[:1]))
+        monkeypatch.setattr(
+            module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
+        )
     config = small_config(write_files(tmp_path), task=task(tmp_path), training__num_epochs=12.0)
     work = tmp_path / "work"
     recipe = write_config(tmp_path / "recipe.py", config)

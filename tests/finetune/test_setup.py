@@ -88,6 +88,6 @@ def test_the_head_of_spans_has_no_dropout(files, tmp_path):
     path = put_squad(tmp_path / "a.json", entry("1", "cat"))
     task = TaskConfig("squad", squad=SquadConfig(train=path, dev=path))
     setup = set_up(FinetuneConfig(init=files["init"], task=task))
-    assert setup.step.head.dropout_rate == 0.0
-    assert setup.step.model.hidden_dropout_rate == 0.1
-    assert set_up(small_config(files)).step.head.dropout_rate == np.float64(0.1)
+    assert setup.objective.config.dropout_rate == 0.0
+    assert setup.objective.model.hidden_dropout_rate == 0.1
+    assert set_up(small_config(files)).objective.config.dropout_rate == np.float64(0.1)

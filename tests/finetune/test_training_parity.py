@@ -4,25 +4,22 @@ From a golden file, and live with other weights, data and orders.
 """
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from bert_jax.finetune.step import (
-    FinetuneStepConfig,
-    Members,
-    SweepState,
-    make_sweep_step,
-    place_members,
-    place_rows,
-    sweep_mesh,
-)
+from bert_jax.finetune.trials import place_params, place_rows, place_settings
 from bert_jax.formats.huggingface_names import from_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
-from bert_jax.training.optim import OptimizerConfig, OptimizerState
+from bert_jax.objectives.task import TaskObjective
+from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
+from bert_jax.training.optim import OptimizerConfig
+from bert_jax.training.state import StepConfig, state_from
+from bert_jax.training.step import make_train_step
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "finetuning" / "tiny.npz"
 TOLERANCE = 1e-4
@@ -49,22 +46,20 @@ OPTIMIZER = OptimizerConfig(
 
 def train(objective, weights, batches, order):
     """Losses and norms of the gradient before clipping, of the step that a sweep takes."""
-    config = FinetuneStepConfig(MODEL, HEADS[objective], objective, OPTIMIZER, NUM_STEPS)
-    mesh = sweep_mesh(1, jax.devices()[:1])
+    config = StepConfig(TaskObjective(MODEL, HEADS[objective], objective), OPTIMIZER, NUM_STEPS)
+    mesh = make_trial_mesh(MeshConfig(), 1, jax.devices()[:1])
     params = from_huggingface(weights, MODEL, HEADS[objective])
     params = jax.tree.map(lambda x: np.asarray(x)[None], params)
-    zeros = jax.tree.map(np.zeros_like, params)
-    opt_state = OptimizerState(np.zeros(1, np.int32), zeros, zeros)  # type: ignore[arg-type]
-    state = place_members(SweepState(params, opt_state, params), mesh)
-    members = place_members(Members(np.full(1, RATE, np.float32), np.zeros(1, np.uint32)), mesh)
-    step = make_sweep_step(config, mesh)
+    state = jax.vmap(partial(state_from, config))(place_params(config, mesh, params))
+    settings = place_settings([RATE], [0], mesh)
+    step = make_train_step(config, mesh)
     rows = batches["tokens"].shape[1]
     losses, norms = [], []
     for number in order:
         batch = {name: array[number][None] for name, array in batches.items()}
         batch["weights"] = np.ones((1, rows), np.float32)
         batch["row_index"] = np.arange(rows, dtype=np.uint32)[None]
-        state, metrics = step(state, members, place_rows(batch, mesh))
+        state, metrics = step(state, place_rows(batch, mesh), settings)
         losses.append(float(metrics["loss"][0]))
         norms.append(float(metrics["grad_norm"][0]))
     return np.array(losses), np.array(norms)

@@ -3,13 +3,11 @@ import io
 import json
 import math
 import shutil
-import struct
 
 import numpy as np
 import pytest
 from full_disk import files_of_at_most, run_on_small_disk
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.record_writer import masked_crc32c
+from tensorboard_files import scalars
 
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.run.board import Board
@@ -103,7 +101,6 @@ def telemetry(tmp_path, now, said, **changes) -> Telemetry:
     arguments = {
         "num_steps": 100,
         "restored_step": 0,
-        "flops_per_step": lambda step: 1000.0,
         "peak": 4000.0,
         "metrics": METRICS,
         "clock": Clock(now),
@@ -117,7 +114,7 @@ def test_rates_count_what_was_done_since_they_were_asked_for(tmp_path):
     with telemetry(tmp_path, now, said) as out:
         for step in (1, 2):
             now.now += 0.5
-            out.step_done(step, num_tokens=300.0, value=1.0)
+            out.step_done(step, num_tokens=300.0, flops=1000, value=1.0)
         assert out.rates() == {
             "perf/tokens_per_second": 600.0,
             "perf/steps_per_second": 2.0,
@@ -125,7 +122,7 @@ def test_rates_count_what_was_done_since_they_were_asked_for(tmp_path):
             "perf/goodput": 1.0,
         }
         now.now += 1.0
-        out.step_done(3, num_tokens=100.0, value=1.0)
+        out.step_done(3, num_tokens=100.0, flops=1000, value=1.0)
         rates = out.rates()
         assert rates["perf/tokens_per_second"] == 100.0
         out.progress_line(3, {"train/mlm_loss": 6.5, "train/nsp_accuracy": 0.61} | rates)
@@ -135,28 +132,6 @@ def test_rates_count_what_was_done_since_they_were_asked_for(tmp_path):
     ]
     assert list((tmp_path / "tensorboard").glob("events.*"))
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "train/mlm_loss": 6.5}]
-
-
-def scalars(directory) -> list[tuple[int, dict[str, float]]]:
-    """What TensorBoard would read, with its checks of every record."""
-    read = []
-    for path in sorted(directory.glob("events.out.tfevents.*")):
-        data = path.read_bytes()
-        while data:
-            length = data[:8]
-            (size,) = struct.unpack("<Q", length)
-            record = data[12 : 12 + size]
-            assert struct.unpack("<I", data[8:12]) == (masked_crc32c(length),)
-            assert struct.unpack("<I", data[12 + size : 16 + size]) == (masked_crc32c(record),)
-            read.append(Event.FromString(record))
-            data = data[16 + size :]
-    first, started, *events = read
-    assert first.file_version == "brain.Event:2"
-    assert started.session_log.status == SessionLog.START
-    return [(started.step, {})] + [
-        (event.step, {value.tag: value.simple_value for value in event.summary.value})
-        for event in events
-    ]
 
 
 def test_board_has_the_numbers(tmp_path):
@@ -236,14 +211,14 @@ events = Events(run / "events.jsonl")
 goodput = Goodput(run / "goodput.json", clock)
 goodput.begin(0)
 told = []
-with Telemetry(run, num_steps=600, restored_step=0, flops_per_step=float, peak=None,
+with Telemetry(run, num_steps=600, restored_step=0, peak=None,
                metrics=MaskedLM.metrics_of(pairs=True),
                clock=clock, goodput=goodput, echo=told.append) as out:
     for step in range(1, 601):
         if step == 550:  # somebody makes room
             filler.unlink(missing_ok=True)
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        out.step_done(step, 10.0, 1.0)
+        out.step_done(step, 10.0, 1000, 1.0)
         out.write(step, {"train/mlm_loss": 1.0, "train/text": "x" * 250})
         if step % 100 == 0:
             events.write("save_failed", "x" * 250, step=step)
@@ -280,10 +255,10 @@ def test_a_full_disk_ends_nothing_and_loses_no_row(tmp_path):
 
 def test_each_step_counts_its_own_flops(tmp_path):
     now = FakeTime()
-    with telemetry(tmp_path, now, [], flops_per_step=[200.0, 1800.0].__getitem__) as out:
-        for step in (1, 2):
+    with telemetry(tmp_path, now, []) as out:
+        for step, flops in ((1, 200), (2, 1800)):
             now.now += 1.0
-            out.step_done(step, 10.0, 1.0)
+            out.step_done(step, 10.0, flops, 1.0)
         assert out.rates()["perf/mfu"] == (200 + 1800) / 2 / 4000
 
 
@@ -301,7 +276,7 @@ def test_no_mfu_without_a_known_peak(tmp_path):
     now = FakeTime()
     with telemetry(tmp_path, now, [], peak=None) as out:
         now.now = 1.0
-        out.step_done(1, 10.0, 1.0)
+        out.step_done(1, 10.0, 1000, 1.0)
         assert "perf/mfu" not in out.rates()
 
 
@@ -312,7 +287,7 @@ def test_other_processes_write_nothing(tmp_path, monkeypatch):
         out.write(1, {"train/loss": 1.0})
         out.say("hello")
         out.sync()
-        out.step_done(1, 10.0, 1.0)
+        out.step_done(1, 10.0, 1000, 1.0)
         out.progress_line(1, {"train/mlm_loss": 1.0} | out.rates())
     assert said == []
     assert list(tmp_path.iterdir()) == []

@@ -28,6 +28,7 @@ from bert_jax.formats.huggingface_head import TaskOutputs, head_to_huggingface
 from bert_jax.formats.huggingface_names import to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
+from bert_jax.objectives.task import TaskObjective
 from bert_jax.saved.model import read_model
 from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Member
@@ -269,7 +270,9 @@ def test_a_finetuning_run(tmp_path):
     model = dataclasses.replace(MODEL, attention_impl="cudnn")
     shapes = random_tree(lambda: init_task_params(MODEL, head, jax.random.key(0)), seed=5)
     params = jax.tree.map(jax.numpy.asarray, shapes)
-    content = saved_content(config, model, head, task, {"accuracy": 0.5}, Member("x", 1e-4, 0))
+    content = saved_content(
+        config, TaskObjective(model, head, "class"), task, {"accuracy": 0.5}, Member("x", 1e-4, 0)
+    )
     checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=1))
     checkpoints.save_last(9, FinetunedState(params), read_back=False, **content)
     checkpoints.close()

@@ -91,7 +91,10 @@ def fingerprint(workdir: Path) -> dict[str, Any]:
             {name: value for name, value in outcome.items() if name != "seconds"}
             for outcome in statistics["outcomes"]
         ],
-        "metrics": read_metrics(workdir / "metrics.jsonl"),
+        "metrics": [
+            {name: value for name, value in row.items() if not name.startswith("perf/")}
+            for row in read_metrics(workdir / "metrics.jsonl")
+        ],
         "scores": restored.record.extra["scores"],
         "member": restored.record.extra["member"],
         "params": {

@@ -201,6 +201,7 @@ def test_what_makes_a_run_failed():
     assert judge(0.9, 0.7, 0.5, True) == ""
     assert judge(None, None, 0.5, False) == "no evaluation gave a finite score"
     assert judge(0.7, 0.7, 0.5, False) == "a loss or a score was not finite"
+    assert "the run stopped there" in judge(0.7, 0.7, 0.5, True, halted=True)
     assert "0.5000 is not above 0.5000" in judge(0.9, 0.5, 0.5, True)
     both = judge(0.9, None, 0.5, False)
     assert "not finite" in both

@@ -31,6 +31,7 @@ from bert_jax.training.bad_step import (
     BadStepError,
     Verdict,
     find_bad_step,
+    replay_command,
     rerun,
     skipped_message,
     without_guard,
@@ -69,14 +70,14 @@ def test_only_bad_metrics_are_a_bad_step():
 
 def test_what_is_said_of_a_bad_step():
     spike = BadStep(1234, metrics_of(loss=9.5, halted=0, guard_skipped=1))
-    assert skipped_message(spike, WORKDIR) == (
+    assert skipped_message(spike, replay_command(WORKDIR, spike.batch)) == (
         "batch 1,234 was skipped: the loss of batch 1,234 is 9.5000, a spike (recent losses: mean "
         "3.2100, standard deviation 0.0500; limit 4.2100). See it with `bert-jax replay work "
         "--step 1234`"
     )
     third = BadStep(8, metrics_of(loss=np.nan, grad_norm=np.inf, halted=0, guard_skipped=3))
     assert "batch 8 was skipped, 3 in a row: the loss of batch 8 is nan and its gradient norm " in (
-        skipped_message(third, WORKDIR)
+        skipped_message(third)
     )
     assert "gradient norm inf (" in third.describe()
     early = BadStep(0, metrics_of(loss=np.nan) | {"guard_limit": np.array(np.inf, np.float32)})
@@ -93,7 +94,7 @@ OTHER = Verdict(
 
 def test_what_is_said_when_a_run_stops(capsys):
     bad = BadStep(37, metrics_of(loss=np.nan))
-    error = BadStepError(bad, SAME, WORKDIR, 30)
+    error = BadStepError(bad, SAME, f"{WORKDIR}/checkpoints/30", replay_command(WORKDIR, bad.batch))
     message = str(error)
     assert error.step == 37
     assert "the loss of batch 37 is nan" in message
@@ -105,14 +106,16 @@ def test_what_is_said_when_a_run_stops(capsys):
     assert explained(error, "pretrain") == BadStepError.exit_code == 4
     assert message in capsys.readouterr().err
 
-    message = str(BadStepError(bad, OTHER, WORKDIR, None))
+    message = str(BadStepError(bad, OTHER, ""))
     assert "it came out otherwise (bad 1, then 0; loss nan, then 3.25): suspect the" in message
     assert "hardware (TPU v5 lite, device ids 0, 1 of process 0)" in message
     assert "add in another order" not in message
     assert "The last good checkpoint: none was saved." in message
 
     row = BadStep(37, metrics_of(loss=np.nan, guard_skipped=10))
-    assert "the 10 batches before it had to be skipped" in str(BadStepError(row, SAME, WORKDIR, 1))
+    assert "the 10 batches before it had to be skipped" in str(
+        BadStepError(row, SAME, "checkpoints/1")
+    )
 
 
 def test_a_gpu_may_differ_in_last_digits_without_a_fault():

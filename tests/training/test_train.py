@@ -18,6 +18,7 @@ from small_run import (
 from bert_jax.checkpoint import saved_steps
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
+from bert_jax.run import session
 from bert_jax.run.events import read_events
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.run.watchdog import Watchdog
@@ -226,7 +227,7 @@ def test_the_run_ends_when_it_stands_still_for_as_long_as_it_says(tmp_path, corp
         ended.wait(20)
         raise StoppedError
 
-    monkeypatch.setattr(train_module, "Watchdog", partial(Watchdog, exit=end))
+    monkeypatch.setattr(session, "Watchdog", partial(Watchdog, exit=end))
     monkeypatch.setattr(train_module, "prepare_workdir", hang)
     workdir = tmp_path / "work"
     workdir.mkdir()

@@ -1,10 +1,10 @@
-"""The loss of each objective, written out in float64: sums, counts, and what does not count."""
+"""The loss of each kind of head, written out in float64: sums, counts, and what does not count."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.finetune.losses import loss_sum, num_labelled
+from bert_jax.objectives.task import HEADS
 from bert_jax.tasks.rows import NO_LABEL
 
 RNG = np.random.default_rng(0)
@@ -47,7 +47,8 @@ def test_sum_and_count_of_each_objective(objective):
     logits, labels = ROWS[objective]
     expected = list(written_out(objective, logits, labels))
     assert len(expected) == (4 if objective == "tags" else 2)
-    given = map(jnp.asarray, (np.float32(logits), labels, WEIGHTS, SEGMENT_IDS))
-    found = loss_sum(objective, *given)
-    np.testing.assert_allclose(found, sum(expected), rtol=1e-5)
-    assert num_labelled(objective, jnp.asarray(labels), jnp.asarray(WEIGHTS)) == len(expected)
+    head = HEADS[objective]
+    counted = head.counted(jnp.asarray(labels), jnp.asarray(WEIGHTS))
+    losses = head.losses(*map(jnp.asarray, (np.float32(logits), labels, SEGMENT_IDS)))
+    np.testing.assert_allclose(jnp.sum(losses * counted), sum(expected), rtol=1e-5)
+    assert jnp.sum(counted) == len(expected)

@@ -1,0 +1,103 @@
+"""What a fine-tuning run prints when it starts and when it ends, and its statistics."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax.checkpoint import SaveFailedError
+from bert_jax.checkpoint.agreement import by_first
+from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir
+from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.setup import Setup
+from bert_jax.saved.runs import STATISTICS
+from bert_jax.sweep.report import summary_lines, write_summary
+from bert_jax.sweep.statistics import LEVEL, Outcome, Summary
+from bert_jax.untrusted.json_file import read_json_object
+
+_MAX_STATISTICS_BYTES = 1 << 28
+
+
+def summary_of_run(
+    config: FinetuneConfig,
+    setup: Setup,
+    mesh: Mesh,
+    name: str,
+    begun: int,
+    total: int,
+    *,
+    goal: float,
+    constant: float,
+) -> list[str]:
+    """Describe the run that begins, or continues, at step `begun`: one line per subject.
+
+    Args:
+        config: The run.
+        setup: The run's data and trials.
+        mesh: Mesh of trials.
+        name: Work directory.
+        begun: Steps of all waves that are done.
+        total: Steps of all waves.
+        goal: Score that a run must exceed (see `progress.goal_score`).
+        constant: Score of the best constant prediction.
+    """
+    head = f"fine-tuning {', '.join(setup.inits)} in {name}"
+    lines = [head if not begun else f"{head}, continued at step {begun:,} of {total:,}"]
+    lines += [f"Warning: {text}" for split in (setup.train, *setup.dev) for text in split.warnings]
+    shapes = ", ".join(f"{n} x {length}" for length, n in setup.batches.batches_of.items())
+    sizes = ", ".join(f"{split.name} {len(split.rows):,}" for split in setup.dev)
+    task = config.task
+    fitted = task.fitted(setup.objective.model.num_positions)
+    if fitted.length < task.length:
+        lines.append(
+            f"length   {fitted.length} tokens a row: the model has no more positions; "
+            f"task.max_length is {task.length} by default"
+        )
+    lines += [
+        f"data     {len(setup.train.rows):,} rows to train on; {sizes}",
+        f"batches  {setup.batches.num_batches:,} of {config.training.batch_size} rows an "
+        f"epoch, by length: {shapes}",
+        f"runs     {len(setup.members)} of {setup.step.num_steps:,} steps, "
+        f"{len(setup.waves[0])} at once, devices as "
+        + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items()),
+    ]
+    if math.isfinite(constant):
+        lines.append(
+            f"goal     {setup.task.metric} above {goal:.4g} at the end of training (a "
+            f"constant prediction has {constant:.4g}; {LEVEL:.0%} bound for "
+            f"{len(setup.dev[0].rows):,} rows)"
+        )
+    return lines
+
+
+def finished_before(place: WorkDir, say: Callable[[str], None]) -> tuple[Outcome, ...]:
+    """Say how a finished run ended, and return its outcomes."""
+    path = place.local / STATISTICS
+    rows = by_first(lambda: read_json_object(path, max_bytes=_MAX_STATISTICS_BYTES)["outcomes"])
+    if jax.process_index() == 0:
+        say(f"{place.name} is finished")
+        say((place.local / "statistics.txt").read_text(encoding="utf-8").rstrip())
+    return tuple(Outcome.from_json(each) for each in rows)
+
+
+def write_statistics(summary: Summary, place: WorkDir, *, percent: bool) -> list[str]:
+    """Write the statistics into the work directory, and return them as lines.
+
+    Raises:
+        SaveFailedError: They cannot be written.
+    """
+
+    def write() -> None:
+        try:
+            write_summary(summary, place.local, title=Path(place.name).name, percent=percent)
+        except (OSError, UserError) as error:
+            raise SaveFailedError(
+                f"the statistics cannot be written to {place.local} ({error}). Fix that and "
+                "rerun the command: the run continues from its last save"
+            ) from error
+
+    by_first(write)
+    return ["", *summary_lines(summary, percent=percent)]

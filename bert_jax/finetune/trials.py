@@ -1,0 +1,211 @@
+"""The trials of a sweep on a mesh: how they begin, what is kept, whether they fit.
+
+A trial is a run of its own: its own parameters, learning rate, seed and order of examples. Trials
+share shapes, so that one compiled step serves all, those of a later wave too. They lie on axis 0 of
+every array (see `training.step`).
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from bert_jax.errors import UserError
+from bert_jax.parallel.sharding import (
+    TRIAL,
+    batch_sharding,
+    num_batch_shards,
+    replicated,
+    row_spec,
+)
+from bert_jax.training.guard import GuardState, fresh_guard
+from bert_jax.training.state import (
+    StepConfig,
+    TrainState,
+    abstract_state,
+    of_trials,
+    state_from,
+    state_shardings,
+)
+from bert_jax.training.step import Settings
+
+Batch = Mapping[str, Any]
+
+
+class SweepState(NamedTuple):
+    """Everything that is saved of all trials; every array has trials on axis 0."""
+
+    step: Any
+    params: Any
+    opt_state: Any
+    guard: GuardState
+    best: Any
+    """Parameters at each trial's best evaluation so far."""
+
+    @property
+    def train(self) -> TrainState:
+        """State of the step."""
+        return TrainState(self.step, self.params, self.opt_state, self.guard)
+
+
+class EarlierState(NamedTuple):
+    """Everything that version 0.1.0 saved."""
+
+    params: Any
+    opt_state: Any
+    best: Any
+
+
+def place_settings(learning_rates: Sequence[float], seeds: Sequence[int], mesh: Mesh) -> Settings:
+    """Put the differences between trials onto the mesh."""
+    place = partial(place_trials, mesh=mesh)
+    return Settings(place(np.array(learning_rates, np.float32)), place(np.array(seeds, np.uint32)))
+
+
+def place_trials(values: np.ndarray, mesh: Mesh) -> jax.Array:
+    """Put one value a trial onto the mesh; every process gives all of them."""
+    return _place(values, NamedSharding(mesh, PartitionSpec(TRIAL)))
+
+
+def place_params(config: StepConfig, mesh: Mesh, params: Any) -> Any:
+    """Put parameters with trials on axis 0 onto the mesh; every process gives all of them."""
+    return jax.tree.map(_place, params, state_shardings(config, mesh).params)
+
+
+def place_rows(batch: Batch, mesh: Mesh, accumulation: int = 1) -> dict[str, jax.Array]:
+    """Put a training batch (M, B, ...) onto the mesh.
+
+    Rows of weight 0 are added until the rows divide over mesh and micro-batches.
+    """
+    unit = num_batch_shards(mesh) * accumulation
+    sharding = batch_sharding(mesh)
+    return {name: _place(_filled(name, array, 1, unit), sharding) for name, array in batch.items()}
+
+
+def place_eval_rows(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
+    """Put a batch (B, ...) that all trials are evaluated on onto the mesh, likewise."""
+    unit, sharding = num_batch_shards(mesh), NamedSharding(mesh, row_spec())
+    return {name: _place(_filled(name, array, 0, unit), sharding) for name, array in batch.items()}
+
+
+def _filled(name: str, array: np.ndarray, axis: int, unit: int) -> np.ndarray:
+    missing = -array.shape[axis] % unit
+    if not missing:
+        return array
+    last = np.take(array, [-1], axis=axis)
+    fill = np.repeat(np.zeros_like(last) if name == "weights" else last, missing, axis=axis)
+    return np.concatenate([array, fill], axis=axis)
+
+
+def _place(array: Any, sharding: NamedSharding) -> jax.Array:
+    array = np.asarray(array)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def init_trials(
+    config: StepConfig, mesh: Mesh, seeds: np.ndarray, encoders: Sequence[Any], which: np.ndarray
+) -> SweepState:
+    """Make the trials before their first step.
+
+    Args:
+        config: The step.
+        mesh: Mesh of trials.
+        seeds: (M,) uint32, of the weights that no encoder gives.
+        encoders: The initialisations: each the entry `encoder` of parameters, or {} for random
+            weights. Entries that one lacks (a pooler) are random.
+        which: (M,) the initialisation of each trial.
+    """
+
+    def one(seed: Array, number: Array, encoders: Sequence[Any]) -> Any:
+        fresh = config.objective.init(jax.random.key(seed))
+        starts = [{**fresh, "encoder": {**fresh["encoder"], **given}} for given in encoders]
+        return jax.tree.map(
+            lambda *leaves: jnp.stack([jnp.asarray(leaf, jnp.float32) for leaf in leaves])[number],
+            *starts,
+        )
+
+    def states(seeds: Array, which: Array, encoders: Sequence[Any]) -> SweepState:
+        params = jax.vmap(one, in_axes=(0, 0, None))(seeds, which, encoders)
+        return SweepState(*jax.vmap(partial(state_from, config))(params), params)
+
+    # Arrays of one device cannot go into a program of several.
+    given = jax.tree.map(np.asarray, list(encoders))
+    shardings = state_shardings(config, mesh)
+    make = jax.jit(states, out_shardings=SweepState(*shardings, shardings.params))
+    state: SweepState = make(np.asarray(seeds, np.uint32), np.asarray(which, np.int32), given)
+    return state
+
+
+def abstract_trials(config: StepConfig, mesh: Mesh, num_trials: int) -> SweepState:
+    """Return shape, type and sharding of each array of a sweep, for a restore."""
+    state = abstract_state(config, mesh, num_trials)
+    return SweepState(*state, state.params)
+
+
+def earlier(abstract: SweepState) -> EarlierState:
+    """Return the arrays that version 0.1.0 saved of the same sweep."""
+    return EarlierState(abstract.params, abstract.opt_state, abstract.best)
+
+
+def from_earlier(state: EarlierState, mesh: Mesh) -> SweepState:
+    """Add what version 0.1.0 did not save: steps were updates, and there was no guard."""
+    num_trials = state.opt_state.num_updates.shape[0]
+
+    def rest(num_updates: Array) -> tuple[Array, GuardState]:
+        guard = jax.tree.map(lambda leaf: jnp.stack([leaf] * num_trials), fresh_guard())
+        return num_updates + 0, guard
+
+    placed = of_trials(replicated(mesh), mesh)
+    step, guard = jax.jit(rest, out_shardings=placed)(state.opt_state.num_updates)
+    return SweepState(step, state.params, state.opt_state, guard, state.best)
+
+
+def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
+    """Refuse trials whose parameters and moments alone exceed the memory of a device.
+
+    Raises:
+        UserError: Names the number of trials that fit.
+    """
+    device = mesh.local_mesh.devices.flat[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if device.platform == "cpu":
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // mesh.local_mesh.size
+    groups = mesh.shape[TRIAL]
+    one = bytes_on_device(abstract_trials(config, mesh, groups))
+    needed = one * num_trials // groups
+    if limit is not None and needed > limit:
+        raise UserError(
+            f"{num_trials:,} runs at once need {needed / 2**30:,.1f} GiB on each device for their "
+            f"weights and the optimizer's; it has {limit / 2**30:,.1f} GiB. Set sweep.at_once to "
+            f"{max(1, limit // one):,} or less, or mesh.fsdp above {mesh.shape['fsdp']}"
+        )
+
+
+def bytes_on_device(tree: Any) -> int:
+    """Count the bytes of each device's part of abstract arrays."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * int(leaf.dtype.itemsize)
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def make_keep_best(config: StepConfig, mesh: Mesh) -> Callable[[Any, Any, Array], Any]:
+    """Make the jitted `(best, params, better) -> best`, which donates `best`.
+
+    `better` (M,) bool says whose parameters are its best now.
+    """
+
+    def keep(best: Any, params: Any, better: Array) -> Any:
+        def one(new: Array, old: Array) -> Array:
+            return jnp.where(better.reshape(better.shape + (1,) * (new.ndim - 1)), new, old)
+
+        return jax.tree.map(one, params, best)
+
+    return jax.jit(keep, donate_argnums=0, out_shardings=state_shardings(config, mesh).params)

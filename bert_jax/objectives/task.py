@@ -1,0 +1,176 @@
+"""Fine-tuning: a head on a pretrained encoder, trained on labelled rows.
+
+A kind of head is an entry of `HEADS`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.flops import task_flops
+from bert_jax.model.heads import PADDED_LOGIT
+from bert_jax.model.layout import Layout
+from bert_jax.model.task_heads import (
+    TaskHeadConfig,
+    apply_task,
+    init_task_params,
+    task_logical_axes,
+)
+from bert_jax.objectives.losses import cross_entropy
+from bert_jax.objectives.objective import Batch, Forward, Metric, Scalars, Shown, ratio
+from bert_jax.tasks.task import Objective as Kind
+
+
+@dataclass(frozen=True)
+class Head:
+    """A kind of prediction: its network, its loss, and which labels count."""
+
+    network: Literal["classification", "tagging", "span"]
+    """Network of the head (see `model.task_heads`)."""
+    losses: Callable[[Array, Array, Array], Array]
+    """Loss of each row (B,), or each token (B, L), from logits, labels and segment ids."""
+    unit: str = "nats per row"
+    """Unit of the loss."""
+    per_token: bool = False
+    """Whether each token has a label; a label below 0 pads."""
+
+    def counted(self, labels: Array, weights: Float[Array, " B"]) -> Float[Array, "*counted"]:
+        """Return the weight of each loss: 0 for rows that fill the batch, and for padding."""
+        return (labels >= 0) * weights[:, None] if self.per_token else weights
+
+
+def _class_losses(logits: Float[Array, "B C"], labels: Integer[Array, " B"], _: Array) -> Array:
+    return cross_entropy(logits, labels)[0]
+
+
+def _classes_losses(logits: Float[Array, "B C"], labels: Float[Array, "B C"], _: Array) -> Array:
+    # log(1 + e^x) - x y: the cross entropy of a sigmoid, meant over the classes.
+    return jnp.mean(jax.nn.softplus(logits) - logits * labels, axis=-1)
+
+
+def _score_losses(logits: Float[Array, "B 1"], labels: Float[Array, " B"], _: Array) -> Array:
+    return jnp.square(logits[:, 0] - labels)
+
+
+def _tag_losses(logits: Float[Array, "B L C"], labels: Integer[Array, "B L"], _: Array) -> Array:
+    return cross_entropy(logits, jnp.maximum(labels, 0))[0]
+
+
+def _span_losses(
+    logits: Float[Array, "B L 2"], labels: Integer[Array, "B 2"], segment_ids: Integer[Array, "B L"]
+) -> Array:
+    # Padding is no answer, so that the loss of a row does not depend on the row's padded length.
+    places = jnp.where(segment_ids[..., None] > 0, logits, PADDED_LOGIT)
+    each, _ = cross_entropy(jnp.moveaxis(places, -1, 1), labels)  # (B, 2, L) and (B, 2)
+    return jnp.mean(each, axis=-1)
+
+
+HEADS: dict[Kind, Head] = {
+    "class": Head("classification", _class_losses),
+    "classes": Head("classification", _classes_losses),
+    "score": Head("classification", _score_losses, "squared error"),
+    "tags": Head("tagging", _tag_losses, "nats per token", per_token=True),
+    "span": Head("span", _span_losses),
+}
+"""Heads by what they predict. The losses are those of Transformers' classes of the same task, but
+for padding, which is no answer of a span here. Adding a head is an entry here."""
+
+
+@dataclass(frozen=True)
+class TaskObjective:
+    """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
+
+    Batches are those of `tasks.rows.Batch`. Outputs are logits in float32: (B, C), of tags and
+    spans (B, L, C).
+    """
+
+    model: ModelConfig
+    config: TaskHeadConfig
+    """Sizes of the head."""
+    kind: Kind
+    """Entry of `HEADS`."""
+
+    baseline = None
+    frozen = frozenset[str]()
+
+    @property
+    def head(self) -> Head:
+        """Head of this kind."""
+        return HEADS[self.kind]
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Metrics of the objective; those of the task need all rows (see `tasks.task.Split`)."""
+        return (Metric("loss", "loss", "loss", "count", self.head.unit, short="loss"),)
+
+    def init(self, key: Array) -> Any:
+        """Make fresh parameters: encoder, head."""
+        return init_task_params(self.model, self.config, key)
+
+    def axes(self) -> Any:
+        """Name the logical axes of each parameter."""
+        return task_logical_axes(self.model, self.config)
+
+    def prepare(self, batch: Batch, seed: int | Array) -> Batch:
+        """Return the batch: rows come with labels."""
+        del seed
+        return batch
+
+    def counts(self, rows: Batch) -> Scalars:
+        """Count the labels."""
+        if "labels" not in rows:
+            return {"count": jnp.float32(0)}
+        return {"count": jnp.sum(self.head.counted(rows["labels"], rows["weights"]))}
+
+    def forward(
+        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Forward:
+        """Compute logits, and the sum of losses where rows have labels."""
+        logits = apply_task(
+            self.model,
+            self.config,
+            params,
+            rows["tokens"],
+            rows["type_ids"],
+            rows["segment_ids"],
+            dropout_seed=seed,
+            row_index=rows["row_index"],
+            layout=layout,
+        )
+        if "labels" not in rows:
+            return Forward({"loss": jnp.float32(0), "count": jnp.float32(0)}, logits)
+        counted = self.head.counted(rows["labels"], rows["weights"])
+        losses = self.head.losses(logits, rows["labels"], rows["segment_ids"])
+        return Forward({"loss": jnp.sum(losses * counted), "count": jnp.sum(counted)}, logits)
+
+    def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
+        """Return the mean loss of the labels; 0 in a batch without any."""
+        return ratio(sums["loss"], counts["count"])
+
+    def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return nothing: the task's scores are computed from outputs."""
+        del sums
+        return {}
+
+    def has_dropout(self) -> bool:
+        """Say whether training draws random numbers for dropout."""
+        model = self.model
+        rates = (model.hidden_dropout_rate, model.attention_dropout_rate, self.config.dropout_rate)
+        return any(rates)
+
+    def flops(self, length: int) -> int:
+        """Count the operations of one row in a training step (see `model.flops`)."""
+        return task_flops(self.model, length, self.head.network, self.config.num_labels)
+
+    def shown(self, rows: Batch) -> Shown:
+        """Show the tokens; those with a label of their own are predicted."""
+        tokens = jnp.asarray(rows["tokens"])
+        predicted = jnp.zeros(tokens.shape, bool)
+        if self.head.per_token and "labels" in rows:
+            predicted = jnp.asarray(rows["labels"]) >= 0
+        return Shown(tokens, predicted)
