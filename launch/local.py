@@ -38,7 +38,7 @@ _FINAL = {0, 2, 3, 4, 5, 7}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Starts the processes, waits for them and returns the exit code."""
+    """Start the processes, wait for them and return the exit code."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     command: list[str] = arguments.command
@@ -129,7 +129,7 @@ def _newest_step(command: list[str]) -> int:
 
 
 def _places(arguments: argparse.Namespace) -> list[dict[str, str]]:
-    """The variables of each process; with a port that no earlier pod may still hold."""
+    """Return the variables of each process; with a port that no earlier pod may still hold."""
     port = arguments.port or _free_port()
     return [
         _variables(number, arguments.processes, arguments.devices, port)
@@ -138,7 +138,7 @@ def _places(arguments: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def _variables(number: int, processes: int, devices: int, port: int) -> dict[str, str]:
-    """What `bert_jax.parallel.processes` and JAX read."""
+    """Return the variables that `bert_jax.parallel.processes` and JAX read."""
     return {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
@@ -164,7 +164,7 @@ def _program(name: str) -> str:
 
 
 def _shown(places: list[dict[str, str]], command: list[str], logs: Path) -> list[str]:
-    """The same as shell commands."""
+    """Return the same as shell commands."""
     lines = [f"mkdir -p {shlex.quote(str(logs))}"]
     for number, variables in enumerate(places):
         settings = " ".join(f"{name}={value}" for name, value in variables.items())
@@ -191,7 +191,7 @@ class _Pod:
         self.passed_on = 0
 
     def run(self, first_line: str) -> int:
-        """The exit code. `first_line` goes behind an earlier pod's log; "": begins a new one."""
+        """Return the exit code; `first_line` goes behind an earlier log, "" begins a new one."""
         for log in self.logs:
             with log.open("a" if first_line else "w") as file:
                 file.write(first_line)
@@ -235,7 +235,7 @@ class _Pod:
             )
 
     def _supervise(self) -> int:
-        """Waits for all; after a failure for no longer than the grace. The exit code."""
+        """Wait for all, after a failure no longer than the grace, and return the exit code."""
         code, deadline = 0, float("inf")
         while any(child.poll() is None for child in self.children):
             for number in self.signals[self.passed_on :]:

@@ -55,10 +55,10 @@ def export(
     part: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Writes a model in another format; `out` is there whole and proven afterwards, or not at all.
+    """Write a model in another format; `out` is there whole and proven afterwards, or not at all.
 
     Args:
-        source: What `read_model` reads.
+        source: Directory for `read_model`.
         format: A key of `FORMATS`.
         out: A directory that does not exist yet, or is empty.
         tolerance: Largest absolute difference, from the source, of states and logits in float32.
@@ -72,7 +72,7 @@ def export(
 
     Raises:
         UserError: The source is no model, `out` is taken, or the format cannot hold the model.
-        ProofFailedError: What was written does not give what the source gives.
+        ProofFailedError: The written model does not give the same as the source.
     """
     if format not in FORMATS:
         raise UserError(f"the format is {format!r}; it must be one of {', '.join(FORMATS)}")
@@ -139,7 +139,7 @@ def as_trained(saved: SavedModel) -> SavedModel:
 
 
 def check_differences(found: dict[str, float], tolerance: float) -> None:
-    """Raises ProofFailedError where an output differs by more, or by what is no number."""
+    """Raise ProofFailedError where an output differs by more, or by what is no number."""
     above = {name: gap for name, gap in found.items() if not gap <= tolerance}
     if above:
         said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())

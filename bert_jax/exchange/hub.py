@@ -15,7 +15,7 @@ FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.txt", "vocab.json", "merges.txt", "*.model",
 )  # fmt: skip
-"""What is fetched where a repository has it, of its top directory."""
+"""Files of a repository's top directory that are fetched, where the repository has them."""
 _ELSEWHERE = "*/*"
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 _SECONDS = 30
@@ -28,10 +28,10 @@ def is_hub_name(name: str) -> bool:
 
 
 def fetch(name: str, cache: Path | None = None) -> Path:
-    """Downloads a model, or finds it in the cache.
+    """Download a model, or find it in the cache.
 
     Args:
-        name: As `owner/name` or `owner/name@revision`, of a branch, a tag, a commit, or a pull
+        name: `owner/name`, or `owner/name@revision` with a branch, a tag, a commit, or a pull
             request (`refs/pr/1`).
         cache: A directory; None: that of `huggingface_hub`, which Transformers shares.
 

@@ -18,7 +18,7 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Reads back what was written and compares it; see `huggingface_proof`."""
+    """Read back what was written and compare it; see `huggingface_proof`."""
     from bert_jax.exchange import huggingface_proof
 
     return huggingface_proof.prove(saved, out, rows)

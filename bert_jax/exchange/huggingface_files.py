@@ -41,7 +41,7 @@ _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token
 
 
 def family_of(saved: SavedModel) -> str:
-    """The `model_type` under which a model is written: bert, unless only another computes it."""
+    """Return the `model_type` of a written model: bert, unless only another computes the same."""
     if saved.config.projects_embeddings or "rtd" in saved.params:
         return "electra"
     kind = WRITTEN.get(saved.config.pooler_activation, "bert")
@@ -53,7 +53,7 @@ def family_of(saved: SavedModel) -> str:
 
 
 def class_of(saved: SavedModel) -> str:
-    """Their class that has the parts of a model."""
+    """Return the class of Transformers that has the parts of a model."""
     return class_written(family_of(saved), task_of(saved))
 
 
@@ -98,7 +98,7 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
 
 
 def without_types(saved: SavedModel) -> SavedModel:
-    """The model with its one type added to its positions, where its class has no types."""
+    """Return the model with its one type added to its positions, where its class has no types."""
     table = saved.params["encoder"]["embeddings"]
     if family_of(saved) != "distilbert" or not np.any(table["type"]):
         return saved
@@ -109,7 +109,7 @@ def without_types(saved: SavedModel) -> SavedModel:
 
 
 def untrained_parts(saved: SavedModel) -> list[str]:
-    """What is written with initial values because their class must have it."""
+    """Name the parts that are written with initial values because the class must have them."""
     if not has_place_for_pooler(saved):
         return []
     said = saved.origin.config.get(UNTRAINED) if saved.origin.kind == "huggingface" else None
@@ -125,7 +125,7 @@ def has_place_for_pooler(saved: SavedModel) -> bool:
 
 
 def config_of(saved: SavedModel) -> dict[str, Any]:
-    """The content of `config.json`."""
+    """Return the content of `config.json`."""
     fields: dict[str, Any] = {
         "architectures": [class_of(saved)],
         **model_config_to_huggingface(saved.config),
@@ -142,10 +142,10 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
 
 
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
-    """Writes `model.safetensors`, `config.json` and the tokenizer's files; no proof and no card.
+    """Write `model.safetensors`, `config.json` and the tokenizer's files; no proof and no card.
 
     Args:
-        saved: What is written. A model with `mlm` and `nsp` becomes BertForPreTraining, with `mlm`
+        saved: Model to write. A model with `mlm` and `nsp` becomes BertForPreTraining, with `mlm`
             alone BertForMaskedLM, with `rtd` ElectraForPreTraining, with a head one of the three
             classes of tasks, and with none BertModel. A model whose embeddings have another width
             than its layers becomes an ELECTRA, with the same heads. A classification whose pooler
@@ -177,7 +177,7 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
 
 
 def write_description(saved: SavedModel, directory: Path) -> None:
-    """What lies beside the weights of every format: `config.json` and the tokenizer's files.
+    """Write the files beside the weights of every format: `config.json` and the tokenizer.
 
     Raises:
         UserError: The tokenizer cannot be said in Hugging Face's format.
@@ -189,7 +189,7 @@ def write_description(saved: SavedModel, directory: Path) -> None:
 
 
 def write_tokenizer(saved: SavedModel, directory: Path) -> None:
-    """The tokenizer's files, as Transformers' `AutoTokenizer` and `load_tokenizer` read them."""
+    """Write the tokenizer's files for Transformers' `AutoTokenizer` and for `load_tokenizer`."""
     tokenizer = saved.tokenizer
     tokenizer.save(directory)
     path = directory / CONFIG_NAME
@@ -217,6 +217,6 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
 
 
 def specials_of(saved: SavedModel) -> list[str]:
-    """The names of the five special tokens in the vocabulary, in the order of `SPECIAL_TOKENS`."""
+    """Return the model's names of the five special tokens, in the order of `SPECIAL_TOKENS`."""
     ids = vars(saved.tokenizer.special_ids).values()
     return [saved.tokenizer.id_to_token(id) for id, _ in zip(ids, SPECIAL_TOKENS, strict=True)]

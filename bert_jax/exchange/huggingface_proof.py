@@ -1,4 +1,4 @@
-"""What was written in Hugging Face's format, read back and compared with its source.
+"""The proof of Hugging Face's format: written files are read back and compared with the source.
 
 Once by `read_model`, which always runs: tensors bit for bit, ids of texts, outputs. Once by
 `transformers` where it is installed: no missing and no unexpected tensor, the same ids, outputs
@@ -37,18 +37,18 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
 
 def auto_class(name: str) -> str:
-    """Their class that loads a directory of the class `name`."""
+    """Return the auto class of Transformers that loads a directory of the class `name`."""
     task = re.sub("^(Bert|Electra|DistilBert)(?=For|Model)", "", name)
     return f"AutoModel{task.removeprefix('Model')}"
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Reads the directory back and compares outputs.
+    """Read the directory back and compare outputs.
 
     Args:
         saved: The source.
-        out: What `write_huggingface` wrote.
-        rows: Of token ids, special tokens included.
+        out: Directory that `write_huggingface` wrote.
+        rows: Rows of token ids, special tokens included.
 
     Returns:
         `differences`, the largest by output over both proofs; `proofs`, what each found or why it
@@ -95,7 +95,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
 
 def _read_back(saved: SavedModel, out: Path) -> SavedModel:
-    """By our own reading; raises where tensors, ids or the meaning of outputs differ."""
+    """Read the directory with our own code; raise where tensors, ids or labels differ."""
     back = read_model(out)
     source, found = (_leaves(model) for model in (without_types(saved), back))
     left_out = {name for name in source if "pooler" in name and not back.has_pooler}
@@ -190,7 +190,7 @@ class _Transformers:
     def outputs(
         self, tokens: np.ndarray, type_ids: np.ndarray, segment_ids: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """By our names, float32."""
+        """Return the outputs under our names, float32."""
         torch = self._torch
         inputs = {
             "input_ids": torch.tensor(tokens, dtype=torch.long),

@@ -78,7 +78,7 @@ class Source:
     dropped: tuple[str, ...]
     notes: tuple[str, ...]
     directory: Path | None
-    """What Transformers can load it from; None where it cannot."""
+    """Directory for Transformers; None where Transformers cannot load the source."""
     config: dict[str, Any]
     """The content of its `config.json`."""
 
@@ -91,13 +91,13 @@ def import_model(
     gelu: Literal["tanh", "erf"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> dict[str, Any]:
-    """Imports a model; `out` is there whole and proven afterwards, or not at all.
+    """Import a model; `out` is there whole and proven afterwards, or not at all.
 
     Args:
         source: A directory, the prefix of a TensorFlow checkpoint, or a name on the Hub.
         out: A directory that does not exist yet.
         add_tokens: A file with a token a line, by which the vocabulary grows.
-        gelu: What "gelu" means in a TensorFlow checkpoint's configuration; default: tanh.
+        gelu: Meaning of "gelu" in a TensorFlow checkpoint's configuration; default: tanh.
         tolerance: Largest absolute difference of states and logits from the source's.
 
     Returns:
@@ -105,7 +105,7 @@ def import_model(
 
     Raises:
         UserError: The source does not fit, or is not sound: all that is wrong at once.
-        ProofFailedError: What was written does not compute what the source does.
+        ProofFailedError: The written model does not compute the same as the source.
     """
     tokens = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
     found = read_source(source, gelu=gelu)
@@ -144,7 +144,7 @@ def import_model(
 
 
 def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = None) -> Source:
-    """The model of any source that can be imported; see `import_model`."""
+    """Return the model of any source that can be imported; see `import_model`."""
     path = Path(source)
     if (path / "config.json").is_file() or not is_tf_checkpoint(path):
         if gelu is not None:
@@ -222,7 +222,7 @@ def _from_tensorflow(path: Path, gelu: Literal["tanh", "erf"]) -> Source:
 def saved_model(
     form: BertForm, tokenizer: Tokenizer, files: Path, *, name: str, where: Path
 ) -> SavedModel:
-    """A model under BERT's names as one of ours; all that does not fit at once."""
+    """Return a model under BERT's names as one of ours; all that does not fit at once."""
     config = form.model_config(where=f"{where}")
     check_vocabulary(tokenizer, config.vocab_size, files)
     try:
@@ -245,7 +245,7 @@ def saved_model(
 
 
 def as_written(saved: SavedModel) -> tuple[SavedModel, list[str]]:
-    """A model without what its class in Hugging Face's format has no place for, and what that is.
+    """Drop the parts for which the class in Hugging Face's format has no place, and name them.
 
     Their classes have a fine-tuning head or those of pretraining, and some have no pooler.
     """

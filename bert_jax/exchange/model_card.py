@@ -243,7 +243,7 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 
 
 def _last(path: Any) -> str:
-    """The last part alone: where files lie on a machine is nobody's business."""
+    """Return the last part alone: where files lie on a machine is nobody's business."""
     return _plain(PurePath(str(path or "unknown")).name)
 
 

@@ -37,12 +37,12 @@ _STATES = {"hidden": "last_hidden_state", "pooled": "pooler_output"}
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Writes `model.onnx`, `config.json` and the tokenizer's files.
+    """Write `model.onnx`, `config.json` and the tokenizer's files.
 
     Beyond 1.8 GB the weights are in `model.onnx.data` beside it.
 
     Args:
-        saved: What is written, float32. Rows are padded on the right: a token's position is its
+        saved: Model to write, float32. Rows are padded on the right: a token's position is its
             place in the row.
         out: Exists; holds none of these.
 
@@ -64,12 +64,12 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Runs the graph in onnxruntime on the CPU and compares outputs.
+    """Run the graph in onnxruntime on the CPU and compare outputs.
 
     Args:
         saved: The source.
-        out: What `write` wrote.
-        rows: Of token ids, special tokens included.
+        out: Directory that `write` wrote.
+        rows: Rows of token ids, special tokens included.
 
     Returns:
         `differences` by our names of outputs, `shapes` (B, L) that were run, and `versions`.
@@ -117,14 +117,14 @@ class _Graph:
         self.num_bytes = 0
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Adds a node, whose only output is called `name`."""
+        """Add a node, whose only output is called `name`."""
         name = name or f"{kind}_{len(self.nodes)}"
         node = self.onnx.helper.make_node(kind, inputs, [name], name=name, **attributes)
         self.nodes.append(node)
         return name
 
     def weight(self, name: str, value: Any) -> str:
-        """Adds an array under its name; numbers become float32 or int64."""
+        """Add an array under its name; numbers become float32 or int64."""
         if name not in self.weights:
             kinds: dict[type, Any] = {float: np.float32, int: np.int64, list: np.int64}
             array = np.asarray(value, kinds.get(type(value)), order="C")
@@ -158,7 +158,7 @@ class _Graph:
         return self.op("Gelu", x, name=name, approximate="tanh" if kind == "gelu_tanh" else "none")
 
     def model(self, outputs: Mapping[str, Sequence[str | int]], producer: str) -> Any:
-        """The whole, with the axes of each output."""
+        """Return the whole, with the axes of each output."""
         make, kinds = self.onnx.helper, self.onnx.TensorProto
         ids = [make.make_tensor_value_info(n, kinds.INT64, ["batch", "length"]) for n in INPUTS]
         results = [
@@ -176,7 +176,7 @@ class _Graph:
 
 
 def _encoder(graph: _Graph, saved: SavedModel) -> tuple[dict[str, list[str | int]], str]:
-    """Adds all nodes; returns the outputs with their axes, and what the model is."""
+    """Add all nodes, and return the outputs with their axes and the kind of model."""
     config, params = saved.config, jax.tree.map(np.asarray, saved.params)
     g, encoder = graph, params["encoder"]
     rows: list[str | int] = ["batch", "length"]
@@ -219,7 +219,7 @@ def _encoder(graph: _Graph, saved: SavedModel) -> tuple[dict[str, list[str | int
 
 
 def _embeddings(g: _Graph, params: Mapping[str, Any], config: ModelConfig) -> tuple[str, str]:
-    """The first states, and the table of token embeddings."""
+    """Return the first states, and the table of token embeddings."""
     table = g.weight("embeddings.token", params["token"][: config.vocab_size])
     length = g.op("Shape", "input_ids", start=1, end=2)
     positions = g.weight("embeddings.position", params["position"])
@@ -271,7 +271,7 @@ def _head(
 
 
 def _names(saved: SavedModel) -> dict[str, str]:
-    """Of the outputs of pretraining heads: ours to theirs."""
+    """Map our names of the pretraining heads' outputs to those of Transformers."""
     if {"mlm", "nsp"} <= saved.params.keys():
         return {"mlm": "prediction_logits", "nsp": "seq_relationship_logits"}
     return {"mlm": "logits", "nsp": "logits", "rtd": "logits"}

@@ -24,10 +24,10 @@ PARAMS = "params"
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Writes `params/`, `config.json` and the tokenizer's files.
+    """Write `params/`, `config.json` and the tokenizer's files.
 
     Args:
-        saved: What is written: its parameters as they are, float32, layers stacked on axis 0, the
+        saved: Model to write: its parameters as they are, float32, layers stacked on axis 0, the
             vocabulary padded to a multiple of 128.
         out: Exists; holds none of these.
 
@@ -40,12 +40,12 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Reads the checkpoint back and compares it bit for bit.
+    """Read the checkpoint back and compare it bit for bit.
 
     Args:
         saved: The source.
-        out: What `write` wrote.
-        rows: Of token ids; not used, as equal parameters compute the same.
+        out: Directory that `write` wrote.
+        rows: Rows of token ids; not used, as equal parameters compute the same.
 
     Returns:
         `differences`, empty, `arrays`, how many are equal, and `versions`.

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (texts of many scripts)
-"""What a model computes on texts of many scripts, to compare what was written with its source."""
+"""Outputs of a model on texts of many scripts, for comparing a written model with its source."""
 
 import dataclasses
 import json
@@ -73,7 +73,7 @@ the empty text, long words, special tokens spelled out."""
 
 
 def texts_for(tokenizer: Tokenizer) -> list[str]:
-    """The proof's texts, and one with the tokens that were added to a vocabulary."""
+    """Return the proof's texts, and one with the tokens that were added to a vocabulary."""
     added = [token.content for token in getattr(tokenizer, "added", ())[:20]]
     marked = f"The river{' froze'.join(added)}early. {' '.join(added)}"
     return [*PROOF_TEXTS, marked] if added else list(PROOF_TEXTS)
@@ -85,7 +85,7 @@ def same_spans(
     """Whether the tokens of a text come from the same characters.
 
     Args:
-        text: What was encoded.
+        text: Encoded text.
         ours: Spans (start, end); an empty one is of white space alone and is not compared.
         theirs: The same, of the same tokens.
         exact: Whether white space at the ends of theirs counts.
@@ -98,13 +98,13 @@ def same_spans(
 
 
 def _solid(text: str, start: int, end: int) -> tuple[int, int]:
-    """A span without the white space at its ends."""
+    """Return a span without the white space at its ends."""
     start += len(text[start:end]) - len(text[start:end].lstrip())
     return start, start + len(text[start:end].strip())
 
 
 class ProofFailedError(RuntimeError):
-    """What was written does not compute what its source does."""
+    """Failure of a proof: a written model does not compute the same as its source."""
 
     exit_code = 1
 
@@ -119,7 +119,7 @@ class Batch(NamedTuple):
 
 
 def proof_rows(saved: SavedModel, texts: Sequence[str] = PROOF_TEXTS) -> list[list[int]]:
-    """A row for each text, cut to the model's length, and then rows of two texts each."""
+    """Return a row for each text, cut to the model's length, and then rows of two texts each."""
     tokenizer = saved.tokenizer
     length = min(saved.max_length, saved.config.num_positions, 128)
     room = length - num_special(tokenizer, pair=False)
@@ -154,7 +154,7 @@ def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | Non
 def logits_of(
     saved: SavedModel, rows: Sequence[Sequence[int]], length: int | None = None
 ) -> dict[str, np.ndarray]:
-    """What our model computes, in float32; see `batch_of` for types and padding.
+    """Compute our model's outputs in float32 (see `batch_of` for types and padding).
 
     Args:
         saved: The model.
@@ -178,7 +178,7 @@ def logits_of(
 
 
 def _with_zeros(saved: SavedModel) -> Params:
-    """The functions of the model want all its parts; what those that it lacks give is dropped."""
+    """Complete the parameters: functions of the model want all parts, of which some are dropped."""
     shapes = param_shapes(saved.config)
     lacking = {part: shapes[part] for part in shapes.keys() - saved.params.keys()}
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), lacking)
@@ -198,14 +198,14 @@ def outputs_of(
     params: Any,
     batch: Batch,
 ) -> dict[str, jax.Array]:
-    """The outputs of `logits_of` as a function that can be traced.
+    """Return the outputs of `logits_of` as a function that can be traced.
 
     Args:
         config: The architecture.
-        head: Of a fine-tuned model.
-        parts: Those of `mlm`, `nsp` and `rtd` that are wanted.
+        head: Head of a fine-tuned model.
+        parts: Wanted parts of `mlm`, `nsp` and `rtd`.
         pooler: Whether the pooled first token is.
-        params: As of a pretraining model, the entry `head` beside.
+        params: Parameters of a pretraining model, with the entry `head` beside.
         batch: The rows.
     """
     inputs: tuple[Any, Any, Any] = batch
@@ -234,7 +234,7 @@ def row_batches(rows: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:
 
 
 def keep_worst(worst: dict[str, float], found: Mapping[str, float]) -> None:
-    """Raises the differences in `worst` to those of `found` that are larger."""
+    """Raise the differences in `worst` to those of `found` that are larger."""
     for name, gap in found.items():
         worst[name] = max(gap, worst.get(name, 0.0))
 
@@ -242,7 +242,7 @@ def keep_worst(worst: dict[str, float], found: Mapping[str, float]) -> None:
 def differences(
     ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], segment_ids: np.ndarray
 ) -> dict[str, float]:
-    """The largest absolute difference of each output that both have; padding does not count.
+    """Return the largest absolute difference of each output that both have; padding does not count.
 
     A value that is not finite in one of them makes an infinite difference.
     """
@@ -260,6 +260,6 @@ def differences(
 
 
 def write_parity(directory: Path, content: Mapping[str, Any]) -> None:
-    """Writes `parity.json`."""
+    """Write `parity.json`."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_synced(directory / PARITY, text.encode())

@@ -1,4 +1,4 @@
-"""What an artefact computes beside its source, in several batch sizes and lengths."""
+"""Comparison of an artefact with its source in several batch sizes and lengths."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,11 +26,11 @@ def compare(
     *,
     optional: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
-    """Runs all rows in batches of 16, two of them padded further, and the longest by itself.
+    """Run all rows in batches of 16, two of them padded further, and the longest by itself.
 
     Args:
         saved: The source.
-        rows: Of token ids, special tokens included.
+        rows: Rows of token ids, special tokens included.
         run: The artefact: a batch to outputs under the names of `logits_of`.
         optional: Outputs that the artefact may lack.
 

@@ -59,7 +59,7 @@ class SourceModel:
                 ).eval()  # fmt: skip
 
     def outputs(self, batch: Batch) -> dict[str, np.ndarray]:
-        """What it computes, under the names of `logits_of`; at padding it means nothing."""
+        """Compute the outputs under the names of `logits_of`; padding has no meaning."""
         import torch
 
         names = {"tokens": "input_ids", "type_ids": "token_type_ids"}

@@ -46,10 +46,10 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Writes `model.stablehlo`, and what `write_huggingface` writes.
+    """Write `model.stablehlo`, and what `write_huggingface` writes.
 
     Args:
-        saved: What is written. Computes in float32 with full precision on every platform.
+        saved: Model to write. The program computes in float32 at full precision on any platform.
         out: Exists; holds none of these.
 
     Raises:
@@ -62,7 +62,7 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
-    """The program: weights, tokens, type_ids and segment_ids to a dict of outputs.
+    """Return the program: weights, tokens, type_ids and segment_ids to a dict of outputs.
 
     Args:
         saved: The model.
@@ -113,12 +113,12 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Runs the program from its file, with the weights from theirs, and compares outputs.
+    """Run the program from its file, with the weights from theirs, and compare outputs.
 
     Args:
         saved: The source.
-        out: What `write` wrote.
-        rows: Of token ids, special tokens included.
+        out: Directory that `write` wrote.
+        rows: Rows of token ids, special tokens included.
 
     Returns:
         `differences` by output, `shapes` (B, L) that were run, `platforms` the program is for, and

@@ -12,7 +12,7 @@ from bert_jax.files.staging import StagedDirectory, disk_full, sync_directory
 
 @contextlib.contextmanager
 def staged(out: str | Path) -> Iterator[Path]:
-    """A new directory beside `out`, which becomes `out` in one rename when the body ends well.
+    """Yield a new directory beside `out`, which becomes `out` by a rename when the body ends well.
 
     Whatever ends the body otherwise, Ctrl-C and SIGTERM among it, the directory is removed. One
     that a killed process left is removed by the next call for the same `out`.

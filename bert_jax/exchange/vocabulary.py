@@ -26,18 +26,18 @@ _MAX_SHOWN = 20
 
 
 class NewTokens(NamedTuple):
-    """What is to be added, and what of a list is not."""
+    """Tokens of a list to add, and tokens that are left out."""
 
     tokens: tuple[str, ...]
-    """As text looks after the tokenizer's normalisation."""
+    """Tokens, as text looks after the tokenizer's normalisation."""
     existing: int
     """Were in the vocabulary."""
     repeated: int
     """Stood in the list before."""
     normalised: int
-    """Of `tokens`: were written otherwise in the list, with upper case or accents."""
+    """Tokens that were written otherwise in the list, with upper case or accents."""
     unknown: int
-    """Of `tokens`: have a character of which the old vocabulary knows nothing, so that [UNK] is
+    """Tokens with a character of which the old vocabulary knows nothing, so that [UNK] is
     among their pieces."""
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class NewTokens(NamedTuple):
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file with a token a line, blank ones too: an entry's place is its line.
+    """Return the lines of a file with a token a line, blank ones too: an entry's place is its line.
 
     Raises:
         UserError: No such file, no text, nothing but blank lines.
@@ -71,7 +71,7 @@ def read_lines(path: Path) -> list[str]:
 def new_tokens(
     tokenizer: Tokenizer, lines: Sequence[str], *, where: str = "tokens, entry {}"
 ) -> NewTokens:
-    """What of a list a tokenizer would have to learn.
+    """Return the tokens of a list that a tokenizer would have to learn.
 
     Args:
         tokenizer: A WordPiece tokenizer.
@@ -127,7 +127,7 @@ def new_tokens(
 def add_tokens(
     saved: SavedModel, tokens: Sequence[str], *, where: str = "tokens, entry {}"
 ) -> SavedModel:
-    """A model whose vocabulary has more words; `saved` stays as it is.
+    """Return a model whose vocabulary has more words; `saved` stays as it is.
 
     The row of a new token in the embedding table, and its bias in the MLM head, are the means of
     those of the pieces that the old tokenizer gives. Ids follow the old tokenizer's; rows that a
@@ -180,7 +180,7 @@ def add_tokens(
 
 
 def _grown(rows: np.ndarray, first: int, padded: int, pieces: list[np.ndarray]) -> np.ndarray:
-    """`padded` rows: the old ones, and from `first` on the means of the rows of `pieces`."""
+    """Return `padded` rows: old rows, and from `first` on the means of the rows of `pieces`."""
     old = np.asarray(rows)
     grown = np.zeros((padded, *old.shape[1:]), np.float32)
     grown[: len(old)] = old

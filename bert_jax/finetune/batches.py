@@ -81,7 +81,7 @@ class TrainBatches:
     batches_of: dict[int, int]
 
     def __init__(self, rows: Rows, buckets: Sequence[int], batch_size: int, pad_id: int):
-        """Takes the rows.
+        """Take the rows.
 
         Args:
             rows: at least one.
@@ -99,7 +99,7 @@ class TrainBatches:
         self.batches_of = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
 
     def epoch(self, epoch: int, seeds: Sequence[int], start: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, arrays (M, B, ...).
+        """Return the batches of one epoch, arrays (M, B, ...).
 
         Args:
             epoch: from 0; any integer.
@@ -213,7 +213,7 @@ class _Padded:
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """The rows `index`, padded to `length`; of each member's the first `num_real` count."""
+        """Pad the rows `index` to `length`; the first `num_real` of each member's rows count."""
         at = np.arange(length)
         inside = at < self._lengths[index][..., None]
         source = np.where(inside, self._begins[index][..., None] + at, 0)

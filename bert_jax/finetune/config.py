@@ -144,7 +144,7 @@ class FinetuneConfig:
 
     task: TaskConfig = field(default_factory=TaskConfig)
     init: str = ""
-    """What to start from: the work directory of a pretraining or fine-tuning run, or a directory
+    """Model to start from: the work directory of a pretraining or fine-tuning run, or a directory
     in Hugging Face's format (BERT, safetensors)."""
     reinitialise: bool = False
     """Take the architecture and the tokenizer of `init` and random weights."""
@@ -155,7 +155,7 @@ class FinetuneConfig:
     guard: FinetuneGuardConfig = field(default_factory=FinetuneGuardConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     seed: int = 0
-    """Of the head's first weights, the order of examples and dropout."""
+    """Seed of the head's first weights, the order of examples and dropout."""
 
     def __post_init__(self) -> None:
         """Refuse seeds that are no 32-bit numbers."""
@@ -164,5 +164,5 @@ class FinetuneConfig:
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Those of the sweep."""
+        """Learning rates of the sweep."""
         return self.sweep.learning_rates or (self.optimizer.learning_rate,)

@@ -1,4 +1,4 @@
-"""What a fine-tuned model says about other data."""
+"""Predictions of a fine-tuned model on other data."""
 
 import sys
 from pathlib import Path
@@ -28,7 +28,7 @@ def evaluate_finetuned(workdir: Path | str, data: str | None = None) -> dict[str
     """Scores of the best model of a run.
 
     Args:
-        workdir: Of `bert-jax finetune`.
+        workdir: Work directory of `bert-jax finetune`.
         data: A file with labels, of GLUE also a split; None: the dev data of the run.
 
     Returns:
@@ -58,10 +58,10 @@ def evaluate_finetuned(workdir: Path | str, data: str | None = None) -> dict[str
 
 
 def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
-    """Writes the predictions of the best model of a run.
+    """Write the predictions of the best model of a run.
 
     Args:
-        workdir: Of `bert-jax finetune`.
+        workdir: Work directory of `bert-jax finetune`.
         data: A file with the columns that the model was trained on; labels are not read. Of GLUE
             also a split.
         out: Directory for them.

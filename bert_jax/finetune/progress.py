@@ -19,7 +19,7 @@ class Progress:
 
     member: Member
     scores: list[dict[str, Any]] = field(default_factory=list)
-    """Of each evaluation; None is not a number."""
+    """Scores of each evaluation; None is not a number."""
     best: float | None = None
     best_step: int = -1
     finite: bool = True
@@ -31,7 +31,7 @@ class Progress:
     """Score of the newest evaluation; None where it is not finite."""
 
     def take(self, step: int, epoch: float, scores: Mapping[str, float], metric: str) -> bool:
-        """Notes an evaluation; whether it is the best one so far."""
+        """Take note of an evaluation, and say whether the evaluation is the best so far."""
         known = {name: null(value) for name, value in scores.items()}
         self.scores.append({"step": step, "epoch": epoch, **known})
         score = scores.get(metric, math.nan)
@@ -42,7 +42,7 @@ class Progress:
         return better
 
     def outcome(self, goal: float = -math.inf, seconds: float = 0.0) -> Outcome:
-        """As it stands.
+        """Return the outcome so far.
 
         Args:
             goal: From `goal_score`.
@@ -66,7 +66,7 @@ class Losses:
     A loss that the guard rejected is in no mean.
 
     Args:
-        progress: Of the members; what the program computes beyond them only fills it.
+        progress: Progress of the members; what the program computes beyond them only fills it.
     """
 
     def __init__(self, progress: Sequence[Progress]):
@@ -210,5 +210,5 @@ def _shown(value: float | None, kind: str) -> str:
 
 
 def null(value: float) -> float | None:
-    """The value, None where it is not finite: JSON has no other."""
+    """Return the value, None where it is not finite: JSON has no other."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What a fine-tuning run prints when it starts and when it ends, and its statistics."""
+"""Lines of a fine-tuning run at its start and end, and its statistics."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a fine-tuning run keeps: the best model, and all that a restart needs."""
+"""Saves of a fine-tuning run: the best model, and the state that a restart needs."""
 
 import dataclasses
 import time
@@ -34,7 +34,7 @@ class Wave:
     progress: list[Progress]
     losses: Losses
     seconds: float = 0.0
-    """Of the starts before this one."""
+    """Seconds of the starts before this one."""
     began: float = dataclasses.field(default_factory=time.monotonic)
 
     def elapsed(self) -> float:
@@ -53,14 +53,14 @@ class Saves:
         place: WorkDir,
         report: Callable[[str, int, str], None],
     ):
-        """Opens the directories.
+        """Open the directories.
 
         Args:
-            config: Of the run.
-            setup: Of the run.
-            mesh: Of the sweep.
+            config: Configuration of the run.
+            setup: Setup of the run.
+            mesh: Mesh of the sweep.
             place: The work directory.
-            report: As of `Checkpoints`.
+            report: Callback for events, as of `Checkpoints`.
         """
         self._config, self._setup, self._mesh, self._place = config, setup, mesh, place
         self._models = Checkpoints(place.checkpoints, Retention(keep=1), report=report)
@@ -74,7 +74,7 @@ class Saves:
         )
 
     def total(self, wave: Wave) -> int:
-        """Updates made in all waves: numbers of checkpoints and rows of metrics only grow."""
+        """Count the updates of all waves: numbers of checkpoints and rows of metrics only grow."""
         return wave.number * self._setup.step.num_steps + wave.step
 
     def restore(self) -> tuple[Wave, list[Outcome]] | None:
@@ -120,7 +120,7 @@ class Saves:
 
         Args:
             wave: To be saved.
-            outcomes: Of the waves before.
+            outcomes: Outcomes of the waves before.
             last: The process ends behind it: the save is waited for and must work.
 
         Raises:
@@ -145,7 +145,7 @@ class Saves:
         self.save_best(wave, must=False)
 
     def save_best(self, wave: Wave, *, must: bool) -> None:
-        """The best member of the first initialisation, if it is better than what is saved.
+        """Save the best member of the first initialisation, if better than the saved model.
 
         Of equal ones the first in time, then in number: what is saved does not depend on when.
 
@@ -186,11 +186,11 @@ class Saves:
         self._best = (best, total)
 
     def finish(self) -> None:
-        """Deletes what a finished run no longer needs."""
+        """Delete what a finished run no longer needs."""
         self._states.close()
         remove_resume(self._place)
 
     def close(self) -> None:
-        """As `Checkpoints.close`."""
+        """Close both (see `Checkpoints.close`)."""
         self._models.close()
         self._states.close()

@@ -1,4 +1,4 @@
-"""What a fine-tuning run is made of, with everything refused that does not fit."""
+"""Parts of a fine-tuning run, with a refusal of everything that does not fit."""
 
 import dataclasses
 import itertools
@@ -34,11 +34,11 @@ class Setup:
     task: Task
     initial: SavedModel
     encoders: tuple[Any, ...]
-    """Of each initialisation, {} for random weights."""
+    """Encoders of each initialisation, {} for random weights."""
     inits: tuple[str, ...]
-    """Their names."""
+    """Names of the initialisations."""
     fingerprints: dict[str, str]
-    """By the field of the configuration that names files, of what they hold."""
+    """Fingerprints by the field of the configuration that names files, of what they hold."""
     members: tuple[Member, ...]
     train: Split
     dev: tuple[Split, ...]
@@ -56,7 +56,7 @@ class Setup:
 
 
 def set_up(config: FinetuneConfig) -> Setup:
-    """Reads the initialisations and the data.
+    """Read the initialisations and the data.
 
     Raises:
         UserError: Says what does not fit, with the field of the configuration.

@@ -72,9 +72,9 @@ class FinetuneResult:
 
     finished: bool
     outcomes: tuple[Outcome, ...]
-    """Of the members that have ended."""
+    """Outcomes of the members that have ended."""
     seconds: float
-    """Of this start, compilations included."""
+    """Seconds of this start, compilations included."""
 
 
 def finetune(

@@ -60,8 +60,8 @@ def check_finetune_workdir(
 
     Args:
         place: The work directory.
-        config: Of this run.
-        fingerprints: By the field that names files, of what they hold.
+        config: Configuration of this run.
+        fingerprints: Fingerprints by the field that names files, of what they hold.
 
     Raises:
         UserError: Lists the fields that differ, with the run's value and the one given.
@@ -105,7 +105,7 @@ def saved_content(
     scores: dict[str, float],
     member: Any,
 ) -> dict[str, Any]:
-    """What a checkpoint says beside its arrays, for `Checkpoints.save`."""
+    """Return the content of a checkpoint beside its arrays, for `Checkpoints.save`."""
     return {
         "config": to_dict(config),
         "extra": {
@@ -120,6 +120,6 @@ def saved_content(
 
 
 def remove_resume(place: WorkDir) -> None:
-    """Deletes what a finished run no longer needs."""
+    """Delete what a finished run no longer needs."""
     if jax.process_index() == 0 and place.resume.exists():
         place.resume.rmtree()

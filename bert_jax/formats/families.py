@@ -56,9 +56,9 @@ class BertForm:
     arrays: dict[str, np.ndarray]
     """Under the names of `huggingface_names`."""
     dropped: tuple[str, ...]
-    """Their names of the arrays that have no place."""
+    """Names of the arrays that have no place."""
     notes: tuple[str, ...]
-    """What a person should know, a sentence each."""
+    """Remarks for people, a sentence each."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Activation of the pooler, of which BERT's configuration does not speak."""
     files: Path | None = None
@@ -67,7 +67,7 @@ class BertForm:
     """Width of the embedding tables where it is not that of the layers; BERT has one width."""
 
     def model_config(self, *, where: str) -> ModelConfig:
-        """The architecture; a UserError that begins with `where` says what does not fit."""
+        """Return the architecture; a UserError that begins with `where` says what does not fit."""
         config = model_config_from_huggingface(self.config, where=where)
         return replace(
             config,
@@ -77,7 +77,7 @@ class BertForm:
 
 
 def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str) -> BertForm:
-    """A model of any family under BERT's names; one of BERT's itself loses unknown heads only.
+    """Return a model of any family under BERT's names; a BERT loses unknown heads only.
 
     Args:
         found: The content of its `config.json`.
@@ -303,7 +303,7 @@ def _check_mlm(
     dropped: list[str],
     notes: list[str],
 ) -> None:
-    """Drops a masked-LM head that has another activation, and halves of one."""
+    """Drop a masked-LM head that has another activation, and halves of one."""
     heads = [n for n in renamed if n.startswith("cls.predictions.")]
     if family is BERT or not heads:
         return

@@ -8,7 +8,7 @@ from bert_jax.model.config import ModelConfig
 
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 1024
-"""What is taken from a file; a configuration beyond these is of no model that exists."""
+"""Bounds for values from a file; no existing model is beyond them."""
 
 _SIZES = {
     "vocab_size": "vocab_size",
@@ -45,7 +45,7 @@ _ONLY: dict[str, tuple[Any, str]] = {
 
 
 def model_config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelConfig:
-    """The architecture that a `config.json` describes.
+    """Return the architecture that a `config.json` describes.
 
     Fields that do not change what the encoder computes (heads, labels, generation) are passed over.
 
@@ -109,7 +109,7 @@ def model_config_from_huggingface(found: Mapping[str, Any], *, where: str) -> Mo
 
 
 def model_config_to_huggingface(config: ModelConfig) -> dict[str, Any]:
-    """The fields of a `config.json` that say the architecture; those of a head are not among them.
+    """Return the fields of a `config.json` for an architecture, without those of a head.
 
     What says how a step is computed (dtype, attention_impl, scan_unroll, remat) has no place there.
     """

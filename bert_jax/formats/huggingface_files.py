@@ -18,7 +18,7 @@ _OTHER_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def model_class(found: Mapping[str, Any]) -> str:
-    """Their class that wrote a `config.json`, "AutoModel" where that is not said.
+    """Return the class that wrote a `config.json`, "AutoModel" where the file does not say.
 
     It becomes part of a command in messages: only a plain name is taken.
     """
@@ -33,7 +33,7 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
 
     Args:
         directory: With `model.safetensors`, or with an index and the shards that it names.
-        made_by: Their class, for the advice on how to convert other weights.
+        made_by: Class of Transformers, for the advice on how to convert other weights.
 
     Raises:
         UserError: No such weights, two sets of them, or files that are not sound.

@@ -1,4 +1,4 @@
-"""What a fine-tuning head says of its outputs, in the fields of Hugging Face's `config.json`."""
+"""The fields of Hugging Face's `config.json` that describe a fine-tuning head's outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,17 +31,17 @@ class TaskOutputs:
     objective: Literal["class", "classes", "score", "tags", "span"]
     """One class, any number of classes, a number, a tag for each word, a span."""
     labels: tuple[str, ...] = ()
-    """Of classes and tags, in the order of the logits."""
+    """Labels of classes and tags, in the order of the logits."""
 
 
 def head_from_huggingface(
     found: Mapping[str, Any], state_dict: Mapping[str, np.ndarray]
 ) -> TaskOutputs | None:
-    """The head of one of their three classes; None of any other.
+    """Return the head of one of their three classes; None of any other.
 
     Args:
         found: The content of `config.json`.
-        state_dict: Of the model.
+        state_dict: State dict of the model.
 
     Raises:
         UserError: The labels or the type of the problem do not fit the weights.
@@ -77,7 +77,7 @@ def head_from_huggingface(
 
 
 def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
-    """The fields of a `config.json`, the class among them."""
+    """Return the fields of a `config.json`, the class among them."""
     head = outputs.head
     fields: dict[str, Any] = {
         "architectures": [next(name for name, kind in CLASSES.items() if kind == head.kind)],

@@ -97,7 +97,7 @@ TASK_TABLES: Mapping[str, tuple[Entry, ...]] = {
     kind: (*_ENCODER, *(_POOLER if kind == "classification" else ()), *entries)
     for kind, entries in _HEAD_ENTRIES.items()
 }
-"""By `TaskHeadConfig.kind`: `BertForSequenceClassification`, `BertForTokenClassification` and
+"""Tables of `BertForSequenceClassification`, `BertForTokenClassification` and
 `BertForQuestionAnswering`."""
 
 _DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
@@ -144,7 +144,7 @@ def parts_from_huggingface(
     *,
     pretraining: bool = True,
 ) -> Params:
-    """What there is of a BERT: `encoder`, and of `mlm`, `nsp`, `rtd` and `head` what it has.
+    """Return the parts of a BERT: `encoder`, and those of `mlm`, `nsp`, `rtd` and `head` it has.
 
     As `from_huggingface`, but the encoder may lack `pooler`, and heads of no table are passed over.
 
@@ -177,7 +177,7 @@ def parts_from_huggingface(
 def to_huggingface(
     params: Params, config: ModelConfig, head: TaskHeadConfig | None = None
 ) -> dict[str, np.ndarray]:
-    """Their state dict, without the tied duplicates, from our parameters (or our gradients).
+    """Make a state dict, without tied duplicates, from our parameters (or our gradients).
 
     Args:
       params: of a pretraining model, or of one with such a head.
@@ -190,7 +190,7 @@ def to_huggingface(
 def export_entries(
     table: Iterable[Entry], params: Params, config: ModelConfig
 ) -> dict[str, np.ndarray]:
-    """Their tensors by name, of the parameters that `table` names."""
+    """Return tensors under Transformers' names, of the parameters that `table` names."""
     state_dict = {}
     for entry in in_model(table, config):
         array = np.asarray(_lookup(params, entry.path))
@@ -213,7 +213,7 @@ def _fresh_pooler(config: ModelConfig) -> Params:
 
 
 def canonical_names(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """The same arrays under the names of the tables.
+    """Return the same arrays under the names of the tables.
 
     A bare `BertModel` has no prefix `bert.`, files from before 2019 call a norm's parameters gamma
     and beta, and some have the decoder's bias under its second name only.
@@ -243,7 +243,7 @@ def _has_pooler(found: Mapping[str, Any]) -> bool:
 def _read(
     table: tuple[Entry, ...], shapes: Params, found: Mapping[str, Any], config: ModelConfig
 ) -> Params:
-    """The entries of `table` as a tree; `found` has these names, and maybe duplicates."""
+    """Return the entries of `table` as a tree; `found` has these names, and maybe duplicates."""
     params: Params = {}
     wrong: dict[str, list[str]] = {}
     used = set(DUPLICATES)
@@ -286,7 +286,7 @@ def _read(
 
 
 def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]:
-    """An array of the expected shape, and what is wrong with it or ""."""
+    """Return an array of the expected shape, and what is wrong with it or ""."""
     theirs = np.asarray(found)
     if theirs.shape != expected:
         return theirs, f"is {theirs.shape}, the configuration wants {expected}"

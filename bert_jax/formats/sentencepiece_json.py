@@ -25,7 +25,7 @@ _SPACES = Regex("[ ▁]+\\z")
 
 
 def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
-    """The content of a `tokenizer.json` that gives the ids of `tokenizer.encode`.
+    """Return the content of a `tokenizer.json` that gives the ids of `tokenizer.encode`.
 
     With special tokens added it gives `[CLS] text [SEP]`, or `[CLS] first [SEP] second [SEP]`.
     The five special tokens are its added tokens, under their names in the model: other than ours,
@@ -127,7 +127,7 @@ def _normalizers(spec: Any, normalize: Callable[[str], str]) -> list[normalizers
 
 
 def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
-    """The model's table of what to replace.
+    """Return the model's table of what to replace.
 
     Where the library applies it, a letter with its marks is replaced by the entry of the shortest
     prefix and loses the rest, and what is longer than five bytes is taken apart. So characters are
@@ -151,10 +151,10 @@ def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.No
 
 
 def _uncomposed() -> str:
-    """Between two marks that canonical composition (NFC) would reorder, or compose the second past
-    the first; the table sees neighbours alone.
+    """Return a pattern for the place between two marks that NFC would reorder or compose.
 
-    A cedilla or a dot below may precede an accent, a horn a dot below, an accent another.
+    NFC may compose the second mark past the first; the table sees neighbours alone. A cedilla or a
+    dot below may precede an accent, a horn a dot below, an accent another.
     """
     marks = {c: n for c in map(chr, range(0x110000)) if (n := unicodedata.combining(c))}
     parts = (unicodedata.normalize("NFD", char)[1:] for char in map(chr, range(0x110000)))
@@ -172,7 +172,7 @@ def _uncomposed() -> str:
 
 
 def _any_of(chars: Iterable[str]) -> str:
-    """A class of characters in a regular expression, as ranges."""
+    """Return a class of characters in a regular expression, as ranges."""
     ranges: list[list[int]] = []
     for code in sorted(map(ord, chars)):
         if ranges and code == ranges[-1][1] + 1:

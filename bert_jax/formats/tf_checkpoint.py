@@ -33,7 +33,7 @@ _FIELDS = (
     "max_position_embeddings", "type_vocab_size", "hidden_dropout_prob",
     "attention_probs_dropout_prob", "initializer_range",
 )  # fmt: skip
-"""Of both files; the same names."""
+"""Fields of both files; the same names."""
 _NORM_EPS = 1e-12
 """A constant of the original code."""
 
@@ -64,7 +64,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
     Args:
         path: The directory; where it holds several checkpoints, one of them as PREFIX or
             PREFIX.index.
-        gelu: What a `hidden_act` of "gelu" means: the code of google-research/bert computes the
+        gelu: Meaning of a `hidden_act` of "gelu": the code of google-research/bert computes the
             tanh form, Transformers (and the first release of that code) the erf form.
 
     Raises:
@@ -179,7 +179,7 @@ _HEADS = (_POOLER, _MLM, _NSP)
 
 
 class _Variable(NamedTuple):
-    """What a variable of the checkpoint should be."""
+    """Expected shape and type of a variable of the checkpoint."""
 
     name: str
     """Hugging Face's."""

@@ -52,7 +52,7 @@ class ModelConfig:
     scan_unroll: int = 24
     """Layers unrolled per scan iteration; at or above `num_layers` the loop disappears."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes: nothing, all but matrix products, or whole layers."""
+    """Recomputation in the backward pass: none, all but matrix products, or whole layers."""
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot be built."""
@@ -98,7 +98,7 @@ class ModelConfig:
 
 
 def _size(num_layers: int, hidden_dim: int) -> ModelConfig:
-    """The published family: heads of 64, feed-forward four times as wide as the model."""
+    """Return the published family: heads of 64, feed-forward four times as wide as the model."""
     return ModelConfig(
         num_layers=num_layers,
         hidden_dim=hidden_dim,

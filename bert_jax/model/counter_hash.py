@@ -26,7 +26,7 @@ def _lowbias32(x):
 
 
 def _as_u32(word: ArrayLike):
-    """The word modulo 2^32 as an unsigned array; Python integers may be negative or longer."""
+    """Return the word modulo 2^32 as an unsigned array, of any Python integer too."""
     if isinstance(word, int):
         return np.array(word & 0xFFFFFFFF, np.uint32)
     if isinstance(word, jax.Array):
@@ -56,5 +56,5 @@ def hash_u32(*words: ArrayLike) -> jax.Array | np.ndarray:
 
 
 def threshold_u32(probability: float) -> int:
-    """The integer t for which `hash < t` holds with `probability`, to 2^-32; at most 2^32 - 1."""
+    """Return the integer t, below 2^32, for which `hash < t` holds with `probability`."""
     return min(round(probability * 2**32), 2**32 - 1)

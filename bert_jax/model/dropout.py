@@ -19,7 +19,7 @@ from bert_jax.model.counter_hash import hash_u32, threshold_u32
 
 
 class DropoutStream(NamedTuple):
-    """What names the masks of one step: carried through the model in place of a random key."""
+    """Names of the masks of one step, carried through the model in place of a random key."""
 
     seed: UInt32[Array, ""]
     """Changes with every step."""

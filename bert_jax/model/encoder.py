@@ -226,7 +226,7 @@ class Encoder(nnx.Module):
         stream: DropoutStream | None = None,
         layout: Layout | None = None,
     ) -> Float[Array, "B L D"]:
-        """The last layer's states, in the compute type."""
+        """Return the last layer's states, in the compute type."""
         segment_ids = segment_ids.astype(jnp.int32)
         gather = None if layout is None else layout.gather
         x = self.embeddings(tokens, type_ids, segment_ids, stream)
@@ -245,7 +245,7 @@ class Encoder(nnx.Module):
 
 
 def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> Layer:
-    """A `Layer` whose parameters have the layers on axis 0, each initialised from its own key."""
+    """Make a `Layer` whose parameters have layers on axis 0, each initialised from its own key."""
 
     @nnx.split_rngs(splits=config.num_layers)
     @nnx.vmap

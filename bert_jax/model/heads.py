@@ -145,7 +145,7 @@ def init_params(config: ModelConfig, key: Array) -> Params:
 
 
 def logical_axes(config: ModelConfig) -> Params:
-    """The tree of `init_params` with a tuple of logical axis names in place of each array.
+    """Return the tree of `init_params` with a tuple of logical axis names in place of each array.
 
     Names: batch length embed heads head_dim mlp vocab layers; None for an axis never sharded.
     """
@@ -214,7 +214,7 @@ def encode(
     row_index: UInt32[Array, " B"] | None = None,
     layout: Layout | None = None,
 ) -> tuple[Float[Array, "B L D"], Float[Array, "B D"]]:
-    """The encoder alone: states of all tokens and the pooled first token, in the compute type.
+    """Apply the encoder: states of all tokens and the pooled first token, in the compute type.
 
     `params` is any tree with an `encoder` entry, so that a fine-tuning head can lie beside it.
     The other arguments are those of `apply_pretraining`.

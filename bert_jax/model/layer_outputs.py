@@ -1,4 +1,4 @@
-"""What happens inside an encoder: the states after each layer and the weights of its attention."""
+"""The inside of an encoder: the states after each layer and the weights of its attention."""
 
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class LayerOutputs(NamedTuple):
     states: Float[Array, "M B L D"]
     """M = num_layers + 1: after the embeddings, then after each layer."""
     weights: Float[Array, "N B H L L"] | None
-    """Of each layer and head, from the token of the row to the token of the column; None where they
+    """Weights of each layer and head, from the row's token to the column's; None where they
     were not asked for."""
 
 

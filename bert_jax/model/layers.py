@@ -17,7 +17,7 @@ from bert_jax.model.config import ModelConfig
 
 
 def compute_dtype(config: ModelConfig) -> jnp.dtype:
-    """The type of activations: `config.dtype`, with `auto` resolved for the default backend."""
+    """Return the type of activations: `config.dtype`, or for `auto` that of the default backend."""
     if config.dtype == "auto":
         return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
     return jnp.dtype(config.dtype)
@@ -29,7 +29,7 @@ def truncated_normal(key: Array, shape: tuple[int, ...], std: float) -> Float[Ar
 
 
 def parameter(value: Float[Array, "..."], *axes: str | None) -> nnx.Param:
-    """A parameter with the logical name of each of its axes."""
+    """Return a parameter with the logical name of each of its axes."""
     if len(axes) != value.ndim:
         raise ValueError(f"{len(axes)} axis names {axes} for an array of shape {value.shape}")
     return nnx.Param(value, axes=axes)
@@ -37,7 +37,7 @@ def parameter(value: Float[Array, "..."], *axes: str | None) -> nnx.Param:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def einsum_float32(spec: str, a: Float[Array, "..."], b: Float[Array, "..."]) -> Array:
-    """An einsum with a float32 result whose backward products stay in the operands' type.
+    """Return an einsum with a float32 result whose backward products stay in the operands' type.
 
     Left to JAX, the float32 cotangent would turn both backward products into float32 ones, at half
     the rate or less of bfloat16 on the hardware that has it. In float32 it is a plain einsum.
@@ -145,12 +145,12 @@ _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The input times Phi of it, by the error function (Hendrycks & Gimpel 2016)."""
+    """Return the input times Phi of it, by the error function (Hendrycks & Gimpel 2016)."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
 def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The tanh approximation of `gelu`, as in the original TensorFlow code."""
+    """Return the tanh approximation of `gelu`, as in the original TensorFlow code."""
     return jax.nn.gelu(x, approximate=True)
 
 

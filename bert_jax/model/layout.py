@@ -78,7 +78,7 @@ def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec
 
 
 def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
-    """A `jax.checkpoint` policy that keeps every value except parameters from other devices.
+    """Return a `jax.checkpoint` policy that keeps every value except parameters from other devices.
 
     By the operation and not by `checkpoint_name`: the value that is named could itself be kept.
     """

@@ -31,7 +31,7 @@ _SITE = 1 << 16
 
 @dataclass(frozen=True)
 class TaskHeadConfig:
-    """What is predicted."""
+    """Kind and size of a head."""
 
     kind: Literal["classification", "tagging", "span"]
     """classification: from the pooled first token (regression too, with one label); tagging: from
@@ -66,7 +66,7 @@ def init_task_params(
     Args:
         config: The architecture.
         head: The head.
-        key: Of the random numbers; the head's do not depend on whether an encoder is given.
+        key: Key of the random numbers; the head's do not depend on whether an encoder is given.
         encoder: The entry `encoder` of pretrained parameters. What it lacks (a pooler) is fresh.
     """
     params = _fresh(config, head, key)
@@ -79,7 +79,7 @@ def _fresh(config: ModelConfig, head: TaskHeadConfig, key: Array) -> Params:
 
 
 def task_logical_axes(config: ModelConfig, head: TaskHeadConfig) -> Params:
-    """As `heads.logical_axes`, of `init_task_params`: names of each array's axes."""
+    """Name the logical axes of each array of `init_task_params`."""
     return axes_of(nnx.eval_shape(lambda: nnx.state(TaskModel(config, head, nnx.Rngs(params=0)))))
 
 
@@ -100,7 +100,7 @@ def apply_task(
     Args:
         config: The architecture.
         head: The head.
-        params: As from `init_task_params`.
+        params: Parameters, as from `init_task_params`.
         tokens: Token ids, below `vocab_size` (not checked here).
         type_ids: Sentence types.
         segment_ids: 1, and 0 for padding.

@@ -1,1 +1,1 @@
-"""What a run learns."""
+"""Objectives: the things that a run can learn."""

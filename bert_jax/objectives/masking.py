@@ -178,7 +178,7 @@ def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array
 def _threshold(
     priority: UInt32[Array, "B L"], countable: Bool[Array, "B L"], limit: Int[Array, " B"]
 ) -> UInt32[Array, " B"]:
-    """The least t >= 1 for which at most `limit` countable places have priority >= t."""
+    """Return the least t >= 1 for which at most `limit` countable places have priority >= t."""
 
     def halve(step, below):
         # `below` is the greatest number known to admit too many, bit by bit from the top.

@@ -73,7 +73,7 @@ class Shown(NamedTuple):
 
 @runtime_checkable
 class Objective(Protocol):
-    """What a run learns."""
+    """Goal of a run, as pure functions."""
 
     @property
     def model(self) -> ModelConfig:

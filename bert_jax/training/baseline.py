@@ -1,4 +1,4 @@
-"""Checks of the training loss: does it leave its baseline, and does it rise again?
+"""Checks of the training loss against its baseline and against a later rise.
 
 A masked LM falls within minutes to the unigram entropy of its corpus, the loss of predicting each
 token by its frequency. Some runs never leave that level, and some climb back to it.

@@ -177,7 +177,7 @@ class PretrainConfig:
     """Directory of a model to train on, as of `bert-jax import` or another run; its architecture
     then takes the place of what `model` says. Empty: random parameters."""
     seed: int = 0
-    """Of the initial parameters, the order and pairing of examples, masks and dropout."""
+    """Seed of the initial parameters, the order and pairing of examples, masks and dropout."""
 
     def __post_init__(self) -> None:
         """Refuse sections that contradict each other."""
@@ -247,7 +247,7 @@ class PretrainConfig:
         return self.optimizer.num_warmup_steps(self.training.num_steps)
 
     def with_vocabulary(self, vocab_size: int) -> "PretrainConfig":
-        """This configuration for a tokenizer of `vocab_size` tokens.
+        """Return this configuration for a tokenizer of `vocab_size` tokens.
 
         Raises:
             UserError: `model.vocab_size` is set to another number.

@@ -1,4 +1,4 @@
-"""What a run reads: its token stores, and what they make of its configuration."""
+"""The token stores of a run, and the step that they determine."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from bert_jax.training.state import StepConfig
 
 
 class Corpus(NamedTuple):
-    """What a run reads."""
+    """Token stores of a run."""
 
     train: TokenStore
     heldout: TokenStore | None
@@ -24,7 +24,7 @@ class Corpus(NamedTuple):
 
 
 def open_corpus(path: str) -> Corpus:
-    """The stores of `data.corpus`: a directory with `train` and `heldout`, or one store alone.
+    """Open the stores of `data.corpus`: a directory with `train` and `heldout`, or one store.
 
     Raises:
         UserError: No such directory, no store in it, or two stores of different tokenizers.

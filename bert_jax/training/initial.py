@@ -19,7 +19,7 @@ from bert_jax.training.workdir import read_config
 
 
 def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainConfig:
-    """The configuration with the architecture of `model`, but for the size of the vocabulary.
+    """Return the configuration with the architecture of `model`, but its own vocabulary size.
 
     What says how a step is computed, and the dropout rates, stay.
     """
@@ -33,15 +33,15 @@ def resolve_init(
     read: Callable[[], SavedModel] | None,
     tokenizer_fingerprint: str,
 ) -> tuple[PretrainConfig, SavedModel | None]:
-    """The configuration with the architecture of the model that the run starts from, and the model.
+    """Return the configuration with the architecture of the initial model, and that model.
 
     A run that has saved does not need the model any more: it may be gone, and is not read.
 
     Args:
-        config: Of the run.
+        config: Configuration of the run.
         place: Its work directory.
         read: Reads what `config.init` names.
-        tokenizer_fingerprint: Of the corpus.
+        tokenizer_fingerprint: Fingerprint of the corpus's tokenizer.
 
     Raises:
         UserError: The model has another tokenizer than the corpus, or `read` is missing.
@@ -82,7 +82,7 @@ def started_from(initial: SavedModel, fresh: Any, axes: Any) -> Any:
     """Parameters laid out as `fresh`, of `initial` where it has them, else those of `fresh`.
 
     Args:
-        initial: Of the same architecture. Rows of its vocabulary that `fresh` has no room for stand
+        initial: Model of the same architecture. Vocabulary rows without room in `fresh` stand
             for no token and are left out.
         fresh: Parameters from `Objective.init`, on a mesh.
         axes: Logical axes of each parameter.

@@ -176,7 +176,7 @@ def make_optimizer(
     optimizer's own step with weight decay, learning rate.
 
     Args:
-        config: Which optimizer.
+        config: Optimizer and schedule.
         num_steps: Length of the training run, for the schedule.
         logical_axes: Tree like the parameters of tuples of axis names; "layers" marks a stack.
     """

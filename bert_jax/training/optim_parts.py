@@ -163,11 +163,11 @@ def bounded(
     tensor, and so do the two halves of a gated MLP.
 
     Args:
-        adamw: What makes the steps; its state is an `OptimizerState`.
+        adamw: Transformation of the steps; its state is an `OptimizerState`.
         b2: Decay rate of the second moment.
         eps: Smallest root of a second moment.
         logical_axes: Tree like the parameters; "layers" marks a stack.
-        bias_correction: As in `adamw`.
+        bias_correction: Division of the moments, as in `adamw`.
     """
 
     def update(grads: Any, state: OptimizerState, params: Any = None) -> tuple[Any, OptimizerState]:

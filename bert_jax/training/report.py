@@ -1,4 +1,4 @@
-"""What a run prints when it starts and when it ends."""
+"""Lines of a run at its start and its end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class TrainResult:
     """How a run ended."""
 
     workdir: Path | str
-    """As it was given."""
+    """Work directory, as it was given."""
     step: int
     """Updates made."""
     finished: bool
@@ -50,7 +50,7 @@ def summary(
     step: int,
     objective: Objective,
 ) -> list[str]:
-    """The run that begins, or continues, at `step`: one line per subject."""
+    """Describe the run that begins, or continues, at `step`: one line per subject."""
     model, store, device = config.model, corpus.train, jax.devices()[0]
     held_out = "no held-out text, so no evaluation"
     if corpus.heldout is not None:

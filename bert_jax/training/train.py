@@ -64,7 +64,7 @@ def train(
         workdir: Made if missing; a local directory, or `gs://bucket/directory`.
         corpus: In place of what `config.data.corpus` names.
         initial: Reads what `config.init` names; called where no checkpoint is there yet.
-        clock: That has been running since the process began; None: since now.
+        clock: Clock started at process start; None: a new clock.
         echo: Gets each line for people; None: standard output, with a bar on a terminal.
 
     Raises:
@@ -82,7 +82,7 @@ def train(
 
 
 class _Run:
-    """What a run holds while it lasts. Everything that can be refused is refused on the way in."""
+    """State of a run; everything that can be refused is refused by the constructor."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class _Run:
             batches.close()
 
     def _read_metrics(self, state: Any) -> None:
-        """Waits for the metrics of the newest step that was not read yet, and passes them on.
+        """Wait for the metrics of the newest step that was not read yet, and pass them on.
 
         Args:
             state: After it, or after the step that was dispatched since.

@@ -22,7 +22,7 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def read_config(workdir: Path) -> PretrainConfig:
-    """The configuration of the run in a work directory.
+    """Return the configuration of the run in a work directory.
 
     Raises:
         UserError: No run there, or its configuration cannot be read.
@@ -77,7 +77,7 @@ def holds_run(place: WorkDir) -> bool:
 
 
 def refuse_other_run(place: WorkDir, differences: list[str]) -> None:
-    """Ends a run that is not the one in its work directory.
+    """End a run that is not the one in its work directory.
 
     Raises:
         UserError: There are differences.

@@ -134,7 +134,7 @@ def attend(
 def choose(
     platform: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype, rate: float
 ) -> AttentionImpl:
-    """What `auto` means.
+    """Choose the implementation for `auto`.
 
     Args:
       platform: "cpu", "gpu" or "tpu".

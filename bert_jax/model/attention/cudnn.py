@@ -24,7 +24,7 @@ class Gpu(NamedTuple):
 
 
 def local_gpu() -> Gpu:
-    """The first GPU of this process."""
+    """Return the first GPU of this process."""
     # Private, but the same place as JAX's own check, which raises in the middle of a trace.
     from jax._src.lib import cuda_versions
 

@@ -161,7 +161,7 @@ def _backward(plan: _Plan, q, k, v, q_ids, kv_ids, words, log_sum, gradient):
 
 
 def _call(plan: _Plan, kernel, name: str, num_products: int, out_shapes, operands, words):
-    """The kernel over a grid of (rows, groups of heads), interpreted where there is no TPU."""
+    """Return the kernel over a grid of (rows, groups of heads), interpreted without a TPU."""
 
     def spec(shape: tuple[int, ...]) -> pl.BlockSpec:
         if len(shape) == 4:  # (B, H, 1, L)
@@ -200,13 +200,13 @@ def _call(plan: _Plan, kernel, name: str, num_products: int, out_shapes, operand
 
 
 def _visible(plan: _Plan, start: int, q_ids_ref, kv_ids_ref):
-    """Which keys a chunk of queries sees, (S, chunk) bool, the same for all heads."""
+    """Return the keys that a chunk of queries sees, (S, chunk) bool, the same for all heads."""
     column = jnp.broadcast_to(kv_ids_ref[0], (LANES, plan.keys)).T[:, :1]
     return column == q_ids_ref[0, :, start : start + plan.chunk]
 
 
 def _kept(plan: _Plan, words_ref, head: int, start: int):
-    """The dropout mask of one head, (S, chunk), equal to `dropout.keep_mask`'s transposed."""
+    """Return the dropout mask of a head, (S, chunk), equal to `dropout.keep_mask` transposed."""
     row = words_ref[2 + plan.num_heads + pl.program_id(0)]
     first = pl.program_id(1) * plan.heads
     query = jax.lax.broadcasted_iota(jnp.uint32, (1, plan.chunk), 1) + np.uint32(start)

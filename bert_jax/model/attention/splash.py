@@ -25,7 +25,7 @@ def unsupported(queries: int, keys: int) -> str | None:
 
 
 def block_sizes(queries: int, keys: int) -> splash_attention_kernel.BlockSizes:
-    """The largest blocks of at most 512 that divide the lengths, in all passes.
+    """Return the largest blocks of at most 512 that divide the lengths, in all passes.
 
     One block is a whole row at L=512: no running softmax, and the fused backward pass (one kernel
     for dq, dk and dv) needs no sum over blocks afterwards.
