@@ -1,5 +1,7 @@
 """Checkpoints for a training loop: asynchronous, verified, kept by policy.
 
+The way of a save::
+
     save(step) -> arrays are copied, the loop goes on
                   Orbax writes           (its threads, all processes)
                   the checkpoint is read back, old ones are deleted    (a thread of process 0)
