@@ -100,17 +100,18 @@ class LocalClaims:
             raise
 
     def renew(self, number: int, content: bytes) -> bool:
-        """Give an own claim a new version; False where the claim is gone or another's."""
+        """Give an own claim a new version; False where the claim is gone or another's.
+
+        Raises:
+            OSError: The directory is away, as one that is not mounted: nobody took it over.
+        """
         found = self.read(number)
-        if found is None or found[0] != content:
-            return False
-        try:
-            os.utime(self._path(number))  # needs no space: a full disk ends no lease
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ESTALE):
-                return False
-            raise
-        return True
+        if found is not None and found[0] == content:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self._path(number))  # needs no space: a full disk ends no lease
+                return True
+        os.stat(self._directory)
+        return False
 
     def remove(self, number: int) -> None:
         """Remove a claim, and the directories that `create` made where nothing else is in them."""

@@ -324,3 +324,21 @@ def test_a_run_in_a_bucket_is_held(bucket, start):
         first.process.send_signal(signal.SIGCONT)
         assert first.process.wait(60) == EXIT_CODE
     assert bucket_claims(url).numbers() == []
+
+
+def test_a_directory_that_is_away_for_a_while_is_held_again(tmp_path):
+    """As a share that is not mounted for a moment: nobody has taken the directory over."""
+    directory, away = tmp_path / "work", tmp_path / "away"
+    claims, ended = LocalClaims(directory), []
+    held = Lease(claims, "work", Times(beat=LONG), say=lambda _: None, exit=ended.append)
+    assert held.take()
+    directory.rename(away)
+    held.confirm()
+    away.rename(directory)
+    held.confirm()
+    assert not ended
+    claims.remove(1)
+    assert claims.create(2, b"{}")
+    held.confirm()
+    assert ended == [EXIT_CODE]
+    held.release()
