@@ -166,7 +166,7 @@ def _blaming(path: Path) -> Iterator[None]:
                 line = frame.lineno
         where = str(path) if line is None else f"{path}, line {line}"
         raise UserError(
-            f"{where}: {type(error).__name__}: {error}. A configuration file is Python; mend it "
+            f"{where}: {type(error).__name__}: {error}. A configuration file is Python; fix it "
             "and try again"
         ) from error
 

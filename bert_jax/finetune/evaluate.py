@@ -1,6 +1,6 @@
 """Evaluation of the trials of a sweep on the rows of a split."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,14 +55,12 @@ def judge_rows(
     """
     found: list[list[Any]] = []
     sums: dict[str, np.ndarray] = {}
-
-    def batches() -> Iterator[tuple[np.ndarray, Any]]:
-        return eval_batches(rows, buckets, batch_size, pad_id)
+    batches = eval_batches(rows, buckets, batch_size, pad_id)
 
     def dispatch(item: tuple[np.ndarray, Any]) -> Forward:
         return eval_step(params, place_eval_rows(item[1], mesh))
 
-    for (index, _), forward in in_flight(dispatch, batches()):
+    for (index, _), forward in in_flight(dispatch, batches):
         for name, value in forward.sums.items():
             sums[name] = sums.get(name, 0) + np.asarray(value, np.float64)
         # Only the first rows: the others fill the batch.

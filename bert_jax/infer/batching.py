@@ -1,12 +1,13 @@
 """Rows through a model in few shapes, so that calls and files share what was compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from bert_jax.finetune.batches import eval_batches
+from bert_jax.parallel.in_flight import in_flight
 from bert_jax.tasks.rows import Batch, Rows
 
 LENGTHS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
@@ -43,25 +44,20 @@ def run_rows(rows: Rows, function: Callable[[Batch], Any], *, limit: int, pad_id
         padding.
     """
     found: list[Any] = [None] * len(rows)
-    pending: list[tuple[np.ndarray, Any]] = []
 
-    def take() -> None:
-        index, outputs = pending.pop(0)
-        leaves, tree = jax.tree.flatten(jax.device_get(outputs))
+    def batches() -> Iterator[tuple[np.ndarray, Batch]]:
+        order = np.argsort(-rows.lengths, kind="stable")
+        at = 0
+        while at < len(order):
+            size, length = shape_for(int(rows.lengths[order[at]]), len(order) - at, limit)
+            index = order[at : at + size]
+            own = Rows([rows.tokens[row] for row in index.tolist()], rows.second_at[index], None)
+            ((_, batch),) = eval_batches(own, (length,), size, pad_id)
+            yield index, batch
+            at += size
+
+    for (index, _), outputs in in_flight(lambda item: function(item[1]), batches(), ahead=1):
+        leaves, tree = jax.tree.flatten(outputs)
         for place, row in enumerate(index):
             found[row] = jax.tree.unflatten(tree, [leaf[place] for leaf in leaves])
-
-    order = np.argsort(-rows.lengths, kind="stable")
-    at = 0
-    while at < len(order):
-        size, length = shape_for(int(rows.lengths[order[at]]), len(order) - at, limit)
-        index = order[at : at + size]
-        own = Rows([rows.tokens[row] for row in index.tolist()], rows.second_at[index], None)
-        ((_, batch),) = eval_batches(own, (length,), size, pad_id)
-        pending.append((index, function(batch)))
-        if len(pending) > 1:  # the device works on one while the one before it is read
-            take()
-        at += size
-    while pending:
-        take()
     return found

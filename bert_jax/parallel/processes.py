@@ -40,7 +40,7 @@ _SPARE_SECONDS = 60
 
 
 class JoinError(RuntimeError):
-    """The processes did not find each other. One may be late or gone: another try can mend it."""
+    """Failure of the processes to find each other; another try can help a late one."""
 
     exit_code = 6
 

@@ -85,7 +85,7 @@ def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
         UserError: A size of the model does not divide over the mesh.
     """
     shapes = jax.eval_shape(config.objective.init, jax.random.key(0))
-    params = param_shardings(config.objective.axes(), shapes, mesh)
+    params = param_placement(config, mesh)
     one_run = TrainState(
         step=replicated(mesh),
         params=params,

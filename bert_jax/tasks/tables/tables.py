@@ -120,7 +120,7 @@ def read_texts(
         if not text.strip() or (pair is not None and not pair.strip()):
             if columns.empty == "fail":
                 problems.add(
-                    f"{row.origin}: a text is empty; mend it, or say empty='skip' or 'keep'"
+                    f"{row.origin}: a text is empty; fix it, or say empty='skip' or 'keep'"
                 )
                 continue
             notes.empty.append(row.origin.line)
