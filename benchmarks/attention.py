@@ -45,6 +45,7 @@ def make_step(case: Case, impl: Any, rate: float) -> tuple[Callable[..., Any], l
     import jax.numpy as jnp
 
     from bert_jax.model.attention.attend import attend
+    from bert_jax.model.dropout import DropoutStream
 
     shape = (case.rows, case.length, case.heads, case.head_dim)
     keys = jax.random.split(jax.random.key(0), 4)
@@ -56,9 +57,8 @@ def make_step(case: Case, impl: Any, rate: float) -> tuple[Callable[..., Any], l
     def step(q, k, v, gradient, seed):
         def f(q, k, v):
             return attend(
-                q, k, v, q_segment_ids=ids, kv_segment_ids=ids, dropout_rate=rate,
-                dropout_seed=seed, row_index=rows, impl=impl,
-            )  # fmt: skip
+                q, k, v, ids, ids, dropout_rate=rate, stream=DropoutStream(seed, rows), impl=impl
+            )
 
         out, pull_back = jax.vjp(f, q, k, v)
         return out, pull_back(gradient)

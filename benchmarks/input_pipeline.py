@@ -144,8 +144,6 @@ def cpu_seconds(work: Callable[[Any], object], argument: Any) -> float:
 
 def masking_step(store: "TokenStore") -> Callable[[dict[str, Any]], Any]:
     """Our masking, compiled for this core, from a batch as the host makes it."""
-    import dataclasses
-
     import jax
 
     from bert_jax.objectives.masking import MaskingConfig, mask_tokens
@@ -159,8 +157,7 @@ def masking_step(store: "TokenStore") -> Callable[[dict[str, Any]], Any]:
             seed=0,
             config=MaskingConfig(),
             vocab_size=store.vocab_size,
-            special_ids=dataclasses.astuple(store.special_ids),
-            mask_id=store.special_ids.mask,
+            special_ids=store.special_ids,
         )
 
     return lambda batch: mask(batch["tokens"], batch["segment_ids"], batch["row_index"])

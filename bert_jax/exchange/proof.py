@@ -13,8 +13,15 @@ import numpy as np
 
 from bert_jax.files.staging import write_synced
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import Params, apply_pretraining, encode, param_shapes, replaced_logits
-from bert_jax.model.task_heads import TaskHeadConfig, apply_task
+from bert_jax.model.heads import (
+    LinearHead,
+    ReplacedHead,
+    encode,
+    pool,
+    vocabulary_logits,
+    with_params,
+)
+from bert_jax.model.task_heads import TaskHeadConfig, apply_head
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
@@ -169,24 +176,11 @@ def logits_of(
     batch = batch_of(saved, rows, length)
     parts = tuple(part for part in ("mlm", "nsp", "rtd") if part in saved.params)
     head = None if saved.outputs is None else saved.outputs.head
-    params = _with_zeros(saved)
     # Training may compute in fewer bits, and its kernels take some lengths alone.
     config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
     with jax.default_matmul_precision("highest"):  # accelerators compute with less by default
-        found = outputs_of(config, head, parts, saved.has_pooler, params, batch)
+        found = outputs_of(config, head, parts, saved.has_pooler, saved.params, batch)
     return {name: np.asarray(array) for name, array in found.items()}
-
-
-def _with_zeros(saved: SavedModel) -> Params:
-    """Complete the parameters: functions of the model want all parts, of which some are dropped."""
-    shapes = param_shapes(saved.config)
-    lacking = {part: shapes[part] for part in shapes.keys() - saved.params.keys()}
-    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), lacking)
-    pooler = jax.tree.map(
-        lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes["encoder"]["pooler"]
-    )
-    encoder = {"pooler": pooler, **saved.params["encoder"]}
-    return {**zeros, **saved.params, "encoder": encoder}
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -205,22 +199,25 @@ def outputs_of(
         head: Head of a fine-tuned model.
         parts: Wanted parts of `mlm`, `nsp` and `rtd`.
         pooler: Whether the pooled first token is.
-        params: Parameters of a pretraining model, with the entry `head` beside.
+        params: Encoder, with the wanted parts and the entry `head` beside.
         batch: The rows.
     """
     inputs: tuple[Any, Any, Any] = batch
-    hidden, pooled = encode(config, params, *inputs)
+    hidden = encode(config, params, *inputs)
+    pooled = pool(config, params, hidden) if "pooler" in params["encoder"] else None
     found = {"hidden": hidden.astype("float32")}
-    if pooler:
+    if pooler and pooled is not None:
         found["pooled"] = pooled.astype("float32")
-    if "mlm" in parts or "nsp" in parts:
-        logits = apply_pretraining(config, params, *inputs)
-        both = {"mlm": logits.mlm[..., : config.vocab_size], "nsp": logits.nsp}
-        found |= {name: both[name] for name in parts if name in both}
+    if "mlm" in parts:
+        found["mlm"] = vocabulary_logits(config, params, hidden)[..., : config.vocab_size]
+    if "nsp" in parts and pooled is not None:
+        found["nsp"] = with_params(params["nsp"], LinearHead, config, 2)(pooled)
     if "rtd" in parts:
-        found["rtd"] = replaced_logits(config, params, hidden)[..., None]
+        found["rtd"] = with_params(params["rtd"], ReplacedHead, config)(hidden)[..., None]
     if head is not None:
-        found["head"] = apply_task(config, head, params, *inputs)
+        found["head"] = apply_head(
+            config, head, params, pooled if head.kind == "classification" else hidden
+        )
     return found
 
 

@@ -37,8 +37,7 @@ from bert_jax.formats.huggingface_names import (
     canonical_names,
     in_model,
 )
-from bert_jax.model.heads import Params, param_shapes, replaced_head_shapes
-from bert_jax.model.task_heads import head_shapes
+from bert_jax.model.heads import LinearHead, Params, ReplacedHead, param_shapes
 from bert_jax.saved.model import SavedModel
 
 PROGRAM = "model.stablehlo"
@@ -80,10 +79,10 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
     parts = tuple(part for part in ("mlm", "nsp", "rtd") if part in saved.params)
     shapes = param_shapes(config)
     if head is not None:
-        shapes["head"] = head_shapes(config, head)
+        shapes["head"] = param_shapes(config, LinearHead, head.num_labels)
     entries = {entry.name: entry for entry in TABLE}
     if "rtd" in parts:
-        shapes["rtd"] = replaced_head_shapes(config)
+        shapes["rtd"] = param_shapes(config, ReplacedHead)
         entries |= {entry.name: entry for entry in DETECTION}
     if head is not None:
         entries |= {entry.name: entry for entry in TASK_TABLES[head.kind]}

@@ -22,8 +22,8 @@ from flax import nnx
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.encoder import Pooler
-from bert_jax.model.heads import Params, param_shapes, replaced_head_shapes
-from bert_jax.model.task_heads import TaskHeadConfig, head_shapes
+from bert_jax.model.heads import LinearHead, Params, ReplacedHead, param_shapes
+from bert_jax.model.task_heads import TaskHeadConfig
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def from_huggingface(
     shapes = param_shapes(config)
     if head is None:
         return _read(TABLE, shapes, found, config)
-    shapes["head"] = head_shapes(config, head)
+    shapes["head"] = param_shapes(config, LinearHead, head.num_labels)
     table = TASK_TABLES[head.kind]
     if _has_pooler(found):  # their older classes gave every model one
         table += tuple(entry for entry in _POOLER if entry not in table)
@@ -165,10 +165,10 @@ def parts_from_huggingface(
     shapes = param_shapes(config)
     if pretraining and any(name.startswith("discriminator_predictions.") for name in found):
         table += DETECTION
-        shapes["rtd"] = replaced_head_shapes(config)
+        shapes["rtd"] = param_shapes(config, ReplacedHead)
     if head is not None:
         table += _HEAD_ENTRIES[head.kind]
-        shapes["head"] = head_shapes(config, head)
+        shapes["head"] = param_shapes(config, LinearHead, head.num_labels)
     known |= {entry.name for entry in table}
     found = {n: a for n, a in found.items() if n in known or not n.startswith(_HEADS)}
     return _read(tuple(table), shapes, found, config)

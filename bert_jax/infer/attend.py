@@ -130,7 +130,7 @@ def _weights(saved: SavedModel, row: _Row) -> Float[np.ndarray, "N H L L"]:
     segment_ids = np.zeros_like(tokens)
     segment_ids[0, :count] = 1
     arrays = (jnp.asarray(a) for a in (tokens, type_ids, segment_ids))
-    found = layer_outputs(saved.config, saved.complete_params(), *arrays, with_weights=True)
+    found = layer_outputs(saved.config, saved.params, *arrays, with_weights=True)
     assert found.weights is not None
     return np.asarray(found.weights)[:, 0, :, :count, :count]
 

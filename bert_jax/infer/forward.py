@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import part
+from bert_jax.model.encoder import Embeddings, Layer, Pooler
+from bert_jax.model.heads import MaskedLMHead, with_params
 from bert_jax.model.task_heads import TaskHeadConfig, apply_head
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Batch
@@ -53,7 +54,8 @@ def row_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"]:
 def token_logits(model: SavedModel, batch: Batch) -> Float[Array, "B L C"]:
     """Compute the logits of tags or spans, in float32."""
     hidden = _states(model, batch, model.config.num_layers)[-1]
-    logits: Array = _token_logits(model.config, _head(model), model.params["head"], hidden)
+    head = {"head": model.params["head"]}
+    logits: Array = _token_logits(model.config, _head(model), head, hidden)
     return logits
 
 
@@ -176,14 +178,14 @@ def _embedded(
     type_ids: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"],
 ) -> Float[Array, "B L D"]:
-    return part(config, params, "encoder", "embeddings")(tokens, type_ids, segment_ids, None)
+    return with_params(params, Embeddings, config)(tokens, type_ids, segment_ids, None)
 
 
 @_program(0)
 def _layer(
     config: ModelConfig, params: Any, x: Float[Array, "B L D"], segment_ids: Int[Array, "B L"]
 ) -> Float[Array, "B L D"]:
-    return part(config, params, "encoder", "layers")(x, segment_ids, None, 0)
+    return with_params(params, Layer, config)(x, segment_ids, None, 0)
 
 
 @_program(0, 1)
@@ -194,7 +196,7 @@ def _row_logits(
     x: Float[Array, "B L D"],
     segment_ids: Int[Array, "B L"],
 ) -> Float[Array, "B C"]:
-    return apply_head(config, head, end["head"], _pooler(config, end, x, segment_ids))
+    return apply_head(config, head, end, _pooler(config, end, x, segment_ids))
 
 
 @_program(0, 1)
@@ -215,7 +217,7 @@ def _top_tokens(
     banned: Float[Array, " V"],
 ) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
     hidden = _last(config, end, x, segment_ids, places)
-    logits = part(config, end["mlm"], "mlm")(hidden, end["token"])
+    logits = with_params(end["mlm"], MaskedLMHead, config)(hidden, end["token"])
     _, ids = jax.lax.top_k(logits + banned, top)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     return jnp.exp(jnp.take_along_axis(logits, ids, axis=-1) - total), ids
@@ -265,7 +267,7 @@ def _last(
     """Compute the last states of some places."""
     if "layer" not in end:
         return jnp.take_along_axis(x, places[..., None], axis=1)
-    layer = part(config, end["layer"], "encoder", "layers")
+    layer = with_params(end["layer"], Layer, config)
     return layer(x, segment_ids, None, 0, places=places)
 
 
@@ -275,4 +277,4 @@ def _first_states(config: ModelConfig, end: Any, x: Array, segment_ids: Array) -
 
 def _pooler(config: ModelConfig, end: Any, x: Array, segment_ids: Array) -> Float[Array, "B D"]:
     first = _first_states(config, end, x, segment_ids)
-    return part(config, end["pooler"], "encoder", "pooler")(first)
+    return with_params(end["pooler"], Pooler, config)(first)

@@ -41,12 +41,8 @@ def hash_u32(*words: ArrayLike) -> jax.Array | np.ndarray:
     costs one round over the shape broadcast so far, so that
     `hash_u32(seed, site, rows[:, None], positions)` costs one round per element.
 
-    Args:
-      *words: integers or integer arrays (signed ones wrap), numpy or jax.
-
-    Returns:
-      uint32 of the broadcast shape; a numpy array if every word is numpy or a Python integer, with
-      equal bits from both.
+    Signed integers wrap. The result is uint32 of the broadcast shape: a numpy array if every word
+    is numpy or a Python integer, else a jax array, with equal bits.
     """
     with np.errstate(over="ignore"):  # numpy warns of wrapping for scalars only
         state = np.array(_START, np.uint32)

@@ -22,7 +22,7 @@ class DropoutStream(NamedTuple):
     """Names of the masks of one step, carried through the model in place of a random key."""
 
     seed: UInt32[Array, ""]
-    """Changes with every step."""
+    """Number of the step; no two steps share one."""
     row_index: UInt32[Array, " B"]
     """Position of each row in the stream of examples."""
 
@@ -86,24 +86,14 @@ _dropout.defvjp(_dropout_forward, _dropout_backward)
 def dropout(
     x: Float[Array, "B ..."],
     rate: float,
-    seed: UInt32[Array, ""] | None,
+    stream: DropoutStream | None,
     site: int | Integer[Array, ""],
-    row_index: UInt32[Array, " B"] | None,
 ) -> Float[Array, "B ..."]:
     """Zero elements with probability `rate`, scale the others by 1 / (1 - rate).
 
-    Args:
-      x: (B, ...), rows on axis 0.
-      rate: in [0, 1).
-      seed: uint32 scalar, different at every step; None means no dropout (evaluation).
-      site: which of the model's dropouts this is; each wants its own number.
-      row_index: (B,) uint32, the rows' positions in the stream of examples.
-
-    Returns:
-      Same shape and type. The mask is recomputed in the backward pass, never stored.
+    `site` numbers the dropouts of the model. Without a stream, as in evaluation, nothing is
+    dropped. The mask is recomputed in the backward pass, never stored.
     """
-    if seed is None or rate == 0.0:
+    if stream is None or rate == 0.0:
         return x
-    if row_index is None:
-        raise ValueError("dropout needs row_index, the rows' positions in the example stream")
-    return _dropout(x, rate, seed, jnp.asarray(site, jnp.uint32), row_index)
+    return _dropout(x, rate, stream.seed, jnp.asarray(site, jnp.uint32), stream.row_index)

@@ -5,6 +5,7 @@ Source: Devlin et al. 2018, section 3; Vaswani et al. 2017, section 3.1 (post-no
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention.attend import attend
-from bert_jax.model.attention.xla import MASKED_SCORE
+from bert_jax.model.attention.xla import MASKED_SCORE, visible_keys
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout
 from bert_jax.model.layers import (
@@ -82,7 +83,7 @@ class Embeddings(nnx.Module):
                 f"{self.config.num_positions}: shorten the sequences or train more positions"
             )
         positions = restarting_positions(segment_ids)
-        if self.config.num_types == 1:  # a gather drops the gradient of an id out of range
+        if self.config.num_types == 1:  # a lookup drops the gradient of an id out of range
             type_ids = jnp.zeros_like(type_ids)
         x = (
             self.token[...][tokens]
@@ -90,7 +91,7 @@ class Embeddings(nnx.Module):
             + self.type[...][type_ids.astype(jnp.int32)]
         )
         x = self.norm(x).astype(compute_dtype(self.config))
-        x = _drop(x, self.config.hidden_dropout_rate, stream, SITE_EMBEDDINGS)
+        x = dropout(x, self.config.hidden_dropout_rate, stream, SITE_EMBEDDINGS)
         return self.project(x) if self.config.projects_embeddings else x
 
 
@@ -121,12 +122,11 @@ class SelfAttention(nnx.Module):
             self.query(_taken(x, places)),
             self.key(x),
             self.value(x),
-            q_segment_ids=_taken(segment_ids, places),
-            kv_segment_ids=segment_ids,
+            _taken(segment_ids, places),
+            segment_ids,
             dropout_rate=config.attention_dropout_rate,
-            dropout_seed=None if stream is None else stream.seed,
-            dropout_site=first_site + SITE_ATTENTION_WEIGHTS,
-            row_index=None if stream is None else stream.row_index,
+            stream=stream,
+            site=first_site + SITE_ATTENTION_WEIGHTS,
             impl=config.attention_impl if places is None else "xla",  # kernels want many queries
             layout=layout,
             layers=config.num_layers if config.remat == "none" else 1,
@@ -139,7 +139,7 @@ class SelfAttention(nnx.Module):
         """Compute how much each token (row) attends to each (column), without dropout."""
         query, key = self.query(x), self.key(x)
         scores = einsum_float32("BLHK,BSHK->BHLS", query, key) / math.sqrt(query.shape[-1])
-        visible = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+        visible = visible_keys(segment_ids, segment_ids)
         return jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
 
 
@@ -177,22 +177,16 @@ class Layer(nnx.Module):
         layout: Layout | None = None,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
-        """Apply the layer.
+        """Apply the layer: compute the states at `places`, or at all, from those of all tokens.
 
-        Args:
-          x: the states of all tokens.
-          segment_ids: who attends to whom.
-          stream: of the dropouts; None switches them off.
-          index: which layer of the stack this is; it numbers the dropout sites.
-          layout: of `x` on a mesh.
-          places: positions whose states are wanted; None for all.
+        `index` is the layer's number in the stack; it numbers the dropout sites.
         """
         site = index * SITES_PER_LAYER
         y = self.attention(x, segment_ids, stream, site, layout, places)
         x = _taken(x, places)
-        x = self.attention_norm(x + _drop(y, self.rate, stream, site + SITE_ATTENTION_OUTPUT))
+        x = self.attention_norm(x + dropout(y, self.rate, stream, site + SITE_ATTENTION_OUTPUT))
         y = self.mlp(x)
-        return self.mlp_norm(x + _drop(y, self.rate, stream, site + SITE_MLP_OUTPUT))
+        return self.mlp_norm(x + dropout(y, self.rate, stream, site + SITE_MLP_OUTPUT))
 
 
 class Pooler(nnx.Module):
@@ -209,14 +203,14 @@ class Pooler(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Embeddings, `num_layers` layers stored stacked on axis 0, and the pooler if wanted."""
+    """Embeddings and `num_layers` layers, which are stored stacked on axis 0."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, pooler: bool = True):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         self.embeddings = Embeddings(config, rngs)
-        self.layers = _stacked_layers(config, rngs)
-        if pooler:
-            self.pooler = Pooler(config, rngs)
+        # Each layer is initialised from a key of its own.
+        stack = nnx.split_rngs(splits=config.num_layers)(nnx.vmap(partial(Layer, config)))
+        self.layers: Layer = stack(rngs)
 
     def __call__(
         self,
@@ -244,15 +238,12 @@ class Encoder(nnx.Module):
         return _run_layers(self.config, apply_layer, stacked, x, gather is not None)
 
 
-def _stacked_layers(config: ModelConfig, rngs: nnx.Rngs) -> Layer:
-    """Make a `Layer` whose parameters have layers on axis 0, each initialised from its own key."""
+class PooledEncoder(Encoder):
+    """Encoder with a pooler."""
 
-    @nnx.split_rngs(splits=config.num_layers)
-    @nnx.vmap
-    def build(rngs: nnx.Rngs) -> Layer:
-        return Layer(config, rngs)
-
-    return build(rngs)
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        super().__init__(config, rngs)
+        self.pooler = Pooler(config, rngs)
 
 
 def _run_layers(
@@ -295,9 +286,3 @@ def _taken(x: Array, places: Integer[Array, "B P"] | None) -> Array:
     if places is None:
         return x
     return jnp.take_along_axis(x, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), axis=1)
-
-
-def _drop(x, rate, stream: DropoutStream | None, site):
-    if stream is None:
-        return x
-    return dropout(x, rate, stream.seed, site, stream.row_index)

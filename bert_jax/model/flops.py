@@ -14,17 +14,13 @@ TRAIN_OVER_FORWARD = 3
 
 
 def forward_flops(config: ModelConfig, length: int, num_masked: int) -> int:
-    """Operations of one row's forward pass.
+    """Count the operations of one row of a pretraining model, with both heads.
 
-    Args:
-      config: the architecture.
-      length: L, padding included, since it is computed like text.
-      num_masked: P, positions per row that get vocabulary logits.
+    `length` is L, padding included, since padding is computed like text; `num_masked` is P, the
+    positions of a row that get vocabulary logits.
     """
-    d = config.hidden_dim
-    pooler = 2 * d * d
-    nsp = 2 * d * 2
-    return encoder_flops(config, length) + pooler + nsp + mlm_flops(config, num_masked)
+    pairs = 2 * config.hidden_dim**2 + 2 * config.hidden_dim * 2  # pooler and head
+    return encoder_flops(config, length) + pairs + vocabulary_flops(config, num_masked)
 
 
 def encoder_flops(config: ModelConfig, length: int) -> int:
@@ -37,7 +33,7 @@ def encoder_flops(config: ModelConfig, length: int) -> int:
     return map_to_layers + config.num_layers * (projections + attention + mlp)
 
 
-def mlm_flops(config: ModelConfig, num_masked: int) -> int:
+def vocabulary_flops(config: ModelConfig, num_masked: int) -> int:
     """Count the operations of the masked-LM head at `num_masked` positions."""
     e = config.embedding_width
     return num_masked * (2 * config.hidden_dim * e + 2 * e * config.padded_vocab_size)
@@ -49,7 +45,7 @@ def replaced_flops(config: ModelConfig, length: int) -> int:
 
 
 def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
-    """Operations of one row in a training step; multiply by the global number of rows for a step.
+    """Count the operations of one row in a training step of a pretraining model.
 
     MFU = train_flops(config, L, P) * rows / (seconds per step * peak operations per second).
     """
@@ -57,14 +53,7 @@ def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
 
 
 def task_flops(config: ModelConfig, length: int, network: str, num_labels: int) -> int:
-    """Count the operations of one row in a fine-tuning step.
-
-    Args:
-      config: the architecture.
-      length: L, padding included.
-      network: kind of the head (see `task_heads.TaskHeadConfig`).
-      num_labels: outputs of the head.
-    """
+    """Count the operations of one row in a fine-tuning step; `network` is the kind of the head."""
     d = config.hidden_dim
     pooled = network == "classification"
     head = 2 * d * d + 2 * d * num_labels if pooled else 2 * length * d * num_labels

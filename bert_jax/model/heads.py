@@ -1,20 +1,21 @@
-"""The pretraining heads, and the functions through which everything outside sees the model.
+"""The heads, and the functions through which everything outside sees the model.
 
 Outside this package parameters are a nested dict of float32 arrays; modules exist only while a
 function below is being traced.
 """
 
+from collections.abc import Hashable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Integer, UInt32
+from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.encoder import Encoder
+from bert_jax.model.encoder import Encoder, PooledEncoder, Pooler
 from bert_jax.model.layers import ACTIVATIONS, Affine, LayerNorm, einsum_float32, parameter
 from bert_jax.model.layout import Layout
 
@@ -26,15 +27,15 @@ Params = dict[str, Any]
 
 
 class PretrainingLogits(NamedTuple):
-    """Scores of both objectives."""
+    """Scores of both objectives, in float32."""
 
-    mlm: Float[Array, "B P V"]
-    """Over the padded vocabulary; the padding columns are `PADDED_LOGIT`."""
-    nsp: Float[Array, "B 2"]
+    vocabulary: Float[Array, "B P V"]
+    """Scores of the padded vocabulary; the padding columns are `PADDED_LOGIT`."""
+    pairs: Float[Array, "B 2"]
     """0: the second part follows the first; 1: it does not."""
 
 
-class MlmHead(nnx.Module):
+class MaskedLMHead(nnx.Module):
     """Transform, then the transposed embedding table with a bias of its own."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -93,114 +94,77 @@ class ReplacedHead(nnx.Module):
         return self.score(x)[..., 0].astype(jnp.float32)
 
 
+class LinearHead(Affine):
+    """One affine map of states to scores, in float32."""
+
+    def __init__(self, config: ModelConfig, num_scores: int, rngs: nnx.Rngs):
+        super().__init__(config, {"embed": config.hidden_dim}, {None: num_scores}, rngs)
+
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... C"]:
+        """Position by position."""
+        return super().__call__(x).astype(jnp.float32)
+
+
 class PretrainingModel(nnx.Module):
     """Encoder with the masked-LM and the next-sentence head (Devlin et al. 2018, section 3.1)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.encoder = Encoder(config, rngs)
-        self.mlm = MlmHead(config, rngs)
-        self.nsp = Affine(config, {"embed": config.hidden_dim}, {None: 2}, rngs)
+        self.encoder = PooledEncoder(config, rngs)
+        self.mlm = MaskedLMHead(config, rngs)
+        self.nsp = LinearHead(config, 2, rngs)
 
 
-@lru_cache(maxsize=32)
-def _abstract(config: ModelConfig) -> PretrainingModel:
-    """Build the pretraining model without its arrays."""
-    model: PretrainingModel = nnx.eval_shape(lambda: PretrainingModel(config, nnx.Rngs(params=0)))
-    return model
+# Parameters of a module: `module(config, *settings, rngs=...)` builds it.
+
+
+@partial(jax.jit, static_argnums=(0, 2, 3))
+def init_params(
+    config: ModelConfig,
+    key: Array,
+    module: type[nnx.Module] = PretrainingModel,
+    *settings: Hashable,
+) -> Params:
+    """Make fresh parameters: truncated normals of scale `init_std`, zero biases, unit norm scales.
+
+    Compiled as one program; under `jax.jit` with `out_shardings` they are sharded from the start.
+    """
+    built = module(config, *settings, rngs=nnx.Rngs(params=key))
+    return nnx.to_pure_dict(nnx.state(built, nnx.Param))
 
 
 @lru_cache(maxsize=256)
-def _graph(config: ModelConfig, path: tuple[str, ...]) -> Any:
-    module: Any = _abstract(config)
-    for name in path:
-        module = getattr(module, name)
-    return nnx.split(module)[0]
+def _abstract(module: type[nnx.Module], config: ModelConfig, *settings: Hashable) -> Any:
+    """Build a module without its arrays."""
+    return nnx.eval_shape(lambda: module(config, *settings, rngs=nnx.Rngs(params=0)))
 
 
-def part(config: ModelConfig, params: Params, *path: str) -> Any:
-    """Make a module of the pretraining model from its parameters, while a function is traced.
-
-    Args:
-      config: the architecture.
-      params: of that module, not of the model.
-      path: names of attributes from the model to it; `encoder`, `layers` is one layer.
-    """
-    return nnx.merge(_graph(config, path), params)
-
-
-def param_shapes(config: ModelConfig) -> Params:
+def param_shapes(
+    config: ModelConfig, module: type[nnx.Module] = PretrainingModel, *settings: Hashable
+) -> Params:
     """Make the tree of `init_params` with a `ShapeDtypeStruct` in place of each array."""
-    shapes: Params = nnx.to_pure_dict(nnx.state(_abstract(config), nnx.Param))
+    shapes: Params = nnx.to_pure_dict(nnx.state(_abstract(module, config, *settings), nnx.Param))
     return shapes
 
 
-@partial(jax.jit, static_argnums=0)
-def init_params(config: ModelConfig, key: Array) -> Params:
-    """Fresh parameters: truncated normals of scale `init_std`, zero biases, unit norm scales.
-
-    Compiled as one program; `jax.jit(init_params, static_argnums=0, out_shardings=...)` makes them
-    sharded from the start.
-    """
-    return nnx.to_pure_dict(nnx.state(PretrainingModel(config, nnx.Rngs(params=key)), nnx.Param))
-
-
-def logical_axes(config: ModelConfig) -> Params:
+def logical_axes(
+    config: ModelConfig, module: type[nnx.Module] = PretrainingModel, *settings: Hashable
+) -> Params:
     """Return the tree of `init_params` with a tuple of logical axis names in place of each array.
 
     Names: batch length embed heads head_dim mlp vocab layers; None for an axis never sharded.
     """
-    return axes_of(nnx.state(_abstract(config)))
-
-
-def axes_of(state: Any) -> Params:
-    """Logical axis names of the parameters of a model that has an `encoder`, as a nested dict.
-
-    Args:
-      state: of the model, abstract or not.
-    """
     axes = {}
-    for path, variable in nnx.to_flat_state(state):
+    for path, variable in nnx.to_flat_state(nnx.state(_abstract(module, config, *settings))):
         stacked = ("layers",) if path[:2] == ("encoder", "layers") else ()
         axes[path] = (*stacked, *variable.get_metadata("axes"))
     return nnx.traversals.unflatten_mapping(axes)
 
 
-def apply_pretraining(
-    config: ModelConfig,
-    params: Params,
-    tokens: Integer[Array, "B L"],
-    type_ids: Integer[Array, "B L"],
-    segment_ids: Integer[Array, "B L"],
-    positions: Integer[Array, "B P"] | None = None,
-    *,
-    dropout_seed: UInt32[Array, ""] | None = None,
-    row_index: UInt32[Array, " B"] | None = None,
-    layout: Layout | None = None,
-) -> PretrainingLogits:
-    """Logits of both objectives, in float32.
-
-    Args:
-      config: the architecture.
-      params: as from `init_params`.
-      tokens: token ids, below `vocab_size` (not checked here).
-      type_ids: sentence types, below `num_types`.
-      segment_ids: 0 is padding, 1.. are the packed segments.
-      positions: the P positions of each row whose vocabulary logits are wanted; None for all L.
-      dropout_seed: different at every step; None switches dropout off.
-      row_index: the rows' positions in the example stream; needed with `dropout_seed`.
-      layout: of the batch on a mesh; None on one device.
-
-    Raises:
-      UserError: L is beyond `num_positions`.
-    """
-    hidden, pooled = encode(
-        config, params, tokens, type_ids, segment_ids,
-        dropout_seed=dropout_seed, row_index=row_index, layout=layout,
-    )  # fmt: skip
-    return PretrainingLogits(
-        mlm=mlm_logits(config, params, hidden, positions),
-        nsp=part(config, params["nsp"], "nsp")(pooled).astype(jnp.float32),
-    )
+def with_params(
+    params: Params, module: type[nnx.Module], config: ModelConfig, *settings: Hashable
+) -> Any:
+    """Make a module from its parameters, while a function is traced."""
+    return nnx.merge(nnx.graphdef(_abstract(module, config, *settings)), params)
 
 
 def encode(
@@ -209,48 +173,35 @@ def encode(
     tokens: Integer[Array, "B L"],
     type_ids: Integer[Array, "B L"],
     segment_ids: Integer[Array, "B L"],
-    *,
-    dropout_seed: UInt32[Array, ""] | None = None,
-    row_index: UInt32[Array, " B"] | None = None,
-    layout: Layout | None = None,
-) -> tuple[Float[Array, "B L D"], Float[Array, "B D"]]:
-    """Apply the encoder: states of all tokens and the pooled first token, in the compute type.
-
-    `params` is any tree with an `encoder` entry, so that a fine-tuning head can lie beside it.
-    The other arguments are those of `apply_pretraining`.
-    """
-    hidden = encode_states(
-        config, params, tokens, type_ids, segment_ids,
-        dropout_seed=dropout_seed, row_index=row_index, layout=layout,
-    )  # fmt: skip
-    return hidden, part(config, params["encoder"]["pooler"], "encoder", "pooler")(hidden)
-
-
-def encode_states(
-    config: ModelConfig,
-    params: Params,
-    tokens: Integer[Array, "B L"],
-    type_ids: Integer[Array, "B L"],
-    segment_ids: Integer[Array, "B L"],
-    *,
-    dropout_seed: UInt32[Array, ""] | None = None,
-    row_index: UInt32[Array, " B"] | None = None,
+    stream: DropoutStream | None = None,
     layout: Layout | None = None,
 ) -> Float[Array, "B L D"]:
-    """Compute the states of all tokens, as `encode`; the encoder need not have a pooler."""
+    """Compute the last states of all tokens, in the compute type.
+
+    Args:
+      config: the architecture.
+      params: any tree with an `encoder` entry; the encoder need not have a pooler.
+      tokens: token ids, below `vocab_size` (not checked here).
+      type_ids: sentence types, below `num_types`.
+      segment_ids: 0 is padding, 1.. are the packed segments.
+      stream: names of the dropout masks; None switches dropout off.
+      layout: layout of the batch on a mesh; None on one device.
+
+    Raises:
+      UserError: L is beyond `num_positions`.
+    """
     parts = {name: params["encoder"][name] for name in ("embeddings", "layers")}
-    encoder = nnx.merge(_without_pooler(config), parts)
-    stream = _stream(dropout_seed, row_index)
-    hidden: Array = encoder(tokens, type_ids, segment_ids, stream, layout)
-    return hidden
+    encoder: Encoder = with_params(parts, Encoder, config)
+    return encoder(tokens, type_ids, segment_ids, stream, layout)
 
 
-@lru_cache(maxsize=32)
-def _without_pooler(config: ModelConfig) -> Any:
-    return nnx.split(nnx.eval_shape(lambda: Encoder(config, nnx.Rngs(params=0), pooler=False)))[0]
+def pool(config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:
+    """Pool the first token's state, in the compute type; the encoder has a `pooler`."""
+    pooled: Array = with_params(params["encoder"]["pooler"], Pooler, config)(hidden)
+    return pooled
 
 
-def mlm_logits(
+def vocabulary_logits(
     config: ModelConfig,
     params: Params,
     hidden: Float[Array, "B L D"],
@@ -260,43 +211,28 @@ def mlm_logits(
     if positions is not None:
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
-    logits: Array = part(config, params["mlm"], "mlm")(hidden, table)
+    logits: Array = with_params(params["mlm"], MaskedLMHead, config)(hidden, table)
     return logits
 
 
-@lru_cache(maxsize=32)
-def _abstract_replaced(config: ModelConfig) -> tuple[Any, Any]:
-    return nnx.split(nnx.eval_shape(lambda: ReplacedHead(config, nnx.Rngs(params=0))))
+def apply_pretraining(
+    config: ModelConfig,
+    params: Params,
+    tokens: Integer[Array, "B L"],
+    type_ids: Integer[Array, "B L"],
+    segment_ids: Integer[Array, "B L"],
+    stream: DropoutStream | None = None,
+    layout: Layout | None = None,
+    *,
+    positions: Integer[Array, "B P"] | None = None,
+) -> PretrainingLogits:
+    """Compute the logits of both objectives; the arguments are those of `encode`.
 
-
-@partial(jax.jit, static_argnums=0)
-def init_replaced_head(config: ModelConfig, key: Array) -> Params:
-    """Make fresh parameters of a `ReplacedHead`."""
-    return nnx.to_pure_dict(nnx.state(ReplacedHead(config, nnx.Rngs(params=key)), nnx.Param))
-
-
-def replaced_head_shapes(config: ModelConfig) -> Params:
-    """Make the tree of `init_replaced_head` with a `ShapeDtypeStruct` in place of each array."""
-    shapes: Params = nnx.to_pure_dict(_abstract_replaced(config)[1])
-    return shapes
-
-
-def replaced_head_axes(config: ModelConfig) -> Params:
-    """Name the logical axes of each parameter of a `ReplacedHead`."""
-    return axes_of(_abstract_replaced(config)[1])
-
-
-def replaced_logits(
-    config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
-) -> Float[Array, "B L"]:
-    """Compute the score of each token that it was replaced; `params` has an `rtd`."""
-    logits: Array = nnx.merge(_abstract_replaced(config)[0], params["rtd"])(hidden)
-    return logits
-
-
-def _stream(seed, row_index) -> DropoutStream | None:
-    if seed is None:
-        return None
-    if row_index is None:
-        raise ValueError("dropout_seed without row_index: masks are keyed by the rows' positions")
-    return DropoutStream(seed, row_index)
+    `positions` are the P positions of each row that get vocabulary logits; None for all L.
+    """
+    hidden = encode(config, params, tokens, type_ids, segment_ids, stream, layout)
+    pooled = pool(config, params, hidden)
+    return PretrainingLogits(
+        vocabulary_logits(config, params, hidden, positions),
+        with_params(params["nsp"], LinearHead, config, 2)(pooled),
+    )

@@ -9,14 +9,15 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import Params, part
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.heads import Params, with_params
 
 
 class LayerOutputs(NamedTuple):
-    """In float32."""
+    """States and weights, in float32."""
 
     states: Float[Array, "M B L D"]
-    """M = num_layers + 1: after the embeddings, then after each layer."""
+    """States after the embeddings, then after each layer: M = num_layers + 1."""
     weights: Float[Array, "N B H L L"] | None
     """Weights of each layer and head, from the row's token to the column's; None where they
     were not asked for."""
@@ -32,20 +33,12 @@ def layer_outputs(
     *,
     with_weights: bool = False,
 ) -> LayerOutputs:
-    """States and attention weights of every layer, without dropout.
+    """Compute states and, if wanted, attention weights of every layer, without dropout.
 
-    Args:
-      config: the architecture.
-      params: a tree with an `encoder` entry.
-      tokens: token ids, below `vocab_size`.
-      type_ids: sentence types.
-      segment_ids: 0 is padding, 1.. are the packed segments. A padding token attends to padding.
-      with_weights: compute the weights too; they take B * H * L * L numbers a layer.
-
-    Raises:
-      UserError: L is beyond `num_positions`.
+    The other arguments are those of `heads.encode`. A padding token attends to padding.
     """
-    encoder = part(config, params["encoder"], "encoder")
+    parts = {name: params["encoder"][name] for name in ("embeddings", "layers")}
+    encoder = with_params(parts, Encoder, config)
     segment_ids = segment_ids.astype(jnp.int32)
     embedded = encoder.embeddings(tokens, type_ids, segment_ids, None)
     graphdef, stacked = nnx.split(encoder.layers)

@@ -59,13 +59,7 @@ AxisSizes = dict[str | None, int]
 class Affine(nnx.Module):
     """`x @ kernel + bias`, with input and output axes of any number (einsum over the inputs)."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        inputs: AxisSizes,
-        outputs: AxisSizes,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: ModelConfig, inputs: AxisSizes, outputs: AxisSizes, rngs: nnx.Rngs):
         shape = (*inputs.values(), *outputs.values())
         self.num_inputs = len(inputs)
         kernel = truncated_normal(rngs.params(), shape, config.init_std)
@@ -145,18 +139,13 @@ _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return the input times Phi of it, by the error function (Hendrycks & Gimpel 2016)."""
+    """Return x Phi(x), by the error function (Hendrycks & Gimpel 2016)."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
-
-
-def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return the tanh approximation of `gelu`, as in the original TensorFlow code."""
-    return jax.nn.gelu(x, approximate=True)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
     "tanh": jnp.tanh,
 }

@@ -83,7 +83,7 @@ class MaskedLMConfig(ObjectiveConfig):
         """Make the objective."""
         return MaskedLM(
             given.model, given.masking, given.special_ids, given.continues_word, given.pairs,
-            given.unigram_entropy,
+            baseline=given.unigram_entropy,
         )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ class ReplacedTokensConfig(ObjectiveConfig):
         return ReplacedTokens(
             given.model, given.masking, given.special_ids, self.generator_size,
             self.discriminator_weight, self.temperature, given.continues_word,
-            given.unigram_entropy,
+            baseline=given.unigram_entropy,
         )  # fmt: skip
 
 

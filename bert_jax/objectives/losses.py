@@ -1,14 +1,19 @@
-"""Cross entropy with a backward pass that keeps one array of logits."""
+"""Cross entropy with a backward pass that keeps one array of logits, and means."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
+
+
+def ratio(total: Num[Array, ""], count: Num[Array, ""]) -> Float[Array, ""]:
+    """Return the mean total / count, and 0 (never NaN) where nothing was counted."""
+    return total.astype(jnp.float32) / jnp.maximum(count.astype(jnp.float32), 1.0)
 
 
 def cross_entropy(
     logits: Float[Array, "*rows V"], labels: Int[Array, "*rows"]
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """-log softmax(logits)[label] in nats, and 1.0 where the label has the highest logit.
+    """Return -log softmax(logits)[label] in nats, and 1.0 where the label has the highest logit.
 
     Padded vocabulary columns hold -inf or a large negative number and get no probability and no
     gradient; at least one logit per row must be finite. Labels must lie in [0, V). A label that
@@ -25,9 +30,7 @@ def _cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
     return _forward(logits, labels)[0]
 
 
-def _forward(
-    logits: Array, labels: Array
-) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
+def _forward(logits, labels):
     highest = jnp.max(logits, axis=-1)
     log_z = highest + jnp.log(jnp.sum(jnp.exp(logits - highest[..., None]), axis=-1))
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
@@ -36,9 +39,7 @@ def _forward(
     return (log_z - picked, correct), (logits, labels, log_z)
 
 
-def _backward(
-    residuals: tuple[Array, Array, Array], cotangents: tuple[Array, Array]
-) -> tuple[Array, None]:
+def _backward(residuals, cotangents):
     logits, labels, log_z = residuals
     columns = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
     is_label = labels[..., None] == columns

@@ -1,6 +1,5 @@
 """Masked language modelling, with or without pairs of sentences (Devlin et al. 2018)."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +9,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from bert_jax.data.store import SpecialIds
-from bert_jax.model.config import ModelConfig
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import apply_pretraining, init_params, logical_axes
 from bert_jax.model.layout import Layout
-from bert_jax.objectives.losses import cross_entropy
+from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens
-from bert_jax.objectives.objective import Batch, Forward, Metric, Scalars, Shown, ratio
+from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
 
 _MASKED = (
     Metric(
@@ -35,20 +33,18 @@ _PAIRS = (
 
 
 @dataclass(frozen=True)
-class MaskedLM:
-    """Prediction of masked tokens, and of the label of a pair of sentences where rows have one."""
+class MaskedLM(Objective):
+    """Prediction of masked tokens, and of the label of a pair of sentences where rows have one.
 
-    model: ModelConfig
+    `baseline` is the unigram entropy of the training corpus, nats.
+    """
+
     masking: MaskingConfig
     special_ids: SpecialIds
     continues_word: np.ndarray | None = field(default=None, compare=False)
     """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
     pairs: bool = True
     """Whether rows are pairs of sentences with a label."""
-    baseline: float | None = None
-    """Unigram entropy of the training corpus, nats."""
-
-    frozen = frozenset[str]()
 
     @staticmethod
     def metrics_of(pairs: bool) -> tuple[Metric, ...]:
@@ -77,8 +73,7 @@ class MaskedLM:
             seed=seed,
             config=self.masking,
             vocab_size=self.model.vocab_size,
-            special_ids=dataclasses.astuple(self.special_ids),
-            mask_id=self.special_ids.mask,
+            special_ids=self.special_ids,
             continues_word=self.continues_word,
         )
         return {**batch, **masked._asdict()}
@@ -94,21 +89,10 @@ class MaskedLM:
         self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Forward:
         """Sum losses (nats), right answers and counts over the rows."""
-        logits = apply_pretraining(
-            self.model,
-            params,
-            rows["tokens"],
-            rows["type_ids"].astype(jnp.int32),
-            rows["segment_ids"].astype(jnp.int32),
-            rows["positions"],
-            dropout_seed=seed,
-            row_index=rows["row_index"],
-            layout=layout,
-        )
-        return Forward(
-            masked_sums(logits.mlm, rows["labels"], rows["weights"])
-            | pair_sums(logits.nsp, rows["pair_labels"])
-        )
+        inputs = (*self.inputs(rows, seed), layout)
+        logits = apply_pretraining(self.model, params, *inputs, positions=rows["positions"])
+        masked = masked_sums(logits.vocabulary, rows["labels"], rows["weights"])
+        return Forward(masked | pair_sums(logits.pairs, rows["pair_labels"]))
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Add the masked-LM loss and the sentence-pair loss (appendix A.2)."""
@@ -128,10 +112,6 @@ class MaskedLM:
             loss = sums["mlm_loss"] / max(sums["mlm_count"], 1.0)
             values["nats_below_unigram"] = self.baseline - loss
         return values
-
-    def has_dropout(self) -> bool:
-        """Say whether training draws random numbers for dropout."""
-        return bool(self.model.hidden_dropout_rate or self.model.attention_dropout_rate)
 
     def flops(self, length: int) -> int:
         """Count the operations of one row in a training step (see `model.flops`)."""

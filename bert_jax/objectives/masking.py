@@ -13,8 +13,7 @@ over (B, L), instead of sorting: on one CPU core 7 ns a token, where `lax.sort` 
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Integer, UInt32
 
+from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 
@@ -90,25 +90,22 @@ def mask_tokens(
     seed: int | Integer[Array | np.ndarray, ""],
     config: MaskingConfig,
     vocab_size: int,
-    special_ids: Sequence[int],
-    mask_id: int,
+    special_ids: SpecialIds,
     continues_word: Bool[Array | np.ndarray, " V"] | None = None,
 ) -> Masked:
     """Choose and replace tokens; a pure function of (seed, row_index) and the row, per row.
+
+    A row without tokens to choose has weights 0.
 
     Args:
       tokens: ids below `vocab_size`.
       segment_ids: 0 is padding, which is never chosen.
       row_index: the rows' places in the stream of examples.
-      seed: of the run.
+      seed: seed of the run.
       config: rates; gives P.
-      vocab_size: real ids, without the padding of the embedding table.
+      vocab_size: number of real ids, without the padding of the embedding table.
       special_ids: ids that are never chosen and never drawn as replacement.
-      mask_id: id of [MASK].
       continues_word: per id, whether it continues the word before it; needed for whole words.
-
-    Returns:
-      Masked. A row without tokens to choose has weights 0.
 
     Raises:
       UserError: whole words without `continues_word`, or no id that is not special.
@@ -117,7 +114,7 @@ def mask_tokens(
         raise UserError(
             "masking.whole_word needs a tokenizer that says which tokens continue a word"
         )
-    specials = sorted(set(special_ids))
+    specials = sorted(set(astuple(special_ids)))
     if vocab_size <= len(specials):
         raise UserError(f"vocab_size is {vocab_size}, of which {len(specials)} are special tokens")
     tokens = jnp.asarray(tokens).astype(jnp.int32)
@@ -153,7 +150,7 @@ def mask_tokens(
         drawn += drawn >= special
     replaced = jnp.where(
         action < np.uint32(to_mask),
-        jnp.int32(mask_id),
+        jnp.int32(special_ids.mask),
         jnp.where(action < np.uint32(to_random), drawn, tokens),
     )
 
@@ -166,9 +163,9 @@ def mask_tokens(
 
 
 def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array, "B L"]:
-    """Random and distinct within a row: hash in the high bits, `places` in the low ones.
+    """Draw numbers that differ within a row: hash in the high bits, `places` in the low ones.
 
-    Places that are no candidates have 0, others never do.
+    A place that is no candidate has 0; a candidate never has.
     """
     bits = max((candidate.shape[1]).bit_length(), 1)
     high = hash_u32(seed, _PRIORITY, rows, places) >> bits << bits
@@ -198,7 +195,7 @@ def _choose_words(
     starts: Bool[Array, "B L"],
     wanted: Int[Array, " B"],
 ) -> Bool[Array, "B L"]:
-    """Whole words in the order of their priority, while they fit into `wanted`.
+    """Choose whole words in the order of their priority, while they fit into `wanted`.
 
     A word that does not fit is passed over for shorter ones, as in the published data creation.
     What is left to fill shrinks with each round to less than the word that did not fit, so

@@ -1,8 +1,8 @@
-"""The protocol between what a run learns and everything that trains it.
+"""The interface between what a run learns and everything that trains it.
 
 An objective holds pure functions of their arguments. It knows no mesh, no loop and no file. The
 training step, evaluation, telemetry, pictures, retention, `plan` and `replay` use an objective
-through this protocol and its metrics alone, and know no metric by name.
+through this interface and its metrics alone, and know no metric by name.
 
 A step works in this order: `prepare` the whole batch; `counts`, the denominators of the whole
 batch; per micro-batch `forward`, the numerators; `loss`, a scalar of both. Losses of parts of a
@@ -11,16 +11,18 @@ known before the first part.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout
+from bert_jax.objectives.losses import ratio
 
 Tree = Any
 """Nested dict of arrays."""
@@ -71,57 +73,71 @@ class Shown(NamedTuple):
     """(B, L) bool."""
 
 
-@runtime_checkable
-class Objective(Protocol):
-    """Goal of a run, as pure functions."""
+@dataclass(frozen=True)
+class Objective(ABC):
+    """Goal of a run, as pure functions; an objective is a frozen dataclass below this one."""
+
+    model: ModelConfig
+    """Encoder of the objective: its compute type and unrolling are those of the step."""
+    baseline: float | None = field(default=None, kw_only=True)
+    """Value of the first metric that a model reaches which ignores its input, if known."""
+    frozen: frozenset[str] = field(default=frozenset(), kw_only=True)
+    """Top-level entries of the parameters that no step changes."""
 
     @property
-    def model(self) -> ModelConfig:
-        """Encoder of the objective: its compute type and unrolling are those of the step."""
-
-    @property
+    @abstractmethod
     def metrics(self) -> tuple[Metric, ...]:
         """Metrics of the objective; the first is watched, drawn and compared with `baseline`."""
 
-    @property
-    def baseline(self) -> float | None:
-        """Value of the first metric that a model reaches which ignores its input, if known."""
-
-    @property
-    def frozen(self) -> frozenset[str]:
-        """Top-level entries of the parameters that no step changes."""
-
+    @abstractmethod
     def init(self, key: Array) -> Tree:
         """Make fresh parameters: a nested dict of float32 arrays."""
 
+    @abstractmethod
     def axes(self) -> Tree:
         """Name the logical axes of each parameter (see `parallel.sharding.RULES`)."""
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
         """Make model inputs and labels of the whole batch, on the device: masking, corruption."""
+        del seed
+        return batch
 
+    @abstractmethod
     def counts(self, rows: Batch) -> Scalars:
         """Count the denominators of the loss, of the whole batch."""
 
+    @abstractmethod
     def forward(
         self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Forward:
         """Compute the sums of some prepared rows; `seed` None switches dropout off."""
 
+    @abstractmethod
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Return the loss of these sums over the counts of the whole batch."""
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return what an evaluation reports beside the metrics, from its sums."""
+        del sums
+        return {}
 
     def has_dropout(self) -> bool:
         """Say whether training draws random numbers for dropout."""
+        return bool(self.model.hidden_dropout_rate or self.model.attention_dropout_rate)
 
+    @abstractmethod
     def flops(self, length: int) -> int:
         """Count the floating-point operations of one row of `length` tokens in a training step."""
 
+    @abstractmethod
     def shown(self, rows: Batch) -> Shown:
         """Show prepared rows to people."""
+
+    @staticmethod
+    def inputs(rows: Batch, seed: Array | None) -> tuple[Array, Array, Array, DropoutStream | None]:
+        """Return what `model.heads.encode` reads of rows: tokens, types, segments, dropout."""
+        stream = None if seed is None else DropoutStream(seed, rows["row_index"])
+        return rows["tokens"], rows["type_ids"], rows["segment_ids"], stream
 
 
 def num_params(objective: Objective) -> int:
@@ -136,11 +152,6 @@ def num_params(objective: Objective) -> int:
         return math.prod(rows)
 
     return sum(jax.tree.leaves(jax.tree.map(count, shapes, objective.axes())))
-
-
-def ratio(total: Num[Array, ""], count: Num[Array, ""]) -> Float[Array, ""]:
-    """Return the mean total / count, and 0 (never NaN) where nothing was counted."""
-    return total.astype(jnp.float32) / jnp.maximum(count.astype(jnp.float32), 1.0)
 
 
 def measure(metrics: tuple[Metric, ...], sums: Scalars) -> dict[str, Float[Array, ""]]:

@@ -19,20 +19,20 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from bert_jax.data.store import SpecialIds
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.counter_hash import hash_u32
-from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops, mlm_flops, replaced_flops
+from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops, replaced_flops, vocabulary_flops
 from bert_jax.model.heads import (
-    encode_states,
+    ReplacedHead,
+    encode,
     init_params,
-    init_replaced_head,
     logical_axes,
-    mlm_logits,
-    replaced_head_axes,
-    replaced_logits,
+    vocabulary_logits,
+    with_params,
 )
 from bert_jax.model.layout import Layout
+from bert_jax.objectives.losses import ratio
 from bert_jax.objectives.masked_lm import MaskedLM, masked_sums
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.objectives.objective import Batch, Forward, Metric, Scalars, Shown, ratio
+from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
 
 # What a random number is for; words far from those of masking.
 _SAMPLING, _GENERATOR_DROPOUT = 0x53414D50, 0x47454E44
@@ -63,9 +63,7 @@ METRICS = (
 def generator_of(model: ModelConfig, size: float) -> ModelConfig:
     """Return the generator of a discriminator: as deep, `size` times as wide, on the same tables.
 
-    Args:
-        model: Architecture of the discriminator.
-        size: Share of its width, heads and feed-forward width.
+    `size` is its share of width, heads and feed-forward width.
     """
     heads = max(1, round(model.num_heads * size))
     width = max(1, round(model.hidden_dim * size / heads)) * heads
@@ -97,11 +95,13 @@ class Replaced(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReplacedTokens:
-    """Detection of tokens that a jointly trained masked LM proposed."""
+class ReplacedTokens(Objective):
+    """Detection of tokens that a jointly trained masked LM proposed.
 
-    model: ModelConfig
-    """Architecture of the discriminator, which is what is kept."""
+    `model` is the discriminator, which is what is kept; `baseline` is the unigram entropy of the
+    training corpus, nats.
+    """
+
     masking: MaskingConfig
     special_ids: SpecialIds
     generator_size: float = 0.25
@@ -112,10 +112,7 @@ class ReplacedTokens:
     """Divisor of the generator's logits before a token is drawn."""
     continues_word: np.ndarray | None = field(default=None, compare=False)
     """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
-    baseline: float | None = None
-    """Unigram entropy of the training corpus, nats."""
 
-    frozen = frozenset[str]()
     metrics = METRICS
 
     @property
@@ -136,14 +133,16 @@ class ReplacedTokens:
         keys = jax.random.split(key, 3)
         return _joined(
             init_params(self.model, keys[0]),
-            init_replaced_head(self.model, keys[1]),
+            init_params(self.model, keys[1], ReplacedHead),
             init_params(self.generator, keys[2]),
         )
 
     def axes(self) -> Any:
         """Name the logical axes of each parameter."""
         return _joined(
-            logical_axes(self.model), replaced_head_axes(self.model), logical_axes(self.generator)
+            logical_axes(self.model),
+            logical_axes(self.model, ReplacedHead),
+            logical_axes(self.generator),
         )
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
@@ -167,35 +166,21 @@ class ReplacedTokens:
         sums = masked_sums(logits, rows["labels"], rows["weights"])
         drawn = draw(logits / self.temperature, rows["proposals"], rows["positions"])
         seen = replace_tokens(rows, drawn)
-        states = encode_states(
-            self.model,
-            params,
-            seen.tokens,
-            rows["type_ids"].astype(jnp.int32),
-            rows["segment_ids"].astype(jnp.int32),
-            dropout_seed=seed,
-            row_index=rows["row_index"],
-            layout=layout,
-        )
-        found = replaced_logits(self.model, params, states)
+        inputs = self.inputs({**rows, "tokens": seen.tokens}, seed)
+        states = encode(self.model, params, *inputs, layout)
+        found = with_params(params["rtd"], ReplacedHead, self.model)(states)
         return Forward(sums | detection_sums(found, seen.is_replaced, rows["segment_ids"] > 0))
 
     def proposed_logits(
         self, generator: Any, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Float[Array, "B P V"]:
         """Compute the generator's logits at the masked positions."""
-        states = encode_states(
-            self.generator,
-            generator,
-            rows["tokens"],
-            rows["type_ids"].astype(jnp.int32),
-            rows["segment_ids"].astype(jnp.int32),
-            # Another seed than the discriminator's, whose sites have the same numbers.
-            dropout_seed=None if seed is None else jnp.asarray(hash_u32(seed, _GENERATOR_DROPOUT)),
-            row_index=rows["row_index"],
-            layout=None if layout is None else layout.inner["generator"],
-        )
-        return mlm_logits(self.generator, generator, states, rows["positions"])
+        if seed is not None:  # the sites of the discriminator have the same numbers
+            seed = jnp.asarray(hash_u32(seed, _GENERATOR_DROPOUT))
+        if layout is not None:
+            layout = layout.inner["generator"]
+        states = encode(self.generator, generator, *self.inputs(rows, seed), layout)
+        return vocabulary_logits(self.generator, generator, states, rows["positions"])
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Add the generator's loss per masked token and the weighted one per token."""
@@ -212,16 +197,12 @@ class ReplacedTokens:
             **self.proposer.aside(sums),
         }
 
-    def has_dropout(self) -> bool:
-        """Say whether training draws random numbers for dropout."""
-        return bool(self.model.hidden_dropout_rate or self.model.attention_dropout_rate)
-
     def flops(self, length: int) -> int:
         """Count the operations of one row in a training step (see `model.flops`)."""
         num_masked = self.masking.num_predictions(length)
-        generator = encoder_flops(self.generator, length) + mlm_flops(self.generator, num_masked)
-        discriminator = encoder_flops(self.model, length) + replaced_flops(self.model, length)
-        return TRAIN_OVER_FORWARD * (generator + discriminator)
+        encoders = encoder_flops(self.generator, length) + encoder_flops(self.model, length)
+        heads = vocabulary_flops(self.generator, num_masked) + replaced_flops(self.model, length)
+        return TRAIN_OVER_FORWARD * (encoders + heads)
 
     def shown(self, rows: Batch) -> Shown:
         """Show the generator's input and the places for which it proposes tokens."""

@@ -3,7 +3,7 @@
 A kind of head is an entry of `HEADS`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,18 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from bert_jax.model.config import ModelConfig
 from bert_jax.model.flops import task_flops
-from bert_jax.model.heads import PADDED_LOGIT
+from bert_jax.model.heads import PADDED_LOGIT, logical_axes
 from bert_jax.model.layout import Layout
-from bert_jax.model.task_heads import (
-    TaskHeadConfig,
-    apply_task,
-    init_task_params,
-    task_logical_axes,
-)
-from bert_jax.objectives.losses import cross_entropy
-from bert_jax.objectives.objective import Batch, Forward, Metric, Scalars, Shown, ratio
+from bert_jax.model.task_heads import TaskHeadConfig, TaskModel, apply_task, init_task_params
+from bert_jax.objectives.losses import cross_entropy, ratio
+from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
 from bert_jax.tasks.task import Objective as Kind
 
 
@@ -82,21 +76,17 @@ for padding, which is no answer of a span here. Adding a head is an entry here."
 
 
 @dataclass(frozen=True)
-class TaskObjective:
+class TaskObjective(Objective):
     """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
 
     Batches are those of `tasks.rows.Batch`. Outputs are logits in float32: (B, C), of tags and
     spans (B, L, C).
     """
 
-    model: ModelConfig
     config: TaskHeadConfig
     """Sizes of the head."""
     kind: Kind
     """Entry of `HEADS`."""
-
-    baseline = None
-    frozen = frozenset[str]()
 
     @property
     def head(self) -> Head:
@@ -114,12 +104,7 @@ class TaskObjective:
 
     def axes(self) -> Any:
         """Name the logical axes of each parameter."""
-        return task_logical_axes(self.model, self.config)
-
-    def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Return the batch: rows come with labels."""
-        del seed
-        return batch
+        return logical_axes(self.model, TaskModel, self.config)
 
     def counts(self, rows: Batch) -> Scalars:
         """Count the labels."""
@@ -131,17 +116,7 @@ class TaskObjective:
         self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Forward:
         """Compute logits, and the sum of losses where rows have labels."""
-        logits = apply_task(
-            self.model,
-            self.config,
-            params,
-            rows["tokens"],
-            rows["type_ids"],
-            rows["segment_ids"],
-            dropout_seed=seed,
-            row_index=rows["row_index"],
-            layout=layout,
-        )
+        logits = apply_task(self.model, self.config, params, *self.inputs(rows, seed), layout)
         if "labels" not in rows:
             return Forward({"loss": jnp.float32(0), "count": jnp.float32(0)}, logits)
         counted = self.head.counted(rows["labels"], rows["weights"])
@@ -152,16 +127,9 @@ class TaskObjective:
         """Return the mean loss of the labels; 0 in a batch without any."""
         return ratio(sums["loss"], counts["count"])
 
-    def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return nothing: the task's scores are computed from outputs."""
-        del sums
-        return {}
-
     def has_dropout(self) -> bool:
         """Say whether training draws random numbers for dropout."""
-        model = self.model
-        rates = (model.hidden_dropout_rate, model.attention_dropout_rate, self.config.dropout_rate)
-        return any(rates)
+        return bool(self.config.dropout_rate) or super().has_dropout()
 
     def flops(self, length: int) -> int:
         """Count the operations of one row in a training step (see `model.flops`)."""

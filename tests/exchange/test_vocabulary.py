@@ -49,7 +49,7 @@ def mlm(saved: SavedModel, ids: np.ndarray) -> np.ndarray:
     params = jax.tree.map(jnp.asarray, saved.params)
     run = jax.jit(apply_pretraining, static_argnums=0)
     logits = run(saved.config, params, rows, jnp.zeros_like(rows), jnp.ones_like(rows))
-    return np.asarray(logits.mlm)[0]
+    return np.asarray(logits.vocabulary)[0]
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def test_logits_are_those_of_tensorflow() -> None:
     real = golden["tokens"] != 0
     rows = map(jnp.asarray, (golden["tokens"], golden["types"], real.astype(np.int32)))
     logits = jax.jit(apply_pretraining, static_argnums=0)(config, params, *rows)
-    mlm = np.asarray(logits.mlm)[..., : config.vocab_size]
+    mlm = np.asarray(logits.vocabulary)[..., : config.vocab_size]
     np.testing.assert_allclose(mlm[real], golden["mlm"][real], atol=2e-5)
-    np.testing.assert_allclose(logits.nsp, golden["nsp"], atol=2e-5)
+    np.testing.assert_allclose(logits.pairs, golden["nsp"], atol=2e-5)
     assert config.activation == "gelu_tanh"
     assert found.files == GOLDEN / "vocab.txt"
     assert found.config["architectures"] == ["BertForPreTraining"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.model.dropout import dropout, keep_mask
+from bert_jax.model.dropout import DropoutStream, dropout, keep_mask
 
 ROWS, LENGTH, WIDTH = 32, 64, 128
 SHAPE = (ROWS, LENGTH, WIDTH)
@@ -91,7 +91,7 @@ def test_values_and_gradient_use_one_mask():
     rows = jnp.arange(ROWS, dtype=jnp.uint32)
 
     def drop(x):
-        return dropout(x, 0.1, jnp.uint32(3), 5, rows)
+        return dropout(x, 0.1, DropoutStream(jnp.uint32(3), rows), 5)
 
     kept = mask(rate=0.1, seed=3, site=5)
     y, pull_back = jax.vjp(drop, x)
@@ -101,24 +101,23 @@ def test_values_and_gradient_use_one_mask():
 
 def test_scale_is_unbiased_in_bfloat16():
     x = jax.random.uniform(jax.random.key(0), SHAPE, jnp.bfloat16, 1.0, 2.0)
-    y = dropout(x, 0.1, jnp.uint32(3), 5, jnp.arange(ROWS, dtype=jnp.uint32))
+    rows = jnp.arange(ROWS, dtype=jnp.uint32)
+    y = dropout(x, 0.1, DropoutStream(jnp.uint32(3), rows), 5)
     assert y.dtype == jnp.bfloat16
     ratio = (np.asarray(y, np.float64) / np.asarray(x, np.float64))[np.asarray(y) != 0]
     assert abs(ratio.mean() * 0.9 - 1) < 2e-4  # a rounded factor is off by 1.6e-3
 
 
 def test_no_mask_is_stored_for_the_backward_pass():
-    rows = jnp.arange(ROWS, dtype=jnp.uint32)
-    _, pull_back = jax.vjp(lambda x: dropout(x, 0.1, jnp.uint32(3), 5, rows), jnp.ones(SHAPE))
+    stream = DropoutStream(jnp.uint32(3), jnp.arange(ROWS, dtype=jnp.uint32))
+    _, pull_back = jax.vjp(lambda x: dropout(x, 0.1, stream, 5), jnp.ones(SHAPE))
     assert sum(leaf.size for leaf in jax.tree.leaves(pull_back)) <= ROWS + 2
 
 
-def test_no_dropout_without_seed_or_rate():
+def test_no_dropout_without_stream_or_rate():
     x = jnp.ones((2, 3))
-    assert dropout(x, 0.1, None, 0, None) is x
-    assert dropout(x, 0.0, jnp.uint32(1), 0, jnp.arange(2, dtype=jnp.uint32)) is x
-    with pytest.raises(ValueError, match="row_index"):
-        dropout(x, 0.1, jnp.uint32(1), 0, None)
+    assert dropout(x, 0.1, None, 0) is x
+    assert dropout(x, 0.0, DropoutStream(jnp.uint32(1), jnp.arange(2, dtype=jnp.uint32)), 0) is x
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_sharded_masks_are_equal_and_need_no_communication(spec):
     x, rows = jnp.ones(SHAPE), jnp.arange(ROWS, dtype=jnp.uint32)
 
     def forward_and_backward(x, seed, rows):
-        y, pull_back = jax.vjp(lambda x: dropout(x, 0.1, seed, 7, rows), x)
+        y, pull_back = jax.vjp(lambda x: dropout(x, 0.1, DropoutStream(seed, rows), 7), x)
         return y, pull_back(y)[0]
 
     expected = jax.jit(forward_and_backward)(x, jnp.uint32(1), rows)

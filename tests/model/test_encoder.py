@@ -15,9 +15,9 @@ from bert_jax.errors import UserError
 from bert_jax.model import encoder
 from bert_jax.model.attention import xla
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import dropout, keep_mask
+from bert_jax.model.dropout import DropoutStream, dropout, keep_mask
 from bert_jax.model.encoder import restarting_positions
-from bert_jax.model.heads import apply_pretraining, encode, init_params, logical_axes
+from bert_jax.model.heads import apply_pretraining, encode, init_params, logical_axes, pool
 
 B, L = 8, 16
 CONFIG = ModelConfig(
@@ -41,12 +41,11 @@ def params():
 
 def score(config, params, tokens, segment_ids, seed):
     """A scalar that depends on every logit of real tokens, and the logits."""
-    logits = apply_pretraining(
-        config, params, tokens, TYPES, segment_ids, dropout_seed=seed, row_index=ROWS
-    )
+    stream = None if seed is None else DropoutStream(seed, ROWS)
+    logits = apply_pretraining(config, params, tokens, TYPES, segment_ids, stream)
     real = segment_ids > 0
-    log_p = jax.nn.log_softmax(logits.mlm)[..., 7] * real
-    return -log_p.sum() / real.sum() + logits.nsp[:, 0].mean(), logits
+    log_p = jax.nn.log_softmax(logits.vocabulary)[..., 7] * real
+    return -log_p.sum() / real.sum() + logits.pairs[:, 0].mean(), logits
 
 
 value_and_grad = jax.jit(jax.value_and_grad(score, argnums=1, has_aux=True), static_argnums=0)
@@ -60,17 +59,17 @@ def test_positions_restart_in_each_segment():
 
 def test_packed_segments_do_not_see_each_other(params):
     logits = jax.jit(partial(apply_pretraining, CONFIG))
-    before = logits(params, TOKENS, TYPES, PACKED).mlm
+    before = logits(params, TOKENS, TYPES, PACKED).vocabulary
     second = np.asarray(PACKED) == 2
-    after = logits(params, jnp.where(second, (TOKENS + 1) % 100, TOKENS), TYPES, PACKED).mlm
+    after = logits(params, jnp.where(second, (TOKENS + 1) % 100, TOKENS), TYPES, PACKED).vocabulary
     np.testing.assert_array_equal(after[~second], before[~second])
     assert not np.isclose(after[second], before[second]).all(-1).any()
 
 
 def test_a_packed_segment_is_what_it_is_alone(params):
     logits = jax.jit(partial(apply_pretraining, CONFIG))
-    packed = logits(params, TOKENS, TYPES, PACKED).mlm[0, 5:12]
-    alone = logits(params, TOKENS[:1, 5:12], TYPES[:1, 5:12], PACKED[:1, 5:12]).mlm[0]
+    packed = logits(params, TOKENS, TYPES, PACKED).vocabulary[0, 5:12]
+    alone = logits(params, TOKENS[:1, 5:12], TYPES[:1, 5:12], PACKED[:1, 5:12]).vocabulary[0]
     np.testing.assert_allclose(packed, alone, atol=1e-5)
 
 
@@ -79,8 +78,8 @@ def test_padding_tokens_do_not_matter(params):
     logits = jax.jit(partial(apply_pretraining, CONFIG))
     before = logits(params, TOKENS, TYPES, PACKED)
     after = logits(params, jnp.where(real, TOKENS, 3), TYPES, PACKED)
-    np.testing.assert_array_equal(after.mlm[real], before.mlm[real])
-    np.testing.assert_array_equal(after.nsp[:-1], before.nsp[:-1])
+    np.testing.assert_array_equal(after.vocabulary[real], before.vocabulary[real])
+    np.testing.assert_array_equal(after.pairs[:-1], before.pairs[:-1])
 
 
 @pytest.mark.parametrize("seed", [None, jnp.uint32(1)])
@@ -95,7 +94,7 @@ def test_a_model_of_one_type_learns_it_from_every_token():
     params, segments = init_params(config, jax.random.key(0)), jnp.ones((B, L), jnp.int32)
 
     def states(params, types):
-        hidden, _ = encode(config, params, TOKENS, types, segments)
+        hidden = encode(config, params, TOKENS, types, segments)
         return (hidden**3).sum(), hidden
 
     run = jax.jit(jax.value_and_grad(states, has_aux=True))
@@ -109,7 +108,8 @@ def test_a_model_of_one_type_learns_it_from_every_token():
 @pytest.mark.parametrize("activation", ["tanh", "relu", "gelu"])
 def test_the_pooler_has_the_activation_of_the_configuration(params, activation):
     config = dataclasses.replace(CONFIG, pooler_activation=activation)
-    hidden, pooled = encode(config, params, TOKENS, TYPES, jnp.ones((B, L), jnp.int32))
+    hidden = encode(config, params, TOKENS, TYPES, jnp.ones((B, L), jnp.int32))
+    pooled = pool(config, params, hidden)
     dense = params["encoder"]["pooler"]["dense"]
     x = np.asarray(hidden[:, 0]) @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"])
     normal = 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
@@ -155,9 +155,10 @@ def test_bfloat16_is_close_to_float32(params):
     (expected, _), _ = value_and_grad(CONFIG, params, TOKENS, PACKED, None)
     (actual, logits), gradients = value_and_grad(low, params, TOKENS, PACKED, None)
     assert float(actual) == pytest.approx(float(expected), rel=1e-2)
-    assert logits.mlm.dtype == logits.nsp.dtype == jnp.float32
+    assert logits.vocabulary.dtype == logits.pairs.dtype == jnp.float32
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(gradients))
-    hidden, pooled = jax.eval_shape(partial(encode, low), params, TOKENS, TYPES, PACKED)
+    hidden = jax.eval_shape(partial(encode, low), params, TOKENS, TYPES, PACKED)
+    pooled = jax.eval_shape(partial(pool, low), params, hidden)
     assert hidden.dtype == pooled.dtype == jnp.bfloat16
 
 
@@ -175,9 +176,8 @@ def test_bfloat16_multiplies_in_bfloat16_forward_and_backward(params):
 def test_dropout_follows_the_row_not_the_place_in_the_batch(params):
     run = jax.jit(
         lambda tokens, segments, rows, seed: apply_pretraining(
-            CONFIG, params, tokens, TYPES[0:1].repeat(B, 0), segments,
-            dropout_seed=seed, row_index=rows,
-        ).nsp
+            CONFIG, params, tokens, TYPES[0:1].repeat(B, 0), segments, DropoutStream(seed, rows)
+        ).pairs
     )  # fmt: skip
     order = np.random.default_rng(1).permutation(B)
     whole = run(TOKENS, PACKED, ROWS, jnp.uint32(1))
@@ -191,17 +191,17 @@ def test_dropout_follows_the_row_not_the_place_in_the_batch(params):
 def test_every_dropout_has_a_mask_of_its_own(params, monkeypatch, scan_unroll):
     found = []
 
-    def recording(x, rate, seed, site, row_index):
-        mask = keep_mask(x.shape, rate, seed, site, row_index)
+    def recording(x, rate, stream, site):
+        mask = keep_mask(x.shape, rate, stream.seed, site, stream.row_index)
         jax.debug.callback(lambda *pair: found.append(pair), site, mask)
-        return dropout(x, rate, seed, site, row_index)
+        return dropout(x, rate, stream, site)
 
     monkeypatch.setattr(encoder, "dropout", recording)
     monkeypatch.setattr(xla, "dropout", recording)
     rates = {"hidden_dropout_rate": 0.5, "attention_dropout_rate": 0.5}
     config = dataclasses.replace(CONFIG, scan_unroll=scan_unroll, **rates)
     run = jax.jit(partial(encode, config))
-    run(params, TOKENS, TYPES, PACKED, dropout_seed=jnp.uint32(1), row_index=ROWS)
+    run(params, TOKENS, TYPES, PACKED, DropoutStream(jnp.uint32(1), ROWS))
     jax.effects_barrier()
     sites = [int(site) for site, _ in found]
     # Embeddings, and of each layer the attention's weights, its output and the MLP's.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import apply_pretraining, encode, init_params, logical_axes
+from bert_jax.model.heads import apply_pretraining, encode, init_params, logical_axes, pool
 
 CONFIG = ModelConfig(
     vocab_size=100, num_positions=16, hidden_dim=32, num_layers=3, num_heads=4, mlp_dim=64,
@@ -82,12 +82,12 @@ def test_logits_at_positions_are_those_of_everywhere(params):
     positions = jnp.array([[0, 3, 15], [2, 2, 9]])
     run = jax.jit(partial(apply_pretraining, CONFIG))
     everywhere = run(params, TOKENS, TYPES, SEGMENTS)
-    some = run(params, TOKENS, TYPES, SEGMENTS, positions)
-    assert everywhere.mlm.shape == (2, 16, 128)
-    assert some.mlm.shape == (2, 3, 128)
-    expected = np.take_along_axis(np.asarray(everywhere.mlm), positions[..., None], 1)
-    np.testing.assert_allclose(some.mlm, expected, atol=1e-5)
-    np.testing.assert_allclose(some.nsp, everywhere.nsp, atol=1e-5)
+    some = run(params, TOKENS, TYPES, SEGMENTS, positions=positions)
+    assert everywhere.vocabulary.shape == (2, 16, 128)
+    assert some.vocabulary.shape == (2, 3, 128)
+    expected = np.take_along_axis(np.asarray(everywhere.vocabulary), positions[..., None], 1)
+    np.testing.assert_allclose(some.vocabulary, expected, atol=1e-5)
+    np.testing.assert_allclose(some.pairs, everywhere.pairs, atol=1e-5)
 
 
 def test_padding_of_the_vocabulary_has_no_probability_and_no_gradient(params):
@@ -95,7 +95,7 @@ def test_padding_of_the_vocabulary_has_no_probability_and_no_gradient(params):
     params = jax.tree.map(lambda leaf: leaf + 0.5, params)
 
     def entropy(params):
-        logits = apply_pretraining(CONFIG, params, TOKENS, TYPES, SEGMENTS).mlm
+        logits = apply_pretraining(CONFIG, params, TOKENS, TYPES, SEGMENTS).vocabulary
         log_p = jax.nn.log_softmax(logits)
         return -(jnp.exp(log_p) * log_p).mean(), jnp.exp(log_p)
 
@@ -113,7 +113,7 @@ def test_wide_bias_gradient_is_the_column_sum(params):
 
     def weighted(bias):
         changed = {**params, "mlm": {**params["mlm"], "bias": bias}}
-        logits = apply_pretraining(CONFIG, changed, TOKENS, TYPES, SEGMENTS).mlm
+        logits = apply_pretraining(CONFIG, changed, TOKENS, TYPES, SEGMENTS).vocabulary
         return (jnp.where(logits > -1e29, logits, 0) * weights).sum()
 
     gradient = jax.jit(jax.grad(weighted))(params["mlm"]["bias"])
@@ -122,13 +122,9 @@ def test_wide_bias_gradient_is_the_column_sum(params):
 
 def test_encode_takes_any_tree_with_an_encoder(params):
     tree = {"encoder": params["encoder"], "classifier": {}}
-    hidden, pooled = jax.jit(partial(encode, CONFIG))(tree, TOKENS, TYPES, SEGMENTS)
+    hidden = jax.jit(partial(encode, CONFIG))(tree, TOKENS, TYPES, SEGMENTS)
+    pooled = pool(CONFIG, tree, hidden)
     assert hidden.shape == (2, 16, 32)
     dense = params["encoder"]["pooler"]["dense"]
     expected = np.tanh(hidden[:, 0] @ dense["kernel"] + dense["bias"])
     np.testing.assert_allclose(pooled, expected, atol=1e-6)
-
-
-def test_dropout_needs_the_rows(params):
-    with pytest.raises(ValueError, match="row_index"):
-        apply_pretraining(CONFIG, params, TOKENS, TYPES, SEGMENTS, dropout_seed=jnp.uint32(1))

@@ -33,13 +33,13 @@ def loss_and_logits(params, config, inputs):
         apply_pretraining, config, params,
         inputs["tokens"], inputs["type_ids"], inputs["segment_ids"],
     )  # fmt: skip
-    masked = forward(inputs["positions"])
-    log_p = jax.nn.log_softmax(masked.mlm)
+    masked = forward(positions=inputs["positions"])
+    log_p = jax.nn.log_softmax(masked.vocabulary)
     picked = jnp.take_along_axis(log_p, inputs["labels"][..., None], -1)[..., 0]
     mlm_loss = -(picked * inputs["weights"]).sum() / inputs["weights"].sum()
     rows = jnp.arange(len(inputs["nsp_labels"]))
-    nsp_loss = -jax.nn.log_softmax(masked.nsp)[rows, inputs["nsp_labels"]].mean()
-    everywhere = forward(None)
+    nsp_loss = -jax.nn.log_softmax(masked.pairs)[rows, inputs["nsp_labels"]].mean()
+    everywhere = forward()
     return mlm_loss + nsp_loss, (masked, everywhere)
 
 
@@ -51,15 +51,15 @@ def assert_equal(config, weights, inputs, expected):
     )(params, config, inputs)
     close = partial(np.testing.assert_allclose, atol=TOLERANCE, rtol=TOLERANCE)
     close(loss, expected["loss"])
-    close(masked.nsp, expected["nsp"])
+    close(masked.pairs, expected["nsp"])
     # At padding the two differ: here padding sees padding, there it sees the text.
     real = np.asarray(inputs["segment_ids"]) > 0
     vocab = config.vocab_size
-    close(np.asarray(everywhere.mlm)[real][:, :vocab], expected["mlm"][real])
+    close(np.asarray(everywhere.vocabulary)[real][:, :vocab], expected["mlm"][real])
     at_positions = np.take_along_axis(
         expected["mlm"], np.asarray(inputs["positions"])[..., None], 1
     )
-    close(masked.mlm[..., :vocab], at_positions)
+    close(masked.vocabulary[..., :vocab], at_positions)
     ours = to_huggingface(gradients, config)
     assert ours.keys() == expected["gradients"].keys()
     for name, theirs in expected["gradients"].items():

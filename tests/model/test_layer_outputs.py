@@ -23,7 +23,7 @@ def rows():
 
 def test_the_last_states_are_those_of_the_encoder(rows):
     params = init_params(CONFIG, jax.random.key(1))
-    hidden, _ = encode(CONFIG, params, *rows)
+    hidden = encode(CONFIG, params, *rows)
     found = layer_outputs(CONFIG, params, *rows)
     assert found.weights is None
     assert found.states.shape == (4, 2, 9, 16)

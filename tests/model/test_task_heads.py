@@ -8,13 +8,9 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.formats.huggingface_names import from_huggingface, to_huggingface
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import init_params
-from bert_jax.model.task_heads import (
-    TaskHeadConfig,
-    apply_task,
-    init_task_params,
-    task_logical_axes,
-)
+from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.heads import init_params, logical_axes
+from bert_jax.model.task_heads import TaskHeadConfig, TaskModel, apply_task, init_task_params
 
 MODEL = ModelConfig(
     vocab_size=99, num_positions=24, hidden_dim=32, num_layers=2, num_heads=4, mlp_dim=64,
@@ -46,7 +42,7 @@ def logits_of(kind, params, inputs, **options):
 def test_shapes_axes_and_an_encoder_that_is_kept(kind):
     head, key = HEADS[kind], jax.random.key(1)
     params = init_task_params(MODEL, head, key)
-    axes = task_logical_axes(MODEL, head)
+    axes = logical_axes(MODEL, TaskModel, head)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         names = axes
         for entry in path:
@@ -72,8 +68,8 @@ def test_dropout_is_the_heads_own_and_named_by_rows():
     rows = jnp.arange(4, dtype=jnp.uint32)
 
     def run(seed, rows):
-        seed = jnp.uint32(seed)
-        return logits_of("classification", params, inputs, dropout_seed=seed, row_index=rows)
+        stream = DropoutStream(jnp.uint32(seed), rows)
+        return logits_of("classification", params, inputs, stream=stream)
 
     assert (run(1, rows) != logits_of("classification", params, inputs)).any()
     assert (run(1, rows) != run(2, rows)).any()

@@ -1,4 +1,5 @@
 import re
+from dataclasses import astuple
 from functools import cache, partial
 
 import jax
@@ -9,17 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens
 
 V, PAD, CLS, SEP, MASK = 1005, 0, 3, 100, 50
-SPECIALS = (PAD, CLS, SEP, MASK, 1004)
+SPECIAL_IDS = SpecialIds(pad=PAD, unk=1004, cls=CLS, sep=SEP, mask=MASK)
+SPECIALS = astuple(SPECIAL_IDS)
 ORDINARY = np.setdiff1d(np.arange(V), SPECIALS)
 CONTINUES = np.zeros(V, bool)
 CONTINUES[ORDINARY[::3]] = True
 
 
-KEYWORDS = {"vocab_size": V, "special_ids": SPECIALS, "mask_id": MASK, "continues_word": CONTINUES}
+KEYWORDS = {"vocab_size": V, "special_ids": SPECIAL_IDS, "continues_word": CONTINUES}
 
 
 @cache
@@ -109,12 +112,12 @@ def test_a_million_draws():
 def test_replacements_reach_the_whole_vocabulary_and_no_further():
     config = MaskingConfig(rate=1.0, max_predictions=64, mask_rate=0.0, random_rate=1.0)
     tokens = np.full((64, 64), 6, np.uint16)
-    specials = (1, 3, 7)
+    ids = SpecialIds(pad=1, unk=3, cls=7, sep=7, mask=7)
     for vocab_size in (8, 9):
         result = masked(
-            tokens, config=config, vocab_size=vocab_size, special_ids=specials, continues_word=None
+            tokens, config=config, vocab_size=vocab_size, special_ids=ids, continues_word=None
         )
-        assert set(result.tokens.ravel()) == set(range(vocab_size)) - set(specials)
+        assert set(result.tokens.ravel()) == set(range(vocab_size)) - {1, 3, 7}
 
 
 @pytest.mark.parametrize("whole_word", [False, True])
@@ -319,4 +322,4 @@ def test_bad_config():
     with pytest.raises(UserError, match="whole_word needs a tokenizer"):
         masked(tokens, config=MaskingConfig(whole_word=True), continues_word=None)
     with pytest.raises(UserError, match="vocab_size is 5, of which 5"):
-        masked(tokens, vocab_size=5, special_ids=range(5))
+        masked(tokens, vocab_size=5, special_ids=SpecialIds(*range(5)))

@@ -24,13 +24,12 @@ from small_run import (
 
 from bert_jax import cli
 from bert_jax.checkpoint import load_newest
-from bert_jax.model.config import ModelConfig
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
-from bert_jax.model.heads import encode_states
-from bert_jax.model.task_heads import TaskHeadConfig, init_task_params, task_logical_axes
+from bert_jax.model.heads import encode, logical_axes
+from bert_jax.model.task_heads import TaskHeadConfig, TaskModel, init_task_params
 from bert_jax.objectives import config as objectives
-from bert_jax.objectives.losses import cross_entropy
-from bert_jax.objectives.objective import Forward, Metric, Objective, Shown, ratio
+from bert_jax.objectives.losses import cross_entropy, ratio
+from bert_jax.objectives.objective import Forward, Metric, Objective, Shown
 from bert_jax.parallel.sharding import make_mesh
 from bert_jax.plan.predict import predict
 from bert_jax.plan.topology import parse_topology
@@ -48,17 +47,11 @@ METRICS = (
 
 
 @dataclass(frozen=True)
-class Counting:
+class Counting(Objective):
     """Number of different tokens of a row, modulo `modulus`."""
 
-    model: ModelConfig
     modulus: int
-    frozen: frozenset[str]
     metrics = METRICS
-
-    @property
-    def baseline(self) -> float:
-        return float(np.log(self.modulus))
 
     @property
     def head(self) -> TaskHeadConfig:
@@ -68,7 +61,7 @@ class Counting:
         return init_task_params(self.model, self.head, key)
 
     def axes(self):
-        return task_logical_axes(self.model, self.head)
+        return logical_axes(self.model, TaskModel, self.head)
 
     def prepare(self, batch, seed):
         ordered = jnp.sort(jnp.asarray(batch["tokens"]).astype(jnp.int32), axis=1)
@@ -79,11 +72,7 @@ class Counting:
         return {"rows": jnp.sum(self._counted(rows))}
 
     def forward(self, params, rows, seed, layout):
-        states = encode_states(
-            self.model, params, rows["tokens"].astype(jnp.int32),
-            rows["type_ids"].astype(jnp.int32), rows["segment_ids"].astype(jnp.int32),
-            dropout_seed=seed, row_index=rows["row_index"], layout=layout,
-        )  # fmt: skip
+        states = encode(self.model, params, *self.inputs(rows, seed), layout)
         head, counted = params["head"], self._counted(rows)
         logits = states.mean(axis=1) @ head["kernel"].astype(states.dtype) + head["bias"]
         loss, correct = cross_entropy(logits, rows["answers"])
@@ -104,9 +93,6 @@ class Counting:
     def aside(self, sums: Mapping[str, float]):
         most = max(sums[f"answer_{n}"] for n in range(self.modulus))
         return {"toy_majority": most / max(sums["rows"], 1.0)}
-
-    def has_dropout(self):
-        return bool(self.model.hidden_dropout_rate)
 
     def flops(self, length):
         return TRAIN_OVER_FORWARD * encoder_flops(self.model, length)
@@ -132,9 +118,8 @@ class CountingConfig(objectives.ObjectiveConfig):
 
     def make(self, given):
         frozen = frozenset({self.frozen} - {""})
-        made = Counting(given.model, self.modulus, frozen)
-        assert isinstance(made, Objective)
-        return made
+        baseline = float(np.log(self.modulus))
+        return Counting(given.model, self.modulus, baseline=baseline, frozen=frozen)
 
 
 @pytest.fixture(scope="module", autouse=True)

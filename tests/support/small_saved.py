@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.formats.huggingface_head import TaskOutputs
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import init_params, init_replaced_head
+from bert_jax.model.heads import ReplacedHead, init_params
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.saved.model import Origin, SavedModel
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
@@ -48,7 +48,7 @@ def small_saved(kind: str = "pretraining", **changes) -> SavedModel:
     if kind == "mlm":
         del params["nsp"]
     if kind == "rtd":
-        head = init_replaced_head(config, key)
+        head = init_params(config, key, ReplacedHead)
         params = {"encoder": params["encoder"], "rtd": jax.tree.map(np.asarray, head)}
     return SavedModel(
         config=config,

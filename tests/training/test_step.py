@@ -133,10 +133,12 @@ def test_gradient_is_that_of_the_summed_loss():
         model = config.objective.model
         types, segments = rows["type_ids"].astype(int), rows["segment_ids"].astype(int)
         logits = apply_pretraining(model, params, rows["tokens"], types, segments)
-        log_p = jax.nn.log_softmax(logits.mlm)
+        log_p = jax.nn.log_softmax(logits.vocabulary)
         chosen = log_p[jnp.arange(ROWS)[:, None], rows["positions"], rows["labels"]]
         mlm = -jnp.sum(chosen * rows["weights"]) / jnp.sum(rows["weights"])
-        nsp = jax.nn.log_softmax(logits.nsp)[jnp.arange(ROWS), jnp.maximum(rows["pair_labels"], 0)]
+        nsp = jax.nn.log_softmax(logits.pairs)[
+            jnp.arange(ROWS), jnp.maximum(rows["pair_labels"], 0)
+        ]
         has_pair = rows["pair_labels"] >= 0
         return mlm - jnp.sum(nsp * has_pair) / jnp.sum(has_pair)
 

@@ -12,23 +12,34 @@ Padding and packing are one thing here: a query sees the keys whose segment id e
 """
 
 import logging
+from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer, UInt32
+from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention.xla import xla_attention
+from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout
 
 AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
 
-_FASTEST: dict[str, tuple[AttentionImpl, ...]] = {"tpu": ("fused", "splash"), "gpu": ("cudnn",)}
-"""Implementations that `auto` tries on a platform, in this order, before `xla`."""
-_WITH_DROPOUT = ("fused", "xla")
+
+class _Kernel(NamedTuple):
+    platform: Literal["tpu", "gpu"]
+    has_dropout: bool
+
+
+_KERNELS: dict[AttentionImpl, _Kernel] = {
+    "fused": _Kernel("tpu", True),
+    "splash": _Kernel("tpu", False),
+    "cudnn": _Kernel("gpu", False),
+}
+"""Implementations that `auto` tries on their platform, in this order, before `xla`."""
 FUSED_FROM_LENGTH = 128
 """`auto` takes `fused` on TPU for rows at least this long.
 
@@ -44,13 +55,12 @@ def attend(
     q: Float[Array, "B L H K"],
     k: Float[Array, "B S H K"],
     v: Float[Array, "B S H K"],
-    *,
     q_segment_ids: Integer[Array, "B L"],
     kv_segment_ids: Integer[Array, "B S"],
+    *,
     dropout_rate: float = 0.0,
-    dropout_seed: UInt32[Array, ""] | None = None,
-    dropout_site: int | Integer[Array, ""] = 0,
-    row_index: UInt32[Array, " B"] | None = None,
+    stream: DropoutStream | None = None,
+    site: int | Integer[Array, ""] = 0,
     impl: AttentionImpl = "auto",
     layout: Layout | None = None,
     layers: int = 1,
@@ -66,66 +76,48 @@ def attend(
       v: values.
       q_segment_ids: segment of each query; 0 is padding, which sees padding only.
       kv_segment_ids: segment of each key.
-      dropout_rate: of the attention probabilities.
-      dropout_seed: see `dropout.dropout`; None means no dropout.
-      dropout_site: see `dropout.dropout`.
-      row_index: see `dropout.dropout`.
+      dropout_rate: rate of the dropout of the attention probabilities.
+      stream: names of the dropout masks; None means no dropout.
+      site: number of this dropout in the model.
       impl: the implementation; `auto` picks the fastest that can do what is asked. `fused` and
         `splash` run in Pallas's interpreter on a CPU, for tests.
-      layout: of the arguments on a mesh; None on one device, and inside a shard_map.
+      layout: layout of the arguments on a mesh; None on one device, and inside a shard_map.
       layers: layers whose scores `xla` keeps at a time, for the warning.
-
-    Returns:
-      The attended values, in the type of `v`.
 
     Raises:
       UserError: the implementation cannot do it; says what can.
     """
-    rate = 0.0 if dropout_seed is None else dropout_rate
-    if rate and row_index is None:
-        raise ValueError("dropout needs row_index, the rows' positions in the example stream")
+    rate = 0.0 if stream is None else dropout_rate
     platform = _platform(layout)
+    sizes = (q.shape, k.shape[1], q.dtype)
     when_kept = None
     if impl == "auto":
-        impl = choose(platform, q.shape, k.shape[1], q.dtype, rate)
-        cause = _fell_back(platform, q.shape, k.shape[1], q.dtype) if impl == "xla" else None
-        if cause:
+        impl = choose(platform, *sizes, rate)
+        if impl == "xla" and (cause := _fell_back(platform, *sizes)):
             when_kept = partial(_warn_of_scores, cause, q.shape[1:3], k.shape[1], layers)
     elif impl != "xla":  # which takes everything, sizes that are not known yet included
-        _refuse(impl, platform, q.shape, k.shape[1], q.dtype, rate)
-    segments = (q_segment_ids, kv_segment_ids)
+        _refuse(impl, platform, *sizes, rate)
+    arrays = [q, k, v, q_segment_ids, kv_segment_ids]
     if impl == "xla":
         return xla_attention(
-            *(q, k, v, *segments),
-            dropout_rate=rate,
-            dropout_seed=dropout_seed,
-            dropout_site=dropout_site,
-            row_index=row_index,
-            when_kept=when_kept,
+            *arrays, dropout_rate=rate, stream=stream, site=site, when_kept=when_kept
         )
 
-    arrays = [q, k, v, *segments]
-    axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
     from bert_jax.model.attention import cudnn, fused, splash  # Pallas takes its time to import
 
+    axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
+    run: Callable[..., Array] = {
+        "fused": partial(fused.fused_attention, dropout_rate=rate),
+        "splash": splash.splash_attention,
+        "cudnn": cudnn.cudnn_attention,
+    }[impl]
     if impl == "fused":
-
-        def run(*arrays):
-            return fused.fused_attention(*arrays, dropout_rate=rate)
-
-        no_rows = jnp.zeros(q.shape[0], jnp.uint32)
         arrays += [
             jnp.arange(q.shape[2], dtype=jnp.uint32),
-            jnp.uint32(0) if dropout_seed is None else dropout_seed,
-            jnp.asarray(dropout_site, jnp.uint32),
-            no_rows if row_index is None else row_index,
+            *(stream or (jnp.uint32(0), jnp.zeros(q.shape[0], jnp.uint32))),
+            jnp.asarray(site, jnp.uint32),
         ]
-        axes += [("heads",), (), (), ("batch",)]
-    else:
-        run = {
-            "splash": splash.splash_attention,
-            "cudnn": cudnn.cudnn_attention,
-        }[impl]
+        axes += [("heads",), (), ("batch",), ()]
     if layout is not None:
         run = layout.local(run, axes, _HEAD_AXES)
     return run(*arrays)
@@ -140,20 +132,30 @@ def choose(
       platform: "cpu", "gpu" or "tpu".
       q_shape: (B, L, H, K).
       num_keys: S.
-      dtype: of queries, keys and values.
-      rate: of the attention dropout that is to be applied.
+      dtype: type of queries, keys and values.
+      rate: rate of the attention dropout that is to be applied.
     """
     if platform == "tpu" and min(q_shape[1], num_keys) < FUSED_FROM_LENGTH:
         return "xla"
-    for impl in _FASTEST.get(platform, ()):
-        has_dropout = impl in _WITH_DROPOUT
-        if (has_dropout or not rate) and _unsupported(impl, q_shape, num_keys, dtype) is None:
+    for impl, reason in _obstacles(platform, q_shape, num_keys, dtype).items():
+        if reason is None and (not rate or _KERNELS[impl].has_dropout):
             return impl
     return "xla"
 
 
+def _obstacles(
+    platform: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype
+) -> dict[AttentionImpl, str | None]:
+    """Say of each kernel of a platform why it cannot take these arrays, or None."""
+    return {
+        impl: _unsupported(impl, q_shape, num_keys, dtype)
+        for impl, kernel in _KERNELS.items()
+        if kernel.platform == platform
+    }
+
+
 def _unsupported(impl: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype) -> str | None:
-    """Why `impl` cannot take arrays of these shapes on its platform; None if it can."""
+    """Say why `impl` cannot take arrays of these shapes on its platform; None if it can."""
     from bert_jax.model.attention import cudnn, fused, splash
 
     _, length, _, head_dim = q_shape
@@ -167,10 +169,10 @@ def _unsupported(impl: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.d
 def _fell_back(
     platform: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype
 ) -> str | None:
-    """Why `auto` has taken `xla`, and the setting that avoids it; None where nothing is lost."""
-    if min(q_shape[1], num_keys) < FUSED_FROM_LENGTH or platform not in _FASTEST:
+    """Say why `auto` has taken `xla`, and what avoids it; None where nothing is lost."""
+    if min(q_shape[1], num_keys) < FUSED_FROM_LENGTH:
         return None
-    reasons = {impl: _unsupported(impl, q_shape, num_keys, dtype) for impl in _FASTEST[platform]}
+    reasons = _obstacles(platform, q_shape, num_keys, dtype)
     for impl, reason in reasons.items():
         if reason is None:  # the dropout alone stands in the way
             return f"{impl!r} has no dropout: model.attention_dropout_rate=0 takes it"
@@ -190,7 +192,7 @@ def _warn_of_scores(cause: str, queries: tuple[int, int], keys: int, layers: int
 
 
 def _refuse(
-    impl: str,
+    impl: AttentionImpl,
     platform: str,
     q_shape: tuple[int, ...],
     num_keys: int,
@@ -200,12 +202,12 @@ def _refuse(
     """Raise a UserError where `impl` cannot do what is asked."""
     where = f"model.attention_impl is {impl!r}, which"
     instead = "set it to 'auto' or 'xla'"
-    if impl == "cudnn":
-        if platform != "gpu":
-            raise UserError(f"{where} runs on GPUs; this is a {platform.upper()}: {instead}")
-    elif platform == "gpu":
-        raise UserError(f"{where} runs on TPUs; this is a GPU: {instead}")
-    if rate and impl not in _WITH_DROPOUT:
+    kernel = _KERNELS[impl]
+    if platform != kernel.platform and "gpu" in (platform, kernel.platform):
+        raise UserError(
+            f"{where} runs on {kernel.platform.upper()}s; this is a {platform.upper()}: {instead}"
+        )
+    if rate and not kernel.has_dropout:
         other = "'xla'" if platform == "gpu" else "'fused' or 'xla'"
         raise UserError(
             f"{where} has no dropout, and model.attention_dropout_rate is {rate}: set "
@@ -217,7 +219,7 @@ def _refuse(
 
 
 def _platform(layout: Layout | None) -> str:
-    """Where the step will run: not always where it is traced."""
+    """Return the platform where the step will run: not always the one where it is traced."""
     mesh = jax.sharding.get_abstract_mesh() if layout is None else layout.mesh
     if isinstance(mesh, jax.sharding.Mesh):
         return mesh.devices.flat[0].platform

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from bert_jax.model.attention.xla import visible_keys
+
 _MAX_HEAD_DIM = 128
 _AMPERE = (8, 0)
 _LEAST_VERSION = {(10, 3): 91100}
@@ -66,17 +68,11 @@ def cudnn_attention(
     kv_segment_ids: Integer[Array, "B S"],
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "B L H K"]:
-    """`attention.attend` on one device, without dropout.
+    """Attend as `attention.attend` does, on one device and without dropout.
 
-    Args:
-      q: queries.
-      k: keys.
-      v: values.
-      q_segment_ids: as in `attend`.
-      kv_segment_ids: as in `attend`.
-      implementation: "xla" runs the same call without a GPU, for tests.
+    The implementation "xla" runs the same call without a GPU, for tests.
     """
     # One mask for all heads, (B, 1, L, S): segment ids are data, and whether a row is packed or
     # merely padded (for which cuDNN could take lengths) is not known when compiling.
-    mask = q_segment_ids[:, None, :, None] == kv_segment_ids[:, None, None, :]
+    mask = visible_keys(q_segment_ids, kv_segment_ids)
     return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)

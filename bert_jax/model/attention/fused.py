@@ -91,30 +91,20 @@ def fused_attention(
     q_segment_ids: Integer[Array, "B L"],
     kv_segment_ids: Integer[Array, "B S"],
     head_index: UInt32[Array, " H"],
-    dropout_seed: UInt32[Array, ""],
-    dropout_site: UInt32[Array, ""],
+    seed: UInt32[Array, ""],
     row_index: UInt32[Array, " B"],
+    site: UInt32[Array, ""],
     *,
     dropout_rate: float,
 ) -> Float[Array, "B L H K"]:
-    """`attention.attend` on one device, for sizes of which `unsupported` says None.
+    """Attend as `attention.attend` does, on one device, for sizes that are not `unsupported`.
 
-    Args:
-      q: queries.
-      k: keys.
-      v: values.
-      q_segment_ids: as in `attend`.
-      kv_segment_ids: as in `attend`.
-      head_index: number of each head in the model: under a mesh a device has some of them only.
-      dropout_seed: as in `attend`; unused at rate 0.
-      dropout_site: likewise.
-      row_index: likewise.
-      dropout_rate: 0 for none.
+    `head_index` numbers the heads in the model: under a mesh a device has some of them only.
     """
     rows, queries, num_heads, head_dim = q.shape
     plan = _Plan(rows, queries, k.shape[1], num_heads, head_dim, dropout_rate)
     # One vector of words for the scalar memory: [seed, site, heads..., rows...].
-    words = [dropout_seed[None], dropout_site[None], head_index, row_index]
+    words = [seed[None], site[None], head_index, row_index]
     out = _attention(
         plan,
         *(jnp.moveaxis(x, 1, 3).reshape(plan.rows, -1, x.shape[1]) for x in (q, k, v)),
@@ -125,39 +115,31 @@ def fused_attention(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan, q, k, v, q_ids, kv_ids, words):
+def _attention(plan: _Plan, q, k, v, q_ids, kv_ids, words):
+    """Return the attended values, (B, HK, L)."""
     return _forward(plan, q, k, v, q_ids, kv_ids, words)[0]
 
 
-def _attention_forward(plan, q, k, v, q_ids, kv_ids, words):
-    out, log_sum = _forward(plan, q, k, v, q_ids, kv_ids, words)
-    return out, (q, k, v, q_ids, kv_ids, words, log_sum)
-
-
-def _attention_backward(plan, residuals, gradient):
-    q, k, v, q_ids, kv_ids, words, log_sum = residuals
-    gradients = _backward(plan, q, k, v, q_ids, kv_ids, words, log_sum, gradient)
-    return *gradients, None, None, None
-
-
-_attention.defvjp(_attention_forward, _attention_backward)
-
-
 def _forward(plan: _Plan, q, k, v, q_ids, kv_ids, words):
-    """(out (B, HK, L), log2 of each query's sum of exponentials (B, H, L) float32)."""
     shapes = [
         jax.ShapeDtypeStruct(q.shape, v.dtype),
         jax.ShapeDtypeStruct((plan.rows, plan.num_heads, 1, plan.queries), jnp.float32),
     ]
     operands = [q, k, v, q_ids, kv_ids]
-    return _call(plan, _forward_kernel, "attention_forward", 2, shapes, operands, words)
+    # The second is log2 of each query's sum of exponentials.
+    out, log_sum = _call(plan, _forward_kernel, "attention_forward", 2, shapes, operands, words)
+    return out, (operands, words, log_sum)
 
 
-def _backward(plan: _Plan, q, k, v, q_ids, kv_ids, words, log_sum, gradient):
-    """(dq, dk, dv), each in its operand's shape and type."""
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
-    operands = [q, k, v, q_ids, kv_ids, log_sum, gradient]
-    return _call(plan, _backward_kernel, "attention_backward", 5, shapes, operands, words)
+def _backward(plan: _Plan, residuals, gradient):
+    operands, words, log_sum = residuals
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[:3]]
+    operands = [*operands, log_sum, gradient]
+    dq, dk, dv = _call(plan, _backward_kernel, "attention_backward", 5, shapes, operands, words)
+    return dq, dk, dv, None, None, None
+
+
+_attention.defvjp(_forward, _backward)
 
 
 def _call(plan: _Plan, kernel, name: str, num_products: int, out_shapes, operands, words):
@@ -241,19 +223,9 @@ def _forward_kernel(
 
 
 def _backward_kernel(
-    plan: _Plan,
-    words_ref,
-    q_ref,
-    k_ref,
-    v_ref,
-    q_ids_ref,
-    kv_ids_ref,
-    log_sum_ref,
-    gradient_ref,
-    dq_ref,
-    dk_ref,
-    dv_ref,
-):
+    plan: _Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, log_sum_ref, gradient_ref,
+    dq_ref, dk_ref, dv_ref,
+):  # fmt: skip
     scale = 1 / math.sqrt(plan.head_dim)
     kept_share = 1 - plan.dropout_rate
     for head in range(plan.heads):
@@ -285,7 +257,7 @@ def _backward_kernel(
                 dweights = jnp.where(kept, dweights, 0.0)
             mean = (weights * dweights).sum(0, keepdims=True) * kept_share
             dscores = (weights * (dweights - mean)).astype(q.dtype)
-            # Nothing flows to the scores of a query that sees no key: they are constants.
+            # Nothing flows to the scores of a query that sees no key: such scores are constants.
             q = jnp.where(alone, 0.0, q.astype(jnp.float32)).astype(q.dtype)
             dq = jnp.where(alone, 0.0, _product(k, dscores, _NN) * scale)
             dq_ref[0, rows, chunk] = dq.astype(dq_ref.dtype)

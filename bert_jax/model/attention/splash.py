@@ -13,8 +13,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jaxtyping import Array, Float, Integer
 
-_LANES = 128
-_LONGEST_BLOCK = 512
+_LANES, _LONGEST_BLOCK = 128, 512
 
 
 def unsupported(queries: int, keys: int) -> str | None:
@@ -34,15 +33,11 @@ def block_sizes(queries: int, keys: int) -> splash_attention_kernel.BlockSizes:
         max(b for b in range(_LANES, _LONGEST_BLOCK + 1, _LANES) if n % b == 0)
         for n in (queries, keys)
     )
+    backward = {"block_q_dkv": block_q, "block_kv_dkv": block_kv, "block_kv_dkv_compute": block_kv}
     return splash_attention_kernel.BlockSizes(
-        block_q=block_q,
-        block_kv=block_kv,
-        block_kv_compute=block_kv,
-        block_q_dkv=block_q,
-        block_kv_dkv=block_kv,
-        block_kv_dkv_compute=block_kv,
-        use_fused_bwd_kernel=True,
-    )
+        block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv,
+        use_fused_bwd_kernel=True, **backward,
+    )  # fmt: skip
 
 
 def splash_attention(
@@ -52,7 +47,7 @@ def splash_attention(
     q_segment_ids: Integer[Array, "B L"],
     kv_segment_ids: Integer[Array, "B S"],
 ) -> Float[Array, "B L H K"]:
-    """`attention.attend` on one device, without dropout; lengths are multiples of 128."""
+    """Attend as `attention.attend` does, on one device, without dropout, for lengths of 128 n."""
     _, queries, heads, head_dim = q.shape
     keys = k.shape[1]
     mask = splash_attention_mask.MultiHeadMask(

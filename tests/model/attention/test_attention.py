@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.model.attention.attend import attend
-from bert_jax.model.dropout import keep_mask
+from bert_jax.model.dropout import DropoutStream, keep_mask
 
 B, L, S, H, K = 3, 5, 7, 2, 8
 
@@ -47,9 +47,7 @@ def test_softmax_is_float32_in_bfloat16(qkv):
 def test_dropout_zeroes_probabilities_and_rescales(qkv):
     rows = jnp.arange(B, dtype=jnp.uint32)
     seed = jnp.uint32(4)
-    out = attend(
-        *qkv, **SEGMENTS, dropout_rate=0.25, dropout_seed=seed, dropout_site=2, row_index=rows
-    )
+    out = attend(*qkv, **SEGMENTS, dropout_rate=0.25, stream=DropoutStream(seed, rows), site=2)
     keep = np.asarray(keep_mask((B, H, L, S), 0.25, seed, 2, rows)) / 0.75
     np.testing.assert_allclose(out, reference(*qkv, keep=keep), atol=1e-6)
 
@@ -83,7 +81,7 @@ def test_unknown_implementation_is_refused(qkv):
 @pytest.mark.parametrize("rate", [0.0, 0.25])
 def test_gradients_are_those_of_the_plain_formula(qkv, rate):
     rows, seed = jnp.arange(B, dtype=jnp.uint32), jnp.uint32(4)
-    drop = {"dropout_rate": rate, "dropout_seed": seed, "dropout_site": 2, "row_index": rows}
+    drop = {"dropout_rate": rate, "stream": DropoutStream(seed, rows), "site": 2}
     keep = keep_mask((B, H, L, S), rate, seed, 2, rows) / (1 - rate)
     # Row 0 only has queries that see a key; elsewhere the two may differ.
     visible = jnp.asarray(Q_SEGMENTS[:, None, :, None] == KV_SEGMENTS[:, None, None, :])

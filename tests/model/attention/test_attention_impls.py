@@ -19,6 +19,7 @@ from bert_jax.model.attention import cudnn, fused
 from bert_jax.model.attention.attend import attend, choose
 from bert_jax.model.attention.cudnn import Gpu
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.heads import encode, init_params
 from bert_jax.model.layout import Layout
 from bert_jax.parallel.sharding import MeshConfig, make_mesh, partition_spec
@@ -46,9 +47,8 @@ def inputs(length=128, keys=128, heads=H, rows=B, dtype=jnp.float32):
 def dropout_of(rate, rows=B):
     return {
         "dropout_rate": rate,
-        "dropout_seed": jnp.uint32(5),
-        "dropout_site": 3,
-        "row_index": jnp.arange(rows, dtype=jnp.uint32) + 7,
+        "stream": DropoutStream(jnp.uint32(5), jnp.arange(rows, dtype=jnp.uint32) + 7),
+        "site": 3,
     }
 
 
@@ -131,13 +131,14 @@ def test_on_a_mesh_with_split_heads_and_inside_a_shard_map(impl, rate):
     assert_all_close(split, alone, 2e-6)
 
     rows = PartitionSpec(("data", "fsdp"))
+    seed, row_index = options["stream"]
 
     @partial(jax.shard_map, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
     def local(q, k, v, q_ids, kv_ids, row_index):
         mine = {**options, "q_segment_ids": q_ids, "kv_segment_ids": kv_ids}
-        return attend(q, k, v, **{**mine, "row_index": row_index})
+        return attend(q, k, v, **{**mine, "stream": DropoutStream(seed, row_index)})
 
-    out = jax.jit(local)(*arrays[:3], *segments.values(), options["row_index"])
+    out = jax.jit(local)(*arrays[:3], *segments.values(), row_index)
     np.testing.assert_allclose(out, alone[0], atol=2e-6)
 
 
@@ -296,10 +297,7 @@ def test_the_model_says_how_many_layers_keep_scores(gpu, monkeypatch, caplog, re
     rows = jnp.arange(B, dtype=jnp.uint32)
 
     def loss(params):
-        hidden, _ = encode(
-            config, params, ids, ids, ids, dropout_seed=jnp.uint32(1), row_index=rows
-        )
-        return hidden.sum()
+        return encode(config, params, ids, ids, ids, DropoutStream(jnp.uint32(1), rows)).sum()
 
     jax.eval_shape(jax.grad(loss), params)
     (record,) = caplog.records

@@ -11,6 +11,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding
 
 from bert_jax.model.attention.attend import attend
+from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout
 from bert_jax.parallel.sharding import MeshConfig, make_mesh, partition_spec
 
@@ -56,8 +57,8 @@ def compiled(mesh, impl, length, heads, rate, head_dim=64, rows=2):
     def loss(x, weights, segment_ids, seed, row_index):
         q, k, v = (jnp.einsum("BLD,DHK->BLHK", x, w) for w in weights)
         out = attend(
-            q, k, v, q_segment_ids=segment_ids, kv_segment_ids=segment_ids, dropout_rate=rate,
-            dropout_seed=seed, dropout_site=1, row_index=row_index, impl=impl,
+            q, k, v, segment_ids, segment_ids, dropout_rate=rate,
+            stream=DropoutStream(seed, row_index), site=1, impl=impl,
             layout=Layout(mesh, partition_spec),
         )  # fmt: skip
         return jnp.einsum("BLHK,DHK->BLD", out, weights[0]).astype(jnp.float32).sum()
