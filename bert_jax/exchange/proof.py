@@ -14,9 +14,9 @@ import numpy as np
 from bert_jax.files.staging import write_synced
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import (
-    LinearHead,
     ReplacedHead,
     encode,
+    pair_logits,
     pool,
     vocabulary_logits,
     with_params,
@@ -211,7 +211,7 @@ def outputs_of(
     if "mlm" in parts:
         found["mlm"] = vocabulary_logits(config, params, hidden)[..., : config.vocab_size]
     if "nsp" in parts and pooled is not None:
-        found["nsp"] = with_params(params["nsp"], LinearHead, config, 2)(pooled)
+        found["nsp"] = pair_logits(config, params, hidden)
     if "rtd" in parts:
         found["rtd"] = with_params(params["rtd"], ReplacedHead, config)(hidden)[..., None]
     if head is not None:

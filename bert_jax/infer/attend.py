@@ -22,7 +22,7 @@ from bert_jax.infer import forward
 from bert_jax.infer.batching import run_rows
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.masks import encode_masked, token_text
-from bert_jax.model.layer_outputs import layer_outputs
+from bert_jax.model.heads import layer_outputs
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, replace_surrogates

@@ -97,22 +97,12 @@ class ModelConfig:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-def _size(num_layers: int, hidden_dim: int) -> ModelConfig:
-    """Return the published family: heads of 64, feed-forward four times as wide as the model."""
-    return ModelConfig(
-        num_layers=num_layers,
-        hidden_dim=hidden_dim,
-        num_heads=hidden_dim // 64,
-        mlp_dim=4 * hidden_dim,
-    )
-
-
+_SIZES = (
+    ("tiny", 2, 128), ("mini", 4, 256), ("small", 4, 512), ("medium", 8, 512), ("base", 12, 768),
+    ("large", 24, 1024),
+)  # fmt: skip
 SIZES: dict[str, ModelConfig] = {
-    "tiny": _size(2, 128),
-    "mini": _size(4, 256),
-    "small": _size(4, 512),
-    "medium": _size(8, 512),
-    "base": _size(12, 768),
-    "large": _size(24, 1024),
+    name: ModelConfig(num_layers=layers, hidden_dim=dim, num_heads=dim // 64, mlp_dim=4 * dim)
+    for name, layers, dim in _SIZES
 }
 """The published sizes. Sources: Devlin et al. 2018 (base, large); Turc et al. 2019 (the others)."""

@@ -51,19 +51,15 @@ class Embeddings(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         width = config.embedding_width
-        tokens = truncated_normal(rngs.params(), (config.vocab_size, width), config.init_std)
+
+        def table(rows: int) -> Array:
+            return truncated_normal(rngs.params(), (rows, width), config.init_std)
+
         padding = config.padded_vocab_size - config.vocab_size
-        self.token = parameter(jnp.pad(tokens, ((0, padding), (0, 0))), "vocab", "embed")
-        self.position = parameter(
-            truncated_normal(rngs.params(), (config.num_positions, width), config.init_std),
-            "length",
-            "embed",
-        )
-        self.type = parameter(
-            truncated_normal(rngs.params(), (config.num_types, width), config.init_std),
-            None,
-            "embed",
-        )
+        tokens = jnp.pad(table(config.vocab_size), ((0, padding), (0, 0)))
+        self.token = parameter(tokens, "vocab", "embed")
+        self.position = parameter(table(config.num_positions), "length", "embed")
+        self.type = parameter(table(config.num_types), None, "embed")
         self.norm = LayerNorm(config, width)
         if config.projects_embeddings:
             self.project = Affine(config, {None: width}, {"embed": config.hidden_dim}, rngs)

@@ -13,16 +13,6 @@ TRAIN_OVER_FORWARD = 3
 """Forward, and a backward of twice its cost."""
 
 
-def forward_flops(config: ModelConfig, length: int, num_masked: int) -> int:
-    """Count the operations of one row of a pretraining model, with both heads.
-
-    `length` is L, padding included, since padding is computed like text; `num_masked` is P, the
-    positions of a row that get vocabulary logits.
-    """
-    pairs = 2 * config.hidden_dim**2 + 2 * config.hidden_dim * 2  # pooler and head
-    return encoder_flops(config, length) + pairs + vocabulary_flops(config, num_masked)
-
-
 def encoder_flops(config: ModelConfig, length: int) -> int:
     """Count the operations of one row's way through embeddings and layers."""
     e, d, f = config.embedding_width, config.hidden_dim, config.mlp_dim
@@ -45,11 +35,15 @@ def replaced_flops(config: ModelConfig, length: int) -> int:
 
 
 def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
-    """Count the operations of one row in a training step of a pretraining model.
+    """Count the operations of one row in a training step of a pretraining model, with both heads.
 
+    `length` is L, padding included, since padding is computed like text; `num_masked` is P, the
+    positions of a row that get vocabulary logits.
     MFU = train_flops(config, L, P) * rows / (seconds per step * peak operations per second).
     """
-    return TRAIN_OVER_FORWARD * forward_flops(config, length, num_masked)
+    pairs = 2 * config.hidden_dim**2 + 2 * config.hidden_dim * 2  # pooler and head
+    heads = pairs + vocabulary_flops(config, num_masked)
+    return TRAIN_OVER_FORWARD * (encoder_flops(config, length) + heads)
 
 
 def task_flops(config: ModelConfig, length: int, network: str, num_labels: int) -> int:

@@ -26,15 +26,6 @@ Params = dict[str, Any]
 """Nested dict of float32 arrays."""
 
 
-class PretrainingLogits(NamedTuple):
-    """Scores of both objectives, in float32."""
-
-    vocabulary: Float[Array, "B P V"]
-    """Scores of the padded vocabulary; the padding columns are `PADDED_LOGIT`."""
-    pairs: Float[Array, "B 2"]
-    """0: the second part follows the first; 1: it does not."""
-
-
 class MaskedLMHead(nnx.Module):
     """Transform, then the transposed embedding table with a bias of its own."""
 
@@ -190,9 +181,13 @@ def encode(
     Raises:
       UserError: L is beyond `num_positions`.
     """
+    return _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout)
+
+
+def _encoder(config: ModelConfig, params: Params) -> Encoder:
     parts = {name: params["encoder"][name] for name in ("embeddings", "layers")}
     encoder: Encoder = with_params(parts, Encoder, config)
-    return encoder(tokens, type_ids, segment_ids, stream, layout)
+    return encoder
 
 
 def pool(config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:
@@ -215,24 +210,48 @@ def vocabulary_logits(
     return logits
 
 
-def apply_pretraining(
+def pair_logits(
+    config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
+) -> Float[Array, "B 2"]:
+    """Compute the scores that the second part of a row follows the first (0), or does not (1)."""
+    logits: Array = with_params(params["nsp"], LinearHead, config, 2)(pool(config, params, hidden))
+    return logits
+
+
+class LayerOutputs(NamedTuple):
+    """States and weights, in float32."""
+
+    states: Float[Array, "M B L D"]
+    """States after the embeddings, then after each layer: M = num_layers + 1."""
+    weights: Float[Array, "N B H L L"] | None
+    """Weights of each layer and head, from the row's token to the column's; None where they
+    were not asked for."""
+
+
+@partial(jax.jit, static_argnums=0, static_argnames="with_weights")
+def layer_outputs(
     config: ModelConfig,
     params: Params,
     tokens: Integer[Array, "B L"],
     type_ids: Integer[Array, "B L"],
     segment_ids: Integer[Array, "B L"],
-    stream: DropoutStream | None = None,
-    layout: Layout | None = None,
     *,
-    positions: Integer[Array, "B P"] | None = None,
-) -> PretrainingLogits:
-    """Compute the logits of both objectives; the arguments are those of `encode`.
+    with_weights: bool = False,
+) -> LayerOutputs:
+    """Compute states and, if wanted, attention weights of every layer, without dropout.
 
-    `positions` are the P positions of each row that get vocabulary logits; None for all L.
+    The other arguments are those of `encode`. A padding token attends to padding.
     """
-    hidden = encode(config, params, tokens, type_ids, segment_ids, stream, layout)
-    pooled = pool(config, params, hidden)
-    return PretrainingLogits(
-        vocabulary_logits(config, params, hidden, positions),
-        with_params(params["nsp"], LinearHead, config, 2)(pooled),
-    )
+    encoder = _encoder(config, params)
+    segment_ids = segment_ids.astype(jnp.int32)
+    embedded = encoder.embeddings(tokens, type_ids, segment_ids, None)
+    graphdef, stacked = nnx.split(encoder.layers)
+
+    def apply_layer(x, layer_params):
+        layer = nnx.merge(graphdef, layer_params)
+        weights = layer.attention.weights(x, segment_ids) if with_weights else None
+        x = layer(x, segment_ids, None, 0)
+        return x, (x.astype(jnp.float32), weights)
+
+    _, (states, weights) = jax.lax.scan(apply_layer, embedded, stacked)
+    return LayerOutputs(jnp.concatenate([embedded.astype(jnp.float32)[None], states]), weights)

@@ -14,22 +14,21 @@ LogicalAxes = tuple[str | None, ...]
 class Layout(NamedTuple):
     """A mesh and the rules that place logical axes on it.
 
-    Functions take `Layout | None`, None where arrays lie on one device that is the default one. A
-    step runs inside a `jax.shard_map` over
-    some axes of the mesh (`training.collectives`); only the others are placed here.
+    Functions take `Layout | None`, None where arrays lie on the default device. A step runs inside
+    a `jax.shard_map` over some axes of the mesh; only the others are placed here.
     """
 
     mesh: Mesh
     spec: Callable[[LogicalAxes], PartitionSpec]
-    """Where an array with these logical axes lies on the whole mesh."""
+    """Map of an array's logical axes to its place on the whole mesh."""
     gather: Callable[[Any], Any] | None = None
-    """The parameters of one layer (a nested dict, as the device has them) as the layer needs them;
-    None where it has them so. Called in the layer, so that what is gathered does not live long."""
+    """Map of one layer's parameters (a nested dict, as the device has them) to the form that the
+    layer needs; None where both are the same. Called in the layer, so that no copy lives long."""
     inner: Mapping[str, "Layout"] = MappingProxyType({})
     """Layouts of further models inside the parameters, by the name of their entry."""
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
-        """`x`, which has these logical axes, laid out by the rules; for use inside jit."""
+        """Lay out `x`, which has these logical axes, by the rules; for use inside jit."""
         manual = self._by_hand()
         if not manual:
             return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(axes)))
@@ -40,12 +39,9 @@ class Layout(NamedTuple):
     def local(
         self, f: Callable[..., Any], in_axes: Sequence[LogicalAxes], out_axes: LogicalAxes
     ) -> Callable[..., Any]:
-        """`f` run by every device on its own part of the arguments: a kernel XLA cannot split.
+        """Have every device run `f` on its own part of the arguments: a kernel XLA cannot split.
 
-        Args:
-          f: takes arrays, returns one array; it must not need another device's part.
-          in_axes: logical axes of each argument.
-          out_axes: of the result.
+        `in_axes` are the logical axes of each argument, `out_axes` those of the only result.
         """
         manual = self._by_hand()
         if manual == set(self.mesh.axis_names):
@@ -60,14 +56,14 @@ class Layout(NamedTuple):
         )
 
     def _by_hand(self) -> set[str]:
-        """Mesh axes that the surrounding shard_map splits; of one device, all."""
+        """Return the mesh axes that the surrounding shard_map splits; all of a single device."""
         if self.mesh.size == 1:
             return set(self.mesh.axis_names)
         return set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec:
-    """`spec` on the mesh axes that are not `dropped`."""
+    """Return `spec` on the mesh axes that are not `dropped`."""
 
     def one(entry: Any) -> Any:
         names = (entry,) if isinstance(entry, str) else entry or ()

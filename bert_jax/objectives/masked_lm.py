@@ -10,7 +10,13 @@ from jaxtyping import Array, Float
 
 from bert_jax.data.store import SpecialIds
 from bert_jax.model.flops import train_flops
-from bert_jax.model.heads import apply_pretraining, init_params, logical_axes
+from bert_jax.model.heads import (
+    encode,
+    init_params,
+    logical_axes,
+    pair_logits,
+    vocabulary_logits,
+)
 from bert_jax.model.layout import Layout
 from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens
@@ -89,10 +95,11 @@ class MaskedLM(Objective):
         self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Forward:
         """Sum losses (nats), right answers and counts over the rows."""
-        inputs = (*self.inputs(rows, seed), layout)
-        logits = apply_pretraining(self.model, params, *inputs, positions=rows["positions"])
-        masked = masked_sums(logits.vocabulary, rows["labels"], rows["weights"])
-        return Forward(masked | pair_sums(logits.pairs, rows["pair_labels"]))
+        states = encode(self.model, params, *self.inputs(rows, seed), layout)
+        vocabulary = vocabulary_logits(self.model, params, states, rows["positions"])
+        pairs = pair_logits(self.model, params, states)
+        masked = masked_sums(vocabulary, rows["labels"], rows["weights"])
+        return Forward(masked | pair_sums(pairs, rows["pair_labels"]))
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Add the masked-LM loss and the sentence-pair loss (appendix A.2)."""
@@ -117,9 +124,14 @@ class MaskedLM(Objective):
         """Count the operations of one row in a training step (see `model.flops`)."""
         return train_flops(self.model, length, self.masking.num_predictions(length))
 
-    def shown(self, rows: Batch) -> Shown:
+    @staticmethod
+    def shown(rows: Batch) -> Shown:
         """Show the masked input and the places that are predicted."""
-        return shown_masks(rows)
+        tokens = jnp.asarray(rows["tokens"])
+        used = jnp.asarray(rows["weights"]) > 0
+        places = jnp.arange(tokens.shape[1])
+        predicted = (jnp.asarray(rows["positions"])[..., None] == places) & used[..., None]
+        return Shown(tokens, predicted.any(axis=1))
 
 
 def masked_sums(
@@ -150,12 +162,3 @@ def pair_sums(logits: Float[Array, "B 2"], labels: Array) -> Scalars:
         "nsp_count": jnp.sum(has_pair),
         "nsp_ones": jnp.sum((labels == 1).astype(jnp.float32)),
     }
-
-
-def shown_masks(rows: Batch) -> Shown:
-    """Show rows that `mask_tokens` prepared."""
-    tokens = jnp.asarray(rows["tokens"])
-    used = jnp.asarray(rows["weights"]) > 0
-    places = jnp.arange(tokens.shape[1])
-    predicted = (jnp.asarray(rows["positions"])[..., None] == places) & used[..., None]
-    return Shown(tokens, predicted.any(axis=1))

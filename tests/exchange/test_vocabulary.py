@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pretraining import apply_pretraining
 
 from bert_jax.errors import UserError
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.exchange.vocabulary import add_tokens, new_tokens, read_lines
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import apply_pretraining, init_params
+from bert_jax.model.heads import init_params
 from bert_jax.saved.model import Origin, SavedModel, read_model
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS

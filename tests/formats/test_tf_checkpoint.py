@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pretraining import apply_pretraining
 from tensor_bundle_writer import write_bundle
 
 from bert_jax.errors import UserError
 from bert_jax.formats.huggingface_config import model_config_from_huggingface
 from bert_jax.formats.huggingface_names import parts_from_huggingface
 from bert_jax.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
-from bert_jax.model.heads import apply_pretraining
 from bert_jax.untrusted.tensor_bundle import open_tensor_bundle
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tf_checkpoint"

@@ -11,7 +11,7 @@ from bert_jax.infer import forward
 from bert_jax.infer.batching import MAX_TOKENS, shape_for
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.tag import split_words
-from bert_jax.model.layer_outputs import layer_outputs
+from bert_jax.model.heads import layer_outputs
 from bert_jax.model.task_heads import apply_task
 from bert_jax.saved.model import SavedModel
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bert_jax.inspection.replay import describe_batch
-from bert_jax.objectives.masked_lm import shown_masks
+from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.tokenization.load import load_tokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "play", "##ing", "dog"]
@@ -32,7 +32,7 @@ def mask(batch, replaced):
     weights = np.array([[1] * len(replaced) + [0]], np.float32)
     inputs = tokens.copy()
     inputs[0, list(replaced)] = list(replaced.values())
-    return shown_masks({"tokens": inputs, "positions": positions, "weights": weights})
+    return MaskedLM.shown({"tokens": inputs, "positions": positions, "weights": weights})
 
 
 def test_pair_with_masks(tokenizer):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from pretraining import apply_pretraining
 
 from bert_jax.errors import UserError
 from bert_jax.model import encoder
@@ -17,7 +18,7 @@ from bert_jax.model.attention import xla
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout, keep_mask
 from bert_jax.model.encoder import restarting_positions
-from bert_jax.model.heads import apply_pretraining, encode, init_params, logical_axes, pool
+from bert_jax.model.heads import encode, init_params, logical_axes, pool
 
 B, L = 8, 16
 CONFIG = ModelConfig(

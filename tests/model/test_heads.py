@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pretraining import apply_pretraining
 
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import apply_pretraining, encode, init_params, logical_axes, pool
+from bert_jax.model.heads import encode, init_params, logical_axes, pool
 
 CONFIG = ModelConfig(
     vocab_size=100, num_positions=16, hidden_dim=32, num_layers=3, num_heads=4, mlp_dim=64,

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pretraining import apply_pretraining
 
 from bert_jax.data.store import SpecialIds
 from bert_jax.formats.huggingface_names import from_huggingface, to_huggingface
 from bert_jax.model.config import SIZES, ModelConfig
-from bert_jax.model.heads import apply_pretraining
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import num_params

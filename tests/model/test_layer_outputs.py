@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import encode, init_params
-from bert_jax.model.layer_outputs import layer_outputs
+from bert_jax.model.heads import encode, init_params, layer_outputs
 
 CONFIG = ModelConfig(
     vocab_size=50, num_positions=16, hidden_dim=16, num_layers=3, num_heads=2, mlp_dim=32

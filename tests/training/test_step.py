@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pretraining import apply_pretraining
 from steps import batch_gradients, forward, masked_lm_step, with_model
 
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import apply_pretraining, init_params
+from bert_jax.model.heads import init_params
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel.sharding import MeshConfig, batch_sharding, make_mesh, place_batch
 from bert_jax.training.guard import GUARD_METRICS

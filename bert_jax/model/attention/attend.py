@@ -29,6 +29,20 @@ from bert_jax.model.layout import Layout
 AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
 
 
+class Work(NamedTuple):
+    """Attention that is asked for, as far as the choice of an implementation is concerned."""
+
+    platform: str
+    """Platform of the step: cpu, gpu or tpu."""
+    queries: int  # L
+    keys: int  # S
+    head_dim: int  # K
+    dtype: np.dtype
+    """Type of queries, keys and values."""
+    rate: float
+    """Rate of the dropout that is to be applied."""
+
+
 class _Kernel(NamedTuple):
     platform: Literal["tpu", "gpu"]
     has_dropout: bool
@@ -88,15 +102,14 @@ def attend(
       UserError: the implementation cannot do it; says what can.
     """
     rate = 0.0 if stream is None else dropout_rate
-    platform = _platform(layout)
-    sizes = (q.shape, k.shape[1], q.dtype)
+    work = Work(_platform(layout), q.shape[1], k.shape[1], q.shape[3], q.dtype, rate)
     when_kept = None
     if impl == "auto":
-        impl = choose(platform, *sizes, rate)
-        if impl == "xla" and (cause := _fell_back(platform, *sizes)):
+        impl = choose(work)
+        if impl == "xla" and (cause := _fell_back(work)):
             when_kept = partial(_warn_of_scores, cause, q.shape[1:3], k.shape[1], layers)
     elif impl != "xla":  # which takes everything, sizes that are not known yet included
-        _refuse(impl, platform, *sizes, rate)
+        _refuse(impl, work)
     arrays = [q, k, v, q_segment_ids, kv_segment_ids]
     if impl == "xla":
         return xla_attention(
@@ -123,56 +136,41 @@ def attend(
     return run(*arrays)
 
 
-def choose(
-    platform: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype, rate: float
-) -> AttentionImpl:
-    """Choose the implementation for `auto`.
-
-    Args:
-      platform: "cpu", "gpu" or "tpu".
-      q_shape: (B, L, H, K).
-      num_keys: S.
-      dtype: type of queries, keys and values.
-      rate: rate of the attention dropout that is to be applied.
-    """
-    if platform == "tpu" and min(q_shape[1], num_keys) < FUSED_FROM_LENGTH:
+def choose(work: Work) -> AttentionImpl:
+    """Choose the implementation for `auto`."""
+    if work.platform == "tpu" and min(work.queries, work.keys) < FUSED_FROM_LENGTH:
         return "xla"
-    for impl, reason in _obstacles(platform, q_shape, num_keys, dtype).items():
-        if reason is None and (not rate or _KERNELS[impl].has_dropout):
+    for impl, reason in _obstacles(work).items():
+        if reason is None and (not work.rate or _KERNELS[impl].has_dropout):
             return impl
     return "xla"
 
 
-def _obstacles(
-    platform: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype
-) -> dict[AttentionImpl, str | None]:
-    """Say of each kernel of a platform why it cannot take these arrays, or None."""
+def _obstacles(work: Work) -> dict[AttentionImpl, str | None]:
+    """Say of each kernel of the platform why it cannot take these arrays, or None."""
     return {
-        impl: _unsupported(impl, q_shape, num_keys, dtype)
+        impl: _unsupported(impl, work)
         for impl, kernel in _KERNELS.items()
-        if kernel.platform == platform
+        if kernel.platform == work.platform
     }
 
 
-def _unsupported(impl: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype) -> str | None:
-    """Say why `impl` cannot take arrays of these shapes on its platform; None if it can."""
+def _unsupported(impl: AttentionImpl, work: Work) -> str | None:
+    """Say why `impl` cannot take such arrays on its platform; None if it can."""
     from bert_jax.model.attention import cudnn, fused, splash
 
-    _, length, _, head_dim = q_shape
     if impl == "cudnn":
-        return cudnn.unsupported(length, num_keys, head_dim, dtype)
+        return cudnn.unsupported(work.queries, work.keys, work.head_dim, work.dtype)
     if impl == "splash":
-        return splash.unsupported(length, num_keys)
-    return fused.unsupported(length, num_keys, head_dim)
+        return splash.unsupported(work.queries, work.keys)
+    return fused.unsupported(work.queries, work.keys, work.head_dim)
 
 
-def _fell_back(
-    platform: str, q_shape: tuple[int, ...], num_keys: int, dtype: np.dtype
-) -> str | None:
+def _fell_back(work: Work) -> str | None:
     """Say why `auto` has taken `xla`, and what avoids it; None where nothing is lost."""
-    if min(q_shape[1], num_keys) < FUSED_FROM_LENGTH:
+    if min(work.queries, work.keys) < FUSED_FROM_LENGTH:
         return None
-    reasons = _obstacles(platform, q_shape, num_keys, dtype)
+    reasons = _obstacles(work)
     for impl, reason in reasons.items():
         if reason is None:  # the dropout alone stands in the way
             return f"{impl!r} has no dropout: model.attention_dropout_rate=0 takes it"
@@ -191,30 +189,22 @@ def _warn_of_scores(cause: str, queries: tuple[int, int], keys: int, layers: int
     )  # fmt: skip
 
 
-def _refuse(
-    impl: AttentionImpl,
-    platform: str,
-    q_shape: tuple[int, ...],
-    num_keys: int,
-    dtype: np.dtype,
-    rate: float,
-) -> None:
+def _refuse(impl: AttentionImpl, work: Work) -> None:
     """Raise a UserError where `impl` cannot do what is asked."""
     where = f"model.attention_impl is {impl!r}, which"
     instead = "set it to 'auto' or 'xla'"
-    kernel = _KERNELS[impl]
+    platform, kernel = work.platform, _KERNELS[impl]
     if platform != kernel.platform and "gpu" in (platform, kernel.platform):
         raise UserError(
             f"{where} runs on {kernel.platform.upper()}s; this is a {platform.upper()}: {instead}"
         )
-    if rate and not kernel.has_dropout:
+    if work.rate and not kernel.has_dropout:
         other = "'xla'" if platform == "gpu" else "'fused' or 'xla'"
         raise UserError(
-            f"{where} has no dropout, and model.attention_dropout_rate is {rate}: set "
+            f"{where} has no dropout, and model.attention_dropout_rate is {work.rate}: set "
             f"model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"
         )
-    reason = _unsupported(impl, q_shape, num_keys, dtype)
-    if reason is not None:
+    if reason := _unsupported(impl, work):
         raise UserError(f"{where} wants {reason}: {instead}")
 
 

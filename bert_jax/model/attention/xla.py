@@ -12,7 +12,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Integer, UInt32
+from jaxtyping import Array, Bool, Float, Integer
 
 from bert_jax.model.dropout import DropoutStream, dropout
 from bert_jax.model.layers import einsum_float32
@@ -20,10 +20,6 @@ from bert_jax.model.layers import einsum_float32
 MASKED_SCORE = -1e30
 """Score of a key that a query must not see: finite, so that no row is ever 0/0, and far enough
 below any real score that its probability is exactly 0 in float32."""
-
-
-_Drop = tuple[DropoutStream | None, UInt32[Array, ""]]
-"""Names of the masks of one dropout: stream and site."""
 
 
 def visible_keys(
@@ -58,15 +54,11 @@ def xla_attention(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attention(
-    q: Float[Array, "B H L K"],
-    k: Float[Array, "B H S K"],
-    v: Float[Array, "B H S K"],
-    visible: Bool[Array, "B 1 L S"],
-    drop: _Drop,
-    rate: float,
-    when_kept: Callable[[], None] | None,
-) -> Float[Array, "B H L K"]:
+def _attention(q, k, v, visible, drop, rate, when_kept):
+    """Attend with heads in front: q (B, H, L, K), k and v (B, H, S, K), visible (B, 1, L, S).
+
+    `drop` names the masks of the dropout: stream and site.
+    """
     return _forward(q, k, v, visible, drop, rate)[0]
 
 
@@ -84,7 +76,7 @@ def _forward(q, k, v, visible, drop, rate):
     # takes a quarter of the cycles that adding them up alone would.
     scores = scores - scores.max(-1, keepdims=True)
     inverse = 1 / jnp.exp(scores).sum(-1, keepdims=True)
-    weights = _drop_weights((jnp.exp(scores) * inverse).astype(v.dtype), drop, rate)
+    weights = dropout((jnp.exp(scores) * inverse).astype(v.dtype), rate, *drop)
     out = jnp.einsum("BHLS,BHSK->BHLK", weights, v)
     # A query that sees no key has a mean of values that depends on no score.
     slope = jnp.where(visible.any(-1, keepdims=True), _scale(q), 0.0)
@@ -96,8 +88,8 @@ def _backward(rate, when_kept, residuals, gradient):
     # The barrier keeps XLA from recognising the forward mask here and storing it in between.
     drop = jax.lax.optimization_barrier(drop)
     weights = jnp.exp(scores) * inverse
-    dv = jnp.einsum("BHLS,BHLK->BHSK", _drop_weights(weights.astype(v.dtype), drop, rate), gradient)
-    dweights = _drop_weights(einsum_float32("BHLK,BHSK->BHLS", gradient, v), drop, rate)
+    dv = jnp.einsum("BHLS,BHLK->BHSK", dropout(weights.astype(v.dtype), rate, *drop), gradient)
+    dweights = dropout(einsum_float32("BHLK,BHSK->BHLS", gradient, v), rate, *drop)
     # The sum over keys of weight times its gradient, from the output (Dao et al. 2022, appendix
     # B.2): a pass over (L, K) in place of one over (L, S).
     mean = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1, keepdims=True)
@@ -112,7 +104,3 @@ _attention.defvjp(_forward_to_differentiate, _backward)
 
 def _scale(q: Float[Array, "B H L K"]) -> float:
     return 1 / math.sqrt(q.shape[-1])
-
-
-def _drop_weights(weights: Array, drop: _Drop, rate: float) -> Array:
-    return dropout(weights, rate, *drop)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from bert_jax.errors import UserError
 from bert_jax.model.attention import attend as attention
 from bert_jax.model.attention import cudnn, fused
-from bert_jax.model.attention.attend import attend, choose
+from bert_jax.model.attention.attend import Work, attend, choose
 from bert_jax.model.attention.cudnn import Gpu
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
@@ -191,7 +191,9 @@ def gpu(monkeypatch):
     ],
 )
 def test_auto(gpu, platform, shape, rate, dtype, expected):
-    assert choose(platform, shape, shape[1], jnp.dtype(dtype), rate) == expected
+    _, length, _, head_dim = shape
+    work = Work(platform, length, length, head_dim, jnp.dtype(dtype), rate)
+    assert choose(work) == expected
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_auto(gpu, platform, shape, rate, dtype, expected):
 )
 def test_auto_takes_cudnn_where_the_card_has_it(gpu, found, expected):
     gpu(found)
-    assert choose("gpu", (8, 512, 12, 64), 512, jnp.dtype(jnp.bfloat16), 0.0) == expected
+    assert choose(Work("gpu", 512, 512, 64, jnp.dtype(jnp.bfloat16), 0.0)) == expected
 
 
 @pytest.mark.parametrize(
