@@ -10,13 +10,7 @@ from jaxtyping import Array, Float
 
 from bert_jax.data.store import SpecialIds
 from bert_jax.model.flops import train_flops
-from bert_jax.model.heads import (
-    encode,
-    init_params,
-    logical_axes,
-    pair_logits,
-    vocabulary_logits,
-)
+from bert_jax.model.heads import encode, init_params, logical_axes, pair_logits, vocabulary_logits
 from bert_jax.model.layout import Layout
 from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens

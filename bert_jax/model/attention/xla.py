@@ -62,13 +62,9 @@ def _attention(q, k, v, visible, drop, rate, when_kept):
     return _forward(q, k, v, visible, drop, rate)[0]
 
 
-def _forward_to_differentiate(q, k, v, visible, drop, rate, when_kept):
+def _forward(q, k, v, visible, drop, rate, when_kept=None):
     if when_kept is not None:
         when_kept()
-    return _forward(q, k, v, visible, drop, rate)
-
-
-def _forward(q, k, v, visible, drop, rate):
     # Scores, their scale, softmax and its sums in float32 whatever the compute type.
     scores = einsum_float32("BHLK,BHSK->BHLS", q, k) * _scale(q)
     scores = jnp.where(visible, scores, MASKED_SCORE)
@@ -99,7 +95,7 @@ def _backward(rate, when_kept, residuals, gradient):
     return dq, dk, dv, None, None
 
 
-_attention.defvjp(_forward_to_differentiate, _backward)
+_attention.defvjp(_forward, _backward)
 
 
 def _scale(q: Float[Array, "B H L K"]) -> float:
