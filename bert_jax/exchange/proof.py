@@ -21,7 +21,7 @@ from bert_jax.model.heads import (
     vocabulary_logits,
     with_params,
 )
-from bert_jax.model.task_heads import TaskHeadConfig, apply_head
+from bert_jax.model.task_heads import TaskHeadConfig, apply_task
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
@@ -204,20 +204,17 @@ def outputs_of(
     """
     inputs: tuple[Any, Any, Any] = batch
     hidden = encode(config, params, *inputs)
-    pooled = pool(config, params, hidden) if "pooler" in params["encoder"] else None
     found = {"hidden": hidden.astype("float32")}
-    if pooler and pooled is not None:
-        found["pooled"] = pooled.astype("float32")
+    if pooler:
+        found["pooled"] = pool(config, params, hidden).astype("float32")
     if "mlm" in parts:
         found["mlm"] = vocabulary_logits(config, params, hidden)[..., : config.vocab_size]
-    if "nsp" in parts and pooled is not None:
+    if "nsp" in parts and "pooler" in params["encoder"]:
         found["nsp"] = pair_logits(config, params, hidden)
     if "rtd" in parts:
         found["rtd"] = with_params(params["rtd"], ReplacedHead, config)(hidden)[..., None]
     if head is not None:
-        found["head"] = apply_head(
-            config, head, params, pooled if head.kind == "classification" else hidden
-        )
+        found["head"] = apply_task(config, head, params, *inputs)
     return found
 
 

@@ -4,7 +4,7 @@ Outside this package parameters are a nested dict of float32 arrays; modules exi
 function below is being traced.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -105,14 +105,15 @@ class PretrainingModel(nnx.Module):
         self.nsp = LinearHead(config, 2, rngs)
 
 
-# Parameters of a module: `module(config, *settings, rngs=...)` builds it.
+Build = Callable[..., nnx.Module]
+"""Class of a module: `module(config, *settings, rngs=...)` makes one."""
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
 def init_params(
     config: ModelConfig,
     key: Array,
-    module: type[nnx.Module] = PretrainingModel,
+    module: Build = PretrainingModel,
     *settings: Hashable,
 ) -> Params:
     """Make fresh parameters: truncated normals of scale `init_std`, zero biases, unit norm scales.
@@ -124,13 +125,13 @@ def init_params(
 
 
 @lru_cache(maxsize=256)
-def _abstract(module: type[nnx.Module], config: ModelConfig, *settings: Hashable) -> Any:
+def _abstract(module: Build, config: ModelConfig, *settings: Hashable) -> Any:
     """Build a module without its arrays."""
     return nnx.eval_shape(lambda: module(config, *settings, rngs=nnx.Rngs(params=0)))
 
 
 def param_shapes(
-    config: ModelConfig, module: type[nnx.Module] = PretrainingModel, *settings: Hashable
+    config: ModelConfig, module: Build = PretrainingModel, *settings: Hashable
 ) -> Params:
     """Make the tree of `init_params` with a `ShapeDtypeStruct` in place of each array."""
     shapes: Params = nnx.to_pure_dict(nnx.state(_abstract(module, config, *settings), nnx.Param))
@@ -138,7 +139,7 @@ def param_shapes(
 
 
 def logical_axes(
-    config: ModelConfig, module: type[nnx.Module] = PretrainingModel, *settings: Hashable
+    config: ModelConfig, module: Build = PretrainingModel, *settings: Hashable
 ) -> Params:
     """Return the tree of `init_params` with a tuple of logical axis names in place of each array.
 
@@ -151,9 +152,7 @@ def logical_axes(
     return nnx.traversals.unflatten_mapping(axes)
 
 
-def with_params(
-    params: Params, module: type[nnx.Module], config: ModelConfig, *settings: Hashable
-) -> Any:
+def with_params(params: Params, module: Build, config: ModelConfig, *settings: Hashable) -> Any:
     """Make a module from its parameters, while a function is traced."""
     return nnx.merge(nnx.graphdef(_abstract(module, config, *settings)), params)
 

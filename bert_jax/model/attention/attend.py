@@ -119,11 +119,12 @@ def attend(
     from bert_jax.model.attention import cudnn, fused, splash  # Pallas takes its time to import
 
     axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
-    run: Callable[..., Array] = {
+    kernels: dict[str, Callable[..., Array]] = {
         "fused": partial(fused.fused_attention, dropout_rate=rate),
         "splash": splash.splash_attention,
         "cudnn": cudnn.cudnn_attention,
-    }[impl]
+    }
+    run = kernels[impl]
     if impl == "fused":
         arrays += [
             jnp.arange(q.shape[2], dtype=jnp.uint32),

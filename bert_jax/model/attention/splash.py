@@ -33,10 +33,10 @@ def block_sizes(queries: int, keys: int) -> splash_attention_kernel.BlockSizes:
         max(b for b in range(_LANES, _LONGEST_BLOCK + 1, _LANES) if n % b == 0)
         for n in (queries, keys)
     )
-    backward = {"block_q_dkv": block_q, "block_kv_dkv": block_kv, "block_kv_dkv_compute": block_kv}
     return splash_attention_kernel.BlockSizes(
         block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv,
-        use_fused_bwd_kernel=True, **backward,
+        block_q_dkv=block_q, block_kv_dkv=block_kv, block_kv_dkv_compute=block_kv,
+        use_fused_bwd_kernel=True,
     )  # fmt: skip
 
 
