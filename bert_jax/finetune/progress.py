@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import bdtrik, stdtrit
 
-from bert_jax.sweep.statistics import LEVEL, Member, Outcome, quantile
+from bert_jax.sweep.statistics import LEVEL, Outcome, Trial, quantile
 
 _CORRELATIONS = ("matthews", "pearson", "spearman")
 
@@ -17,7 +17,7 @@ _CORRELATIONS = ("matthews", "pearson", "spearman")
 class Progress:
     """One member's way so far."""
 
-    member: Member
+    member: Trial
     scores: list[dict[str, Any]] = field(default_factory=list)
     """Scores of each evaluation; None is not a number."""
     best: float | None = None

@@ -18,7 +18,7 @@ from bert_jax.finetune.setup import Setup
 from bert_jax.finetune.trials import SweepState, abstract_trials, earlier, from_earlier
 from bert_jax.finetune.workdir import remove_resume, saved_content
 from bert_jax.saved.runs import FinetunedState
-from bert_jax.sweep.statistics import Member, Outcome
+from bert_jax.sweep.statistics import Outcome, Trial
 from bert_jax.training.state import TrainState
 
 
@@ -93,7 +93,7 @@ class Saves:
         state: SweepState = restored.state
         extra = restored.record.extra
         progress = [
-            Progress(**{**each, "member": Member(**each["member"])}) for each in extra["progress"]
+            Progress(**{**each, "member": Trial(**each["member"])}) for each in extra["progress"]
         ]
         wave = Wave(
             extra["wave"], state.train, state.best, extra["step"], progress, Losses(progress),

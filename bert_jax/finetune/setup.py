@@ -14,7 +14,7 @@ from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.task import HEADS, TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
-from bert_jax.sweep.statistics import Member
+from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.config import MAX_STEPS
@@ -39,13 +39,13 @@ class Setup:
     """Names of the initialisations."""
     fingerprints: dict[str, str]
     """Fingerprints by the field of the configuration that names files, of what they hold."""
-    members: tuple[Member, ...]
+    members: tuple[Trial, ...]
     train: Split
     dev: tuple[Split, ...]
     batches: TrainBatches
     steps_per_eval: float
     """Updates from one evaluation of the dev splits to the next; at least 1."""
-    waves: tuple[tuple[Member, ...], ...]
+    waves: tuple[tuple[Trial, ...], ...]
     """Members that train together; all waves have the same number, the last filled up with
     repetitions of its last member."""
 
@@ -106,7 +106,7 @@ def set_up(config: FinetuneConfig) -> Setup:
         )
     num_steps = max(1, round(steps))
     members = tuple(
-        Member(init, rate, config.seed + number)
+        Trial(init, rate, config.seed + number)
         for init, rate, number in itertools.product(
             inits, config.learning_rates, range(config.sweep.seeds)
         )
@@ -169,7 +169,7 @@ def _encoder(model: ModelConfig, training: FinetuneTrainingConfig) -> ModelConfi
     return dataclasses.replace(model, hidden_dropout_rate=rate, attention_dropout_rate=rate)
 
 
-def _waves(members: tuple[Member, ...], at_once: int) -> tuple[tuple[Member, ...], ...]:
+def _waves(members: tuple[Trial, ...], at_once: int) -> tuple[tuple[Trial, ...], ...]:
     size = min(at_once, len(members))
     waves = []
     for start in range(0, len(members), size):

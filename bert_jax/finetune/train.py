@@ -46,7 +46,7 @@ from bert_jax.run.lease import hold_workdir
 from bert_jax.run.session import Session
 from bert_jax.run.telemetry import duration, whole_peak
 from bert_jax.saved.runs import NO_MODEL, STATISTICS
-from bert_jax.sweep.statistics import Member, Outcome, summarise
+from bert_jax.sweep.statistics import Outcome, Trial, summarise
 from bert_jax.training.bad_step import (
     BadStep,
     BadStepError,
@@ -329,7 +329,7 @@ class _Run:
             self.saves.save(wave, self.outcomes, last=last)
         self.saved_at = time.monotonic()
 
-    def _batches(self, members: tuple[Member, ...], step: int) -> Iterator[dict[str, np.ndarray]]:
+    def _batches(self, members: tuple[Trial, ...], step: int) -> Iterator[dict[str, np.ndarray]]:
         seeds = [member.seed for member in members]
         epoch, start = divmod(step, self.setup.batches.num_batches)
         while True:

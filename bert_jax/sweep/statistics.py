@@ -26,7 +26,7 @@ _BOOTSTRAP = 0x626F6F74  # purpose of the random numbers
 
 
 @dataclass(frozen=True)
-class Member:
+class Trial:
     """Settings by which a trial differs from the others of its sweep."""
 
     init: str
@@ -50,7 +50,7 @@ class Outcome:
         last: score of the last evaluation, at the end of training; None where it is not finite.
     """
 
-    member: Member
+    member: Trial
     scores: Sequence[Mapping[str, Any]]
     best: float | None
     best_step: int
@@ -62,7 +62,7 @@ class Outcome:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Outcome":
         """Build an outcome from the values of `dataclasses.asdict`."""
-        return cls(**{**record, "member": Member(**record["member"])})
+        return cls(**{**record, "member": Trial(**record["member"])})
 
     @property
     def best_scores(self) -> dict[str, float]:
@@ -207,7 +207,7 @@ def summarise(
     """
     members = [outcome.member for outcome in outcomes]
     if len(set(members)) < len(members):
-        raise ValueError("two outcomes of one member")
+        raise ValueError("two outcomes of one trial")
     groups: list[Group] = []
     best_rates: dict[str, float] = {}
     for init in dict.fromkeys(member.init for member in members):

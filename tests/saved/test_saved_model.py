@@ -31,7 +31,7 @@ from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.saved.model import read_model
 from bert_jax.saved.runs import FinetunedState
-from bert_jax.sweep.statistics import Member
+from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.config import TableConfig, TaskConfig
 from bert_jax.tasks.opening import restore_task
 from bert_jax.tasks.task import Learned, describe
@@ -271,7 +271,7 @@ def test_a_finetuning_run(tmp_path):
     shapes = random_tree(lambda: init_task_params(MODEL, head, jax.random.key(0)), seed=5)
     params = jax.tree.map(jax.numpy.asarray, shapes)
     content = saved_content(
-        config, TaskObjective(model, head, "class"), task, {"accuracy": 0.5}, Member("x", 1e-4, 0)
+        config, TaskObjective(model, head, "class"), task, {"accuracy": 0.5}, Trial("x", 1e-4, 0)
     )
     checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=1))
     checkpoints.save_last(9, FinetunedState(params), read_back=False, **content)

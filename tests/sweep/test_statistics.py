@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bert_jax.finetune.progress import Progress, goal_score, judge
 from bert_jax.sweep.statistics import (
-    Member,
     Outcome,
+    Trial,
     bootstrap_interval,
     student_interval,
     summarise,
@@ -24,7 +24,7 @@ SCORES = st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=2, max_s
 
 def run(init, rate, seed, best, failed="", **scores):
     row = {"step": 10, "epoch": 1.0, "accuracy": best, **scores}
-    return Outcome(Member(init, rate, seed), [row], best, 10, failed, 2.0, 1.0, best)
+    return Outcome(Trial(init, rate, seed), [row], best, 10, failed, 2.0, 1.0, best)
 
 
 def runs(init, rate, scores):
@@ -190,7 +190,7 @@ def test_other_scores_are_those_of_the_best_evaluation():
         {"step": 10, "epoch": 1.0, "accuracy": 0.6, "f1": 0.9, "loss": None},
         {"step": 20, "epoch": 2.0, "accuracy": 0.8, "f1": 0.7, "loss": 0.3},
     ]
-    outcome = Outcome(Member("a", 1e-5, 0), rows, 0.8, 20, "", 1.0)
+    outcome = Outcome(Trial("a", 1e-5, 0), rows, 0.8, 20, "", 1.0)
     assert outcome.best_scores == {"accuracy": 0.8, "f1": 0.7, "loss": 0.3}
     others = [run("a", 1e-5, seed, 0.8, f1=f1, loss=None) for seed, f1 in ((1, 0.1), (2, 0.75))]
     (group,) = summarise([outcome, *others], "accuracy").groups
@@ -209,7 +209,7 @@ def test_what_makes_a_run_failed():
 
 
 def test_the_end_of_training_is_judged():
-    progress = Progress(Member("a", 1e-5, 0))
+    progress = Progress(Trial("a", 1e-5, 0))
     for step, score in ((10, 0.5), (20, 0.9), (30, 0.52)):
         progress.take(step, step / 10, {"accuracy": score}, "accuracy")
     outcome = progress.outcome(goal=0.6)

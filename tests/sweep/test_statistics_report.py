@@ -9,14 +9,14 @@ import pytest
 from bert_jax.finetune.progress import judge
 from bert_jax.sweep.plot import statistics_figure
 from bert_jax.sweep.report import summary_json, summary_lines, write_summary
-from bert_jax.sweep.statistics import Member, Outcome, rate_name, summarise
+from bert_jax.sweep.statistics import Outcome, Trial, rate_name, summarise
 from bert_jax.tasks.config import METRICS
 
 
 def run(init, rate, seed, best, **scores):
     row = {"step": 10, "epoch": 1.0, "accuracy": best, **scores}
     failed = judge(best, best, 0.72, best is not None)
-    return Outcome(Member(init, rate, seed), [row, row], best, 10, failed, 2.0, 1.0, best)
+    return Outcome(Trial(init, rate, seed), [row, row], best, 10, failed, 2.0, 1.0, best)
 
 
 @pytest.fixture
@@ -89,16 +89,14 @@ def test_the_text_says_what_is_known(sweep):
 def test_all_metrics_of_a_task_are_shown_on_one_scale():
     for names in METRICS.values():
         row = {"step": 1, "epoch": 1.0, **dict.fromkeys(names, 0.5)}
-        outcomes = [Outcome(Member("a", 1e-5, 0), [row], 0.5, 1, "", 1.0)]
+        outcomes = [Outcome(Trial("a", 1e-5, 0), [row], 0.5, 1, "", 1.0)]
         shown = ", ".join(f"{name} 50.0" for name in names[1:])
         assert f"  a, 1e-5: {shown}" in summary_lines(summarise(outcomes, names[0]))
 
 
 def test_one_seed_and_percent():
     outcomes = [
-        Outcome(
-            Member(init, 3e-5, 0), [{"step": 10, "recall": best}], best, 10, "", 60.0, 2.0, 60.5
-        )
+        Outcome(Trial(init, 3e-5, 0), [{"step": 10, "recall": best}], best, 10, "", 60.0, 2.0, 60.5)
         for init, best in (("wiki", 61.25), ("random", 61.251))
     ]
     lines = summary_lines(summarise(outcomes, "f1"), percent=True)
@@ -160,7 +158,7 @@ def test_files_appear_whole(sweep, tmp_path, monkeypatch):
 
 
 def test_json_has_no_nan():
-    outcome = Outcome(Member("a", 1e-5, 0), [{"step": 1, "f1": math.nan}], math.inf, 1, "x", 1.0)
+    outcome = Outcome(Trial("a", 1e-5, 0), [{"step": 1, "f1": math.nan}], math.inf, 1, "x", 1.0)
     read = json.dumps(summary_json(summarise([outcome], "f1")), allow_nan=False)
     assert json.loads(read)["outcomes"][0]["scores"] == [{"step": 1, "f1": None}]
 
