@@ -92,7 +92,7 @@ class Side:
         self.batches = TrainBatches(rows, (options.length,), options.batch_size, 0)
         self.seeds, self.num_steps = list(range(members)), options.steps
         config = StepConfig(
-            TaskObjective(model, head, "class"),
+            TaskObjective(model, head, "single_label"),
             OptimizerConfig(learning_rate=1.0),
             10 * options.steps,
         )

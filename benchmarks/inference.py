@@ -88,7 +88,7 @@ def read_texts(glue: Path | None, number: int) -> list[Text]:
     """Texts and pairs of three tasks in turn; without files, made-up ones of like lengths."""
     if glue is None:
         return [(f"a film number {n} " * (1 + n % 17), None) for n in range(number)]
-    from bert_jax.tasks.glue import read_glue
+    from bert_jax.tasks.text.sources import read_glue
 
     columns = [read_glue(glue, name, "dev").examples for name in ("sst2", "mrpc", "rte")]
     mixed = [example for examples in zip(*columns, strict=False) for example in examples]
@@ -117,7 +117,7 @@ def write_model(directory: Path, size: str, texts: list[Text]) -> None:
     saved = SavedModel(
         config=config,
         params=jax.tree.map(np.asarray, init_task_params(config, head, jax.random.key(0))),
-        outputs=TaskOutputs(head, "class", ("no", "yes")),
+        outputs=TaskOutputs(head, "single_label", ("no", "yes")),
         tokenizer=tokenizer,
         tokenizer_files=directory,
         max_length=config.num_positions,

@@ -17,9 +17,9 @@ _PIPELINES = {
     "ForQuestionAnswering": "question-answering",
 }
 _OBJECTIVES = {
-    "class": "one class for a text or a pair of texts",
-    "classes": "any number of classes for a text or a pair of texts",
-    "score": "a number for a text or a pair of texts",
+    "single_label": "one class for a text or a pair of texts",
+    "multi_label": "any number of classes for a text or a pair of texts",
+    "regression": "a number for a text or a pair of texts",
     "tags": "a tag for each word",
     "span": "the span of a text that answers a question",
 }
@@ -192,7 +192,7 @@ def _loading(saved: SavedModel, parity: Mapping[str, Any], name: str) -> str:
             f'model = pipeline("{pipeline}", model="DIR")',
             "```",
         ]
-        if saved.outputs is not None and saved.outputs.objective == "score":
+        if saved.outputs is not None and saved.outputs.objective == "regression":
             lines += ["", "The pipeline gives the number itself: `problem_type` is regression."]
     lines += [
         "",

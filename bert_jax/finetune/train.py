@@ -146,7 +146,7 @@ class _Run:
         self.percent = setup.objective.kind == "span"
         dev, scale = setup.dev[0], 100.0 if self.percent else 1.0
         self.constant = dev.constant_score
-        labels = setup.task.num_outputs if setup.task.objective == "class" else 0
+        labels = setup.task.num_outputs if setup.task.objective == "single_label" else 0
         self.goal = scale * goal_score(
             setup.task.metric, self.constant / scale, len(dev.rows), labels
         )

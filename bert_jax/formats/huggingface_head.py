@@ -16,9 +16,9 @@ CLASSES: Mapping[str, Literal["classification", "tagging", "span"]] = {
     "BertForQuestionAnswering": "span",
 }
 _PROBLEMS = {
-    "class": "single_label_classification",
-    "classes": "multi_label_classification",
-    "score": "regression",
+    "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
 }
 _MAX_LABEL_CHARS = 200
 
@@ -28,7 +28,7 @@ class TaskOutputs:
     """A head and what its logits mean."""
 
     head: TaskHeadConfig
-    objective: Literal["class", "classes", "score", "tags", "span"]
+    objective: Literal["single_label", "multi_label", "regression", "tags", "span"]
     """One class, any number of classes, a number, a tag for each word, a span."""
     labels: tuple[str, ...] = ()
     """Labels of classes and tags, in the order of the logits."""
@@ -66,14 +66,14 @@ def head_from_huggingface(
     if problem is None:
         problem = "regression" if len(bias) == 1 else "single_label_classification"
     objective: Any = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
-    fits = {"score": len(bias) == 1, "class": len(bias) > 1, "classes": True}
+    fits = {"regression": len(bias) == 1, "single_label": len(bias) > 1, "multi_label": True}
     if not fits.get(objective):
         raise UserError(
             f"config.json: problem_type is {problem!r:.80} and the head has {len(bias)} outputs; "
             "regression has one, single_label_classification two or more, and "
             "multi_label_classification any number"
         )
-    return TaskOutputs(head, objective, () if objective == "score" else labels)
+    return TaskOutputs(head, objective, () if objective == "regression" else labels)
 
 
 def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:

@@ -12,12 +12,11 @@ from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.asker import Answer, Prepared, check_count, finite, text_field
 from bert_jax.saved.model import SavedModel
-from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.config import TaskConfig, WindowOptions
 from bert_jax.tasks.examples import Origin, Question
 from bert_jax.tasks.rows import Batch, Rows
 from bert_jax.tasks.squad.answers import Candidate, Prediction, find_answers
 from bert_jax.tasks.squad.windows import SquadWindows, build_windows
-from bert_jax.tasks.window_options import WindowOptions
 from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 
@@ -71,7 +70,7 @@ class Answerer:
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Question:
         """See `asker.Asker`."""
         question, context = (text_field(fields, name, origin) for name in self.FIELDS)
-        return Question(f"{origin}", question, context, None, False, "", origin)
+        return Question(f"{origin}", question, context, None, origin)
 
     def prepare(self, examples: Sequence[Question]) -> Prepared[Question]:
         """See `asker.Asker`."""

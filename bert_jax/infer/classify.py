@@ -95,9 +95,9 @@ class Classifier:
 
         known = self.model.outputs
         assert known is not None  # of `require`
-        if known.objective == "score":
+        if known.objective == "regression":
             return {"score": round(float(logits[0]), 6)}
-        several = known.objective == "classes"
+        several = known.objective == "multi_label"
         scores = logits.astype(np.float64)
         shares = expit(scores) if several else softmax(scores)
         best = np.argsort(-shares, kind="stable")

@@ -96,13 +96,13 @@ class Tagger:
             text = text_field(fields, "text", origin)
             offsets = tuple(split_words(text))
             words = tuple(text[start:end] for start, end in offsets)
-            return TaggableText(TaggedExample("", words, None, 0, origin), text, offsets)
+            return TaggableText(TaggedExample("", words, None, origin), text, offsets)
         words = fields["tokens"]
         if not isinstance(words, list | tuple) or not all(isinstance(w, str) and w for w in words):
             raise UserError(
                 f"{origin}: the field 'tokens' holds {words!r:.60}, not a list of words"
             )
-        return TaggableText(TaggedExample("", tuple(words), None, 0, origin), None, ())
+        return TaggableText(TaggedExample("", tuple(words), None, origin), None, ())
 
     def prepare(self, examples: Sequence[TaggableText]) -> Prepared[TaggableText]:
         """See `asker.Asker`."""
@@ -161,7 +161,7 @@ class Tagger:
             softmax(logits.astype(np.float64), axis=-1).max(axis=-1) if len(words) else np.zeros(0)
         )
         found = entities(tags)
-        answer["tags"] = list(to_tags(found, len(tags), "iob2"))
+        answer["tags"] = list(to_tags(found, len(tags)))
         answer["entities"] = []
         for kind, first, end in found:
             entity: Answer = {"type": kind, "words": [first, end]}

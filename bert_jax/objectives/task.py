@@ -17,7 +17,7 @@ from bert_jax.model.layout import Layout
 from bert_jax.model.task_heads import TaskHeadConfig, TaskModel, apply_task, init_task_params
 from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
-from bert_jax.tasks.task import Objective as Kind
+from bert_jax.tasks.task import HeadKind
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,20 @@ class Head:
         return (labels >= 0) * weights[:, None] if self.per_token else weights
 
 
-def _class_losses(logits: Float[Array, "B C"], labels: Integer[Array, " B"], _: Array) -> Array:
+def _single_label_losses(
+    logits: Float[Array, "B C"], labels: Integer[Array, " B"], _: Array
+) -> Array:
     return cross_entropy(logits, labels)[0]
 
 
-def _classes_losses(logits: Float[Array, "B C"], labels: Float[Array, "B C"], _: Array) -> Array:
+def _multi_label_losses(
+    logits: Float[Array, "B C"], labels: Float[Array, "B C"], _: Array
+) -> Array:
     # log(1 + e^x) - x y: the cross entropy of a sigmoid, meant over the classes.
     return jnp.mean(jax.nn.softplus(logits) - logits * labels, axis=-1)
 
 
-def _score_losses(logits: Float[Array, "B 1"], labels: Float[Array, " B"], _: Array) -> Array:
+def _regression_losses(logits: Float[Array, "B 1"], labels: Float[Array, " B"], _: Array) -> Array:
     return jnp.square(logits[:, 0] - labels)
 
 
@@ -64,10 +68,10 @@ def _span_losses(
     return jnp.mean(each, axis=-1)
 
 
-HEADS: dict[Kind, Head] = {
-    "class": Head("classification", _class_losses),
-    "classes": Head("classification", _classes_losses),
-    "score": Head("classification", _score_losses, "squared error"),
+HEADS: dict[HeadKind, Head] = {
+    "single_label": Head("classification", _single_label_losses),
+    "multi_label": Head("classification", _multi_label_losses),
+    "regression": Head("classification", _regression_losses, "squared error"),
     "tags": Head("tagging", _tag_losses, "nats per token", per_token=True),
     "span": Head("span", _span_losses),
 }
@@ -85,7 +89,7 @@ class TaskObjective(Objective):
 
     config: TaskHeadConfig
     """Sizes of the head."""
-    kind: Kind
+    kind: HeadKind
     """Entry of `HEADS`."""
 
     @property

@@ -43,7 +43,8 @@ _KINDS = (
 )
 
 _VERBS = {
-    "class": "classify", "classes": "classify", "score": "classify", "tags": "tag", "span": "answer"
+    "single_label": "classify", "multi_label": "classify", "regression": "classify",
+    "tags": "tag", "span": "answer",
 }  # fmt: skip
 
 
@@ -241,7 +242,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
 def in_units(saved: SavedModel) -> SavedModel:
     """Make a head of scores predict them: a run predicts (score - mean) / deviation."""
     task = saved.origin.task
-    if task is None or task.objective != "score":
+    if task is None or task.objective != "regression":
         return saved
     learned = task.describe()["learned"]
     mean, deviation = np.float32(learned["mean"]), np.float32(learned["deviation"])

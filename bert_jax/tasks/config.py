@@ -2,14 +2,19 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.glue import TASKS, glue_task
-from bert_jax.tasks.window_options import WindowOptions
+from bert_jax.tasks.tables.delimited import TableFormat
+from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
-MAX_LENGTH = 128
-SQUAD_MAX_LENGTH = 384
+METRICS = {
+    "class": ("accuracy", "f1", "macro_f1", "matthews"),
+    "classes": ("f1", "macro_f1", "accuracy"),
+    "score": ("pearson", "spearman"),
+}
+"""Metrics that can choose a checkpoint, the default first."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +96,18 @@ class TableConfig:
             raise UserError(
                 "task.table.labels is set, but label_columns names the labels; leave one out"
             )
+        if self.label_columns and self.kind != "classes":
+            raise UserError(
+                "task.table.label_columns are for several labels a row (kind='classes'), not "
+                f"{self.kind!r}"
+            )
+        if self.kind == "classes" and not self.separator.strip():
+            raise UserError(f"task.table.separator is {self.separator!r}; a mark is needed")
 
-
-METRICS = {
-    "class": ("accuracy", "f1", "macro_f1", "matthews"),
-    "classes": ("f1", "macro_f1", "accuracy"),
-    "score": ("pearson", "spearman"),
-}
-"""Metrics that can choose a checkpoint, the default first."""
+    @property
+    def file_format(self) -> TableFormat:
+        """How the files are written."""
+        return TableFormat(self.format, self.header, self.quoting, self.delimiter, self.ragged)
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,36 @@ class TaggingConfig:
         """Refuse what cannot be."""
         if self.lenient and self.scheme == "plain":
             raise UserError("task.tagging.lenient is about entities, scheme is 'plain'; drop one")
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """Lengths of the windows of a long context, in tokens; those of BERT's `run_squad.py`.
+
+    Raises:
+        UserError: a length below 1, or lengths with which windows leave tokens out.
+    """
+
+    max_length: int = 384
+    """Tokens of a whole row, special tokens included."""
+    stride: int = 128
+    """Tokens from the beginning of a window to that of the next. (`transformers` calls the overlap
+    by this name.)"""
+    max_question: int = 64
+    """A longer question is cut behind so many tokens; that is counted."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "stride", "max_question"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; 1 is the least")
+        room = self.max_length - self.max_question - MAX_SPECIAL
+        if room < self.stride:
+            raise UserError(
+                f"max_length {self.max_length} leaves {max(room, 0)} tokens for the context beside "
+                f"a question of {self.max_question} and special tokens ({MAX_SPECIAL}), and stride "
+                f"{self.stride} would leave tokens between windows out. Let max_length be at least "
+                f"{self.max_question + MAX_SPECIAL + self.stride}, or lower stride or max_question"
+            )
 
 
 @dataclass(frozen=True)
@@ -193,8 +232,12 @@ class TaskConfig:
         """Refuse lengths that leave no room."""
         if self.max_length < 0 or 0 < self.max_length < 8:
             raise UserError(f"task.max_length is {self.max_length}; it must be at least 8, or 0")
-        if self.kind == "glue" and self.glue.name:
-            _check_glue(self.glue.name)
+        name = self.glue.name if self.kind == "glue" else ""
+        if name and "train" not in glue_task(name).files:
+            raise UserError(
+                f"task.glue.name is {name!r}, which has no training data; fine-tune mnli and "
+                f"predict {name!r} with it"
+            )
         if self.kind == "squad":
             _ = self.windows  # refuses its own errors
         if self.kind == "tagging" and not 1 <= self.tag_stride <= self.length - 2:
@@ -211,7 +254,7 @@ class TaskConfig:
     def check_sections(self) -> None:
         """Refuse a section that would not be read.
 
-        What an earlier version saved is not asked: its defaults may have been others.
+        A saved configuration is not checked: defaults of earlier versions may have been others.
 
         Raises:
             UserError: names the first field.
@@ -228,7 +271,7 @@ class TaskConfig:
     @property
     def length(self) -> int:
         """Tokens in a row at most, special tokens included."""
-        return self.max_length or (SQUAD_MAX_LENGTH if self.kind == "squad" else MAX_LENGTH)
+        return self.max_length or (384 if self.kind == "squad" else 128)
 
     def fitted(self, max_positions: int) -> "TaskConfig":
         """Lower the default length, and squad's default question, to what a model has room for."""
@@ -255,16 +298,8 @@ class TaskConfig:
             raise UserError(f"task.squad: {error}") from None
 
     def source(self, field: str) -> str:
-        """Return a file that must be named.
-
-        Args:
-            field: of the section of `kind`, such as "train".
-
-        Raises:
-            UserError: it is empty.
-        """
-        section: Any = getattr(self, self.kind)
-        value: str = getattr(section, field)
+        """Return a field of the section of `kind`, such as "train", that must not be empty."""
+        value: str = getattr(getattr(self, self.kind), field)
         if not value:
             raise UserError(f"task.{self.kind}.{field} is empty; {_NEEDED[self.kind, field]}")
         return value
@@ -279,12 +314,3 @@ _NEEDED = {
     ("squad", "train"): "name a file in SQuAD's JSON",
     ("squad", "dev"): "name a second file in SQuAD's JSON, to choose the best checkpoint by",
 }
-
-
-def _check_glue(name: str) -> None:
-    task = glue_task(name)
-    if "train" not in task.files:
-        raise UserError(
-            f"task.glue.name is {name!r}, which has no training data; fine-tune mnli and predict "
-            f"{name!r} with it"
-        )

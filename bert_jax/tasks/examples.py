@@ -9,15 +9,12 @@ from bert_jax.errors import UserError, nearest
 
 
 class Origin(NamedTuple):
-    """Where an example was read, for messages.
-
-    Attributes:
-        path: the file, or the name of a data set.
-        line: the line, or for what has no lines the record, from 1.
-    """
+    """Place where an example was read, for messages."""
 
     path: str
+    """File, or name of a data set."""
     line: int
+    """Number of the line, or of the record where there are no lines; from 1."""
 
     @property
     def unit(self) -> str:
@@ -31,76 +28,49 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class TextExample:
-    """A text or a pair of texts, to be classified or scored.
-
-    Attributes:
-        id: as the file names it, else its number from 0.
-        text: the text, as it was read.
-        text_pair: the second text of a pair, or None.
-        label: the number of a class, a score, or the numbers of all classes that hold (multi-label,
-            ascending, perhaps none); None where the file has no labels.
-        origin: where it was read.
-    """
+    """A text or a pair of texts, to be classified or scored."""
 
     id: str
+    """Name of the example in the file, else its number from 0."""
     text: str
     text_pair: str | None
     label: int | float | tuple[int, ...] | None
+    """Number of a class, a score, or the ascending numbers of all classes that hold (multi-label);
+    None where the file has no labels."""
     origin: Origin
 
 
 @dataclass(frozen=True)
 class TaggedExample:
-    """A sentence whose words have tags.
-
-    Attributes:
-        id: as the file names it, else its number from 0.
-        tokens: the words.
-        tags: one for each word, empty where a word has none; None where the file has no tags.
-        document: number of the document the sentence belongs to, from 0.
-        origin: where its first word was read.
-    """
+    """A sentence whose words have tags."""
 
     id: str
+    """Name of the example in the file, else its number from 0."""
     tokens: tuple[str, ...]
     tags: tuple[str, ...] | None
-    document: int
+    """Tag of each word, empty where a word has none; None where the file has no tags."""
     origin: Origin
+    """Place of the first word."""
 
 
 class Answer(NamedTuple):
-    """A reference answer.
-
-    Attributes:
-        text: the answer.
-        start: character offset of its first character in the context.
-    """
+    """A reference answer."""
 
     text: str
     start: int
+    """Character offset of the answer in the context."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a context.
-
-    Attributes:
-        id: as the file names it.
-        question: the question.
-        context: the text in which the answer stands.
-        answers: the reference answers, none for a question that has no answer; None where the file
-            has no answers at all.
-        is_impossible: the file says that the context does not answer it.
-        title: of the article.
-        origin: where it was read.
-    """
+    """A question about a context."""
 
     id: str
     question: str
     context: str
     answers: tuple[Answer, ...] | None
-    is_impossible: bool
-    title: str
+    """Reference answers, () where the context does not answer the question; None where the file
+    does not say."""
     origin: Origin
 
 
@@ -136,14 +106,10 @@ class LabelSet:
         return len(self.names)
 
     def id(self, name: str, origin: Origin) -> int:
-        """Return the number of a label.
-
-        Args:
-            name: of the label.
-            origin: where it was met, for the message.
+        """Return the number of a label that was met at `origin`.
 
         Raises:
-            UserError: not a label of this set; names the nearest that is.
+            UserError: not a label of this set; names the nearest one.
         """
         number = self.find(name)
         if number is None:
@@ -163,19 +129,10 @@ class UnknownLabel(UserError):
     """A label that is not of a set.
 
     A file may have a million of them, of which five are shown: the message is made when it is read.
-
-    Args:
-        name: The label.
-        origin: Its place.
-        known: Names of the set.
     """
 
-    def __init__(self, name: str, origin: Origin, known: tuple[str, ...]) -> None:
-        super().__init__(name, origin, known)
-        self._parts = name, origin, known
-
     def __str__(self) -> str:
-        name, origin, known = self._parts
+        name, origin, known = self.args
         folded = {each.casefold(): each for each in known}
         # A number is not a misspelling of another.
         near = folded.get(name.strip().casefold()) or nearest(name, () if name.isdigit() else known)

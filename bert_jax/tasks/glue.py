@@ -1,25 +1,17 @@
 """The nine tasks of GLUE and its diagnostic set: files, columns, labels, metrics, submissions.
 
 Labels are in the order of TensorFlow Datasets and of the published checkpoints. The files of the
-test sets have no labels; predictions for them are scored by the leaderboard, from the files that
-`write_submission` makes.
+test sets have no labels; the leaderboard scores predictions for them, in the files that
+`submission_file` makes.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
-from pathlib import Path
 
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.files.staging import replace_file
-from bert_jax.tasks.examples import LabelSet
-from bert_jax.tasks.tables.delimited import Column, TableFormat
-from bert_jax.tasks.tables.files import read_rows
-from bert_jax.tasks.tables.tables import TextColumns, TextData, read_texts
 
 _SPLITS = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
 _MNLI_SPLITS = {
@@ -36,44 +28,41 @@ _NLI = ("entailment", "neutral", "contradiction")
 
 @dataclass(frozen=True)
 class GlueTask:
-    """Definition of a GLUE task.
-
-    Attributes:
-        directory: of its files, in the official archives.
-        text: column of the text; `text_pair` of the second one, None where there is one text.
-        label: column of the label.
-        labels: names of the classes; none where a score is predicted.
-        written: the classes as the files and the leaderboard write them.
-        metrics: what the leaderboard reports.
-        files: name of the file of each split.
-        submissions: the leaderboard's file for each test split, and its number of rows.
-        tfds: names at TensorFlow Datasets: of the configuration, the text and the second text.
-        id: column that numbers the rows of the test files.
-        score_range: lowest and highest score.
-    """
+    """Definition of a GLUE task."""
 
     directory: str
+    """Directory of its files, in the official archives."""
     text: str
-    text_pair: str | None
+    """Column of the text."""
+    text_pair: str
+    """Column of the second text; empty where there is one text."""
     label: str
     labels: tuple[str, ...]
+    """Names of the classes; none where a score is predicted."""
     written: tuple[str, ...]
+    """Classes as the files and the leaderboard write them."""
     metrics: tuple[str, ...]
+    """Metrics that the leaderboard reports."""
     submissions: Mapping[str, tuple[str, int]]
-    tfds: tuple[str, str, str | None]
+    """File of the leaderboard for each test split, and its number of rows."""
+    tfds: tuple[str, str, str]
+    """Names at TensorFlow Datasets: of the configuration, the text and the second text."""
     files: Mapping[str, str] = field(default_factory=lambda: _SPLITS)
+    """File of each split."""
     id: str = "index"
+    """Column that numbers the rows of the test files."""
     score_range: tuple[float, float] | None = None
+    """Lowest and highest score."""
 
 
 TASKS: Mapping[str, GlueTask] = {
     "cola": GlueTask(
-        "CoLA", "sentence", None, "is_acceptable", ("unacceptable", "acceptable"), _DIGITS,
-        ("matthews",), {"test": ("CoLA.tsv", 1063)}, ("cola", "sentence", None),
+        "CoLA", "sentence", "", "is_acceptable", ("unacceptable", "acceptable"), _DIGITS,
+        ("matthews",), {"test": ("CoLA.tsv", 1063)}, ("cola", "sentence", ""),
     ),
     "sst2": GlueTask(
-        "SST-2", "sentence", None, "label", ("negative", "positive"), _DIGITS,
-        ("accuracy",), {"test": ("SST-2.tsv", 1821)}, ("sst2", "sentence", None),
+        "SST-2", "sentence", "", "label", ("negative", "positive"), _DIGITS,
+        ("accuracy",), {"test": ("SST-2.tsv", 1821)}, ("sst2", "sentence", ""),
     ),
     "mrpc": GlueTask(
         "MRPC", "#1 String", "#2 String", "Quality", ("not_equivalent", "equivalent"), _DIGITS,
@@ -127,143 +116,20 @@ def glue_task(name: str) -> GlueTask:
     return TASKS[name]
 
 
-def read_glue(directory: str | PathLike[str], name: str, split: str) -> TextData:
-    """Read a split from the official TSV files.
-
-    They are written without quoting: quotes are text. CoLA has no header but in its test set. MRPC
-    is read from train.tsv, dev.tsv and test.tsv or, where these are not there, from the corpus as
-    Microsoft publishes it with GLUE's dev_ids.tsv. Rows of QQP that line ends have broken are
-    skipped and counted, as elsewhere.
-
-    Args:
-        directory: the task's, or the one that holds all of them.
-        name: of the task, see `TASKS`.
-        split: see the task's `files`; labels are None in test splits. Examples have the numbers of
-            the test files as ids, else their number from 0.
-
-    Raises:
-        UserError: no such task, split or file, or rows are wrong.
-    """
-    task = glue_task(name)
-    _check_split(name, task, split)
-    home = Path(directory)
-    if (home / task.directory).is_dir():
-        home = home / task.directory
-    path = home / task.files[split]
-    if name == "mrpc" and not path.is_file() and (home / "msr_paraphrase_train.txt").is_file():
-        return _read_published_mrpc(home, task, split)
-    if not path.is_file():
-        there = sorted(entry.name for entry in home.iterdir())[:10] if home.is_dir() else []
-        raise UserError(
-            f"there is no {path}; {home} holds {', '.join(there) or 'nothing'}. Name the directory "
-            f"with {task.files[split]} of {task.directory}, or the one above"
-        )
-    text: Column = task.text
-    label: Column = task.label
-    header = None
-    if name == "cola" and split != "test":
-        text, label, header = 4, 2, False
-    table = TableFormat("tsv", header)
-    if name == "qqp" and not split.startswith("test"):
-        table = dataclasses.replace(table, ragged="skip")
-    return _read(task, split, path, text, label, table)
-
-
-def read_glue_tfds(name: str, split: str) -> TextData:
-    """Read a split that TensorFlow Datasets has prepared, in the order it lies there.
-
-    Args:
-        name: of the task, see `TASKS`.
-        split: as in `read_glue`.
-
-    Raises:
-        UserError: no such task or split, the data set is not prepared, or rows are wrong.
-    """
-    task = glue_task(name)
-    _check_split(name, task, split)
-    config, text, text_pair = task.tfds
-    source = f"tfds:glue/{config}:{split.replace('dev', 'validation')}"
-    test = split.startswith("test")
-    columns = TextColumns(
-        text,
-        text_pair,
-        None if test else "label",
-        id="idx" if test else None,
-        kind="class" if task.labels else "score",
-        score_range=task.score_range,
-        empty="keep",
-    )
-    return read_texts(source, columns, labels=LabelSet(task.labels) if task.labels else None)
-
-
-def _check_split(name: str, task: GlueTask, split: str) -> None:
-    if split not in task.files:
-        raise UserError(f"{name} has no split {split!r}; it has {', '.join(task.files)}")
-
-
-def _read(
-    task: GlueTask, split: str, path: Path, text: Column, label: Column, table: TableFormat
-) -> TextData:
-    test = split.startswith("test")
-    has_index = test and not path.name.startswith("msr_")
-    columns = TextColumns(
-        text,
-        task.text_pair,
-        None if test else label,
-        id=task.id if has_index else None,
-        kind="class" if task.labels else "score",
-        score_range=task.score_range,
-        empty="keep",
-    )
-    data = read_texts(path, columns, table, LabelSet(task.written) if task.labels else None)
-    return dataclasses.replace(data, labels=LabelSet(task.labels) if task.labels else None)
-
-
-def _read_published_mrpc(home: Path, task: GlueTask, split: str) -> TextData:
-    """Train and dev are told apart by pairs of ids; the labels of test are not GLUE's to show."""
-    table = TableFormat("tsv")
-    path = home / f"msr_paraphrase_{'test' if split == 'test' else 'train'}.txt"
-    data = _read(task, split, path, task.text, task.label, table)
-    if split == "test":
-        return data
-    numbered = TableFormat("tsv", header=False)
-    dev = {row.values for row in read_rows(f"{home / 'dev_ids.tsv'}", (1, 2), numbered)}
-    names = ("#1 ID", "#2 ID")
-    lines = {
-        row.origin.line: row.values
-        for row in read_rows(f"{path}", names, table)
-        if row.values in dev
-    }
-    missing = dev - set(lines.values())
-    if missing:
-        raise UserError(
-            f"{home / 'dev_ids.tsv'}: the pair {' '.join(min(missing))!r} is not in {path}, nor "
-            f"are {len(missing) - 1} others; fetch both again"
-        )
-    chosen = [e for e in data.examples if (e.origin.line in lines) == (split == "dev")]
-    examples = tuple(dataclasses.replace(e, id=f"{n}") for n, e in enumerate(chosen))
-    return dataclasses.replace(data, examples=examples)
-
-
-def write_submission(
-    directory: str | PathLike[str],
+def submission_file(
     name: str,
     split: str,
     ids: Sequence[str],
     predictions: Sequence[int] | Sequence[float] | np.ndarray,
-) -> Path:
-    """Write a file for the leaderboard: a header, then index and prediction.
+) -> tuple[str, str]:
+    """Return name and content of a file for the leaderboard: a header, then index and prediction.
 
     Args:
-        directory: where to write it, under the name that the leaderboard knows.
         name: of the task, see `TASKS`.
         split: a test split.
         ids: of its examples, in any order.
         predictions: number of the class for each, or the score, which is cut to 0...5 and written
             with three digits.
-
-    Returns:
-        The file.
 
     Raises:
         UserError: not a test split, or not exactly one prediction for each of its rows.
@@ -288,9 +154,7 @@ def write_submission(
             f"others; the rows of {task.files[split]} have the numbers 0 to {rows - 1:,}"
         )
     lines = ["index\tprediction", *(f"{index}\t{found[f'{index}']}" for index in range(rows))]
-    path = Path(directory) / file
-    replace_file(path, ("\n".join(lines) + "\n").encode())
-    return path
+    return file, "\n".join(lines) + "\n"
 
 
 def _written(file: str, task: GlueTask, prediction: int | float) -> str:

@@ -6,8 +6,16 @@ from typing import Any
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.task import Learned, Task
+from bert_jax.tasks.squad.task import SpanTask
+from bert_jax.tasks.tagging.task import TaggingTask
+from bert_jax.tasks.task import LabelSpec, Task
+from bert_jax.tasks.text.task import TextTask
 from bert_jax.tokenization.tokenizer import Tokenizer
+
+TASKS: Mapping[str, type[Task]] = {
+    "glue": TextTask, "table": TextTask, "tagging": TaggingTask, "squad": SpanTask,
+}  # fmt: skip
+"""Tasks by `TaskConfig.kind`."""
 
 
 def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> Task:
@@ -16,7 +24,7 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
     Args:
         config: the task; its default length is lowered to `max_positions`.
         tokenizer: of the model.
-        max_positions: of the model: the longest row it can take.
+        max_positions: longest row that the model can take.
 
     Raises:
         UserError: a file that is missing, cannot be read or is wrong, see the readers; labels from
@@ -28,15 +36,11 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
             f"task.max_length is {config.length}, but the model has {max_positions} positions; set "
             f"task.max_length to {max_positions} or less"
         )
-    return _kind(config).open(config, tokenizer)
+    return TASKS[config.kind].open(config, tokenizer)
 
 
 def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
-    """Return a task as its run described it; it predicts and scores, and has nothing to train on.
-
-    Args:
-        description: what `Task.describe` gave.
-        tokenizer: of the model.
+    """Return the task that `Task.describe` described; it has nothing to train on.
 
     Raises:
         UserError: not such a description.
@@ -46,19 +50,5 @@ def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
     if unknown:
         raise UserError(f"{where}: {unknown[0]!r} is missing; was it made by bert-jax finetune?")
     config = build(TaskConfig, description["task"], where)
-    return _kind(config)(config, build(Learned, description["learned"], where), tokenizer)
-
-
-def _kind(config: TaskConfig) -> Any:
-    """Return the class of a task; imported late because each of them imports this module."""
-    if config.kind == "tagging":
-        from bert_jax.tasks.tagging.task import TaggingTask
-
-        return TaggingTask
-    if config.kind == "squad":
-        from bert_jax.tasks.squad.task import SpanTask
-
-        return SpanTask
-    from bert_jax.tasks.text.task import TextTask
-
-    return TextTask
+    spec = build(LabelSpec, description["learned"], where)
+    return TASKS[config.kind](config, spec, tokenizer)

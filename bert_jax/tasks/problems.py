@@ -10,14 +10,9 @@ SHOWN = 5
 
 
 class MissingColumn(UserError):
-    """A table lacks a column.
+    """A table lacks `column`."""
 
-    Args:
-        column: the one that was asked for.
-        message: what to tell.
-    """
-
-    def __init__(self, column: str | int, message: str) -> None:
+    def __init__(self, column: str, message: str) -> None:
         super().__init__(message)
         self.column = column
 
@@ -27,33 +22,29 @@ class Problems:
 
     Args:
         path: the file.
-        what: what is counted, in the plural.
+        what: noun for the faulty things, in the plural.
     """
 
     def __init__(self, path: str, what: str = "rows") -> None:
         self._path = path
         self._what = what
-        self._shown: list[str] = []
+        self._first: list[str] = []
         self.count = 0
 
     def add(self, message: str | UserError) -> None:
-        """One problem; the message begins with the file and line."""
+        """Take a problem; the message begins with the file and line."""
         self.count += 1
         if self.count <= SHOWN:
-            self._shown.append(str(message))
+            self._first.append(str(message))
 
     def check(self) -> None:
-        """Says what was gathered.
-
-        Raises:
-            UserError: there was a problem.
-        """
+        """Raise a `UserError` if there was a problem."""
         if self.count == 1:
-            raise UserError(self._shown[0])
+            raise UserError(self._first[0])
         if self.count:
-            more = self.count - len(self._shown)
+            more = self.count - len(self._first)
             rest = [f"and {more:,} more"] if more else []
-            lines = "\n  ".join([*self._shown, *rest])
+            lines = "\n  ".join([*self._first, *rest])
             raise UserError(f"{self._path}: {self.count:,} {self._what} are wrong:\n  {lines}")
 
 
@@ -62,3 +53,9 @@ def counted(path: str, what: str, lines: Sequence[int]) -> str:
     unit = Origin(path, 0).unit
     named = ", ".join(f"{line}" for line in lines[:SHOWN]) + (", ..." if lines[SHOWN:] else "")
     return f"{path}: {len(lines):,} {what} ({unit}{'s' if len(lines) > 1 else ''} {named})"
+
+
+def first_few(items: Sequence[str]) -> str:
+    """Join the first items and count the others."""
+    more = f"; and {len(items) - SHOWN:,} more" if len(items) > SHOWN else ""
+    return "; ".join(items[:SHOWN]) + more

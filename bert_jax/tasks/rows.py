@@ -11,7 +11,7 @@ NO_LABEL = -1
 """Label of the positions that have none, of tags."""
 
 Batch = dict[str, np.ndarray]
-"""Rows of one length, as arrays; a leading axis of members (M) where several are trained.
+"""Rows of one length, as arrays; a leading axis of trials (M) where several are trained.
 
 tokens, type_ids, segment_ids: (..., B, L) int32; segment_ids are 1, and 0 for padding.
 labels: as in `Rows` with a leading axis B, tags (..., B, L) padded with `NO_LABEL`; absent where
@@ -23,20 +23,17 @@ row_index: (..., B) uint32, 0 to B - 1: names the rows for dropout.
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """N rows, unpadded, each of a length n of its own.
-
-    Attributes:
-        tokens: N arrays (n,): [CLS] ... [SEP].
-        second_at: where in a row type 1 begins; n where it has no second part.
-        labels: what is to be predicted, None where that is not known. By objective:
-            class: (N,) int32; classes: (N, K) float32 of 0 and 1; score: (N,) float32,
-            standardised; span: (N, 2) int32, positions of the first and the last token;
-            tags: N arrays (n,) int32 with `NO_LABEL` where a position has none.
-    """
+    """N rows, unpadded, each of a length n of its own."""
 
     tokens: Sequence[Int32[np.ndarray, " _"]]
+    """N arrays (n,): [CLS] ... [SEP]."""
     second_at: Int32[np.ndarray, " N"]
+    """Position in a row where type 1 begins; n where it has no second part."""
     labels: np.ndarray | Sequence[Int32[np.ndarray, " _"]] | None
+    """Labels to predict, None where they are not known. By kind of head: single_label: (N,) int32;
+    multi_label: (N, K) float32 of 0 and 1; regression: (N,) float32, standardised; span: (N, 2)
+    int32, positions of the first and the last token; tags: N arrays (n,) int32 with `NO_LABEL`
+    where a position has none."""
 
     def __post_init__(self) -> None:
         """Refuse lists that are not one entry a row."""

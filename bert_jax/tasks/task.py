@@ -1,17 +1,22 @@
-"""The interface of fine-tuning tasks."""
+"""The shape of a fine-tuning task: labels, splits, and scores and predictions from logits."""
 
-from collections.abc import Mapping, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 
 from bert_jax.config.mapping import to_dict
+from bert_jax.errors import UserError
+from bert_jax.files.staging import replace_file
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.rows import Rows
+from bert_jax.tokenization.tokenizer import Tokenizer
 
-Objective = Literal["class", "classes", "score", "tags", "span"]
+HeadKind = Literal["single_label", "multi_label", "regression", "tags", "span"]
 """Kind of prediction: one class, any number of classes, a number, a tag for each word, a span."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
@@ -19,26 +24,35 @@ Outputs = Sequence[np.ndarray] | np.ndarray
 follows the row's tokens is padding and not read."""
 
 
-@runtime_checkable
-class Split(Protocol):
-    """The examples of one file and their rows."""
+class Split(ABC):
+    """Examples of one file and their rows.
 
-    rows: Rows
-    warnings: tuple[str, ...]
-    """Counts of examples that were cut, skipped or kept with a fault, with file and lines."""
-    name: str
-    """For messages and the names of metrics: train, dev, dev_mismatched, the name of a file."""
+    Args:
+        name: name in messages and metrics: train, dev, dev_mismatched, the name of a file.
+        rows: rows of the examples.
+        warnings: counts of examples that were cut, skipped or kept with a fault, with file and
+            lines.
+        score_names: names of the scores.
+    """
+
+    def __init__(
+        self, name: str, rows: Rows, warnings: Sequence[str], score_names: Sequence[str]
+    ) -> None:
+        self.name = name
+        self.rows = rows
+        self.warnings = tuple(warnings)
+        self._score_names = score_names
 
     @property
+    @abstractmethod
     def constant_score(self) -> float:
         """Score of the best constant prediction in the task's metric; NaN without labels.
 
         A run that is not above it has failed (Mosbach et al. 2021).
         """
-        ...
 
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Metrics by name.
+        """Return the metrics by name; all are NaN where a logit is not finite.
 
         Args:
             outputs: logits.
@@ -48,72 +62,48 @@ class Split(Protocol):
         Raises:
             UserError: the file has no labels.
         """
-        ...
+        if not self._is_finite(outputs):
+            return dict.fromkeys(self._score_names, math.nan)
+        return self._score(outputs, saved)
 
     def write_predictions(
         self, outputs: Outputs, out: Path, scores: Mapping[str, float]
     ) -> list[Path]:
-        """Write what is predicted into the directory `out`.
+        """Write the predictions into the directory `out`, and return the files.
 
         Args:
             outputs: logits.
             out: made where it is missing; files of the same name in it are replaced.
-            scores: those of the dev split, which hold the null threshold.
-
-        Returns:
-            The files.
+            scores: scores of the dev split, which hold the null threshold.
 
         Raises:
-            UserError: the disk is full or the directory cannot be written.
+            UserError: a logit is not finite, the disk is full or the directory cannot be written.
         """
-        ...
+        if not self._is_finite(outputs):
+            raise UserError(f"{self.name}: outputs are not finite; the model has diverged")
+        paths = []
+        for name, text in self._prediction_files(outputs, scores):
+            paths.append(Path(out) / name)
+            replace_file(paths[-1], text.encode())
+        return paths
 
+    @abstractmethod
+    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+        """Score finite logits."""
 
-@runtime_checkable
-class Task(Protocol):
-    """A task, with its labels known."""
+    @abstractmethod
+    def _prediction_files(
+        self, outputs: Outputs, scores: Mapping[str, float]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield names and contents of the files of predictions."""
 
-    objective: Objective
-    num_outputs: int
-    """Columns of the logits."""
-    metric: str
-    """Metric that chooses the best checkpoint, a key of `Split.score`; more is better."""
-
-    def train_split(self) -> Split:
-        """Return the training data.
-
-        Raises:
-            UserError: the task was restored and has none.
-        """
-        ...
-
-    def dev_splits(self) -> list[Split]:
-        """Return the splits that score checkpoints; the first chooses the best checkpoint.
-
-        Raises:
-            UserError: the task was restored and has none.
-        """
-        ...
-
-    def open_split(self, source: str, *, labelled: bool = True) -> Split:
-        """Another file with the same columns, with or without labels; of GLUE also a split's name.
-
-        Args:
-            source: the file or split.
-            labelled: False where labels are not needed, so that wrong ones do no harm.
-
-        Raises:
-            UserError: it cannot be read, or has a label that is not among those learned.
-        """
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """Return everything that `restore_task` needs as JSON, without the training data."""
-        ...
+    def _is_finite(self, outputs: Outputs) -> bool:
+        rows = zip(self.rows.tokens, outputs, strict=True)
+        return all(np.isfinite(logits[: len(ids)]).all() for ids, logits in rows)
 
 
 @dataclass(frozen=True)
-class Learned:
+class LabelSpec:
     """Knowledge of a task from its training data."""
 
     labels: tuple[str, ...] = ()
@@ -128,6 +118,65 @@ class Learned:
     """Rules by which answers are scored; only v2.0 knows questions without answer."""
 
 
-def describe(config: TaskConfig, learned: Learned) -> dict[str, Any]:
-    """Return a task as JSON; `restore_task` reads it."""
-    return {"task": to_dict(config), "learned": to_dict(learned)}
+class Task(ABC):
+    """A task whose labels are known.
+
+    Args:
+        config: the task.
+        spec: knowledge from the training data.
+        tokenizer: of the model.
+    """
+
+    objective: HeadKind
+    num_outputs: int
+    """Columns of the logits."""
+    metric: str
+    """Metric that chooses the best checkpoint, a key of `Split.score`; more is better."""
+
+    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+        self.config = config
+        self.spec = spec
+        self.tokenizer = tokenizer
+        self._train: Split | None = None
+        self._devs: list[Split] = []
+
+    @classmethod
+    @abstractmethod
+    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> "Task":
+        """Read training and dev data; see `opening.open_task`."""
+
+    @abstractmethod
+    def open_split(self, source: str, *, labelled: bool = True) -> Split:
+        """Read another file with the same columns.
+
+        Args:
+            source: the file; of GLUE also the name of a split.
+            labelled: False where labels are not needed, so that wrong ones do no harm.
+
+        Raises:
+            UserError: it cannot be read, or has a label that is not among those learned.
+        """
+
+    def _with_splits(self, train: Split, devs: Sequence[Split]) -> "Task":
+        self._train, self._devs = train, list(devs)
+        return self
+
+    def train_split(self) -> Split:
+        """Return the training data; a `UserError` if the task was restored."""
+        if self._train is None:
+            raise UserError("a task read from a checkpoint has no training data")
+        return self._train
+
+    def dev_splits(self) -> list[Split]:
+        """Return the splits that score checkpoints; the first chooses the best checkpoint.
+
+        Raises:
+            UserError: the task was restored.
+        """
+        if not self._devs:
+            raise UserError("a task read from a checkpoint has no dev data; name a file")
+        return self._devs
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything that `restore_task` needs as JSON, without the training data."""
+        return {"task": to_dict(self.config), "learned": to_dict(self.spec)}

@@ -91,10 +91,10 @@ def test_narrow_embeddings_come_in_and_go_out(tmp_path, task):
 @pytest.mark.parametrize(
     ("problem", "labels", "objective"),
     [
-        ("single_label_classification", 3, "class"),
-        ("multi_label_classification", 1, "classes"),
-        ("multi_label_classification", 3, "classes"),
-        ("regression", 1, "score"),
+        ("single_label_classification", 3, "single_label"),
+        ("multi_label_classification", 1, "multi_label"),
+        ("multi_label_classification", 3, "multi_label"),
+        ("regression", 1, "regression"),
     ],
 )
 @pytest.mark.parametrize("family", ["DistilBert", "Electra", "Roberta", "Bert"])

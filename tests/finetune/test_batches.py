@@ -15,16 +15,16 @@ PAD = 9
 LENGTHS = st.lists(st.integers(3, 60), min_size=1, max_size=60)
 
 
-def make_rows(lengths, labels="class"):
+def make_rows(lengths, labels="single_label"):
     """Rows that can be told apart: the first token is the row's number plus 100."""
     tokens = [np.arange(n, dtype=np.int32) + 1000 for n in lengths]
     for i, ids in enumerate(tokens):
         ids[0] = 100 + i
     n = len(lengths)
     values = {
-        "class": np.arange(n, dtype=np.int32),
-        "classes": np.eye(n, 4, dtype=np.float32),
-        "score": np.arange(n, dtype=np.float32) / 7,
+        "single_label": np.arange(n, dtype=np.int32),
+        "multi_label": np.eye(n, 4, dtype=np.float32),
+        "regression": np.arange(n, dtype=np.float32) / 7,
         "span": np.stack([np.arange(n), np.arange(n) + 1], 1).astype(np.int32),
         "tags": [np.where(np.arange(k) % 2, NO_LABEL, k).astype(np.int32) for k in lengths],
         None: None,
@@ -119,7 +119,7 @@ def test_a_length_that_no_row_has():
 
 
 def test_a_batch_is_its_rows():
-    for kind in ("class", "classes", "score", "span", "tags", None):
+    for kind in ("single_label", "multi_label", "regression", "span", "tags", None):
         lengths = [5, 9, 16, 7, 30, 30, 12]
         rows = make_rows(lengths, kind)
         for batch in TrainBatches(rows, (16, 32), 3, PAD).epoch(0, [1, 2]):

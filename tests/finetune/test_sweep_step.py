@@ -36,7 +36,7 @@ MODEL = ModelConfig(
 )
 HEAD = TaskHeadConfig("classification", 3)
 CONFIG = StepConfig(
-    TaskObjective(MODEL, HEAD, "class"),
+    TaskObjective(MODEL, HEAD, "single_label"),
     OptimizerConfig(learning_rate=1.0, warmup_steps=2),
     num_steps=6,
 )

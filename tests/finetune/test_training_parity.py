@@ -37,7 +37,9 @@ HEADS = {
     "tags": TaskHeadConfig("tagging", 5, dropout_rate=0.0),
     "span": TaskHeadConfig("span", dropout_rate=0.0),
 }
-"""By objective."""
+"""By run of the golden file."""
+KINDS = {"class": "single_label", "classes": "multi_label", "score": "regression"}
+"""Kinds of heads of runs with another name."""
 RATE = 5e-3
 OPTIMIZER = OptimizerConfig(
     learning_rate=1.0, warmup_steps=4, weight_decay=0.1, eps=1e-6, clip_norm=1.0
@@ -46,7 +48,11 @@ OPTIMIZER = OptimizerConfig(
 
 def train(objective, weights, batches, order):
     """Losses and norms of the gradient before clipping, of the step that a sweep takes."""
-    config = StepConfig(TaskObjective(MODEL, HEADS[objective], objective), OPTIMIZER, NUM_STEPS)
+    config = StepConfig(
+        TaskObjective(MODEL, HEADS[objective], KINDS.get(objective, objective)),
+        OPTIMIZER,
+        NUM_STEPS,
+    )
     mesh = make_trial_mesh(MeshConfig(), 1, jax.devices()[:1])
     params = from_huggingface(weights, MODEL, HEADS[objective])
     params = jax.tree.map(lambda x: np.asarray(x)[None], params)

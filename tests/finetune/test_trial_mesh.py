@@ -24,7 +24,7 @@ MODEL = ModelConfig(
     scan_unroll=1,
 )  # fmt: skip
 KINDS = {
-    "class": TaskHeadConfig("classification", 3),
+    "single_label": TaskHeadConfig("classification", 3),
     "tags": TaskHeadConfig("tagging", 3),
     "span": TaskHeadConfig("span"),
 }
@@ -46,7 +46,7 @@ def rows_of(kind):
     random = np.random.default_rng(0)
     tokens = [random.integers(5, 50, random.integers(4, 16)).astype(np.int32) for _ in range(22)]
     labels = {
-        "class": np.array([ids[1] % 3 for ids in tokens], np.int32),
+        "single_label": np.array([ids[1] % 3 for ids in tokens], np.int32),
         "tags": [np.where(ids % 2, ids % 3, NO_LABEL).astype(np.int32) for ids in tokens],
         "span": np.array([[1, len(ids) - 1] for ids in tokens], np.int32),
     }[kind]
@@ -80,9 +80,9 @@ def on_one_device():
 @pytest.mark.parametrize(
     ("kind", "sizes", "devices", "accumulation"),
     [
-        ("class", (-1, 2, 1), 4, 1),
-        ("class", (-1, 1, 2), 4, 1),
-        ("class", (2, 2, 2), 8, 2),
+        ("single_label", (-1, 2, 1), 4, 1),
+        ("single_label", (-1, 1, 2), 4, 1),
+        ("single_label", (2, 2, 2), 8, 2),
         ("tags", (-1, 2, 2), 8, 4),
         ("span", (-1, 2, 1), 8, 2),
     ],
@@ -109,7 +109,7 @@ def spoil_first_trial(step, batch):
 
 
 def test_a_trial_that_halts_stays_as_it_is_and_the_others_go_on():
-    config = step_config("class")
+    config = step_config("single_label")
     good, other, _ = train(config, (-1, 1, 1), 1)
     found, state, _ = train(config, (-1, 1, 1), 1, spoil=spoil_first_trial)
     assert found["halted"].tolist() == [[0, 0], [1, 0], [1, 0], [1, 0]]
@@ -123,7 +123,7 @@ def test_a_trial_that_halts_stays_as_it_is_and_the_others_go_on():
 
 
 def test_a_trial_that_skips_a_batch_goes_on():
-    config = step_config("class", guard=GuardConfig(on_bad_step="skip"))
+    config = step_config("single_label", guard=GuardConfig(on_bad_step="skip"))
     found, state, _ = train(config, (-1, 1, 1), 1, spoil=spoil_first_trial)
     assert found["bad"].tolist() == [[0, 0], [1, 0], [0, 0], [0, 0]]
     assert np.asarray(state.opt_state.num_updates).tolist() == [3, 4]

@@ -34,7 +34,6 @@ from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.config import TableConfig, TaskConfig
 from bert_jax.tasks.opening import restore_task
-from bert_jax.tasks.task import Learned, describe
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.config import PretrainConfig, PretrainModelConfig
 from bert_jax.untrusted.json_file import read_json_object
@@ -114,10 +113,10 @@ def test_a_task_that_reads_the_pooler_says_that_there_is_none(directory, weights
 def test_heads_of_hugging_face(tmp_path):
     """What the configuration says of the head comes back, and may be missing."""
     heads = (
-        TaskOutputs(TaskHeadConfig("classification", 3), "class", ("a", "b", "c")),
-        TaskOutputs(TaskHeadConfig("classification", 2, 0.3), "classes", ("x", "LABEL_1")),
-        TaskOutputs(TaskHeadConfig("classification", 1), "classes", ("toxic",)),
-        TaskOutputs(TaskHeadConfig("classification", 1), "score"),
+        TaskOutputs(TaskHeadConfig("classification", 3), "single_label", ("a", "b", "c")),
+        TaskOutputs(TaskHeadConfig("classification", 2, 0.3), "multi_label", ("x", "LABEL_1")),
+        TaskOutputs(TaskHeadConfig("classification", 1), "multi_label", ("toxic",)),
+        TaskOutputs(TaskHeadConfig("classification", 1), "regression"),
         TaskOutputs(TaskHeadConfig("tagging", 2, 0.0), "tags", ("O", "B-PER")),
         TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span"),
     )
@@ -138,7 +137,7 @@ def test_heads_of_hugging_face(tmp_path):
         if head.kind == "classification":
             for wrong in ({"id2label": {"1": "a"}}, {"problem_type": "x"}):
                 (tmp_path / "config.json").write_text(json.dumps(config | fields | wrong))
-                if (outputs.objective, *wrong) != ("score", "id2label"):
+                if (outputs.objective, *wrong) != ("regression", "id2label"):
                     assert next(iter(wrong)) in refused(tmp_path)
 
 
@@ -263,7 +262,8 @@ def test_a_run_that_has_saved_nothing(tmp_path):
 
 def test_a_finetuning_run(tmp_path):
     workdir, head = tmp_path / "run", TaskHeadConfig("classification", 2)
-    task = restore_task(describe(TaskConfig(), Learned(labels=("no", "yes"))), TOKENIZER)
+    description = {"task": to_dict(TaskConfig()), "learned": {"labels": ["no", "yes"]}}
+    task = restore_task(description, TOKENIZER)
     config = FinetuneConfig(init="elsewhere")
     write_huggingface(tmp_path / "bert")
     prepare_finetune_workdir(workdir, config, {}, tmp_path / "bert")
@@ -271,7 +271,11 @@ def test_a_finetuning_run(tmp_path):
     shapes = random_tree(lambda: init_task_params(MODEL, head, jax.random.key(0)), seed=5)
     params = jax.tree.map(jax.numpy.asarray, shapes)
     content = saved_content(
-        config, TaskObjective(model, head, "class"), task, {"accuracy": 0.5}, Trial("x", 1e-4, 0)
+        config,
+        TaskObjective(model, head, "single_label"),
+        task,
+        {"accuracy": 0.5},
+        Trial("x", 1e-4, 0),
     )
     checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=1))
     checkpoints.save_last(9, FinetunedState(params), read_back=False, **content)
@@ -283,7 +287,7 @@ def test_a_finetuning_run(tmp_path):
     assert found.tokenizer.fingerprint == TOKENIZER.fingerprint
     assert found.tokenizer_files == workdir / "tokenizer"
     assert found.name == f"{workdir}, fine-tuned, step 9"
-    assert found.outputs == TaskOutputs(head, "class", ("no", "yes"))
+    assert found.outputs == TaskOutputs(head, "single_label", ("no", "yes"))
     assert found.max_length == 128
     assert found.origin.metrics == {"accuracy": 0.5}
     assert found.has_pooler

@@ -29,9 +29,11 @@ MODEL = ModelConfig(
 
 HEADS: Mapping[str, TaskOutputs | None] = {
     "pretrained": None,
-    "class": TaskOutputs(TaskHeadConfig("classification", 3), "class", ("bad", "fair", "good")),
-    "classes": TaskOutputs(TaskHeadConfig("classification", 3), "classes", ("x", "y", "z")),
-    "score": TaskOutputs(TaskHeadConfig("classification", 1), "score"),
+    "class": TaskOutputs(
+        TaskHeadConfig("classification", 3), "single_label", ("bad", "fair", "good")
+    ),
+    "classes": TaskOutputs(TaskHeadConfig("classification", 3), "multi_label", ("x", "y", "z")),
+    "score": TaskOutputs(TaskHeadConfig("classification", 1), "regression"),
     "tags": TaskOutputs(
         TaskHeadConfig("tagging", 5), "tags", ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
     ),

@@ -51,11 +51,13 @@ def model_of(kind: str = "pretraining", tokenizer: str = "uncased") -> SavedMode
         kind = "class"
     tasks = {
         "class": TaskOutputs(
-            TaskHeadConfig("classification", 3), "class", ("yes", "ähm", "no: <b>`|x`\n# y")
+            TaskHeadConfig("classification", 3), "single_label", ("yes", "ähm", "no: <b>`|x`\n# y")
         ),
-        "classes": TaskOutputs(TaskHeadConfig("classification", 2), "classes", ("good", "bad")),
-        "one of classes": TaskOutputs(TaskHeadConfig("classification", 1), "classes", ("good",)),
-        "score": TaskOutputs(TaskHeadConfig("classification", 1, 0.2), "score"),
+        "classes": TaskOutputs(TaskHeadConfig("classification", 2), "multi_label", ("good", "bad")),
+        "one of classes": TaskOutputs(
+            TaskHeadConfig("classification", 1), "multi_label", ("good",)
+        ),
+        "score": TaskOutputs(TaskHeadConfig("classification", 1, 0.2), "regression"),
         "tags": TaskOutputs(TaskHeadConfig("tagging", 2), "tags", ("O", "I-PER")),
         "span": TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span"),
     }

@@ -468,7 +468,6 @@ READERS = {
     "conllu": Reader("a.conllu", tasks.conllu, tasks.use_conllu),
     "token_lists": Reader("tags.jsonl", tasks.token_lists, tasks.use_token_lists),
     "squad": Reader("squad.json", tasks.squads, tasks.use_squad, True),
-    "predictions": Reader("predictions.json", tasks.predictions, tasks.use_predictions, True),
     "huggingface_config": Reader(
         "config.json", tasks.huggingface_configs, tasks.use_huggingface_config, True
     ),

@@ -26,16 +26,16 @@ def tables(separator: str) -> Callable[[Path], list[bytes]]:
 def use_table(path: Path) -> None:
     """Classes, several labels and scores of pairs."""
     from bert_jax.errors import UserError
-    from bert_jax.tasks.tables.files import TableFormat
-    from bert_jax.tasks.tables.tables import TextColumns, read_texts
+    from bert_jax.tasks.config import TableConfig
+    from bert_jax.tasks.text.tables import read_texts
 
     found = 0
     for columns in (
-        TextColumns("text", text_pair="text_pair", label="label", empty="keep"),
-        TextColumns("text", label="label", kind="classes", empty="skip"),
+        TableConfig(text_pair="text_pair", quoting=True),
+        TableConfig(kind="classes", empty="skip", quoting=True),
     ):
         try:
-            read_texts(path, columns, TableFormat(quoting=True))
+            read_texts(path, columns)
             found += 1
         except UserError as error:
             refused = error
@@ -75,7 +75,7 @@ def use_conllu(path: Path) -> None:
     from bert_jax.tasks.tagging.schemes import tag_labels
     from bert_jax.tasks.tagging.sources import read_conllu
 
-    tag_labels(read_conllu(path, "xpos"), "plain")
+    tag_labels(read_conllu(path, "xpos"), plain=True)
     read_conllu(path)
 
 
@@ -109,18 +109,6 @@ def use_squad(path: Path) -> None:
     from bert_jax.tasks.squad.sources import read_squad
 
     read_squad(path, misplaced="keep")
-
-
-def predictions(_: Path) -> list[bytes]:
-    """Texts by question id."""
-    return [json.dumps({"1": "Ann", "2": ""}).encode()]
-
-
-def use_predictions(path: Path) -> None:
-    """Read as the scripts' files."""
-    from bert_jax.tasks.squad.metrics import read_predictions
-
-    read_predictions(path)
 
 
 def huggingface_configs(_: Path) -> list[bytes]:

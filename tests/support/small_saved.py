@@ -21,7 +21,9 @@ MODEL = ModelConfig(
 ROWS = [[2, 5, 6, 8, 10, 12, 3], [2, 5, 7, 3, 9, 3], [2, 3], [2, 12, 13, 14, 15, 16, 4, 4, 11, 3]]
 """Of ids, one of them a pair."""
 OUTPUTS = {
-    "classification": TaskOutputs(TaskHeadConfig("classification", 3), "class", ("a", "b", "c")),
+    "classification": TaskOutputs(
+        TaskHeadConfig("classification", 3), "single_label", ("a", "b", "c")
+    ),
     "tagging": TaskOutputs(TaskHeadConfig("tagging", 2), "tags", ("O", "B-X")),
     "span": TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span"),
 }

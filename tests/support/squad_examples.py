@@ -39,8 +39,6 @@ def question(
         question=text,
         context=context,
         answers=None if unknown else tuple(placed),
-        is_impossible=not answers and not unknown,
-        title="",
         origin=Origin("file.json", number),
     )
 

@@ -18,13 +18,8 @@ import pytest
 from bert_jax import cli
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet
-from bert_jax.tasks.glue import (
-    TASKS,
-    glue_task,
-    read_glue,
-    read_glue_tfds,
-    write_submission,
-)
+from bert_jax.tasks.glue import TASKS, glue_task, submission_file
+from bert_jax.tasks.text.sources import read_glue, read_glue_tfds
 
 
 def put(path: Path, text: str) -> Path:
@@ -168,7 +163,7 @@ COUNTS = {
 
 COUNT = """
 import collections, json, sys
-from bert_jax.tasks.glue import read_glue
+from bert_jax.tasks.text.sources import read_glue
 
 for name, split in json.loads(sys.argv[2]):
     data = read_glue(sys.argv[1], name, split)
@@ -241,18 +236,17 @@ def test_real_scores(real_data):
     ],
 )
 @pytest.mark.parametrize("kind", ["list", "array"])
-def test_submission(tmp_path, name, split, predict, expected, kind):
+def test_submission(name, split, predict, expected, kind):
     file, rows = TASKS[name].submissions[split]
     predictions = predict + [predict[0]] * (rows - 3)
     ids = [f"{n}" for n in range(rows)]
     backwards = np.array(predictions)[::-1] if kind == "array" else predictions[::-1]
-    path = write_submission(tmp_path / "out", name, split, ids[::-1], backwards)
-    assert path == tmp_path / "out" / file
-    lines = path.read_bytes().decode().split("\n")
+    found, content = submission_file(name, split, ids[::-1], backwards)
+    assert found == file
+    lines = content.split("\n")
     assert lines[:4] == ["index\tprediction", *(f"{n}\t{e}" for n, e in enumerate(expected))]
     assert lines[-1] == ""
     assert len(lines) == rows + 2
-    assert [p.name for p in path.parent.iterdir()] == [file]
 
 
 def test_names_and_sizes_of_the_leaderboard():
@@ -264,25 +258,22 @@ def test_names_and_sizes_of_the_leaderboard():
     }  # fmt: skip
 
 
-def test_submissions_that_are_refused(tmp_path):
+def test_submissions_that_are_refused():
     ids = [f"{n}" for n in range(146)]
     with pytest.raises(UserError, match="wnli has no submission for 'dev'; predict test"):
-        write_submission(tmp_path, "wnli", "dev", ids, [0] * 146)
+        submission_file("wnli", "dev", ids, [0] * 146)
     with pytest.raises(UserError, match=r"WNLI\.tsv: 145 predictions for 146 .* wants 146"):
-        write_submission(tmp_path, "wnli", "test", ids, [0] * 145)
+        submission_file("wnli", "test", ids, [0] * 145)
     with pytest.raises(UserError, match=r"wants 146, one for each row of test\.tsv"):
-        write_submission(tmp_path, "wnli", "test", ids[:-1], [0] * 145)
+        submission_file("wnli", "test", ids[:-1], [0] * 145)
     with pytest.raises(UserError, match="no prediction for row 145"):
-        write_submission(tmp_path, "wnli", "test", [*ids[:-1], "0"], [0] * 146)
+        submission_file("wnli", "test", [*ids[:-1], "0"], [0] * 146)
     with pytest.raises(UserError, match=r"is 2; it is the number of a class, 0 to 1"):
-        write_submission(tmp_path, "wnli", "test", ids, [2] * 146)
+        submission_file("wnli", "test", ids, [2] * 146)
     with pytest.raises(UserError, match=r"is 0\.5; it is the number of a class"):
-        write_submission(tmp_path, "wnli", "test", ids, [0.5] * 146)
+        submission_file("wnli", "test", ids, [0.5] * 146)
     with pytest.raises(UserError, match="a prediction is nan"):
-        write_submission(
-            tmp_path, "stsb", "test", [f"{n}" for n in range(1379)], [float("nan")] * 1379
-        )
-    assert list(tmp_path.iterdir()) == []
+        submission_file("stsb", "test", [f"{n}" for n in range(1379)], [float("nan")] * 1379)
 
 
 # TensorFlow Datasets

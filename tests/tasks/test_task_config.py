@@ -90,6 +90,8 @@ def test_fields_are_explained():
             lambda: TableConfig(kind="classes", labels=("a",), label_columns=("a",)),
             "label_columns names the labels",
         ),
+        (lambda: TableConfig(label_columns=("a",)), "label_columns are for several labels"),
+        (lambda: TableConfig(kind="classes", separator=" "), "separator is ' '; a mark is needed"),
         (lambda: TaggingConfig(lenient=True, scheme="plain"), "lenient is about entities"),
         (lambda: SquadConfig(num_best=0), "task.squad.num_best is 0"),
         (lambda: TaskConfig().source("train"), "task.table.train is empty; name a file"),

@@ -8,14 +8,12 @@ the last token's last, never tokens put together.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import softmax
 
 from bert_jax.errors import UserError
-from bert_jax.files.staging import replace_file
 from bert_jax.tasks.examples import Question
 from bert_jax.tasks.squad.metrics import best_scores
 from bert_jax.tasks.squad.sources import question_name
@@ -23,21 +21,16 @@ from bert_jax.tasks.squad.windows import Window
 
 
 class Candidate(NamedTuple):
-    """A possible answer.
-
-    Attributes:
-        text: `context[start:end]`; empty for "no answer".
-        start: first character in the context.
-        end: behind the last one.
-        start_logit: of its first token; of [CLS] for "no answer".
-        end_logit: of its last token; of [CLS] for "no answer".
-    """
+    """A possible answer."""
 
     text: str
+    """`context[start:end]`; empty for "no answer"."""
     start: int
     end: int
     start_logit: float
+    """Logit of its first token; of [CLS] for "no answer"."""
     end_logit: float
+    """Logit of its last token; of [CLS] for "no answer"."""
 
     @property
     def score(self) -> float:
@@ -47,22 +40,18 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """Answer of a model to a question.
-
-    Attributes:
-        id: of the question.
-        candidates: at least one, best first, each text once.
-        null: "no answer": [CLS] in the window where its score is least, for a question has no
-            answer only if none of its windows holds one.
-    """
+    """Answer of a model to the question `id`."""
 
     id: str
     candidates: tuple[Candidate, ...]
+    """At least one, best first, each text once."""
     null: Candidate
+    """Candidate "no answer": [CLS] in the window where its score is least, for a question has no
+    answer only if none of its windows holds one."""
 
     @property
     def null_odds(self) -> float:
-        """How much "no answer" is above the best candidate, as a difference of scores."""
+        """Score of "no answer" less that of the best candidate."""
         return self.null.score - self.candidates[0].score
 
     def text(self, threshold: float | None) -> str:
@@ -81,7 +70,7 @@ def find_answers(
     num_best: int = 20,
     max_answer_tokens: int = 30,
 ) -> list[Prediction]:
-    """Return the best candidates of each question.
+    """Return the best candidates of each question, in the order of the questions.
 
     Every run of at most `max_answer_tokens` tokens within a window is scored, unless its first
     token has more context in another window. (BERT's `run_squad.py` looks at the best starts and
@@ -95,9 +84,6 @@ def find_answers(
         end_logits: likewise.
         num_best: candidates kept.
         max_answer_tokens: longest answer.
-
-    Returns:
-        One prediction for each question, in order.
 
     Raises:
         UserError: `num_best` or `max_answer_tokens` is below 1.
@@ -184,23 +170,8 @@ def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
         yield from at[np.argsort(-scores[at], kind="stable")]
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """The best value to compare `null_odds` with.
-
-    Attributes:
-        value: a question whose odds are above it has no answer.
-        score: what the predictions then score, in percent.
-    """
-
-    value: float
-    score: float
-
-
-def best_threshold(
-    questions: Sequence[Question], predictions: Sequence[Prediction], metric: Literal["exact", "f1"]
-) -> Threshold:
-    """Return the threshold with which the predictions score best, under the rules of version 2.0.
+def best_threshold(questions: Sequence[Question], predictions: Sequence[Prediction]) -> float:
+    """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
     The value is the odds of a question, and of equally good ones the least, as in SQuAD's script.
     It differs from the script in two ways, so that the score is one that can be had: questions with
@@ -210,7 +181,6 @@ def best_threshold(
     Args:
         questions: with reference answers.
         predictions: one for each, in the same order.
-        metric: `exact` or `f1`.
 
     Raises:
         UserError: a question without known answers.
@@ -218,11 +188,10 @@ def best_threshold(
     """
     if not questions or [each.id for each in questions] != [each.id for each in predictions]:
         raise ValueError("predictions are needed for the questions given, in their order")
-    column = 0 if metric == "exact" else 1
     empty, gain = 0.0, np.zeros(len(questions))
     for i, (question, prediction) in enumerate(zip(questions, predictions, strict=True)):
-        without = best_scores("", question)[column]
-        gain[i] = best_scores(prediction.text(None), question)[column] - without
+        without = best_scores("", question)[1]
+        gain[i] = best_scores(prediction.text(None), question)[1] - without
         empty += without
     odds = np.array([prediction.null_odds for prediction in predictions])
     order = np.argsort(odds, kind="stable")
@@ -231,29 +200,25 @@ def best_threshold(
     totals[:-1][odds[:-1] == odds[1:]] = -np.inf  # no threshold parts equal odds
     best = int(totals.argmax())
     if totals[best] <= empty:
-        return Threshold(float(np.nextafter(odds[0], -np.inf)), 100.0 * empty / len(questions))
-    return Threshold(float(odds[best]), 100.0 * float(totals[best]) / len(questions))
+        return float(np.nextafter(odds[0], -np.inf))
+    return float(odds[best])
 
 
-def write_answers(
-    directory: str | Path, predictions: Sequence[Prediction], threshold: float | None = None
-) -> None:
-    """Write predictions.json, nbest.json and, with a threshold, null_odds.json.
+def answer_files(
+    predictions: Sequence[Prediction], threshold: float | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield names and contents of predictions.json, nbest.json and null_odds.json.
 
     predictions.json is what SQuAD's scripts and its leaderboard take: texts by question id.
-    null_odds.json is what the script for 2.0 takes as `--na-prob-file`. nbest.json has a list for
-    each id, best first: text, start and end in the context, the two logits, and the probability
-    among the candidates listed; with a threshold "no answer" is one of them, text "".
+    null_odds.json, made with a threshold only, is what the script for 2.0 takes as
+    `--na-prob-file`. nbest.json has a list for each id, best first: text, start and end in the
+    context, the two logits, and the probability among the candidates listed; with a threshold "no
+    answer" is one of them, text "".
 
     Args:
-        directory: made where it is missing; files of these names in it are replaced.
         predictions: of distinct questions.
         threshold: see `Prediction.text`; None for data in which every question has an answer.
-
-    Raises:
-        UserError: the disk is full, or the directory cannot be written.
     """
-    directory = Path(directory)
     files: dict[str, Mapping[str, Any]] = {
         "predictions.json": {each.id: each.text(threshold) for each in predictions},
         "nbest.json": {each.id: _listed(each, threshold is not None) for each in predictions},
@@ -261,8 +226,7 @@ def write_answers(
     if threshold is not None:
         files["null_odds.json"] = {each.id: each.null_odds for each in predictions}
     for name, content in files.items():
-        text = "{\n" + ",\n".join(map(_entry, content.items())) + "\n}\n"
-        replace_file(directory / name, text.encode())
+        yield name, "{\n" + ",\n".join(map(_entry, content.items())) + "\n}\n"
 
 
 def _entry(item: tuple[str, Any]) -> str:

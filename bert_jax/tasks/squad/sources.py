@@ -6,8 +6,8 @@ Versions 1.1 and 2.0, and data sets in the same layout, XQuAD among them:
         {"id": "...", "question": "...", "is_impossible": false,
          "answers": [{"text": "...", "answer_start": 12}]}]}]}]}
 
-`answer_start` counts characters (code points). Fields that are not named here are not read,
-`plausible_answers` among them.
+`answer_start` counts characters (code points). Other fields are not read, `plausible_answers` among
+them.
 """
 
 from collections.abc import Iterator
@@ -17,44 +17,36 @@ from typing import Any, Literal, TypeVar
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import Answer, Origin, Question
+from bert_jax.tasks.problems import first_few
 from bert_jax.untrusted.json_file import read_json_object
 
 MAX_BYTES = 512 << 20
 """Largest file that is read; the training part of SQuAD 2.0 has 42 MB."""
-_SHOWN = 5
 
 Misplaced = Literal["fail", "skip", "keep"]
 """Treatment of an answer that is not at its offset (see `read_squad`)."""
 
-_Kind = TypeVar("_Kind", str, bool, list, dict)
+_Kind = TypeVar("_Kind", str, bool, list)
 
 
 @dataclass(frozen=True)
 class SquadFile:
-    """The questions of one file, in its order.
-
-    Attributes:
-        path: the file.
-        version: as the file says; empty where it does not.
-        questions: questions of one paragraph share one context string.
-        misplaced: answers that are not at their offset.
-        left_out: questions that were left out because of them.
-        blank: questions without text; they are among `questions`.
-        warnings: what was misplaced or blank, counted, with the first few ids.
-    """
+    """The questions of one file, in its order."""
 
     path: str
-    version: str
     questions: tuple[Question, ...]
-    misplaced: int
-    left_out: int
-    blank: int
+    """Questions; those of one paragraph share one context string."""
     warnings: tuple[str, ...]
+    """Counts of misplaced answers and blank questions, with the first few ids."""
 
 
 def question_name(question: Question) -> str:
-    """Names a question in messages: its file, its number there, its id."""
-    return f"{question.origin.path}, question {question.origin.line} (id {question.id[:80]!r})"
+    """Name a question in messages: its file, its number there, its id."""
+    return f"{question.origin.path}, {_number_and_id(question)}"
+
+
+def _number_and_id(question: Question) -> str:
+    return f"question {question.origin.line} (id {question.id[:80]!r})"
 
 
 def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
@@ -65,13 +57,10 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
 
     Args:
         path: the file.
-        misplaced: what becomes of an answer that is not at its offset. `fail`: an error. `skip`:
-            the answer is left out, and so is a question with no other one. `keep`: it stays; such a
-            file can be scored, since scores look at the texts alone, and where a question has no
-            answer at its place its windows have no target.
-
-    Returns:
-        The questions, and what was misplaced or blank.
+        misplaced: treatment of an answer that is not at its offset. `fail`: an error. `skip`: the
+            answer is left out, and so is a question with no other one. `keep`: the answer stays;
+            such a file can be scored, since scores look at the texts alone, and where a question
+            has no answer at its offset its windows have no target.
 
     Raises:
         UserError: names what is wrong, where, and how often.
@@ -79,38 +68,27 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
     reader = _Reader(Path(path), misplaced)
     found = reader.read()
     if reader.problems:
-        raise UserError(_listed(f"{path}", reader.problems, "thing", "to mend"))
+        raise UserError(_listed(path, reader.problems, "thing", "to fix"))
     if misplaced == "fail" and reader.misplaced:
-        remedy = ". Mend the offsets, or choose what becomes of them: misplaced=skip or keep"
+        remedy = ". Fix the offsets, or choose what becomes of them: misplaced=skip or keep"
         raise UserError(
-            _listed(f"{path}", reader.misplaced, "answer", "not at the offset given") + remedy
+            _listed(path, reader.misplaced, "answer", "not at the offset given") + remedy
         )
     if not found:
         why = " that can be used" if reader.misplaced else ""
         raise UserError(f"{path} has no question{why}; give a file with at least one")
-    warnings = []
-    if reader.misplaced:
-        became = "left out" if misplaced == "skip" else "kept for scores alone"
-        what = f"not at the offset given, {became}"
-        warnings.append(_listed(f"{path}", reader.misplaced, "answer", what))
-    if reader.blank:
-        warnings.append(_listed(f"{path}", reader.blank, "question", "without text"))
-    return SquadFile(
-        path=f"{path}",
-        version=reader.version,
-        questions=tuple(found),
-        misplaced=len(reader.misplaced),
-        left_out=reader.left_out,
-        blank=len(reader.blank),
-        warnings=tuple(warnings),
-    )
+    became = "left out" if misplaced == "skip" else "kept for scores alone"
+    warnings = [
+        _listed(path, reader.misplaced, "answer", f"not at the offset given, {became}"),
+        _listed(path, reader.blank, "question", "without text"),
+    ]
+    return SquadFile(f"{path}", tuple(found), tuple(filter(None, warnings)))
 
 
-def _listed(path: str, items: list[str], noun: str, what: str) -> str:
-    """Return a count, and the first few."""
-    more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+def _listed(path: str | Path, items: list[str], noun: str, what: str) -> str:
+    """Return a count and the first few; empty without any."""
     plural = noun if len(items) == 1 else f"{noun}s"
-    return f"{path}: {len(items):,} {plural} {what}: {'; '.join(items[:_SHOWN])}{more}"
+    return f"{path}: {len(items):,} {plural} {what}: {first_few(items)}" if items else ""
 
 
 class _Reader:
@@ -122,8 +100,6 @@ class _Reader:
         self.problems: list[str] = []
         self.misplaced: list[str] = []
         self.blank: list[str] = []
-        self.left_out = 0
-        self.version = ""
 
     def read(self) -> list[Question]:
         top = read_json_object(self.path, max_bytes=MAX_BYTES)
@@ -133,12 +109,10 @@ class _Reader:
                 f"{self.path}: no list 'data' at the top level (keys: {keys}); SQuAD's layout is "
                 '{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
             )
-        version = top.get("version", "")
-        self.version = version if isinstance(version, str) else ""
         found: list[Question] = []
         first: dict[str, int] = {}
-        for number, (where, title, context, entry) in enumerate(self._entries(top), 1):
-            question = self._question(number, where, title, context, entry)
+        for number, (where, context, entry) in enumerate(self._entries(top), 1):
+            question = self._question(number, where, context, entry)
             if question is None:
                 continue
             if (earlier := first.setdefault(question.id, number)) != number:
@@ -150,76 +124,63 @@ class _Reader:
                 found.append(kept)
         return found
 
-    def _entries(self, top: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-        """Where, title, context and entry of each question."""
-        for a, article in enumerate(self._items(top, "data", "")):
-            title = article.get("title", "")
-            title = title if isinstance(title, str) else ""
-            place = f"data[{a}]"
-            for p, paragraph in enumerate(self._items(article, "paragraphs", place)):
-                where = f"{place}.paragraphs[{p}]"
-                context = self._member(paragraph, "context", str, where)
+    def _entries(self, top: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Yield path in the file, context and entry of each question."""
+        for where, article in self._items(top, "data", ""):
+            for inner, paragraph in self._items(article, "paragraphs", where):
+                context = self._member(paragraph, "context", str, inner)
                 if context is None:
                     continue
                 if not context.strip():
-                    self.problems.append(f"{where}: the context is empty")
+                    self.problems.append(f"{inner}: the context is empty")
                     continue
-                for q, entry in enumerate(self._items(paragraph, "qas", where)):
-                    yield f"{where}.qas[{q}]", title, context, entry
+                for innermost, entry in self._items(paragraph, "qas", inner):
+                    yield innermost, context, entry
 
-    def _items(self, owner: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
-        """Return the objects of a list; what is none is a problem."""
-        items = self._member(owner, key, list, where) or []
+    def _items(
+        self, owner: dict[str, Any], key: str, where: str
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the objects of a list with their paths; what is none is a problem."""
         inside = f"{where}.{key}" if where else key
-        for i, item in enumerate(items):
-            if not isinstance(item, dict):
+        for i, item in enumerate(self._member(owner, key, list, where) or []):
+            if isinstance(item, dict):
+                yield f"{inside}[{i}]", item
+            else:
                 self.problems.append(f"{inside}[{i}] is {_kind(item)}, an object is needed")
-        return [item for item in items if isinstance(item, dict)]
 
     def _member(
         self, owner: dict[str, Any], key: str, kind: type[_Kind], where: str
     ) -> _Kind | None:
-        """Return a member that has to be there; None, and a problem, where it is not."""
+        """Return a value that has to be there; None, and a problem, where it is not."""
         value = owner.get(key)
         if isinstance(value, kind):
             return value
-        needed = {str: "a string", bool: "true or false", list: "a list", dict: "an object"}[kind]
+        needed = {str: "a string", bool: "true or false", list: "a list"}[kind]
         met = f"{key!r} is {_kind(value)}" if key in owner else f"{key!r} is missing"
         self.problems.append(f"{where}: {met}, {needed} is needed")
         return None
 
     def _question(
-        self, number: int, where: str, title: str, context: str, entry: dict[str, Any]
+        self, number: int, where: str, context: str, entry: dict[str, Any]
     ) -> Question | None:
         id = self._member(entry, "id", str, where)
         text = self._member(entry, "question", str, where)
         if id is None or text is None:
             return None
         named = f"question {number} (id {id[:80]!r})"
-        impossible = entry.get("is_impossible", False)
-        if not isinstance(impossible, bool):
-            self.problems.append(
-                f"{named}: 'is_impossible' is {_kind(impossible)}, true or false is needed"
-            )
+        impossible = self._member({"is_impossible": False, **entry}, "is_impossible", bool, named)
+        if impossible is None:
             return None
-        answers = self._answers(entry, named)
+        answers = tuple(self._answers(entry, named)) if "answers" in entry else ()
         if answers and impossible:
             self.problems.append(
                 f"{named}: 'is_impossible' is true, and there are answers; drop one of the two"
             )
-        return Question(
-            id=id,
-            question=text,
-            context=context,
-            answers=None if not answers and not impossible else answers,
-            is_impossible=impossible,
-            title=title,
-            origin=Origin(f"{self.path}", number),
-        )
+        known = answers if answers or impossible else None
+        return Question(id, text, context, known, Origin(f"{self.path}", number))
 
-    def _answers(self, entry: dict[str, Any], named: str) -> tuple[Answer, ...]:
-        found = []
-        for item in self._items(entry, "answers", named) if "answers" in entry else ():
+    def _answers(self, entry: dict[str, Any], named: str) -> Iterator[Answer]:
+        for _, item in self._items(entry, "answers", named):
             text = self._member(item, "text", str, f"{named}, answers")
             start = item.get("answer_start")
             if type(start) is not int:
@@ -233,12 +194,11 @@ class _Reader:
                     "list and 'is_impossible': true"
                 )
             elif text is not None:
-                found.append(Answer(text, start))
-        return tuple(found)
+                yield Answer(text, start)
 
     def _kept(self, question: Question) -> Question | None:
-        """Return the question without misplaced or blank answers, which are counted."""
-        named = f"question {question.origin.line} (id {question.id[:80]!r})"
+        """Return the question without misplaced answers; count these, and blank questions."""
+        named = _number_and_id(question)
         if not question.question.strip():
             self.blank.append(named)
         answers = question.answers or ()
@@ -252,37 +212,34 @@ class _Reader:
         ]
         if self.policy != "skip":
             return question
-        self.left_out += not right
         return replace(question, answers=right) if right else None
 
 
 def is_placed(answer: Answer, question: Question) -> bool:
-    """Whether the context has the answer's text at the answer's offset."""
+    """Say whether the context has the answer's text at the answer's offset."""
     return answer.start >= 0 and question.context.startswith(answer.text, answer.start)
 
 
 def _whereabouts(answer: Answer, question: Question) -> str:
     """Describe the text at an answer's offset, and where the answer is."""
     context, text, start = question.context, answer.text, answer.start
-    shown = f"{text[:40]!r} is said to be at character {start}"
+    said = f"{text[:40]!r} is said to be at character {start}"
     if 0 <= start < len(context):
-        shown += f", where the context has {context[start : start + min(len(text), 40)]!r}"
+        said += f", where the context has {context[start : start + min(len(text), 40)]!r}"
     else:
-        shown += f", and the context has {len(context)}"
-    places: list[str] = []
+        said += f", and the context has {len(context)}"
+    starts: list[str] = []
     at = context.find(text)
-    while at >= 0 and len(places) < 3:
-        places.append(f"{at}")
+    while at >= 0 and len(starts) < 3:
+        starts.append(f"{at}")
         at = context.find(text, at + 1)
-    return shown + (f"; it is at {', '.join(places)}" if places else "; it is nowhere in it")
+    return said + (f"; it is at {', '.join(starts)}" if starts else "; it is nowhere in it")
 
 
 def _kind(value: Any) -> str:
     """Return a JSON value's kind, for messages."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return f"{value}".lower()
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
         return f"the number {value}"[:60]
     if isinstance(value, str):

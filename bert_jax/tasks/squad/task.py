@@ -1,58 +1,36 @@
 """Answers to questions as spans of a text: SQuAD 1.1 and 2.0, and data in their layout."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.examples import Question
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.squad.answers import Prediction, best_threshold, find_answers, write_answers
+from bert_jax.tasks.squad.answers import Prediction, answer_files, best_threshold, find_answers
 from bert_jax.tasks.squad.metrics import best_scores, score
 from bert_jax.tasks.squad.sources import SquadFile, question_name, read_squad
 from bert_jax.tasks.squad.windows import build_windows
-from bert_jax.tasks.task import Learned, Objective, Outputs, describe
+from bert_jax.tasks.task import HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _THRESHOLD = "null_threshold"
 
 
-class SpanTask:
-    """A task of questions about texts; see `task.Task`.
+class SpanTask(Task):
+    """A task of questions about texts, of a configuration of kind squad."""
 
-    Args:
-        config: of kind squad.
-        learned: by which rules answers are scored.
-        tokenizer: of the model.
-        train: training data; None for a task that was restored.
-        dev: dev data.
-    """
-
-    objective: Objective = "span"
+    objective: HeadKind = "span"
     num_outputs = 2
     metric = "f1"
 
-    def __init__(
-        self,
-        config: TaskConfig,
-        learned: Learned,
-        tokenizer: Tokenizer,
-        train: SquadFile | None = None,
-        dev: SquadFile | None = None,
-    ) -> None:
-        self.config = config
-        self.learned = learned
-        self.tokenizer = tokenizer
-        self._train = None if train is None else SpanSplit(self, "train", train, to_learn=True)
-        self._dev = None if dev is None else SpanSplit(self, "dev", dev)
-
     @classmethod
-    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> "SpanTask":
-        """Read training and dev data; see `task.open_task`."""
+    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
+        """Read training and dev data."""
         train, dev = (
             read_squad(config.source(name), misplaced=config.squad.misplaced)
             for name in ("train", "dev")
@@ -74,40 +52,28 @@ class SpanTask:
                 f"task.squad.rules is 'v1.1', but {question_name(empty[0])} has no answer, which "
                 "they do not know; say v2.0"
             )
-        return cls(config, Learned(rules=rules), tokenizer, train, dev)
-
-    def train_split(self) -> "SpanSplit":
-        """See `task.Task`; windows of which it is not known what they answer are left out."""
-        if self._train is None:
-            raise UserError("a task read from a checkpoint has no training data")
-        return self._train
-
-    def dev_splits(self) -> "list[SpanSplit]":
-        """See `task.Task`."""
-        if self._dev is None:
-            raise UserError("a task read from a checkpoint has no dev data; name a file")
-        return [self._dev]
+        task = cls(config, LabelSpec(rules=rules), tokenizer)
+        return task._with_splits(
+            SpanSplit(task, "train", train, to_learn=True), [SpanSplit(task, "dev", dev)]
+        )
 
     def open_split(self, source: str, *, labelled: bool = True) -> "SpanSplit":
-        """See `task.Task`."""
+        """Read another file; see `Task.open_split`."""
         misplaced = self.config.squad.misplaced if labelled else "keep"
-        file = read_squad(source, misplaced=misplaced)
-        return SpanSplit(self, Path(source).name, file)
-
-    def describe(self) -> dict[str, Any]:
-        """See `task.Task`."""
-        return describe(self.config, self.learned)
+        return SpanSplit(self, Path(source).name, read_squad(source, misplaced=misplaced))
 
 
-class SpanSplit:
-    """Questions of one file; see `task.Split`. A question has a row for each of its windows."""
+class SpanSplit(Split):
+    """Questions of one file; a question has a row for each of its windows.
+
+    Windows without a known target are left out where they are `to_learn`.
+    """
 
     def __init__(
         self, task: SpanTask, name: str, file: SquadFile, *, to_learn: bool = False
     ) -> None:
         self._task = task
         self._questions = file.questions
-        self.name = name
         built = build_windows(file.questions, task.tokenizer, task.config.windows)
         self._windows = built.windows
         notes = [*file.warnings, *(f"{file.path}: {warning}" for warning in built.warnings)]
@@ -120,71 +86,56 @@ class SpanSplit:
                 )
             if not self._windows:
                 raise UserError(f"{file.path}: no question has a known answer to learn from")
-        self.warnings = tuple(notes)
         targets = [window.target for window in self._windows if window.target is not None]
-        self.rows = Rows(
+        rows = Rows(
             [window.ids for window in self._windows],
             np.array([window.context_at for window in self._windows], np.int32),
             np.array(targets, np.int32) if len(targets) == len(self._windows) else None,
         )
+        names = ["exact", "f1"]
+        if task.spec.rules == "v2.0":
+            names += ["f1_answerable", "f1_unanswerable", _THRESHOLD]
+        super().__init__(name, rows, notes, names)
 
     @cached_property
     def constant_score(self) -> float:
-        """See `task.Split`: what it scores to answer no question."""
+        """Score of answering no question."""
         if any(question.answers is None for question in self._questions):
-            return float("nan")
-        if self._task.learned.rules == "v1.1":
+            return math.nan
+        if self._task.spec.rules == "v1.1":
             return 0.0
         return (
             100.0 * sum(best_scores("", each)[1] for each in self._questions) / len(self._questions)
         )
 
-    def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
-        """See `task.Split`; in percent. The null threshold is the one that is best for F1."""
-        rules = self._task.learned.rules
-        names = ["exact", "f1"]
-        if rules == "v2.0":
-            names += ["f1_answerable", "f1_unanswerable", _THRESHOLD]
-        if not self._is_finite(outputs):
-            return dict.fromkeys(names, float("nan"))
+    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+        """Score in percent. The null threshold is the one that is best for F1."""
+        rules = self._task.spec.rules
         predictions = self._predictions(outputs, 1)  # the score looks at the best candidate alone
         threshold = None
         if rules == "v2.0":
             threshold = (
-                best_threshold(self._questions, predictions, "f1").value
+                best_threshold(self._questions, predictions)
                 if saved is None
                 else _saved_threshold(saved)
             )
-        found = score(
-            self._questions, {each.id: each.text(threshold) for each in predictions}, rules=rules
-        )
-        scores = {"exact": found.overall.exact, "f1": found.overall.f1}
+        texts = {each.id: each.text(threshold) for each in predictions}
+        found = score(self._questions, texts, rules=rules)
+        scores = {"exact": found["exact"], "f1": found["f1"]}
         if threshold is not None:
-            if found.answerable is not None:
-                scores["f1_answerable"] = found.answerable.f1
-            if found.unanswerable is not None:
-                scores["f1_unanswerable"] = found.unanswerable.f1
+            for prefix, which in (("HasAns_", "f1_answerable"), ("NoAns_", "f1_unanswerable")):
+                if f"{prefix}f1" in found:
+                    scores[which] = found[f"{prefix}f1"]
             scores[_THRESHOLD] = threshold
         return scores
 
-    def write_predictions(
-        self, outputs: Outputs, out: Path, scores: Mapping[str, float]
-    ) -> list[Path]:
-        """Write predictions.json, nbest.json and, under the rules of 2.0, null_odds.json."""
-        if not self._is_finite(outputs):
-            raise UserError(f"{self.name}: outputs are not finite; the model has diverged")
-        threshold = _saved_threshold(scores) if self._task.learned.rules == "v2.0" else None
+    def _prediction_files(
+        self, outputs: Outputs, scores: Mapping[str, float]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield predictions.json, nbest.json and, under the rules of 2.0, null_odds.json."""
+        threshold = _saved_threshold(scores) if self._task.spec.rules == "v2.0" else None
         predictions = self._predictions(outputs, self._task.config.squad.num_best)
-        write_answers(out, predictions, threshold)
-        names = ["predictions.json", "nbest.json"]
-        if threshold is not None:
-            names.append("null_odds.json")
-        return [Path(out) / name for name in names]
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """In the order of the file."""
-        return self._questions
+        return answer_files(predictions, threshold)
 
     def _predictions(self, outputs: Outputs, num_best: int) -> list[Prediction]:
         config = self._task.config
@@ -196,10 +147,6 @@ class SpanSplit:
             num_best=num_best,
             max_answer_tokens=min(config.squad.max_answer_tokens, config.length),
         )
-
-    def _is_finite(self, outputs: Outputs) -> bool:
-        rows = zip(self.rows.tokens, outputs, strict=True)
-        return all(np.isfinite(logits[: len(ids)]).all() for ids, logits in rows)
 
 
 def _saved_threshold(scores: Mapping[str, float]) -> float:

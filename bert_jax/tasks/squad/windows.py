@@ -2,8 +2,8 @@
 
 A context that does not fit is cut into windows that overlap, as in BERT's `run_squad.py`: each
 begins `stride` tokens after the one before it, and the last reaches the end. No part of a context
-is lost. A token that lies in several windows is judged in one of them, that where it has the most
-context on its shorter side.
+is lost. A token that lies in several windows is judged in the window where it has the most context
+on its shorter side.
 """
 
 import unicodedata
@@ -11,62 +11,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int8, Int32
+from jaxtyping import Bool, Int32
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.examples import Answer, Question
+from bert_jax.tasks.config import WindowOptions
+from bert_jax.tasks.examples import Question
+from bert_jax.tasks.problems import first_few
 from bert_jax.tasks.squad.sources import is_placed, question_name
-from bert_jax.tasks.window_options import WindowOptions
 from bert_jax.tokenization.tokenizer import Encoding, Tokenizer, make_row, num_special
-
-_SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """A row of n tokens, c of them from the context.
-
-    Attributes:
-        question: position of its question among those given.
-        ids: (n,) [CLS] question [SEP] context [SEP].
-        context_at: where in `ids` the context begins.
-        spans: (c, 2) characters [start, end) of each context token in the context.
-        has_most_context: (c,) no other window has more context around this token; true in exactly
-            one window for each token of the context.
-        target: positions in `ids` of the first and the last token of the answer, both 0 ([CLS])
-            where this window does not hold all of it or there is none. None where the answer is
-            not known: such a window is for prediction, not for training.
-    """
+    """A row of n tokens, c of them from the context."""
 
     question: int
+    """Position of its question among those given."""
     ids: Int32[np.ndarray, " n"]
+    """[CLS] question [SEP] context [SEP]."""
     context_at: int
+    """Position in `ids` where the context begins."""
     spans: Int32[np.ndarray, "c 2"]
+    """Characters [start, end) of each context token in the context."""
     has_most_context: Bool[np.ndarray, " c"]
+    """Whether no other window has more context around this token; true in exactly one window for
+    each token of the context."""
     target: tuple[int, int] | None
-
-    @property
-    def type_ids(self) -> Int8[np.ndarray, " n"]:
-        """0 for [CLS] question [SEP], 1 for context [SEP]."""
-        return (np.arange(len(self.ids)) >= self.context_at).astype(np.int8)
+    """Positions in `ids` of the first and the last token of the answer, both 0 ([CLS]) where this
+    window does not hold all of it or there is none. None where the answer is not known: such a
+    window is for prediction, not for training."""
 
 
 @dataclass(frozen=True, eq=False)
 class SquadWindows:
-    """The windows of some questions, in the order of the questions and of the context.
-
-    Attributes:
-        windows: all of them; each question has at least one.
-        cut_questions: positions of the questions that were longer than the limit.
-        unplaced: positions of the questions with answers of which none is at its offset, or whose
-            answer has no token; their windows have no target.
-        warnings: what was cut or has no target, counted, with the first few ids.
-    """
+    """The windows of some questions, in the order of the questions and of the context."""
 
     windows: tuple[Window, ...]
+    """All windows; each question has at least one."""
     cut_questions: tuple[int, ...]
-    unplaced: tuple[int, ...]
+    """Positions of the questions that were longer than the limit."""
     warnings: tuple[str, ...]
+    """Counts of questions that were cut or have no target, with the first few ids."""
 
 
 def build_windows(
@@ -77,14 +62,6 @@ def build_windows(
     The target is the first of a question's answers that is at its offset: the fewest tokens that
     hold all of its characters.
 
-    Args:
-        questions: as read.
-        tokenizer: of the model.
-        options: lengths.
-
-    Returns:
-        The windows, and what was cut or has no target.
-
     Raises:
         UserError: a context has no token in which an answer could stand.
     """
@@ -92,12 +69,11 @@ def build_windows(
     contexts: dict[str, Encoding] = {}  # questions of one paragraph share its context
     windows: list[Window] = []
     cut: list[int] = []
-    unplaced: list[int] = []
+    unplaced: list[int] = []  # no answer is at its offset, or the answer has no token
     for number, question in enumerate(questions):
-        context = contexts.get(question.context)
-        if context is None:
-            context = contexts[question.context] = encode_context(tokenizer, question.context)
-        ids, spans = context
+        if question.context not in contexts:
+            contexts[question.context] = encode_context(tokenizer, question.context)
+        ids, spans = contexts[question.context]
         if not (spans[:, 0] < spans[:, 1]).any():
             raise UserError(
                 f"{question_name(question)}: the context {question.context[:40]!r} has no token of "
@@ -115,43 +91,28 @@ def build_windows(
         best = most_context(len(ids), begins, room)
         for w, begin in enumerate(begins):
             end = min(begin + room, len(ids))
-            inside = answer is not None and begin <= answer[0] and answer[1] < end
             row = make_row(tokenizer, asked, ids[begin:end])
-            shift = row.second_at - begin
-            windows.append(
-                Window(
-                    question=number,
-                    ids=row.ids,
-                    context_at=row.second_at,
-                    spans=spans[begin:end],
-                    has_most_context=best[begin:end] == w,
-                    target=None
-                    if not known
-                    else (answer[0] + shift, answer[1] + shift)
-                    if answer is not None and inside
-                    else (0, 0),
-                )
-            )
-    warnings = [
-        *_counted(questions, cut, f"longer than {options.max_question} tokens, cut there"),
-        *_counted(
-            questions, unplaced, "without a target: no answer is at its offset and has a token"
-        ),
-    ]
-    return SquadWindows(tuple(windows), tuple(cut), tuple(unplaced), tuple(warnings))
-
-
-def _counted(questions: Sequence[Question], found: list[int], what: str) -> list[str]:
-    if not found:
-        return []
-    names = "; ".join(question_name(questions[i]) for i in found[:_SHOWN])
-    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    nouns = "question is" if len(found) == 1 else "questions are"
-    return [f"{len(found):,} {nouns} {what}: {names}{more}"]
+            target = (0, 0) if known else None
+            if answer is not None and begin <= answer[0] and answer[1] < end:
+                shift = row.second_at - begin
+                target = (answer[0] + shift, answer[1] + shift)
+            most = best[begin:end] == w
+            windows.append(Window(number, row.ids, row.second_at, spans[begin:end], most, target))
+    reasons = {
+        f"longer than {options.max_question} tokens, cut there": cut,
+        "without a target: no answer is at its offset and has a token": unplaced,
+    }
+    warnings = tuple(
+        f"{len(found):,} {'question is' if len(found) == 1 else 'questions are'} {what}: "
+        + first_few([question_name(questions[i]) for i in found])
+        for what, found in reasons.items()
+        if found
+    )
+    return SquadWindows(tuple(windows), tuple(cut), warnings)
 
 
 def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
-    """Ids and character spans; a span holds the marks on its last character too.
+    """Return ids and character spans; a span holds the marks on its last character too.
 
     Normalisation drops accents and vowel signs, and a span ends before one that was dropped. An
     answer is a slice of the context, and a slice that ends there would lack the mark.
@@ -168,15 +129,9 @@ def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
 
 
 def token_range(spans: Int32[np.ndarray, "n 2"], start: int, end: int) -> tuple[int, int] | None:
-    """First and last of the fewest tokens that hold the characters [start, end).
+    """Return the first and the last of the fewest tokens that hold the characters [start, end).
 
-    Args:
-        spans: of all tokens; starts and ends never decrease.
-        start: first character.
-        end: behind the last one.
-
-    Returns:
-        Token positions, both included; None where no token holds any of the characters.
+    None where no token holds any of them. Starts and ends of `spans` never decrease.
     """
     first = int(np.searchsorted(spans[:, 1], start, side="right"))
     last = int(np.searchsorted(spans[:, 0], end, side="left")) - 1
@@ -184,12 +139,12 @@ def token_range(spans: Int32[np.ndarray, "n 2"], start: int, end: int) -> tuple[
 
 
 def window_begins(num_tokens: int, room: int, stride: int) -> list[int]:
-    """Where windows of `room` tokens begin; the last is the first that reaches the end."""
+    """Return the begins of windows of `room` tokens; the last one is the first to reach the end."""
     return list(range(0, max(num_tokens - room, 0) + stride, stride))
 
 
 def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarray:
-    """(num_tokens,) which window has the most context on the shorter side of each token.
+    """Return (num_tokens,) the window with the most context on the shorter side of each token.
 
     A longer window is a little better: its length counts for a hundredth. Of equal ones the first.
     """
@@ -206,7 +161,7 @@ def _target(
     """Return the answer's tokens in the context, and whether it is known what the answer is."""
     if question.answers is None:
         return None, False
-    placed: Answer | None = next((a for a in question.answers if is_placed(a, question)), None)
+    placed = next((a for a in question.answers if is_placed(a, question)), None)
     if placed is None:
         return None, not question.answers
     found = token_range(spans, placed.start, placed.start + len(placed.text))

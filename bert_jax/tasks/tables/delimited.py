@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError, nearest
-from bert_jax.tasks.examples import Origin
+from bert_jax.tasks.examples import Origin, listed
 from bert_jax.tasks.problems import MissingColumn
 from bert_jax.untrusted.compressed import read_plain
 from bert_jax.untrusted.whole_file import decode_text
@@ -18,58 +18,47 @@ from bert_jax.untrusted.whole_file import decode_text
 MAX_BYTES = 1 << 30
 MAX_FIELD = 16 << 20
 """Characters in one field; a quote that is never closed would take the rest of the file."""
-Kind = Literal["csv", "tsv", "jsonl", "parquet", "tfds"]
-Column = str | int
-"""The name of a column, or its number from 1."""
 _DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}
 
 
 @dataclass(frozen=True)
 class TableFormat:
-    r"""How a table is written.
-
-    Attributes:
-        kind: "auto" goes by the suffix: .csv, .tsv (.tab), .jsonl (.ndjson, .json), .parquet; a
-            name that begins with `tfds:` is a prepared data set, `tfds:NAME:SPLIT`.
-        header: the first line of a CSV or TSV file has the names of the columns. None: it has when
-            columns are named, and must be stated when they are numbered.
-        quoting: a field may stand in double quotes, which are no part of it. None: in CSV yes, in
-            TSV no (there quotes are text, as in the files of GLUE).
-        delimiter: between the fields; "" is a comma in CSV and a tab in TSV.
-        ragged: what to do with rows that have more or fewer fields than the first.
-    """
+    """How a table is written."""
 
     kind: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
+    """auto goes by the suffix; a name that begins with `tfds:` is a prepared data set."""
     header: bool | None = None
+    """Whether line 1 of CSV or TSV has the names of the columns. None: it has when columns are
+    named, and must be stated when they are numbered."""
     quoting: bool | None = None
+    """Whether a field may stand in double quotes, which are no part of it. None: in CSV yes, in TSV
+    no (there quotes are text, as in the files of GLUE)."""
     delimiter: str = ""
+    """Mark between the fields; empty: a comma in CSV and a tab in TSV."""
     ragged: Literal["fail", "skip"] = "fail"
+    """Treatment of rows that have more or fewer fields than the first."""
 
 
 class Row(NamedTuple):
-    """The fields of a row that were asked for.
-
-    Attributes:
-        origin: where the row stands.
-        values: the fields; None for an optional column that is not there.
-        missing: whether the row has too few or too many fields, and `ragged` lets it pass.
-        problem: what is wrong with the row, with its origin; the row then has no values.
-    """
+    """The fields of a row that were asked for."""
 
     origin: Origin
     values: tuple[Any, ...]
+    """Fields; None for an optional column that is not there."""
     missing: bool = False
+    """Whether the row has too few or too many fields, and `ragged` lets it pass."""
     problem: str = ""
+    """Fault of the row, with its origin; the row then has no values."""
 
 
 def read_delimited(
     name: str,
-    columns: Sequence[Column],
+    columns: Sequence[str],
     table: TableFormat,
     kind: str,
-    optional: Sequence[Column] = (),
+    optional: Sequence[str] = (),
 ) -> Iterator[Row]:
-    """Columns of a CSV or TSV file; see `table_files.read_rows`."""
+    """Read columns of a CSV or TSV file; see `files.read_rows`."""
     delimiter = table.delimiter or ("," if kind == "csv" else "\t")
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise UserError(f"{name}: the delimiter is {delimiter!r}; one character is needed")
@@ -81,29 +70,34 @@ def read_delimited(
     del text
     while lines and lines[-1] in ("", "\r"):
         lines.pop()
-    records = _quoted(name, lines, delimiter) if quoting else _plain(lines, delimiter)
+    plain = ((n, line.removesuffix("\r").split(delimiter)) for n, line in enumerate(lines, 1))
+    records = _quoted(name, lines, delimiter) if quoting else plain
     first = next(records, None)
     if first is None:
         raise UserError(f"{name} has no rows")
-    header = _has_header(name, [c for c in columns if c not in optional], table, first[1])
-    places = [
+    if table.header is None and all(_number(c) is not None for c in columns if c not in optional):
+        raise UserError(
+            f"{name}: columns are given by number, so say whether line 1 has their names "
+            f"(header=True) or is an example (header=False). It is: {listed(first[1])}"
+        )
+    header = table.header is not False
+    positions = [
         None
         if column in optional and not (header and column in first[1])
-        else _place(name, column, first[1], header, delimiter, quoting)
+        else _position(name, column, first[1], header, delimiter, quoting)
         for column in columns
     ]
     width = len(first[1])
 
     def row(line: int, fields: list[str]) -> Row:
-        origin = Origin(name, line)
-        if len(fields) == width:
-            values = [None if place is None else fields[place] for place in places]
-            return Row(origin, tuple(values))
+        origin, count = Origin(name, line), len(fields)
+        if count == width:
+            return Row(origin, tuple([None if at is None else fields[at] for at in positions]))
         if table.ragged == "skip":
             return Row(origin, (), missing=True)
-        what = "the header" if header else "line 1"
         problem = (
-            f"{origin}: {_fields(len(fields))} where {what} has {width}"
+            f"{origin}: {count} field{'s' if count != 1 else ''} where "
+            f"{'the header' if header else 'line 1'} has {width}"
             f"{_quote_hint(fields, delimiter, quoting)}"
         )
         return Row(origin, (), problem=problem)
@@ -114,10 +108,6 @@ def read_delimited(
         yield row(line, fields)
 
 
-def _fields(count: int) -> str:
-    return f"{count} field{'s' if count != 1 else ''}"
-
-
 def _quote_hint(fields: list[str], delimiter: str, quoting: bool) -> str:
     mark = _DELIMITERS.get(delimiter, repr(delimiter))
     if not quoting and any(field.startswith('"') for field in fields):
@@ -125,11 +115,6 @@ def _quote_hint(fields: list[str], delimiter: str, quoting: bool) -> str:
     if quoting:
         return f"; a text with a {mark} needs double quotes around it"
     return f"; a text cannot hold a {mark} or a line end here"
-
-
-def _plain(lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(lines, 1):
-        yield number, line.removesuffix("\r").split(delimiter)
 
 
 def _quoted(name: str, lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -167,31 +152,19 @@ def _refuse_swallowed(origin: Origin, fields: list[str], delimiter: str, last: i
         )
 
 
-def _has_header(name: str, columns: Sequence[Column], table: TableFormat, first: list[str]) -> bool:
-    numbered = all(_number(column) is not None for column in columns)
-    if table.header is None and numbered:
-        raise UserError(
-            f"{name}: columns are given by number, so say whether line 1 has their names "
-            f"(header=True) or is an example (header=False). It is: {shown(first)}"
-        )
-    return table.header is not False
-
-
-def _number(column: Column) -> int | None:
-    if isinstance(column, int):
-        return column
+def _number(column: str) -> int | None:
     return int(column) if column.isascii() and column.isdigit() and len(column) < 6 else None
 
 
-def _place(
-    name: str, column: Column, first: list[str], header: bool, delimiter: str, quoting: bool
+def _position(
+    name: str, column: str, first: list[str], header: bool, delimiter: str, quoting: bool
 ) -> int:
     number = _number(column)
-    if header and isinstance(column, str) and column in first:
+    if header and column in first:
         if first.count(column) > 1:
             raise UserError(
                 f"{name}: the header has {column!r} {first.count(column)} times; give the column's "
-                f"number. The header: {shown(first)}"
+                f"number. The header: {listed(first)}"
             )
         return first.index(column)
     if number is not None:
@@ -199,15 +172,15 @@ def _place(
             raise MissingColumn(
                 column,
                 f"{name}: there is no column {number}; columns are numbered from 1 to "
-                f"{len(first)}. Line 1: {shown(first)}",
+                f"{len(first)}. Line 1: {listed(first)}",
             )
         return number - 1
     if not header:
         raise UserError(
             f"{name}: without a header columns have numbers (from 1), not names such as "
-            f"{column!r}. Line 1: {shown(first)}"
+            f"{column!r}. Line 1: {listed(first)}"
         )
-    near = nearest(str(column), first)
+    near = nearest(column, first)
     hint = f" Did you mean {near!r}?" if near else ""
     if len(first) == 1:
         other = next((mark for mark in "\t;,|" if mark in first[0]), None)
@@ -217,12 +190,6 @@ def _place(
         hint = " If quotes hold fields together in this file, say quoting=True."
     raise MissingColumn(
         column,
-        f"{name}: no column {column!r}. Line 1 was read as the header: {shown(first)}.{hint} If "
+        f"{name}: no column {column!r}. Line 1 was read as the header: {listed(first)}.{hint} If "
         "line 1 is an example, say header=False and give columns by number",
     )
-
-
-def shown(fields: Sequence[str]) -> str:
-    """Names of columns for a message, not more than 20."""
-    more = f", ... ({len(fields)} in all)" if len(fields) > 20 else ""
-    return ", ".join(repr(field[:60]) for field in fields[:20]) + more

@@ -2,46 +2,35 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from bert_jax.data.tfds import open_tfds
 from bert_jax.errors import UserError, nearest
-from bert_jax.tasks.examples import Origin
+from bert_jax.tasks.examples import Origin, listed
 from bert_jax.tasks.problems import MissingColumn
-from bert_jax.tasks.tables.delimited import (
-    MAX_BYTES,
-    Column,
-    Kind,
-    Row,
-    TableFormat,
-    read_delimited,
-    shown,
-)
+from bert_jax.tasks.tables.delimited import MAX_BYTES, Row, TableFormat, read_delimited
 from bert_jax.untrusted.compressed import SUFFIXES as COMPRESSED
 from bert_jax.untrusted.compressed import plain_suffix, read_plain
 from bert_jax.untrusted.json_file import parse_json
 
-_SUFFIXES: dict[str, Kind] = {
+_SUFFIXES = {
     ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
     ".json": "jsonl", ".parquet": "parquet",
 }  # fmt: skip
 
 
 def read_rows(
-    name: str,
-    columns: Sequence[Column],
-    table: TableFormat,
-    optional: Sequence[Column] = (),
+    name: str, columns: Sequence[str], table: TableFormat, optional: Sequence[str] = ()
 ) -> Iterator[Row]:
     """Read columns of a table.
 
     Args:
-        name: the file, also compressed (`compressed._SUFFIXES`), or `tfds:NAME:SPLIT`.
+        name: the file, also compressed (`compressed.SUFFIXES`), or `tfds:NAME:SPLIT`.
         columns: their names, or numbers from 1 in CSV and TSV.
         table: how the file is written.
-        optional: those of the columns that the file may lack.
+        optional: columns that the file may lack.
 
     Yields:
         One row after another, values in the order of `columns`: text from CSV and TSV, else what
@@ -57,14 +46,10 @@ def read_rows(
     for field in ("header", "quoting", "delimiter"):
         if getattr(table, field) not in (None, ""):
             raise UserError(f"{name}: {field} is set, but {kind} has none; leave it out")
-    for column in columns:
-        if not isinstance(column, str):
-            raise UserError(f"{name}: columns of {kind} have names; {column!r} is a number")
-    names = cast(Sequence[str], columns)
-    yield from {"jsonl": _json, "parquet": _parquet, "tfds": _tfds}[kind](name, names, optional)
+    yield from {"jsonl": _json, "parquet": _parquet, "tfds": _tfds}[kind](name, columns, optional)
 
 
-def _kind(name: str, table: TableFormat) -> Kind:
+def _kind(name: str, table: TableFormat) -> str:
     if name.startswith("tfds:") != (table.kind == "tfds") and table.kind != "auto":
         raise UserError(f"{name}: the kind is {table.kind!r}; only tfds:NAME:SPLIT is 'tfds'")
     if table.kind != "auto":
@@ -83,16 +68,16 @@ def _kind(name: str, table: TableFormat) -> Kind:
 def _missing(column: str, present: Sequence[str]) -> str:
     near = nearest(column, present)
     hint = f" Did you mean {near!r}?" if near else ""
-    return f"no column {column!r}; there are {shown(present) or 'none'}.{hint}"
+    return f"no column {column!r}; there are {listed(present) or 'none'}.{hint}"
 
 
 class _Item(Origin):
-    """A place in a JSON array."""
+    """Position in a JSON array."""
 
     unit = "object"
 
 
-def _json(name: str, columns: Sequence[str], optional: Sequence[Column]) -> Iterator[Row]:
+def _json(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
     """Read JSON lines, or one array of objects."""
     raw = read_plain(Path(name), max_bytes=MAX_BYTES).removeprefix(b"\xef\xbb\xbf")
     values = _array(name, raw) if raw.lstrip()[:1] == b"[" else _json_lines(name, raw)
@@ -106,7 +91,7 @@ def _json(name: str, columns: Sequence[str], optional: Sequence[Column]) -> Iter
             if lacks:
                 if rows == 1:  # the first row stands for the file
                     raise MissingColumn(lacks[0], f"{origin}: {_missing(lacks[0], list(value))}")
-                problem = f"{origin}: no column {lacks[0]!r}; there are {shown(list(value))}"
+                problem = f"{origin}: no column {lacks[0]!r}; there are {listed(list(value))}"
         values_of_row = () if problem else tuple([value.get(column) for column in columns])
         yield Row(origin, values_of_row, problem=problem)
 
@@ -127,7 +112,7 @@ def _json_lines(name: str, raw: bytes) -> Iterator[tuple[Origin, Any, str]]:
             yield origin, None, str(error).replace(f"{origin}, line 1", f"{origin}")
 
 
-def _parquet(name: str, columns: Sequence[str], optional: Sequence[Column]) -> Iterator[Row]:
+def _parquet(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
     if Path(name).suffix.lower() in COMPRESSED:
         raise UserError(f"{name}: a parquet file is compressed inside; decompress this one first")
     try:
@@ -160,7 +145,7 @@ def _parquet(name: str, columns: Sequence[str], optional: Sequence[Column]) -> I
         raise UserError(f"{name} is not a sound parquet file: {error}") from error
 
 
-def _tfds(name: str, columns: Sequence[str], optional: Sequence[Column]) -> Iterator[Row]:
+def _tfds(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
     """Numbers of classes come as their names, -1 (a test set without labels) as None."""
     del optional  # only tables of files are read without knowing their columns
     _, dataset, *split = name.split(":", 2)

@@ -1,4 +1,4 @@
-"""Entities in tags: the schemes IOB1, IOB2 and IOBES, told apart, checked and converted.
+"""Entities in tags: the schemes IOB1, IOB2 and IOBES, told apart, checked and converted to IOB2.
 
 A tag is `O` or a prefix and a type, `B-PER`. IOB2 begins each entity with B; IOB1 begins it with
 I, and with B only where one of the same type ends just before; IOBES is IOB2 with the last word E
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet, TaggedExample
 
-Scheme = Literal["iob1", "iob2", "iobes"]
+Scheme = Literal["iob2", "iob1", "iobes"]
 SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "iobes")
 _PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I"}
 _SHOWN = 3
@@ -23,22 +23,17 @@ _OUTSIDE = ("O", "")
 
 
 class Entity(NamedTuple):
-    """A run of words.
-
-    Attributes:
-        type: what it is, `_` where tags are prefixes alone.
-        start: its first word.
-        end: the word after its last.
-    """
+    """The words [start, end) of an entity."""
 
     type: str
+    """Type; `_` where tags are prefixes alone."""
     start: int
     end: int
 
 
 @lru_cache(maxsize=4096)
 def split_tag(tag: str) -> tuple[str, str] | None:
-    """Prefix (O, B, I, E or S) and type; None for what is no tag of any scheme."""
+    """Return prefix (O, B, I, E or S) and type; None for what is no tag of any scheme."""
     if tag == "O":
         return _OUTSIDE
     prefix, dash, kind = tag.partition("-")
@@ -48,7 +43,7 @@ def split_tag(tag: str) -> tuple[str, str] | None:
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """Entities by the rules of the CoNLL script, in whatever scheme; nothing is refused.
+    """Return the entities by the rules of the CoNLL script, in whatever scheme.
 
     A new one begins at B or S, after E or S, after O, and where the type changes: an I that
     continues nothing begins an entity of its own.
@@ -59,67 +54,23 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     found: list[Entity] = []
     start = 0
     before = _OUTSIDE
-    for place, now in enumerate([*_split(tags), _OUTSIDE]):
+    for word, now in enumerate([*_split(tags), _OUTSIDE]):
         continues = before[0] in "BI" and now[0] in "IE" and before[1] == now[1]
         if not continues:
             if before != _OUTSIDE:
-                found.append(Entity(before[1], start, place))
-            start = place
+                found.append(Entity(before[1], start, word))
+            start = word
         before = now
     return found
 
 
-def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
-    """Entities that are tagged as `scheme` wants it; others are none.
-
-    IOB2: an I that continues nothing is left out. IOBES: so is what has no end. IOB1: so is a B
-    that does not follow an entity of its own type, and a single word of B before a B of another.
-
-    Raises:
-        ValueError: a tag of no scheme, or a prefix that this one does not have.
-    """
-    parts = _split(tags)
-    allowed = "OBIES" if scheme == "iobes" else "OBI"
-    for tag, (prefix, _) in zip(tags, parts, strict=True):
-        if prefix not in allowed:
-            raise ValueError(f"the tag {tag!r} is none of {scheme}, which has {', '.join(allowed)}")
-    parts.append(_OUTSIDE)
-    found: list[Entity] = []
-    place, before = 0, _OUTSIDE
-    while place < len(tags):
-        start, (prefix, kind) = place, parts[place]
-        place += 1
-        begins = prefix in "BS"
-        if scheme == "iob1":
-            same = before[0] in "BI" and before[1] == kind
-            begins = same if prefix == "B" else prefix == "I"
-        if begins and prefix != "S":
-            while parts[place][0] in "IE" and parts[place][1] == kind:
-                place += 1
-                if parts[place - 1][0] == "E":
-                    break
-        before, after = parts[place - 1], parts[place]
-        if scheme == "iobes":
-            begins = begins and before[0] in "ES"
-        elif scheme == "iob1" and before[0] == "B":  # as seqeval has it
-            begins = begins and not (after[0] == "B" and after[1] != kind)
-        if begins:
-            found.append(Entity(kind, start, place))
-    return found
-
-
-def to_tags(found: Iterable[Entity], length: int, scheme: Scheme) -> tuple[str, ...]:
-    """Tags of a sentence of `length` words with these entities, which do not overlap."""
+def to_tags(found: Iterable[Entity], length: int) -> tuple[str, ...]:
+    """Return the IOB2 tags of a sentence with these entities, which do not overlap."""
     tags = ["O"] * length
-    ends: dict[int, str] = {}
     for kind, start, end in found:
         suffix = "" if kind == "_" else f"-{kind}"
-        tags[start:end] = ["I" + suffix] * (end - start)
-        if scheme == "iobes":
-            tags[end - 1] = "E" + suffix
-        if scheme != "iob1" or ends.get(start) == kind:
-            tags[start] = ("S" if scheme == "iobes" and end == start + 1 else "B") + suffix
-        ends[end] = kind
+        tags[start:end] = [f"I{suffix}"] * (end - start)
+        tags[start] = f"B{suffix}"
     return tuple(tags)
 
 
@@ -139,12 +90,11 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
     for example in examples:
         met.update(example.tags or ())
         parts = [split_tag(tag) for tag in example.tags or ()]
-        for place, part in enumerate(parts):
+        for word, part in enumerate(parts):
             if part is None:
-                other.add(example, place, "")
-        sound = [part or _OUTSIDE for part in parts]
-        for place, (scheme, why) in _breaches(sound):
-            broken[scheme].add(example, place, why)
+                other.add(example, word)
+        for word, scheme, why in _breaches([part or _OUTSIDE for part in parts]):
+            broken[scheme].add(example, word, why)
     others = {tag for tag in met if split_tag(tag) is None}
     typed = {tag for tag in met - others if "-" in tag}
     if not typed and len(others) > len(met - others - {"O"}):
@@ -168,14 +118,11 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
     )
 
 
-def convert(
-    examples: Sequence[TaggedExample], scheme: Scheme = "iob2", *, lenient: bool = False
-) -> list[TaggedExample]:
-    """Return the same entities in another scheme.
+def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list[TaggedExample]:
+    """Return the same entities in IOB2; sentences without tags stay as they are.
 
     Args:
-        examples: sentences with tags, or without, which stay as they are.
-        scheme: to convert to.
+        examples: sentences.
         lenient: read tags that keep to no scheme as the CoNLL script does (`entities`).
 
     Raises:
@@ -184,10 +131,10 @@ def convert(
     """
     if lenient:
         for example in examples:
-            for place, tag in enumerate(example.tags or ()):
+            for word, tag in enumerate(example.tags or ()):
                 if split_tag(tag) is None:
                     raise UserError(
-                        f"{_word(example, place)}: neither O nor a prefix with a type. Fix the "
+                        f"{_word(example, word)}: neither O nor a prefix with a type. Fix the "
                         f"tag, or {_PLAIN}, not lenient"
                     )
     elif detect_scheme(examples) == "plain":
@@ -196,38 +143,30 @@ def convert(
     return [
         example
         if example.tags is None
-        else replace(example, tags=to_tags(entities(example.tags), len(example.tags), scheme))
+        else replace(example, tags=to_tags(entities(example.tags), len(example.tags)))
         for example in examples
     ]
 
 
-def tag_labels(
-    examples: Iterable[TaggedExample], scheme: Scheme | Literal["plain"] | None = None
-) -> LabelSet:
-    """Return the tags to learn: O first, then for each type its prefixes, for entities.
+def tag_labels(examples: Iterable[TaggedExample], *, plain: bool = False) -> LabelSet:
+    """Return the tags to learn: O first, then for each type B and I, for entities.
 
-    A type that is met gets all prefixes of the scheme: of a rare type the training data may have no
-    entity of two words where the data to predict have one. Tags that are not of entities are those
-    met, sorted.
+    A type that is met gets both prefixes: of a rare type the training data may have no entity of
+    two words where the data to predict have one. Tags that are not of entities are those met,
+    sorted.
 
     Args:
         examples: sentences with tags, written as `convert` writes them.
-        scheme: of the tags; None finds out.
+        plain: the tags are not of entities.
 
     Raises:
-        UserError: there are no tags; or see `detect_scheme`.
+        UserError: there are no tags.
     """
-    examples = list(examples)
-    if scheme is None:
-        scheme = detect_scheme(examples)
     met = {tag for example in examples for tag in example.tags or () if tag}
-    if scheme == "plain" or not met:
+    if plain or not met:
         return LabelSet.of(met)
     kinds = sorted({kind for prefix, kind in _split(sorted(met)) if prefix != "O"})
-    prefixes = "BIES" if scheme == "iobes" else "BI"
-    return LabelSet(
-        ("O", *(p if kind == "_" else f"{p}-{kind}" for kind in kinds for p in prefixes))
-    )
+    return LabelSet(("O", *(p if kind == "_" else f"{p}-{kind}" for kind in kinds for p in "BI")))
 
 
 def _split(tags: Sequence[str]) -> list[tuple[str, str]]:
@@ -240,33 +179,31 @@ def _split(tags: Sequence[str]) -> list[tuple[str, str]]:
     return parts
 
 
-def _breaches(parts: list[tuple[str, str]]) -> Iterator[tuple[int, tuple[Scheme, str]]]:
-    """Where a sentence breaks which scheme, and what would be right."""
+def _breaches(parts: list[tuple[str, str]]) -> Iterator[tuple[int, Scheme, str]]:
+    """Yield words of a sentence, the schemes that they break, and what would be right."""
     before = _OUTSIDE
-    for place, (prefix, kind) in enumerate([*parts, _OUTSIDE]):
+    for word, (prefix, kind) in enumerate([*parts, _OUTSIDE]):
         inside = before[0] in "BI"
         same = inside and before[1] == kind
         if prefix in "ES":
-            yield place, ("iob1", f"{prefix} is no prefix of IOB1")
-            yield place, ("iob2", f"{prefix} is no prefix of IOB2")
+            yield word, "iob1", f"{prefix} is no prefix of IOB1"
+            yield word, "iob2", f"{prefix} is no prefix of IOB2"
         elif prefix == "I" and not same:
-            yield place, ("iob2", "I continues nothing here; B would begin an entity")
+            yield word, "iob2", "I continues nothing here; B would begin an entity"
         elif prefix == "B" and not same:
-            yield place, ("iob1", "no entity of this type ends before it; I would begin one")
+            yield word, "iob1", "no entity of this type ends before it; I would begin one"
         if prefix in "IE" and not same:
-            yield place, ("iobes", f"{prefix} continues nothing here")
+            yield word, "iobes", f"{prefix} continues nothing here"
         elif prefix not in "IE" and inside:
-            yield place - 1, ("iobes", f"the entity ends here; {_END[before[0]]} would be right")
+            right = "S" if before[0] == "B" else "E"
+            yield word - 1, "iobes", f"the entity ends here; {right} would be right"
         before = prefix, kind
 
 
-_END = {"B": "S", "I": "E"}
-
-
-def _word(example: TaggedExample, place: int) -> str:
+def _word(example: TaggedExample, number: int) -> str:
     assert example.tags is not None
-    word, tag = example.tokens[place][:40], example.tags[place][:40]
-    return f"{example.origin}, word {place + 1} ({word!r}, {tag!r})"
+    word, tag = example.tokens[number][:40], example.tags[number][:40]
+    return f"{example.origin}, word {number + 1} ({word!r}, {tag!r})"
 
 
 @dataclass
@@ -274,11 +211,11 @@ class _Breaches:
     count: int = 0
     first: list[str] = field(default_factory=list)
 
-    def add(self, example: TaggedExample, place: int, why: str) -> None:
+    def add(self, example: TaggedExample, word: int, why: str = "") -> None:
         self.count += 1
         if len(self.first) < _SHOWN:
-            self.first.append(_word(example, place) + (f": {why}" if why else ""))
+            self.first.append(_word(example, word) + (f": {why}" if why else ""))
 
     def more(self) -> str:
-        shown = min(self.count, len(self.first))
-        return f"; {self.count - shown:,} more" if self.count > shown else ""
+        more = self.count - len(self.first)
+        return f"; {more:,} more" if more else ""

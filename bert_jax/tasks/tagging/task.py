@@ -1,21 +1,21 @@
 """Tags for words: named entities in any scheme, and tags that are not of entities."""
 
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.files.staging import replace_file
 from bert_jax.tasks.config import TaggingConfig, TaskConfig
 from bert_jax.tasks.examples import LabelSet, TaggedExample, listed
 from bert_jax.tasks.problems import MissingColumn
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.tagging.metrics import entity_scores
+from bert_jax.tasks.tagging.metrics import ENTITY_METRICS, entity_scores
 from bert_jax.tasks.tagging.schemes import (
     convert,
     detect_scheme,
@@ -32,45 +32,27 @@ from bert_jax.tasks.tagging.sources import (
     read_wikiann,
 )
 from bert_jax.tasks.tagging.windows import tag_windows
-from bert_jax.tasks.task import Learned, Objective, Outputs, describe
+from bert_jax.tasks.task import HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 
-class TaggingTask:
-    """A task about words; see `task.Task`.
+class TaggingTask(Task):
+    """A task about words, of a configuration of kind tagging.
 
     Tags of entities are learned, scored and written as IOB2, in whatever scheme the files are.
-
-    Args:
-        config: of kind tagging.
-        learned: the tags, and whether they are of entities.
-        tokenizer: of the model.
-        train: training data; None for a task that was restored.
-        dev: dev data.
     """
 
-    objective: Objective = "tags"
+    objective: HeadKind = "tags"
 
-    def __init__(
-        self,
-        config: TaskConfig,
-        learned: Learned,
-        tokenizer: Tokenizer,
-        train: Sequence[TaggedExample] | None = None,
-        dev: Sequence[TaggedExample] | None = None,
-    ) -> None:
-        self.config = config
-        self.learned = learned
-        self.tokenizer = tokenizer
-        self.labels = LabelSet(learned.labels)
+    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+        super().__init__(config, spec, tokenizer)
+        self.labels = LabelSet(spec.labels)
         self.num_outputs = len(self.labels)
-        self.metric = "accuracy" if learned.scheme == "plain" else "f1"
-        self._train = None if train is None else TaggingSplit(self, "train", train)
-        self._dev = None if dev is None else TaggingSplit(self, "dev", dev)
+        self.metric = "accuracy" if spec.scheme == "plain" else "f1"
 
     @classmethod
-    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> "TaggingTask":
-        """Read training and dev data; see `task.open_task`."""
+    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
+        """Read training and dev data."""
         tagging = config.tagging
         read = [_read(config.source(name), tagging) for name in ("train", "dev")]
         for name, examples in zip((tagging.train, tagging.dev), read, strict=True):
@@ -87,32 +69,23 @@ class TaggingTask:
         scheme: Literal["iob2", "plain"] = "plain" if is_plain else "iob2"
         train, dev = (_in_scheme(examples, tagging, scheme) for examples in read)
         labels = _labels(train, tagging, scheme)
-        if not _met(dev) & set(labels.names):
+        if not _tags_of(dev) & set(labels.names):
             raise UserError(
-                f"{tagging.dev}: no tag ({listed(sorted(_met(dev)), 5)}) is among those to learn "
-                f"({listed(labels.names, 5)}); is it the column of the tags?"
+                f"{tagging.dev}: no tag ({listed(sorted(_tags_of(dev)), 5)}) is among those to "
+                f"learn ({listed(labels.names, 5)}); is it the column of the tags?"
             )
-        return cls(config, Learned(labels.names, scheme=scheme), tokenizer, train, dev)
-
-    def train_split(self) -> "TaggingSplit":
-        """See `task.Task`."""
-        if self._train is None:
-            raise UserError("a task read from a checkpoint has no training data")
-        return self._train
-
-    def dev_splits(self) -> "list[TaggingSplit]":
-        """See `task.Task`."""
-        if self._dev is None:
-            raise UserError("a task read from a checkpoint has no dev data; name a file")
-        return [self._dev]
+        task = cls(config, LabelSpec(labels.names, scheme=scheme), tokenizer)
+        return task._with_splits(
+            TaggingSplit(task, "train", train), [TaggingSplit(task, "dev", dev)]
+        )
 
     def open_split(self, source: str, *, labelled: bool = True) -> "TaggingSplit":
-        """See `task.Task`."""
+        """Read another file; see `Task.open_split`."""
         config, why = self.config.tagging, ""
         examples: Sequence[TaggedExample] = ()
         try:
-            examples = _in_scheme(_read(source, config), config, self.learned.scheme)
-            if met := _met(examples):
+            examples = _in_scheme(_read(source, config), config, self.spec.scheme)
+            if met := _tags_of(examples):
                 known, some = met & set(self.labels.names), listed(sorted(met), 5)
                 why = "" if known else f"{source}: the model knows no tag of it ({some})"
         except MissingColumn as error:  # of another column than the tags' it will be raised again
@@ -127,13 +100,9 @@ class TaggingTask:
         name = source if source.startswith("tfds:") else Path(source).name
         return TaggingSplit(self, name, examples, notes)
 
-    def describe(self) -> dict[str, Any]:
-        """See `task.Task`."""
-        return describe(self.config, self.learned)
 
-
-class TaggingSplit:
-    """Sentences of one file; see `task.Split`."""
+class TaggingSplit(Split):
+    """Sentences of one file."""
 
     def __init__(
         self,
@@ -151,65 +120,59 @@ class TaggingSplit:
             max_length=task.config.length,
             stride=task.config.tag_stride,
         )
-        self.name = name
-        self.warnings = (*notes, *self._windows.warnings)
-        self._has_tags = all(example.tags is not None for example in examples)
+        tags = [example.tags for example in examples if example.tags is not None]
+        self._gold = tags if len(tags) == len(examples) else None
         windows = self._windows.windows
-        self.rows = Rows(
+        rows = Rows(
             [window.ids for window in windows],
             np.array([len(window.ids) for window in windows], np.int32),
-            [window.labels for window in windows] if self._has_tags else None,
+            None if self._gold is None else [window.labels for window in windows],
         )
+        scores = ["accuracy"] if task.metric == "accuracy" else ENTITY_METRICS
+        super().__init__(name, rows, [*notes, *self._windows.warnings], scores)
 
     @cached_property
     def constant_score(self) -> float:
-        """See `task.Split`; of entities, every word is one, or every sentence."""
-        if not self._has_tags:
-            return float("nan")
-        gold, names = self._gold(), self._task.learned.labels
+        """Score of the best constant tag; of entities, every word is one, or every sentence."""
+        if self._gold is None:
+            return math.nan
+        names = self._task.spec.labels
         if self._task.metric == "accuracy":
-            counts = Counter(tag for tags in gold for tag in tags if tag)
+            counts = Counter(tag for tags in self._gold for tag in tags if tag)
             return max(counts[name] for name in names) / counts.total()
         words, sentences = Counter[str](), Counter[str]()
-        found = [entities(tags) for tags in gold]
-        for tags, some in zip(gold, found, strict=True):
-            words.update(each.type for each in some if each.end - each.start == 1)
-            sentences.update(each.type for each in some if each.end - each.start == len(tags))
-        total = sum(map(len, found))
+        total = num_words = 0
+        for tags in self._gold:
+            found = entities(tags)
+            total, num_words = total + len(found), num_words + len(tags)
+            words.update(each.type for each in found if each.end - each.start == 1)
+            sentences.update(each.type for each in found if each.end - each.start == len(tags))
         known = {part[1] for name in names if (part := split_tag(name)) and part[0] != "O"}
         best_word = max((words[kind] for kind in known), default=0)
         best_sentence = max((sentences[kind] for kind in known), default=0)
-        num_words = sum(map(len, gold))
-        return 2 * max(best_word / (num_words + total), best_sentence / (len(gold) + total))
+        return 2 * max(best_word / (num_words + total), best_sentence / (len(self._gold) + total))
 
-    def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
-        """See `task.Split`; accuracy is over words."""
+    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+        """Score the tags; accuracy is over words."""
         del saved
-        gold = self._gold()
-        names = ["accuracy"] if self._task.metric == "accuracy" else list(_ENTITY_METRICS)
-        if not self._is_finite(outputs):
-            return dict.fromkeys(names, float("nan"))
+        if self._gold is None:
+            raise UserError(f"{self.name} has no tags, so it cannot be scored; predict it")
         predicted = self._predicted(outputs)
         if self._task.metric == "accuracy":
-            pairs = zip(gold, predicted, strict=True)
+            pairs = zip(self._gold, predicted, strict=True)
             hits = [a == b for g, p in pairs for a, b in zip(g, p, strict=True) if a]
             return {"accuracy": sum(hits) / len(hits)}
-        found = entity_scores(gold, predicted)
-        overall = found.overall
-        values = (overall.f1, overall.precision, overall.recall, found.token_accuracy)
-        return dict(zip(names, values, strict=True))
+        return entity_scores(self._gold, predicted)
 
-    def write_predictions(
-        self, outputs: Outputs, out: Path, scores: Mapping[str, float]
-    ) -> list[Path]:
-        """Write predictions.jsonl and predictions.txt.
+    def _prediction_files(
+        self, outputs: Outputs, scores: Mapping[str, float]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield predictions.jsonl and predictions.txt.
 
         The latter has a word a line with the tag of the file, where it has one, and the predicted
         one, as the CoNLL script takes it; apart by spaces, or tabs where a word holds a space.
         """
         del scores
-        if not self._is_finite(outputs):
-            raise UserError(f"{self.name}: outputs are not finite; the model has diverged")
         mark = "\t" if any(" " in word for each in self._examples for word in each.tokens) else " "
         entries: list[str] = []
         blocks: list[str] = []
@@ -220,32 +183,17 @@ class TaggingSplit:
             if example.tags is not None:
                 columns.insert(1, tuple(tag or "_" for tag in example.tags))
             blocks.append("\n".join(map(mark.join, zip(*columns, strict=True))))
-        paths = [Path(out) / "predictions.jsonl", Path(out) / "predictions.txt"]
-        for path, lines, between in zip(paths, (entries, blocks), ("\n", "\n\n"), strict=True):
-            replace_file(path, (between.join(lines) + "\n").encode())
-        return paths
+        yield "predictions.jsonl", "\n".join(entries) + "\n"
+        yield "predictions.txt", "\n\n".join(blocks) + "\n"
 
     def _predicted(self, outputs: Outputs) -> list[tuple[str, ...]]:
         """Return the tags of each sentence; those of entities as sound IOB2."""
         best = [np.asarray(logits).argmax(axis=-1) for logits in outputs]
-        names = self._task.learned.labels
+        names = self._task.spec.labels
         found = [tuple(names[n] for n in tags) for tags in self._windows.gather(best)]
-        if self._task.learned.scheme == "plain":
+        if self._task.spec.scheme == "plain":
             return found
-        return [to_tags(entities(tags), len(tags), "iob2") for tags in found]
-
-    def _is_finite(self, outputs: Outputs) -> bool:
-        rows = zip(self.rows.tokens, outputs, strict=True)
-        return all(np.isfinite(logits[: len(ids)]).all() for ids, logits in rows)
-
-    def _gold(self) -> list[tuple[str, ...]]:
-        tags = [example.tags for example in self._examples if example.tags is not None]
-        if not self._has_tags:
-            raise UserError(f"{self.name} has no tags, so it cannot be scored; predict it")
-        return tags
-
-
-_ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
+        return [to_tags(entities(tags), len(tags)) for tags in found]
 
 
 def _format(source: str, config: TaggingConfig) -> str:
@@ -256,27 +204,23 @@ def _format(source: str, config: TaggingConfig) -> str:
 
 
 def _read(source: str, config: TaggingConfig, *, with_tags: bool = True) -> list[TaggedExample]:
-    format_ = _format(source, config)
-    if format_ == "rows":
-        return read_token_lists(
-            source,
-            tokens=config.tokens,
-            tags=config.tags if with_tags else None,
-            tag_names=config.tag_names or None,
-        )
-    if format_ == "conllu":
-        return read_conllu(source, config.conllu_column if with_tags else None)
-    if format_ == "wikiann":
-        return read_wikiann(source, with_tags=with_tags)
+    match _format(source, config):
+        case "rows":
+            tags = config.tags if with_tags else None
+            return read_token_lists(source, config.tokens, tags, config.tag_names)
+        case "conllu":
+            return read_conllu(source, config.conllu_column if with_tags else None)
+        case "wikiann":
+            return read_wikiann(source, with_tags=with_tags)
     return read_columns(
         source,
         token_column=config.token_column,
         tag_column=config.tag_column if with_tags else None,
-        comment=config.comment or None,
+        comment=config.comment,
     )
 
 
-def _met(examples: Sequence[TaggedExample]) -> set[str]:
+def _tags_of(examples: Sequence[TaggedExample]) -> set[str]:
     return {tag for example in examples for tag in example.tags or ()} - {""}
 
 
@@ -285,7 +229,7 @@ def _labels(
 ) -> LabelSet:
     """Return the tags to learn: those of the configuration, else those of the training data."""
     if not config.labels:
-        labels = tag_labels(train, scheme)
+        labels = tag_labels(train, plain=scheme == "plain")
         if len(labels) < 2:
             raise UserError(
                 f"{config.train}: the only tag is {labels.names[0]!r}, from which nothing can be "
@@ -300,7 +244,7 @@ def _labels(
             f"{where}: {config.train} has entities, which are learned as IOB2: O, and B- and I- "
             "with each type. Write the tags so, or set task.tagging.scheme=plain"
         )
-    lacks = sorted(_met(train) - set(config.labels))
+    lacks = sorted(_tags_of(train) - set(config.labels))
     if lacks:
         raise UserError(f"{where} lacks tags of {config.train}: {listed(lacks)}; add them")
     return labels

@@ -14,59 +14,47 @@ from jaxtyping import Int32, Integer
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet, TaggedExample, listed
 from bert_jax.tasks.problems import counted
+from bert_jax.tasks.rows import NO_LABEL
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
-
-IGNORED = -1
-"""Label of the positions that have none."""
 
 
 @dataclass(frozen=True, eq=False)
 class TagWindow:
-    """A sequence [CLS] sub-words [SEP], not padded.
-
-    Attributes:
-        example: number of the sentence in the list it comes from.
-        ids: token ids.
-        words: number of the word in its sentence, where it is to be labelled here; elsewhere -1.
-        labels: its label there; `IGNORED` elsewhere, and everywhere without tags.
-    """
+    """A sequence [CLS] sub-words [SEP], not padded."""
 
     example: int
+    """Number of the sentence in the list of sentences."""
     ids: Int32[np.ndarray, " L"]
     words: Int32[np.ndarray, " L"]
+    """Number of the word in its sentence, where it is to be labelled here; elsewhere -1."""
     labels: Int32[np.ndarray, " L"]
+    """Label of that word; `NO_LABEL` elsewhere, and everywhere without tags."""
 
 
 @dataclass(frozen=True, eq=False)
 class TagWindows:
-    """The sequences of a list of sentences.
-
-    Attributes:
-        windows: in the order of the sentences, those of one sentence from left to right.
-        sentence_words: how many words each sentence has.
-        warnings: what the user should know: sentences in several windows, unreadable words.
-    """
+    """The sequences of a list of sentences."""
 
     windows: tuple[TagWindow, ...]
+    """Sequences in the order of the sentences, those of one sentence from left to right."""
     sentence_words: tuple[int, ...]
+    """Number of words of each sentence."""
     warnings: tuple[str, ...]
+    """Counts of sentences in several windows, of unreadable words and of unknown tags."""
 
     def gather(self, predictions: Sequence[Integer[np.ndarray, " _"]]) -> list[np.ndarray]:
-        """One value a word, from one value a position.
+        """Return for each sentence a value a word, from one value a position.
 
         Args:
             predictions: for each window an array that begins with its positions; what follows
                 them, padding, is left out.
-
-        Returns:
-            For each sentence an array with a value for each word.
 
         Raises:
             ValueError: not one array for each window, or one that is shorter than its window.
         """
         if len(predictions) != len(self.windows):
             raise ValueError(f"{len(self.windows)} windows, {len(predictions)} predictions")
-        found = [np.full(words, IGNORED, np.int32) for words in self.sentence_words]
+        found = [np.full(words, NO_LABEL, np.int32) for words in self.sentence_words]
         for number, (window, values) in enumerate(zip(self.windows, predictions, strict=True)):
             if len(values) < len(window.ids):
                 raise ValueError(f"window {number}: {len(window.ids)} ids, {len(values)} values")
@@ -83,17 +71,17 @@ def tag_windows(
     max_length: int = 128,
     stride: int = 64,
 ) -> TagWindows:
-    """Sentences as sequences.
+    """Return sentences as sequences.
 
     Args:
         examples: the sentences.
         tokenizer: encodes each word by itself, as one inside a sentence. A word of which it leaves
             nothing (a zero-width space) becomes [UNK], so that it too is labelled.
-        labels: the tags that there are; None leaves all labels `IGNORED`, as do sentences without
-            tags. So does a tag that is not among them, which a warning names.
+        labels: the tags that there are; None leaves all labels `NO_LABEL`. A word has `NO_LABEL`,
+            too, where its tag is not among them; a warning names such tags.
         max_length: most ids in a sequence, [CLS] and [SEP] included.
-        stride: ids from the beginning of one window to that of the next (BERT's `doc_stride`; what
-            Transformers calls so is the overlap).
+        stride: ids from the beginning of one window to that of the next (BERT's `doc_stride`;
+            Transformers calls the overlap so).
 
     Raises:
         UserError: `max_length` or `stride` out of range.
@@ -121,11 +109,11 @@ def tag_windows(
             parts = [part if len(part) else unknown for part in parts]
         ids = np.concatenate(parts)
         first = np.cumsum([0, *map(len, parts[:-1])])
-        label = np.full(len(parts), IGNORED, np.int32)
+        label = np.full(len(parts), NO_LABEL, np.int32)
         if labels is not None and example.tags is not None:
-            for place, tag in enumerate(example.tags):
+            for word, tag in enumerate(example.tags):
                 if (known := labels.find(tag)) is not None:
-                    label[place] = known
+                    label[word] = known
                 elif tag:
                     strange.append((tag, example))
         starts = np.arange(0, max(1, len(ids) - room + stride), stride)
@@ -135,11 +123,9 @@ def tag_windows(
         bounds = np.searchsorted(first, _ends_of_most_context(starts, ends))
         words_of = np.split(np.arange(len(parts)), bounds[:-1])
         for start, end, mine in zip(starts, ends, words_of, strict=True):
-            places = first[mine] - start + 1
-            owned = np.full(end - start + 2, -1, np.int32)
-            owned[places] = mine
-            marks = np.full(end - start + 2, IGNORED, np.int32)
-            marks[places] = label[mine]
+            positions = first[mine] - start + 1
+            owned, marks = np.full((2, end - start + 2), NO_LABEL, np.int32)
+            owned[positions], marks[positions] = mine, label[mine]
             row = make_row(tokenizer, ids[start:end])
             windows.append(TagWindow(number, row.ids, owned, marks))
     warnings = _warnings(long, f"sentences of more than {room} sub-words, read in windows")
@@ -153,10 +139,10 @@ def tag_windows(
 def _ends_of_most_context(
     starts: Integer[np.ndarray, " N"], ends: Integer[np.ndarray, " N"]
 ) -> Integer[np.ndarray, " N"]:
-    """For each window the end of the places whose shorter side is longest in this window.
+    """Return for each window the end of the positions that it owns, by the longest shorter side.
 
-    A later window has more to the right of a place and less to the left, so the places of the
-    windows follow each other. Between two windows with the same context, the first has the place.
+    A later window has more to the right of a position and less to the left, so what the windows own
+    follows each other. Of two windows with the same context, the first owns the position.
     """
     # The next window has more context from where its left side is more than the right one here.
     return np.append((starts[1:] + ends[:-1] - 1) // 2 + 1, ends[-1])

@@ -7,20 +7,15 @@ compare with `numpy.nanargmax`, not with `max`.
 """
 
 import warnings
-from collections.abc import Callable
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 
 def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Share of examples whose prediction is their label.
-
-    Args:
-        labels: (N,) numbers of classes.
-        predictions: (N,) likewise.
+    """Return the share of examples whose prediction is their label; both (N,) numbers of classes.
 
     Raises:
         ValueError: no examples, different lengths, or values that are not whole numbers; so in
@@ -30,26 +25,20 @@ def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
     return float(np.mean(truth == guess))
 
 
-def f1(labels: ArrayLike, predictions: ArrayLike, *, positive: int = 1) -> float:
-    """Harmonic mean of precision and recall of one class; 0 where it is nowhere.
-
-    Args:
-        labels: (N,) numbers of classes.
-        predictions: (N,) likewise.
-        positive: the class.
-    """
+def f1(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Return the harmonic mean of precision and recall of class 1; 0 where it is nowhere."""
     truth, guess = _classes(labels, predictions)
-    return _f1(truth == positive, guess == positive)
+    return _f1(truth == 1, guess == 1)
 
 
 def macro_f1(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Mean of the F1 of each class that is among the labels or the predictions."""
+    """Return the mean of the F1 of each class that is among the labels or the predictions."""
     truth, guess = _classes(labels, predictions)
     return float(np.mean([_f1(truth == each, guess == each) for each in np.union1d(truth, guess)]))
 
 
 def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Matthews correlation coefficient, for any number of classes; 0 where either is constant."""
+    """Return the Matthews coefficient, for any number of classes; 0 where either is constant."""
     truth, guess = _classes(labels, predictions)
     classes = np.union1d(truth, guess)
     # Whole numbers of Python: products of counts over a large data set pass 2 ** 63.
@@ -74,22 +63,10 @@ def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
     return _correlation(spearmanr, labels, predictions)
 
 
-class MultiLabelF1(NamedTuple):
-    """F1 where an example has any number of labels.
+def multi_label_f1(labels: ArrayLike, predictions: ArrayLike) -> tuple[float, float]:
+    """Return micro and macro F1 of yes-or-no decisions.
 
-    Attributes:
-        micro: over all decisions together.
-        macro: mean over labels.
-        per_label: (K,) of each label; 0 where it is nowhere.
-    """
-
-    micro: float
-    macro: float
-    per_label: np.ndarray
-
-
-def multi_label_f1(labels: ArrayLike, predictions: ArrayLike) -> MultiLabelF1:
-    """F1 of yes-or-no decisions.
+    Micro is over all decisions together, macro the mean over labels, 0 for one that is nowhere.
 
     Args:
         labels: (N, K) bool or 0 and 1, a column for each label.
@@ -105,22 +82,14 @@ def multi_label_f1(labels: ArrayLike, predictions: ArrayLike) -> MultiLabelF1:
         if not np.isin(table, (0, 1)).all():
             raise ValueError(f"{name} hold other values than 0 and 1")
     truth, guess = truth.astype(bool), guess.astype(bool)
-    each = np.array([_f1(t, p) for t, p in zip(truth.T, guess.T, strict=True)])
-    return MultiLabelF1(_f1(truth, guess), float(each.mean()), each)
+    each = [_f1(t, p) for t, p in zip(truth.T, guess.T, strict=True)]
+    return _f1(truth, guess), float(np.mean(each))
 
 
-METRICS: MappingProxyType[str, Callable[[ArrayLike, ArrayLike], float]] = MappingProxyType(
-    {
-        "accuracy": accuracy,
-        "f1": f1,
-        "macro_f1": macro_f1,
-        "matthews": matthews,
-        "pearson": pearson,
-        "spearman": spearman,
-        "multi_label_micro_f1": lambda labels, guess: multi_label_f1(labels, guess).micro,
-        "multi_label_macro_f1": lambda labels, guess: multi_label_f1(labels, guess).macro,
-    }
-)
+METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
+    "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews,
+    "pearson": pearson, "spearman": spearman,
+}  # fmt: skip
 """Metrics by name, each of (labels, predictions); more is better for all of them."""
 
 

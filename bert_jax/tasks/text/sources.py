@@ -2,114 +2,46 @@
 
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import GlueConfig, TableConfig
 from bert_jax.tasks.examples import LabelSet, TextExample
-from bert_jax.tasks.glue import TASKS, GlueTask, glue_task, read_glue, read_glue_tfds
+from bert_jax.tasks.glue import TASKS, GlueTask, glue_task
 from bert_jax.tasks.problems import MissingColumn
 from bert_jax.tasks.tables.delimited import TableFormat
-from bert_jax.tasks.tables.tables import LabelKind, TextColumns, TextData, read_texts
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """Examples that were read, with counts.
-
-    Attributes:
-        name: of the split, or of the file.
-        data: its examples.
-        submission: task and split of GLUE for which the leaderboard takes predictions of it.
-    """
-
-    name: str
-    data: TextData
-    submission: tuple[str, str] | None = None
-
+from bert_jax.tasks.tables.files import read_rows
+from bert_jax.tasks.text.tables import TextData, read_other_texts, read_texts
 
 # Tables
 
 
-def open_table(config: TableConfig, train: str) -> tuple[TextSource, TextSource]:
-    """Training and dev data; dev has the labels of train.
-
-    Args:
-        config: of the table.
-        train: its training file.
+def open_table(config: TableConfig, train: str) -> tuple[TextData, TextData]:
+    """Read training and dev data; dev has the labels of `train`, the training file.
 
     Raises:
         UserError: a file cannot be read or has no labels; a label that train does not have.
     """
-    labels = LabelSet(config.labels) if config.labels else None
-    data = _labelled(train, read_texts(train, _columns(config), _format(config), labels), config)
+    data = _read_labelled(train, config, LabelSet(config.labels) if config.labels else None)
     if not config.dev:
         return _held_out(train, data, config)
-    dev = read_texts(config.dev, _columns(config), _format(config), data.labels)
-    return TextSource("train", data), TextSource("dev", _labelled(config.dev, dev, config))
+    dev = _read_labelled(config.dev, config, data.labels)
+    return replace(data, name="train"), replace(dev, name="dev")
 
 
-def read_table(
-    config: TableConfig, source: str, labels: LabelSet | None, *, labelled: bool = True
-) -> TextSource:
-    """Another table with the same columns; the label may be missing.
-
-    Raises:
-        UserError: it cannot be read, or, where it is `labelled`, has a label that is not among
-            `labels`.
-    """
-    columns = _columns(config)
-    if not labelled:
-        columns = replace(columns, label=None, label_columns=())
-    try:
-        data = read_texts(source, columns, _format(config), labels)
-    except MissingColumn as error:  # of another column than the label's it will be raised again
-        data = without_labels(source, columns, _format(config), error)
-    return TextSource(_file_name(source), data)
-
-
-def without_labels(
-    source: str, columns: TextColumns, table: TableFormat, error: MissingColumn
-) -> TextData:
-    """Return a table of which `error` says that the column of the label is not there."""
-    columns = replace(columns, label=None, label_columns=())
-    data = read_texts(source, columns, table)
-    note = f"{source}: there is no column {error.column!r}, so its rows have no labels"
-    return replace(data, warnings=(*data.warnings, note))
-
-
-def _columns(config: TableConfig) -> TextColumns:
-    return TextColumns(
-        config.text,
-        config.text_pair or None,
-        None if config.label_columns else config.label,
-        config.label_columns,
-        config.id or None,
-        config.kind,
-        config.separator,
-        empty=config.empty,
-    )
-
-
-def _format(config: TableConfig) -> TableFormat:
-    return TableFormat(
-        config.format, config.header, config.quoting, config.delimiter, config.ragged
-    )
-
-
-def _file_name(source: str) -> str:
-    return source if source.startswith("tfds:") else Path(source).name
-
-
-def _labelled(path: str, data: TextData, config: TableConfig) -> TextData:
+def _read_labelled(path: str, config: TableConfig, labels: LabelSet | None) -> TextData:
+    data = read_texts(path, config, labels)
     if data.examples[0].label is None:
         raise UserError(f"{path} has no labels in column {config.label!r}; name a file with labels")
     return data
 
 
-def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextSource, TextSource]:
-    """Rows with the same texts fall on the same side, whatever their order."""
+def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextData, TextData]:
+    """Hold a part out; rows with the same texts fall on the same side, whatever their order."""
     keys = [_key(example) for example in data.examples]
     ranked = sorted(set(keys))
     if len(ranked) < 2:
@@ -124,54 +56,43 @@ def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextSourc
     )
     notes = list(data.warnings)
     if data.labels is not None:
-        lacks = [data.labels.names[n] for n in sorted(_met(dev) - _met(train))]
+        lacks = [data.labels.names[n] for n in sorted(_classes_of(dev) - _classes_of(train))]
         if lacks:
             notes.append(
                 f"{path}: {len(lacks)} labels are among the rows held out alone and are not "
                 f"learned: {', '.join(map(repr, lacks[:5]))}; name a dev file in task.table.dev"
             )
     notes.append(f"{path}: {len(dev):,} of {len(data.examples):,} rows are held out as dev")
-    return (
-        TextSource("train", TextData(train, data.labels, tuple(notes))),
-        TextSource("dev", TextData(dev, data.labels)),
-    )
+    return TextData("train", train, data.labels, tuple(notes)), TextData("dev", dev, data.labels)
 
 
 def _key(example: TextExample) -> bytes:
-    """Case and blanks do not make another text."""
+    """Hash the texts; case and blanks do not make another text."""
     texts = [" ".join(text.casefold().split()) for text in (example.text, example.text_pair or "")]
     return hashlib.blake2b("\0".join(texts).encode(), digest_size=16).digest()
 
 
-def _met(examples: tuple[TextExample, ...]) -> set[int]:
-    met: set[int] = set()
+def _classes_of(examples: Sequence[TextExample]) -> set[Any]:
+    found: set[Any] = set()
     for example in examples:
-        if isinstance(example.label, tuple):
-            met.update(example.label)
-        elif isinstance(example.label, int):
-            met.add(example.label)
-    return met
+        found.update(example.label if isinstance(example.label, tuple) else [example.label])
+    return found
 
 
 # GLUE
 
 
-def open_glue(config: GlueConfig) -> tuple[TextSource, tuple[TextSource, ...]]:
-    """Training data and all dev sets, MNLI's matched one first.
-
-    Raises:
-        UserError: they cannot be read.
-    """
-    task = glue_task(config.name)
-    devs = [split for split in task.files if split.startswith("dev")]
-    return _glue_split(config, "train"), tuple(_glue_split(config, split) for split in devs)
+def open_glue(config: GlueConfig) -> tuple[TextData, list[TextData]]:
+    """Read training data and all dev sets, MNLI's matched one first."""
+    devs = [split for split in glue_task(config.name).files if split.startswith("dev")]
+    return _glue_split(config, "train"), [_glue_split(config, split) for split in devs]
 
 
-def read_glue_source(config: GlueConfig, source: str, *, labelled: bool = True) -> TextSource:
+def read_glue_source(config: GlueConfig, source: str, *, labelled: bool = True) -> TextData:
     """Return a split of the task by its name, one of its official files, or a table.
 
     Args:
-        config: of the task.
+        config: the task.
         source: the name of a split (for a model of MNLI `ax`, too); else a file: where it has the
             name of an official one it is read as such, else its columns have GLUE's names or those
             of TensorFlow Datasets.
@@ -180,57 +101,147 @@ def read_glue_source(config: GlueConfig, source: str, *, labelled: bool = True) 
     Raises:
         UserError: there is nothing of this name, or it cannot be read.
     """
-    task = glue_task(config.name)
-    if source in task.files or (source == "ax" and config.name == "mnli"):
+    task, others = glue_task(config.name), ["ax"] if config.name == "mnli" else []
+    if source in [*task.files, *others]:
         if not config.data:
             raise UserError(f"task.glue.data is empty, so there is no split {source!r}")
         return _glue_split(config, source)
     path = Path(source)
     if not path.is_file():
-        splits = ", ".join([*task.files, *(["ax"] if config.name == "mnli" else [])])
+        splits = ", ".join([*task.files, *others])
         raise UserError(f"there is no file {source}; give a file, or a split: {splits}")
-    for name in [config.name, *(["ax"] if config.name == "mnli" else [])]:
+    for name in [config.name, *others]:
         for split, file in TASKS[name].files.items():
             if path.name == file:
-                data = read_glue(path.parent, name, split)
-                return TextSource(path.name, data, _submission(name, split))
-    return TextSource(path.name, _glue_table(task, source, labelled=labelled))
-
-
-def _glue_split(config: GlueConfig, split: str) -> TextSource:
-    name, file = (split, "test") if split == "ax" else (config.name, split)
-    if config.data == "tfds":
-        data = read_glue_tfds(name, file)
-    else:
-        home = Path(config.data)
-        if split == "ax" and not (home / TASKS["ax"].directory).is_dir():
-            home = home.parent  # it was MNLI's own
-        data = read_glue(home, name, file)
-    return TextSource(split, data, _submission(name, file))
-
-
-def _submission(name: str, split: str) -> tuple[str, str] | None:
-    return (name, split) if split in TASKS[name].submissions else None
-
-
-def _glue_table(task: GlueTask, source: str, *, labelled: bool) -> TextData:
-    """Return a table with the columns of the official files, or of TensorFlow Datasets."""
-    kind: LabelKind = "class" if task.labels else "score"
-    layouts = [
-        (task.text, task.text_pair, task.label, task.written),
-        (*task.tfds[1:], "label", task.labels),
-    ]
+                return read_glue(path.parent, name, split)
+    tfds = dict(zip(("text", "text_pair"), task.tfds[1:], strict=True), label="label")
+    layouts = [(_table(task), task.written), (_table(task, **tfds), task.labels)]
     missing: MissingColumn | None = None
-    for text, text_pair, label, names in layouts:
-        columns = TextColumns(
-            text, text_pair, label if labelled else None, kind=kind,
-            score_range=task.score_range, empty="keep",
-        )  # fmt: skip
+    for table, names in layouts:
+        labels = LabelSet(names) if names else None
         try:
-            return read_texts(source, columns, labels=LabelSet(names) if task.labels else None)
+            return read_other_texts(
+                source, table, labels, labelled=labelled, score_range=task.score_range
+            )
         except MissingColumn as error:
-            if error.column == label:
-                return without_labels(source, columns, TableFormat(), error)
             missing = error  # the plainer names are the last
     assert missing is not None
     raise missing
+
+
+def _glue_split(config: GlueConfig, split: str) -> TextData:
+    name, file = (split, "test") if split == "ax" else (config.name, split)
+    if config.data == "tfds":
+        return replace(read_glue_tfds(name, file), name=split)
+    home = Path(config.data)
+    if split == "ax" and not (home / TASKS["ax"].directory).is_dir():
+        home = home.parent  # it was MNLI's own
+    return replace(read_glue(home, name, file), name=split)
+
+
+def read_glue(directory: str | PathLike[str], name: str, split: str) -> TextData:
+    """Read a split from the official TSV files.
+
+    They are written without quoting: quotes are text. CoLA has no header but in its test set. MRPC
+    is read from train.tsv, dev.tsv and test.tsv or, where these are not there, from the corpus as
+    Microsoft publishes it with GLUE's dev_ids.tsv. Rows of QQP that line ends have broken are
+    skipped and counted, as elsewhere.
+
+    Args:
+        directory: the task's, or the one that holds all of them.
+        name: name of the task, see `TASKS`.
+        split: see the task's `files`; labels are None in test splits. Examples have the numbers of
+            the test files as ids, else their number from 0.
+
+    Raises:
+        UserError: no such task, split or file, or rows are wrong.
+    """
+    task = _task_with(name, split)
+    home = Path(directory)
+    if (home / task.directory).is_dir():
+        home = home / task.directory
+    path = home / task.files[split]
+    if name == "mrpc" and not path.is_file() and (home / "msr_paraphrase_train.txt").is_file():
+        return _read_published_mrpc(home, split)
+    if not path.is_file():
+        there = sorted(entry.name for entry in home.iterdir())[:10] if home.is_dir() else []
+        raise UserError(
+            f"there is no {path}; {home} holds {', '.join(there) or 'nothing'}. Name the directory "
+            f"with {task.files[split]} of {task.directory}, or the one above"
+        )
+    fields: dict[str, Any] = {"id": task.id if split.startswith("test") else ""}
+    if name == "cola" and split != "test":
+        fields |= {"text": "4", "label": "2", "header": False}
+    if name == "qqp" and not split.startswith("test"):
+        fields["ragged"] = "skip"
+    return _read_split(path, name, split, task.written, format="tsv", **fields)
+
+
+def read_glue_tfds(name: str, split: str) -> TextData:
+    """Read a split that TensorFlow Datasets has prepared, in the order it lies there.
+
+    Raises:
+        UserError: no such task or split, the data set is not prepared, or rows are wrong.
+    """
+    task = _task_with(name, split)
+    config, text, text_pair = task.tfds
+    source = f"tfds:glue/{config}:{split.replace('dev', 'validation')}"
+    id = "idx" if split.startswith("test") else ""
+    return _read_split(
+        source, name, split, task.labels, text=text, text_pair=text_pair, label="label", id=id
+    )
+
+
+def _task_with(name: str, split: str) -> GlueTask:
+    task = glue_task(name)
+    if split not in task.files:
+        raise UserError(f"{name} has no split {split!r}; it has {', '.join(task.files)}")
+    return task
+
+
+def _table(task: GlueTask, **fields: Any) -> TableConfig:
+    """Return the columns of the official files, but for `fields`."""
+    official: dict[str, Any] = {
+        "text": task.text, "text_pair": task.text_pair, "label": task.label,
+        "kind": "class" if task.labels else "score",
+    }  # fmt: skip
+    return TableConfig(**official | fields)
+
+
+def _read_split(
+    source: str | PathLike[str], name: str, split: str, names: tuple[str, ...], **fields: Any
+) -> TextData:
+    """Read a file that writes the labels as `names`; test splits have none."""
+    task = TASKS[name]
+    data = read_texts(
+        source, _table(task, **fields), LabelSet(names) if names else None,
+        labelled=not split.startswith("test"), score_range=task.score_range,
+    )  # fmt: skip
+    return replace(
+        data,
+        labels=LabelSet(task.labels) if names else None,
+        submission=(name, split) if split in task.submissions else None,
+    )
+
+
+def _read_published_mrpc(home: Path, split: str) -> TextData:
+    """Train and dev are told apart by pairs of ids; the labels of test are not GLUE's to show."""
+    path = home / f"msr_paraphrase_{'test' if split == 'test' else 'train'}.txt"
+    data = _read_split(path, "mrpc", split, TASKS["mrpc"].written, format="tsv")
+    if split == "test":
+        return data
+    numbered = TableFormat("tsv", header=False)
+    dev = {row.values for row in read_rows(f"{home / 'dev_ids.tsv'}", ("1", "2"), numbered)}
+    lines = {
+        row.origin.line: row.values
+        for row in read_rows(f"{path}", ("#1 ID", "#2 ID"), TableFormat("tsv"))
+        if row.values in dev
+    }
+    missing = dev - set(lines.values())
+    if missing:
+        raise UserError(
+            f"{home / 'dev_ids.tsv'}: the pair {' '.join(min(missing))!r} is not in {path}, nor "
+            f"are {len(missing) - 1} others; fetch both again"
+        )
+    chosen = [e for e in data.examples if (e.origin.line in lines) == (split == "dev")]
+    return replace(data, examples=tuple(replace(e, id=f"{n}") for n, e in enumerate(chosen)))

@@ -1,5 +1,6 @@
 """Questions about texts: what is read, learned, scored, written and brought back."""
 
+import errno
 import json
 import math
 
@@ -9,9 +10,10 @@ from squad_files import entry, put_squad
 from task_examples import TOKENIZER, opened
 
 from bert_jax.errors import UserError
+from bert_jax.files import staging
 from bert_jax.tasks.config import SquadConfig, TaskConfig
 from bert_jax.tasks.opening import open_task, restore_task
-from bert_jax.tasks.squad.metrics import read_predictions, score
+from bert_jax.tasks.squad.metrics import score
 from bert_jax.tasks.squad.sources import read_squad
 from bert_jax.tasks.task import Split
 from bert_jax.tokenization.load import load_tokenizer
@@ -39,7 +41,7 @@ def test_answers_of_version_1(tmp_path):
     path = put_squad(tmp_path / "a.json", entry("1", "cat"), entry("2", "a mat", "mat"))
     task = opened(squad(train=path, dev=path))
     assert (task.objective, task.num_outputs, task.metric) == ("span", 2, "f1")
-    assert task.learned.rules == "v1.1"
+    assert task.spec.rules == "v1.1"
     train, [dev] = task.train_split(), task.dev_splits()
     head = 1 + 3 + 1 + 1  # [CLS] w h o ? [SEP], each letter a token
     assert train.rows.second_at.tolist() == [head] * 2
@@ -55,7 +57,7 @@ def test_answers_of_version_1(tmp_path):
     assert opened(squad(train=path, dev=articles)).dev_splits()[0].constant_score == 0
     paths = dev.write_predictions(outputs(dev), tmp_path / "out", {})
     assert [each.name for each in paths] == ["predictions.json", "nbest.json"]
-    assert read_predictions(paths[0]) == {"1": "cat", "2": "a mat"}
+    assert json.loads(paths[0].read_text()) == {"1": "cat", "2": "a mat"}
 
 
 def test_answers_of_version_2(tmp_path):
@@ -63,7 +65,7 @@ def test_answers_of_version_2(tmp_path):
     path = put_squad(tmp_path / "a.json", entry("1", "cat"), empty("2"), entry("3", "mat"))
     train = put_squad(tmp_path / "train.json", entry("4", "sat"))
     task = opened(squad(train=train, dev=path))
-    assert task.learned.rules == "v2.0"
+    assert task.spec.rules == "v2.0"
     [dev] = task.dev_splits()
     assert dev.constant_score == pytest.approx(100 / 3)
     assert dev.rows.labels[1].tolist() == [0, 0]
@@ -82,7 +84,7 @@ def test_answers_of_version_2(tmp_path):
     for saved, answers in ((scores, ["", "", ""]), (dev.score(shifted), ["cat", "", "mat"])):
         paths = dev.write_predictions(shifted, tmp_path / "out", saved)
         assert [each.name for each in paths] == ["predictions.json", "nbest.json", "null_odds.json"]
-        assert list(read_predictions(paths[0]).values()) == answers
+        assert list(json.loads(paths[0].read_text()).values()) == answers
     with pytest.raises(UserError, match="the saved scores have no null_threshold"):
         dev.write_predictions(shifted, tmp_path / "out", {"f1": 1.0})
 
@@ -95,8 +97,8 @@ def test_scores_are_those_of_the_files_written(tmp_path):
     logits = [random.normal(size=(len(ids), 2)) for ids in dev.rows.tokens]
     scores = dev.score(logits)
     [answers, *_] = dev.write_predictions(logits, tmp_path, scores)
-    found = score(read_squad(path).questions, read_predictions(answers)).overall
-    assert (found.exact, found.f1) == (scores["exact"], scores["f1"])
+    found = score(read_squad(path).questions, json.loads(answers.read_text()))
+    assert (found["exact"], found["f1"]) == (scores["exact"], scores["f1"])
 
 
 def test_windows_without_a_known_target_are_not_learned_from(tmp_path):
@@ -120,7 +122,7 @@ def test_windows_without_a_known_target_are_not_learned_from(tmp_path):
     assert math.isnan(split.constant_score)
     assert isinstance(split, Split)  # which looks at every property
     [answers, *_] = split.write_predictions(outputs(split, both[:1]), tmp_path, {})
-    assert read_predictions(answers) == {"3": "cat"}
+    assert json.loads(answers.read_text()) == {"3": "cat"}
     with pytest.raises(UserError, match="has no reference answers"):
         split.score(outputs(split, both[:1]))
 
@@ -137,7 +139,7 @@ def test_files_that_do_not_fit(tmp_path):
         UserError, match=r"rules is 'v1.1', but .*none.json, question 1 .* say v2.0"
     ):
         opened(squad(train=good, dev=none, rules="v1.1"))
-    assert opened(squad(train=good, dev=good, rules="v2.0")).learned.rules == "v2.0"
+    assert opened(squad(train=good, dev=good, rules="v2.0")).spec.rules == "v2.0"
 
 
 def test_long_contexts_are_read_in_windows(tmp_path):
@@ -182,11 +184,29 @@ def test_real_squad(real_data, tmp_path):
     small = put_squad(tmp_path / "train.json", entry("1", "cat"))
     path = f"{real_data / 'squad' / 'xquad.en.json'}"
     task = open_task(squad(train=small, dev=path), tokenizer, 512)
-    assert task.learned.rules == "v1.1"
+    assert task.spec.rules == "v1.1"
     [dev] = task.dev_splits()
-    assert len(dev.questions) == 1190 < len(dev.rows)
+    assert len(read_squad(path).questions) == 1190 < len(dev.rows)
     targets = outputs(dev)
     assert dev.score(targets)["exact"] > 99.7  # some answers end within a token
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    """Files of an earlier prediction stay, and no part of a new one does."""
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = put_squad(tmp_path / "a.json", entry("1", "cat"), entry("2", "mat"))
+    [dev] = opened(squad(train=path, dev=path)).dev_splits()
+    out = tmp_path / "out"
+    dev.write_predictions(outputs(dev), out, {})
+    before = (out / "predictions.json").read_text()
+    monkeypatch.setattr(staging.os, "fsync", full)
+    with pytest.raises(UserError, match=r"predictions.json: the disk is full"):
+        dev.write_predictions(outputs(dev, dev.rows.labels[::-1]), out, {})
+    assert (out / "predictions.json").read_text() == before
+    assert sorted(path.name for path in out.iterdir()) == ["nbest.json", "predictions.json"]
 
 
 @pytest.mark.parametrize("positions", [8, 32, 64, 128, 200, 384])

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample
+from bert_jax.tasks.rows import NO_LABEL
 from bert_jax.tasks.tagging.schemes import convert, tag_labels
 from bert_jax.tasks.tagging.sources import read_columns, read_wikiann
-from bert_jax.tasks.tagging.windows import IGNORED, tag_windows
+from bert_jax.tasks.tagging.windows import tag_windows
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -23,7 +24,7 @@ CLS, SEP, UNK = (SPECIAL_TOKENS.index(token) for token in ("[CLS]", "[SEP]", "[U
 
 
 def example(words, tags=None, line=1):
-    return TaggedExample("0", tuple(words), tags and tuple(tags), 0, Origin("a.txt", line))
+    return TaggedExample("0", tuple(words), tags and tuple(tags), Origin("a.txt", line))
 
 
 def ids(text):
@@ -89,10 +90,10 @@ def test_special_tokens_in_text_are_text():
 
 def test_without_tags():
     found = tag_windows([example(["a", "b"])], TOKENIZER, LABELS)
-    assert (found.windows[0].labels == IGNORED).all()
+    assert (found.windows[0].labels == NO_LABEL).all()
     assert found.windows[0].words.tolist() == [-1, 0, 1, -1]
     found = tag_windows([example(["a"], ["B-X"])], TOKENIZER)
-    assert (found.windows[0].labels == IGNORED).all()
+    assert (found.windows[0].labels == NO_LABEL).all()
 
 
 def test_unknown_tags_are_not_learned_and_named_once():
@@ -168,7 +169,7 @@ def check_windows(examples, tokenizer, found, labels, max_length):
             assert (here - 1 + begin).tolist() == first[window.words[here]].tolist()
             tags = [sentence.tags[word] for word in window.words[here]]
             assert [labels.names[label] for label in window.labels[here]] == tags
-            assert (np.delete(window.labels, here) == IGNORED).all()
+            assert (np.delete(window.labels, here) == NO_LABEL).all()
             begin += 1
         assert seen.tolist() == whole  # nothing is cut
         assert sorted(word for word, _ in seen_words) == list(range(len(parts)))

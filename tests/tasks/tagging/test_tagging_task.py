@@ -35,7 +35,7 @@ def test_two_schemes_are_one(tmp_path):
     train, dev = put(tmp_path / "train", *IOB1), put(tmp_path / "dev", *IOBES)
     task = opened(tagging(train=train, dev=dev))
     assert (task.objective, task.num_outputs, task.metric) == ("tags", 5, "f1")
-    assert task.learned.labels == LABELS
+    assert task.spec.labels == LABELS
     train, [dev] = task.train_split(), task.dev_splits()
     assert (train.name, dev.name, train.warnings) == ("train", "dev", ())
     first = [-1, 3, -1, -1, 3, -1, -1, 0, -1, 1, -1, -1, -1, -1]
@@ -71,7 +71,7 @@ def test_predictions_are_sound_iob2(tmp_path):
         [each.tags for each in read_columns(paths[1], tag_column=column)] for column in (2, 3)
     )
     scores = dev.score(outputs(dev, 5, rows))
-    assert scores["f1"] == entity_scores(gold, guess).overall.f1 == 0.4
+    assert scores["f1"] == entity_scores(gold, guess)["f1"] == 0.4
 
 
 def test_the_best_constant_of_entities(tmp_path):
@@ -134,9 +134,9 @@ def test_conllu(tmp_path):
     lines = words(("a", "DET", "DT"), ("dog", "NOUN", "_"), ("is", "VERB", "VBZ"))
     path = put(tmp_path / "a.conllu", "# x", "1-2\tadog" + "\t_" * 8, *lines)
     task = opened(tagging(train=path, dev=path))
-    assert (task.metric, task.learned.labels) == ("accuracy", ("DET", "NOUN", "VERB"))
+    assert (task.metric, task.spec.labels) == ("accuracy", ("DET", "NOUN", "VERB"))
     task = opened(tagging(train=path, dev=path, conllu_column="xpos"))
-    assert task.learned.labels == ("DT", "VBZ")
+    assert task.spec.labels == ("DT", "VBZ")
     [dev] = task.dev_splits()
     assert [row.tolist() for row in dev.rows.labels] == [[-1, 0, -1, -1, -1, 1, -1, -1]]
     # A word without a tag is no part of the score.
@@ -151,13 +151,13 @@ def test_conllu(tmp_path):
         opened(tagging(train=path, dev=path, conllu_column="deprel"))
     # Another name does no harm, nor do columns.
     moved = put(tmp_path / "a.txt", *lines)
-    assert opened(tagging(train=moved, dev=path)).learned.labels == ("DET", "NOUN", "VERB")
+    assert opened(tagging(train=moved, dev=path)).spec.labels == ("DET", "NOUN", "VERB")
     numbers = opened(tagging(train=moved, dev=moved, token_column=2, tag_column=4))
     assert numbers.train_split().rows.lengths.tolist() == [8]
     assert task.open_split(put(tmp_path / "b", "a DT")).rows.labels[0].tolist() == [-1, 0, -1]
     letters = words(("a", "S", "M"), ("b", "B", "M"), ("c", "S", "M"))
     path = put(tmp_path / "b.conllu", *letters)
-    assert opened(tagging(train=path, dev=path)).learned.labels == ("B", "S")
+    assert opened(tagging(train=path, dev=path)).spec.labels == ("B", "S")
 
 
 def test_files_without_tags(tmp_path):
@@ -181,7 +181,7 @@ def test_lists_of_words(tmp_path):
     path = put_json(tmp_path / "a.jsonl", *rows)
     fields = {"format": "rows", "tokens": "words", "tags": "ner", "tag_names": ("O", "B-LOC")}
     task = opened(tagging(train=path, dev=path, **fields))
-    assert task.learned.labels == ("O", "B-LOC", "I-LOC")
+    assert task.spec.labels == ("O", "B-LOC", "I-LOC")
     split = task.open_split(put_json(tmp_path / "b.jsonl", {"words": ["new york", "y"]}))
     assert split.rows.labels is None
     [_, path] = split.write_predictions([np.zeros((20, 3))], tmp_path, {})
@@ -201,7 +201,7 @@ def test_tags_that_are_not_of_entities(tmp_path):
     path = put(tmp_path / "a", "a DET", "dog NOUN", "is VERB", "a DET", "dog NOUN", "a DET")
     for scheme in ("auto", "plain"):
         task = opened(tagging(train=path, dev=path, scheme=scheme))
-        assert (task.metric, task.learned.labels) == ("accuracy", ("DET", "NOUN", "VERB"))
+        assert (task.metric, task.spec.labels) == ("accuracy", ("DET", "NOUN", "VERB"))
         [dev] = task.dev_splits()
         assert dev.constant_score == 0.5
         assert dev.score(outputs(dev, 3)) == {"accuracy": 1}
@@ -216,7 +216,7 @@ def test_tags_of_dev_alone_are_misses(tmp_path):
     path = put(tmp_path / "train", *IOB1)
     dev = put(tmp_path / "dev", "a O", "", "b I-LOK", "c I-LOK", "d I-ORG", "e O", "f I-LOC")
     task = opened(tagging(train=path, dev=dev))
-    assert task.learned.labels == LABELS
+    assert task.spec.labels == LABELS
     [split] = task.dev_splits()
     assert split.warnings == (
         f"{dev}: 3 words with tags that the model does not know, counted as misses: 'B-LOK', "
@@ -231,7 +231,7 @@ def test_labels_that_are_given(tmp_path):
     path = put(tmp_path / "train", *IOB1)
     names = ("B-ORG", "I-ORG", "O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     task = opened(tagging(train=path, dev=path, labels=names))
-    assert (task.learned.labels, task.num_outputs) == (names, 7)
+    assert (task.spec.labels, task.num_outputs) == (names, 7)
     row = [-1, 5, -1, -1, 5, -1, -1, 2, -1, 3, -1, -1, -1, -1]
     assert task.train_split().rows.labels[0].tolist() == row
     for wrong, message in [
@@ -303,7 +303,7 @@ def test_real_conll(real_data, tmp_path):
     path = put(tmp_path / "part", *whole.split("\n")[:8000])
     task = open_task(tagging(train=path, dev=path), tokenizer, 128)
     kinds = ("LOC", "MISC", "ORG", "PER")
-    assert task.learned.labels == ("O", *(f"{p}-{kind}" for kind in kinds for p in "BI"))
+    assert task.spec.labels == ("O", *(f"{p}-{kind}" for kind in kinds for p in "BI"))
     [dev] = task.dev_splits()
     words = sum(len(each.tokens) for each in read_columns(path))
     assert sum((row >= 0).sum() for row in dev.rows.labels) == words > 7000

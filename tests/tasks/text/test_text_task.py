@@ -10,11 +10,12 @@ from task_examples import TOKENIZER, opened, pointing_at, put, put_json, read_js
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import METRICS, GlueConfig, TableConfig, TaskConfig
-from bert_jax.tasks.glue import TASKS, read_glue
+from bert_jax.tasks.glue import TASKS
 from bert_jax.tasks.opening import open_task, restore_task
-from bert_jax.tasks.task import Learned, Split
+from bert_jax.tasks.task import LabelSpec, Split
 from bert_jax.tasks.text import sources as text_sources
 from bert_jax.tasks.text.rows import pair_lengths
+from bert_jax.tasks.text.sources import read_glue
 from bert_jax.tasks.text.task import TextTask
 from bert_jax.tokenization.load import load_tokenizer
 
@@ -32,8 +33,8 @@ def test_rows_of_a_table(tmp_path):
     """The file alone is enough."""
     path = put(tmp_path / "a.csv", "text,label", "good,yes", "bad,no", "so so,no", "fine,yes")
     task = opened(table(train=path))
-    assert (task.objective, task.num_outputs, task.metric) == ("class", 2, "accuracy")
-    assert task.learned.labels == ("no", "yes")
+    assert (task.objective, task.num_outputs, task.metric) == ("single_label", 2, "accuracy")
+    assert task.spec.labels == ("no", "yes")
     train, [dev] = task.train_split(), task.dev_splits()
     assert (len(train.rows), len(dev.rows), train.name, dev.name) == (3, 1, "train", "dev")
     assert "1 of 4 rows are held out as dev" in train.warnings[0]
@@ -187,7 +188,7 @@ def test_several_labels_a_row(tmp_path):
     rows = [{"text": f"{n}", "label": each} for n, each in enumerate(held)]
     path = put_json(tmp_path / "a.jsonl", *rows)
     task = opened(table(train=path, dev=path, kind="classes"))
-    assert (task.objective, task.num_outputs, task.metric) == ("classes", 3, "f1")
+    assert (task.objective, task.num_outputs, task.metric) == ("multi_label", 3, "f1")
     [dev] = task.dev_splits()
     truth = [[1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 0, 1], [0, 1, 0]]
     assert dev.rows.labels.tolist() == truth
@@ -215,7 +216,7 @@ def test_the_best_constant_of_several_labels(metric):
     """Against all constants; the labels of a row hang together, so prefixes are not enough."""
     random = np.random.default_rng(0)
     config = table(kind="classes", metric=metric)
-    task = TextTask(config, Learned(("a", "b", "c", "d")), TOKENIZER)
+    task = TextTask(config, LabelSpec(("a", "b", "c", "d")), TOKENIZER)
     for number in range(40):
         kinds = random.random((3, 4)) < random.random()
         truth = kinds[random.integers(0, 3, 1 + number % 9)]
@@ -232,7 +233,7 @@ def test_the_best_constant_of_several_labels(metric):
 @pytest.mark.parametrize("metric", METRICS["class"])
 def test_the_best_constant_of_one_label(metric):
     random = np.random.default_rng(0)
-    task = TextTask(table(metric=metric), Learned(("a", "b")), TOKENIZER)
+    task = TextTask(table(metric=metric), LabelSpec(("a", "b")), TOKENIZER)
     for number in range(40):
         truth = random.integers(0, 2, 1 + number % 9)
         guesses = [np.full_like(truth, label) for label in (0, 1)]
@@ -267,7 +268,7 @@ def test_numbers_are_standardised(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", "a,1", "b,2", "c,6")
     dev_path = put(tmp_path / "dev.csv", "text,label", "a,-4", "b,9", "c,10")
     task = opened(table(train=path, dev=dev_path, kind="score"))
-    assert (task.objective, task.num_outputs, task.metric) == ("score", 1, "pearson")
+    assert (task.objective, task.num_outputs, task.metric) == ("regression", 1, "pearson")
     labels = task.train_split().rows.labels
     assert labels.dtype == np.float32
     assert [labels.mean(), labels.std()] == pytest.approx([0, 1], abs=1e-6)
@@ -374,7 +375,7 @@ def test_mnli(tmp_path, own):
     small_glue(tmp_path)
     home = tmp_path / "MNLI" if own else tmp_path
     task = opened(TaskConfig("glue", glue=GlueConfig("mnli", f"{home}")))
-    assert task.learned.labels == ("entailment", "neutral", "contradiction")
+    assert task.spec.labels == ("entailment", "neutral", "contradiction")
     assert [dev.name for dev in task.dev_splits()] == ["dev_matched", "dev_mismatched"]
     assert all(dev.rows.labels.tolist() == [0, 1, 2] for dev in task.dev_splits())
     assert task.dev_splits()[0].score(pointing_at([0, 1, 1], 3)) == {
@@ -445,7 +446,7 @@ def test_real_glue(real_data, tmp_path, name, labels, constant):
     tokenizer = load_tokenizer(real_data / "vocab" / "bert-base-uncased")
     config = TaskConfig("glue", glue=GlueConfig(name, f"{real_data / 'glue'}"))
     task = open_task(config, tokenizer, 512)
-    assert task.learned.labels == labels
+    assert task.spec.labels == labels
     [dev] = task.dev_splits()
     assert dev.constant_score == pytest.approx(constant, abs=1e-4)
     truth = dev.rows.labels
@@ -453,6 +454,6 @@ def test_real_glue(real_data, tmp_path, name, labels, constant):
     assert all(value == pytest.approx(1) for value in dev.score(perfect).values())
     assert max(task.train_split().rows.lengths) <= 128
     if name == "stsb":
-        assert task.learned.mean == pytest.approx(2.701, abs=1e-3)
+        assert task.spec.mean == pytest.approx(2.701, abs=1e-3)
         [_, path] = task.open_split("test").write_predictions(np.zeros((1379, 1)), tmp_path, {})
         assert path.read_text().splitlines()[1] == "0\t2.701"

@@ -1,5 +1,6 @@
 """Texts with labels from every kind of table, and what is said of bad ones."""
 
+import dataclasses
 import difflib
 import itertools
 import json
@@ -12,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError, nearest
+from bert_jax.tasks.config import TableConfig
 from bert_jax.tasks.examples import LabelSet, Origin
-from bert_jax.tasks.tables.delimited import TableFormat
-from bert_jax.tasks.tables.tables import TextColumns, read_texts
+from bert_jax.tasks.text.tables import read_texts
 
-COLUMNS = TextColumns("text", label="label")
+COLUMNS = TableConfig()
 HARD = 'He said "no", \u2028 then left.\x85'  # str.splitlines would make three lines of it
 
 
@@ -56,7 +57,7 @@ def test_tsv_has_no_quoting(tmp_path):
 
 def test_tsv_with_quoting(tmp_path):
     path = put(tmp_path / "a.tsv", 'text\tlabel\n"a ""b""\tc"\tno\nd\tyes\n')
-    data = read_texts(path, COLUMNS, TableFormat(quoting=True))
+    data = read_texts(path, TableConfig(quoting=True))
     assert told(data) == [('a "b"\tc', 0, 2), ("d", 1, 3)]
 
 
@@ -84,19 +85,19 @@ def test_parquet(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=700)
     data = read_texts(tmp_path / "a.parquet", COLUMNS)
     assert told(data) == [(f"t{i}", i % 2, i + 1) for i in range(number)]
-    assert read_texts(tmp_path / "a.parquet", TextColumns("text", label="gaps")).labels == LabelSet(
+    assert read_texts(tmp_path / "a.parquet", TableConfig(label="gaps")).labels == LabelSet(
         ("0", "1", "2")
     )
-    many = read_texts(tmp_path / "a.parquet", TextColumns("text", label="many", kind="classes"))
+    many = read_texts(tmp_path / "a.parquet", TableConfig(label="many", kind="classes"))
     assert many.examples[4].label == (1, 3)
     with pytest.raises(UserError, match=r"2 rows without a label .* \(rows 8, 1300\)"):
-        read_texts(tmp_path / "a.parquet", TextColumns("text", label="hole", kind="score"))
+        read_texts(tmp_path / "a.parquet", TableConfig(label="hole", kind="score"))
     with pytest.raises(
         UserError, match=r"no column 'txt'; there are 'text', .*Did you mean 'text'"
     ):
-        read_texts(tmp_path / "a.parquet", TextColumns("txt"))
+        read_texts(tmp_path / "a.parquet", TableConfig(text="txt"))
     with pytest.raises(UserError, match=r"row 1: column 'gaps' holds 0\.0, not text"):
-        read_texts(tmp_path / "a.parquet", TextColumns("gaps"))
+        read_texts(tmp_path / "a.parquet", TableConfig(text="gaps"))
     put(tmp_path / "b.parquet", (tmp_path / "a.parquet").read_bytes()[:-9])
     with pytest.raises(UserError, match="not a sound parquet file"):
         read_texts(tmp_path / "b.parquet", COLUMNS)
@@ -127,17 +128,17 @@ def test_texts_come_back_unchanged(home, rows):
     import csv
     import io
 
-    columns = TextColumns("a", "b", empty="keep")
+    columns = TableConfig(text="a", text_pair="b")
     put(home / "a.jsonl", "".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in rows))
-    found = read_texts(home / "a.jsonl", columns)
+    found = read_texts(home / "a.jsonl", columns, labelled=False)
     assert [(e.text, e.text_pair) for e in found.examples] == rows
     out = io.StringIO(newline="")
     csv.writer(out, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *rows])
-    found = read_texts(put(home / "a.csv", out.getvalue()), columns)
+    found = read_texts(put(home / "a.csv", out.getvalue()), columns, labelled=False)
     assert [(e.text, e.text_pair) for e in found.examples] == rows
     plain = [tuple("".join(c for c in t if c not in "\t\r\n") + "." for t in row) for row in rows]
     put(home / "a.tsv", "a\tb\n" + "".join(f"{a}\t{b}\n" for a, b in plain))
-    found = read_texts(home / "a.tsv", columns)
+    found = read_texts(home / "a.tsv", columns, labelled=False)
     assert [(e.text, e.text_pair) for e in found.examples] == plain
 
 
@@ -152,10 +153,10 @@ def test_texts_come_back_unchanged(home, rows):
 )
 def test_any_bytes_are_read_or_refused(home, data, kind, quoting):
     path = put(home / f"a.{kind}", data)
-    table = TableFormat() if kind == "jsonl" else TableFormat(header=False, quoting=quoting)
-    column = "a" if kind == "jsonl" else 1
+    column = "a" if kind == "jsonl" else "1"
+    fields = {} if kind == "jsonl" else {"header": False, "quoting": quoting}
     try:
-        found = read_texts(path, TextColumns(column, label=column), table)
+        found = read_texts(path, TableConfig(text=column, label=column, **fields))
     except UserError as error:
         told = str(error)
     else:
@@ -168,21 +169,19 @@ def test_any_bytes_are_read_or_refused(home, data, kind, quoting):
 
 def test_header_is_not_guessed(tmp_path):
     path = put(tmp_path / "a.tsv", "good film\tpos\nbad film\tneg\n")
-    numbers = TextColumns(1, label=2)
+    numbers = TableConfig(text="1", label="2")
     with pytest.raises(UserError, match=r"header=False.* It is: 'good film', 'pos'"):
         read_texts(path, numbers)
-    assert len(read_texts(path, numbers, TableFormat(header=False)).examples) == 2
-    given_as_text = TextColumns("1", label="2")
-    assert len(read_texts(path, given_as_text, TableFormat(header=False)).examples) == 2
+    assert len(read_texts(path, dataclasses.replace(numbers, header=False)).examples) == 2
     with pytest.raises(
         UserError, match=r"'text'. Line 1 was read as the header: 'good film', 'pos'"
     ):
         read_texts(path, COLUMNS)
     with pytest.raises(UserError, match=r"without a header .* 'text'. Line 1: 'good film', 'pos'"):
-        read_texts(path, COLUMNS, TableFormat(header=False))
-    for wrong in (0, 3):
+        read_texts(path, TableConfig(header=False))
+    for wrong in ("0", "3"):
         with pytest.raises(UserError, match=rf"no column {wrong}; .* from 1 to 2"):
-            read_texts(path, TextColumns(wrong), TableFormat(header=False))
+            read_texts(path, TableConfig(text=wrong, header=False), labelled=False)
 
 
 @pytest.mark.parametrize(
@@ -202,25 +201,24 @@ def test_missing_column(tmp_path, name, header, message):
 
 def test_a_name_that_is_a_number(tmp_path):
     path = put(tmp_path / "a.csv", "2,1\nx,y\n")
-    found = read_texts(path, TextColumns("1"), TableFormat(header=True))
+    found = read_texts(path, TableConfig(text="1", header=True), labelled=False)
     assert found.examples[0].text == "y"
-    assert read_texts(path, TextColumns(1), TableFormat(header=True)).examples[0].text == "x"
 
 
 def test_formats_by_name(tmp_path):
     path = put(tmp_path / "a.dat", "text,label\nx,1\ny,2\n")
     with pytest.raises(UserError, match=r"a\.dat: tables are read from \.csv, "):
         read_texts(path, COLUMNS)
-    assert len(read_texts(path, COLUMNS, TableFormat("csv")).examples) == 2
+    assert len(read_texts(path, TableConfig(format="csv")).examples) == 2
     with pytest.raises(UserError, match="only tfds:NAME:SPLIT is 'tfds'"):
-        read_texts(path, COLUMNS, TableFormat("tfds"))
+        read_texts(path, TableConfig(format="tfds"))
     with pytest.raises(UserError, match="delimiter is ';;'"):
-        read_texts(path, COLUMNS, TableFormat("csv", delimiter=";;"))
+        read_texts(path, TableConfig(format="csv", delimiter=";;"))
     lines = put(tmp_path / "a.jsonl", "{}")
     with pytest.raises(UserError, match="header is set, but jsonl has none"):
-        read_texts(lines, COLUMNS, TableFormat(header=True))
-    with pytest.raises(UserError, match="columns of jsonl have names; 1 is a number"):
-        read_texts(lines, TextColumns(1))
+        read_texts(lines, TableConfig(header=True))
+    with pytest.raises(UserError, match="no column '1'"):
+        read_texts(lines, TableConfig(text="1"))
 
 
 # Bad rows
@@ -236,7 +234,7 @@ def test_stray_quotes_in_quoted_files(tmp_path):
     # The next quote closes it: three rows would become one, with the right number of fields.
     path = put(tmp_path / "c.tsv", 'text\tlabel\n" one\t1\ntwo\t2\nthree "\t1\n')
     with pytest.raises(UserError, match=r"c\.tsv, line 2: a quoted field runs to line 4"):
-        read_texts(path, COLUMNS, TableFormat(quoting=True))
+        read_texts(path, TableConfig(quoting=True))
     assert len(read_texts(path, COLUMNS).examples) == 3
 
 
@@ -260,7 +258,7 @@ def test_ragged_rows_are_all_reported(tmp_path):
     assert "a.tsv, line 3: 1 field where the header has 2" in lines[1]
     assert len(lines) == 7
     assert lines[-1].strip() == "and 3 more"
-    data = read_texts(path, COLUMNS, TableFormat(ragged="skip"), LabelSet(("0", "1")))
+    data = read_texts(path, TableConfig(ragged="skip"), LabelSet(("0", "1")))
     assert len(data.examples) == 4
     assert data.warnings == (
         f"{path}: 8 rows with more or fewer fields than the first skipped "
@@ -305,27 +303,27 @@ def test_bad_tables(tmp_path, name, text, message):
 
 def test_empty_texts(tmp_path):
     path = put(tmp_path / "a.tsv", "text\tpair\tlabel\na\tb\t0\n \tb\t1\na\t\t1\n")
-    columns = {"text": "text", "text_pair": "pair", "label": "label"}
     with pytest.raises(UserError, match=r"(?s)2 rows are wrong:.*line 3: a text is empty.*line 4"):
-        read_texts(path, TextColumns(**columns))
-    kept = read_texts(path, TextColumns(**columns, empty="keep"))
+        read_texts(path, TableConfig(text_pair="pair", empty="fail"))
+    kept = read_texts(path, TableConfig(text_pair="pair"))
     assert [e.text for e in kept.examples] == ["a", " ", "a"]
     assert kept.warnings == (f"{path}: 2 rows with an empty text kept (lines 3, 4)",)
     labels = LabelSet(("0", "1"))
-    skipped = read_texts(path, TextColumns(**columns, empty="skip"), labels=labels)
+    skipped = read_texts(path, TableConfig(text_pair="pair", empty="skip"), labels=labels)
     assert [e.text for e in skipped.examples] == ["a"]
     assert "2 rows with an empty text skipped" in skipped.warnings[0]
 
 
 def test_ids(tmp_path):
     path = put(tmp_path / "a.csv", "n,text\nx7,a\nx9,b\n")
-    assert [e.id for e in read_texts(path, TextColumns("text", id="n")).examples] == ["x7", "x9"]
+    named = TableConfig(id="n")
+    assert [e.id for e in read_texts(path, named, labelled=False).examples] == ["x7", "x9"]
     path = put(tmp_path / "b.csv", "n,text\nx7,a\nx7,b\n")
     with pytest.raises(UserError, match=r"b\.csv, line 3: the id 'x7' is that of line 2"):
-        read_texts(path, TextColumns("text", id="n"))
+        read_texts(path, named, labelled=False)
     path = put(tmp_path / "c.jsonl", '{"n": 7, "text": "a"}\n{"n": null, "text": "b"}\n')
     with pytest.raises(UserError, match=r"c\.jsonl, line 2: column 'n' is empty"):
-        read_texts(path, TextColumns("text", id="n"))
+        read_texts(path, named, labelled=False)
 
 
 # Labels
@@ -391,26 +389,25 @@ def test_texts_as_labels_are_refused(tmp_path):
 
 def test_scores(tmp_path):
     path = put(tmp_path / "a.csv", "text,label\na,2.6\nb, 5\nc,0\n")
-    columns = TextColumns("text", label="label", kind="score", score_range=(0.0, 5.0))
-    data = read_texts(path, columns)
+    columns, limits = TableConfig(kind="score"), (0.0, 5.0)
+    data = read_texts(path, columns, score_range=limits)
     assert [e.label for e in data.examples] == [2.6, 5.0, 0.0]
     assert all(isinstance(e.label, float) for e in data.examples)
     assert data.labels is None
     for wrong in ("5.1", "-1", "nan", "inf"):
         with pytest.raises(UserError, match=f"line 2: .*'{wrong}', not a number between 0 and 5"):
-            read_texts(put(tmp_path / "b.csv", f"text,label\na,{wrong}\n"), columns)
+            path = put(tmp_path / "b.csv", f"text,label\na,{wrong}\n")
+            read_texts(path, columns, score_range=limits)
     for wrong in ("'3,5'", "x", "1_0", ""):
         with pytest.raises(UserError, match=r"line 2: .* not a number such as 3\.5"):
             read_texts(put(tmp_path / "b.csv", f'text,label\na,"{wrong}"\n'), columns)
     path = put(tmp_path / "b.csv", "text,label\na,-7\nb,inf\n")
     with pytest.raises(UserError, match=r"line 3: .*'inf', not a number that is finite"):
-        read_texts(path, TextColumns("text", label="label", kind="score"))
-    with pytest.raises(UserError, match="a score has no classes"):
-        read_texts(path, columns, labels=LabelSet(("a",)))
+        read_texts(path, TableConfig(kind="score"))
 
 
 def test_several_labels(tmp_path):
-    columns = TextColumns("text", label="label", kind="classes", separator=";")
+    columns = TableConfig(kind="classes", separator=";")
     data = read_texts(put(tmp_path / "a.csv", "text,label\na,x; y\nb,\nc,z;x\n"), columns)
     assert data.labels == LabelSet(("x", "y", "z"))
     assert [e.label for e in data.examples] == [(0, 1), (), (0, 2)]
@@ -427,7 +424,7 @@ def test_several_labels(tmp_path):
 
 
 def test_columns_of_zeros_and_ones(tmp_path):
-    columns = TextColumns("text", label_columns=("toxic", "rude"), kind="classes")
+    columns = TableConfig(label_columns=("toxic", "rude"), kind="classes")
     path = put(tmp_path / "a.csv", "text,toxic,rude\na,1,0\nb,0,0\nc,1,1\n")
     data = read_texts(path, columns)
     assert data.labels == LabelSet(("toxic", "rude"))
@@ -441,15 +438,6 @@ def test_columns_of_zeros_and_ones(tmp_path):
         read_texts(path, columns)
     lines = put(tmp_path / "a.jsonl", '{"text": "a", "toxic": true, "rude": 0.0}\n')
     assert read_texts(lines, columns).examples[0].label == (0,)
-
-
-def test_contradicting_columns():
-    with pytest.raises(UserError, match="both label and label_columns"):
-        TextColumns("a", label="b", label_columns=("c",))
-    with pytest.raises(UserError, match="kind='classes'"):
-        TextColumns("a", label_columns=("c",))
-    with pytest.raises(UserError, match="separator"):
-        TextColumns("a", label="b", kind="classes", separator=" ")
 
 
 # TensorFlow Datasets
@@ -498,13 +486,13 @@ def test_tfds(tfds):
     assert {(e.text, e.label) for e in data.examples} == {("good «film»", 1), ("bad", 0)}
     assert data.labels == LabelSet(("neg", "pos"))
     assert data.examples[1].origin == Origin(f"{name}:train", 2)
-    several = read_texts(f"{name}:train", TextColumns("text", label="all", kind="classes"))
+    several = read_texts(f"{name}:train", TableConfig(label="all", kind="classes"))
     assert {e.label for e in several.examples} == {(0, 1), ()}
-    scores = read_texts(f"{name}:train", TextColumns("text", label="score", kind="score"))
+    scores = read_texts(f"{name}:train", TableConfig(label="score", kind="score"))
     assert {e.label for e in scores.examples} == {0.5, 2.0}
     assert [e.label for e in read_texts(f"{name}:test", COLUMNS).examples] == [None, None]
     with pytest.raises(UserError, match=r"no column 'txt'; there are .*Did you mean 'text'"):
-        read_texts(f"{name}:train", TextColumns("txt"))
+        read_texts(f"{name}:train", TableConfig(text="txt"))
     with pytest.raises(UserError, match="Unknown split"):
         read_texts(f"{name}:tset", COLUMNS)
     with pytest.raises(UserError, match="write tfds:NAME:SPLIT"):

@@ -1,0 +1,259 @@
+"""Texts with labels from a table: one class, several classes or a score for each row."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.config import TableConfig
+from bert_jax.tasks.examples import LabelSet, Origin, TextExample
+from bert_jax.tasks.problems import MissingColumn, Problems, counted
+from bert_jax.tasks.tables.files import read_rows
+
+ScoreRange = tuple[float, float]
+_AS_BOOLEAN = {"0": False, "1": True, "False": False, "True": True}
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Content of a table."""
+
+    name: str
+    """Name of the file, or of the split."""
+    examples: tuple[TextExample, ...]
+    labels: LabelSet | None
+    """Names of the classes; None for scores and for texts without labels."""
+    warnings: tuple[str, ...] = ()
+    """Rows that were skipped, or kept although they look wrong, counted, with lines."""
+    submission: tuple[str, str] | None = None
+    """Task and split of GLUE for which the leaderboard takes predictions of these texts."""
+
+
+def read_texts(
+    source: str | PathLike[str],
+    table: TableConfig,
+    labels: LabelSet | None = None,
+    *,
+    labelled: bool = True,
+    score_range: ScoreRange | None = None,
+) -> TextData:
+    """Read texts and their labels.
+
+    Args:
+        source: a CSV, TSV, JSON lines or parquet file, or `tfds:NAME:SPLIT`.
+        table: columns of the texts and labels, and how the file is written.
+        labels: the classes, for example those of the training file; None takes those that the file
+            has, in the order of numbers where all are whole numbers, else as text sorts.
+        labelled: False leaves the labels out.
+        score_range: lowest and highest score that is right; None lets any finite number pass.
+
+    Raises:
+        UserError: the file or a column cannot be read, or rows are wrong: the first five are named
+            with their lines, the rest are counted.
+    """
+    name = fspath(source)
+    problems = Problems(name)
+    present = [column for column in (table.text, table.text_pair, table.id) if column]
+    if labelled:
+        present += table.label_columns or (table.label,)
+    if table.label_columns:
+        labels = _columns_as_labels(table.label_columns, labels)
+    read: list[tuple[Origin, str, str | None, str | None, Any]] = []
+    ragged: list[int] = []
+    empty: list[int] = []
+    seen: dict[str, int] = {}
+    for row in read_rows(name, present, table.file_format):
+        origin = row.origin
+        if row.missing:
+            ragged.append(origin.line)
+            continue
+        try:
+            if row.problem:
+                raise UserError(row.problem)
+            values = iter(row.values)
+            text = _text(origin, table.text, next(values))
+            pair = _text(origin, table.text_pair, next(values)) if table.text_pair else None
+            key = f"{next(values)}" if table.id else None
+            if key in ("", "None"):
+                raise UserError(f"{origin}: column {table.id!r} is empty; an id is needed")
+            if not text.strip() or (pair is not None and not pair.strip()):
+                if table.empty == "fail":
+                    raise UserError(
+                        f"{origin}: a text is empty; fix it, or say empty='skip' or 'keep'"
+                    )
+                empty.append(origin.line)
+                if table.empty == "skip":
+                    continue
+            if key is not None and seen.setdefault(key, origin.line) != origin.line:
+                first = f"{origin.unit} {seen[key]}"
+                raise UserError(f"{origin}: the id {key[:80]!r} is that of {first}, too")
+            label = _label(origin, table, values, score_range) if labelled else None
+        except UserError as error:
+            problems.add(error)
+        else:
+            read.append((origin, text, pair, key, label))
+    found = [(origin, label) for origin, *_, label in read]
+    if table.kind != "score" and labelled:
+        found, labels = _numbered(name, table, found, labels, problems)
+    lacks = [origin.line for origin, label in found if label is None]
+    if not problems.count and 0 < len(lacks) < len(found):
+        problems.add(counted(name, "rows without a label among others that have one", lacks))
+    problems.check()
+    if not read:
+        raise UserError(f"{name} has no examples")
+    examples = tuple(
+        TextExample(f"{number}" if key is None else key, text, pair, label, origin)
+        for number, ((origin, text, pair, key, _), (_, label)) in enumerate(
+            zip(read, found, strict=True)
+        )
+    )
+    notes = {
+        "rows with more or fewer fields than the first skipped": ragged,
+        f"rows with an empty text {'skipped' if table.empty == 'skip' else 'kept'}": empty,
+    }
+    warnings = tuple(counted(name, what, lines) for what, lines in notes.items() if lines)
+    short = name if name.startswith("tfds:") else Path(name).name
+    return TextData(short, examples, labels, warnings)
+
+
+def read_other_texts(
+    source: str,
+    table: TableConfig,
+    labels: LabelSet | None,
+    *,
+    labelled: bool,
+    score_range: ScoreRange | None = None,
+) -> TextData:
+    """Read a table that may lack the column of the label; a warning then says so."""
+    try:
+        return read_texts(source, table, labels, labelled=labelled, score_range=score_range)
+    except MissingColumn as error:
+        if error.column not in (table.label_columns or (table.label,)):
+            raise
+        data = read_texts(source, table, labels, labelled=False)
+        note = f"{source}: there is no column {error.column!r}, so its rows have no labels"
+        return replace(data, warnings=(*data.warnings, note))
+
+
+def _text(origin: Origin, column: str, value: Any) -> str:
+    if not isinstance(value, str):
+        what = "nothing" if value is None else f"{value!r:.60}"
+        raise UserError(f"{origin}: column {column!r} holds {what}, not text")
+    if "\0" in value:
+        raise UserError(f"{origin}: column {column!r} holds a NUL; this is no text")
+    return value
+
+
+def _label(
+    origin: Origin, table: TableConfig, values: Iterator[Any], score_range: ScoreRange | None
+) -> float | str | tuple[str, ...] | None:
+    """Return a score, the name of a class, or the names of several; None where there is none."""
+    if table.label_columns:
+        held = zip(table.label_columns, values, strict=True)
+        return tuple(column for column, value in held if _flag(origin, column, value))
+    value = next(values)
+    if value is None:
+        return None
+    if table.kind == "score":
+        return _score(origin, table.label, value, score_range)
+    if table.kind == "class":
+        return _class_name(origin, table.label, value)
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(table.separator)] if value.strip() else []
+    parts = value if isinstance(value, list) else [value]
+    names = tuple(_class_name(origin, table.label, part) for part in parts if part is not None)
+    if len(set(names)) != len(parts):
+        raise UserError(f"{origin}: the labels {value!r:.60} hold one twice, or none in between")
+    return names
+
+
+def _class_name(origin: Origin, column: str, value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a parquet column of whole numbers with gaps comes as floats
+    if isinstance(value, int):
+        return f"{value}"
+    if not isinstance(value, str):
+        hint = ". Numbers to predict are kind='score'" if isinstance(value, float) else ""
+        hint = ". Several labels a row are kind='classes'" if isinstance(value, list) else hint
+        raise UserError(f"{origin}: column {column!r} holds {value!r:.60}, not a label{hint}")
+    if not value.strip():
+        raise UserError(f"{origin}: column {column!r} is empty; a label is needed")
+    if value != value.strip():
+        raise UserError(f"{origin}: the label {value[:80]!r} has blanks around it; take them out")
+    return value
+
+
+def _score(origin: Origin, column: str, value: Any, score_range: ScoreRange | None) -> float:
+    wrong = f"{origin}: column {column!r} holds {value!r:.60}, not a number"
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or "_" in str(value):
+            raise ValueError
+        score = float(value)
+    except (ValueError, OverflowError):
+        raise UserError(f"{wrong} such as 3.5") from None
+    low, high = score_range or (-math.inf, math.inf)
+    if not math.isfinite(score) or not low <= score <= high:
+        right = f"between {low:g} and {high:g}" if score_range else "that is finite"
+        raise UserError(f"{wrong} {right}")
+    return score
+
+
+def _flag(origin: Origin, column: str, value: Any) -> bool:
+    flag = _AS_BOOLEAN.get(str(int(value)) if value in (0.0, 1.0) else str(value))
+    if flag is None:
+        raise UserError(f"{origin}: column {column!r} holds {value!r:.60}; it must be 0 or 1")
+    return flag
+
+
+def _columns_as_labels(columns: tuple[str, ...], labels: LabelSet | None) -> LabelSet:
+    own = LabelSet(columns)
+    if labels is not None and set(labels.names) != set(own.names):
+        raise UserError(
+            f"the label columns are {', '.join(own.names)}, the labels {', '.join(labels.names)}; "
+            "they must be the same"
+        )
+    return labels or own
+
+
+def _numbered(
+    name: str,
+    table: TableConfig,
+    found: list[tuple[Origin, Any]],
+    labels: LabelSet | None,
+    problems: Problems,
+) -> tuple[list[tuple[Origin, Any]], LabelSet | None]:
+    """Return the numbers of the labels, None where a label is wrong, and all names."""
+    if labels is None:
+        problems.check()  # labels of rows that are wrong would be missing
+        met: set[str] = set()
+        for _, value in found:
+            met.update([value] if isinstance(value, str) else value or ())
+        if not met:
+            return [(origin, None) for origin, _ in found], None
+        labels = LabelSet.of(met)
+        if len(labels) == 1 and table.kind == "class":
+            raise UserError(
+                f"{name}: column {table.label!r} has only the label {labels.names[0]!r}; give the "
+                "labels if there are more, or name another column"
+            )
+        if len(labels) > max(20, len(found) // 2):
+            raise UserError(
+                f"{name}: column {table.label!r} has {len(labels):,} different labels in "
+                f"{len(found):,} rows, {labels.names[0][:40]!r} among them. Is it the label? "
+                "Numbers to predict are kind='score'; else give the labels"
+            )
+    numbered: list[tuple[Origin, Any]] = []
+    for origin, value in found:
+        number = None
+        try:
+            if isinstance(value, tuple):
+                number = tuple(sorted({labels.id(part, origin) for part in value}))
+            elif value is not None:
+                number = labels.id(value, origin)
+        except UserError as error:
+            problems.add(error)
+        numbered.append((origin, number))
+    return numbered, labels
