@@ -247,7 +247,7 @@ def _numbered(
             )
     numbered: list[tuple[Origin, Any]] = []
     for origin, value in found:
-        number = None
+        number: Any = None
         try:
             if isinstance(value, tuple):
                 number = tuple(sorted({labels.id(part, origin) for part in value}))

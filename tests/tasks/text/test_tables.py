@@ -395,8 +395,8 @@ def test_scores(tmp_path):
     assert all(isinstance(e.label, float) for e in data.examples)
     assert data.labels is None
     for wrong in ("5.1", "-1", "nan", "inf"):
+        path = put(tmp_path / "b.csv", f"text,label\na,{wrong}\n")
         with pytest.raises(UserError, match=f"line 2: .*'{wrong}', not a number between 0 and 5"):
-            path = put(tmp_path / "b.csv", f"text,label\na,{wrong}\n")
             read_texts(path, columns, score_range=limits)
     for wrong in ("'3,5'", "x", "1_0", ""):
         with pytest.raises(UserError, match=r"line 2: .* not a number such as 3\.5"):
