@@ -1,6 +1,5 @@
 """The scores of a set of runs as a picture: a point a run, a box a group."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,20 +18,17 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     to the axis where they count. The whiskers reach the lowest and the highest run.
 
     Args:
-        summary: Summary of the runs.
-        title: Above the picture.
-        percent: The scores are percent already; else they are shown times 100.
-
-    Returns:
-        A matplotlib `Figure`.
+        summary: statistics of the runs.
+        title: above the picture.
+        percent: the scores are percent already; else they are drawn times 100.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure  # not pyplot: no global state, no window system
 
     scale = 1.0 if percent else 100.0
     inits, rates = summary.inits, summary.learning_rates
-    width = min(14.0, max(4.2, 2.2 + 0.75 * len(inits) * len(rates)))
-    figure = Figure(figsize=(width, 4.4), dpi=130, layout="constrained")
+    inches = min(14.0, max(4.2, 2.2 + 0.75 * len(inits) * len(rates)))
+    figure = Figure(figsize=(inches, 4.4), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
     if summary.constant_score is not None:
@@ -45,12 +41,13 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
         )  # fmt: skip
     _limits(axis, summary, scale)
     step = 0.8 / max(len(inits), 1)
-    # A seed stands at the same place in every box, and equal scores do not hide each other.
+    # A seed has the same offset in every box, and equal scores do not hide each other.
     seeds = sorted({outcome.member.seed for outcome in summary.outcomes})
-    aside = {seed: (n + 0.5) / len(seeds) - 0.5 for n, seed in enumerate(seeds)}
+    offsets = {seed: (n + 0.5) / len(seeds) - 0.5 for n, seed in enumerate(seeds)}
     for i, init in enumerate(inits):
         colour = _COLOURS[i % len(_COLOURS)]
-        axis.plot([], [], "o", color=colour, markersize=5, label=_short(init))
+        name = init if len(init) <= _LONGEST_NAME else f"…{init[1 - _LONGEST_NAME :]}"
+        axis.plot([], [], "o", color=colour, markersize=5, label=name)
         for r, rate in enumerate(rates):
             runs = [
                 outcome
@@ -60,7 +57,8 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
             at, width = r + (i - (len(inits) - 1) / 2) * step, 0.62 * step
             if len(runs) > 1:
                 _box(axis, at, width, runs, scale, colour)
-            _points(axis, at, width, runs, aside, scale, colour)
+            for run in runs:
+                _point(axis, at + 0.8 * width * offsets[run.member.seed], run, scale, colour)
     if any(outcome.failed for outcome in summary.outcomes):
         lost = any(group.lost for group in summary.groups)
         label = "failed: the last evaluation"
@@ -71,9 +69,8 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     axis.set_xticks(range(len(rates)), [rate_name(rate) for rate in rates])
     axis.set_xlim(-0.5, max(len(rates), 1) - 0.5)
     axis.set_xlabel("learning rate")
-    which = "best evaluation"
-    if summary.evaluations > 1:
-        which = f"best of {summary.evaluations} evaluations"
+    several = summary.evaluations > 1
+    which = f"best of {summary.evaluations} evaluations" if several else "best evaluation"
     axis.set_ylabel(f"{summary.metric}{'' if percent else ' x 100'}, {which}")
     axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
     axis.set_axisbelow(True)
@@ -102,33 +99,21 @@ def _box(
     )  # fmt: skip
 
 
-def _points(
-    axis: Any,
-    at: float,
-    width: float,
-    runs: list[Outcome],
-    aside: Mapping[int, float],
-    scale: float,
-    colour: str,
-) -> None:
-    for run in runs:
-        x = at + 0.8 * width * aside[run.member.seed]
-        if run.best is None or not np.isfinite(run.best):
-            axis.plot(
-                [x], [0.015], "x", color=_FAILED, markersize=6, zorder=4,
-                transform=axis.get_xaxis_transform(),
-            )  # fmt: skip
-        elif run.failed:
-            axis.plot([x], [run.best * scale], "x", color=_FAILED, markersize=6, zorder=4)
-        else:
-            axis.plot(
-                [x], [run.best * scale], "o", color=colour, markersize=5, alpha=0.85,
-                markeredgecolor="white", markeredgewidth=0.5, zorder=3,
-            )  # fmt: skip
+def _point(axis: Any, x: float, run: Outcome, scale: float, colour: str) -> None:
+    cross = {"color": _FAILED, "markersize": 6, "zorder": 4}
+    if run.best is None or not np.isfinite(run.best):
+        axis.plot([x], [0.015], "x", transform=axis.get_xaxis_transform(), **cross)
+    elif run.failed:
+        axis.plot([x], [run.best * scale], "x", **cross)
+    else:
+        axis.plot(
+            [x], [run.best * scale], "o", color=colour, markersize=5, alpha=0.85,
+            markeredgecolor="white", markeredgewidth=0.5, zorder=3,
+        )  # fmt: skip
 
 
 def _limits(axis: Any, summary: Summary, scale: float) -> None:
-    """Room for all points and the line; at least four points of a hundred."""
+    """Make room for all points and the line; at least four points of a hundred."""
     values = [run.best for run in summary.outcomes if run.best is not None]
     values = [value for value in values if np.isfinite(value)]
     if summary.constant_score is not None:
@@ -139,7 +124,3 @@ def _limits(axis: Any, summary: Summary, scale: float) -> None:
     low, high = min(values) * scale, max(values) * scale
     margin = max(0.08 * (high - low), (4.0 - (high - low)) / 2)
     axis.set_ylim(low - margin, high + margin)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"

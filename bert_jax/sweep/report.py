@@ -10,19 +10,20 @@ from bert_jax.files.staging import replace_file, staged_file
 from bert_jax.sweep.plot import statistics_figure
 from bert_jax.sweep.statistics import LEVEL, Comparison, Group, Summary, rate_name
 
-_SHOWN = 10  # failed runs by name
+_MAX_FAILED = 10
+"""Number of failed runs that are listed."""
 _HUNDREDTHS = {
     "accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision", "recall",
 }  # fmt: skip
-"""Scores that are shown times 100, where they are not percent already."""
+"""Scores that are printed times 100, where they are not percent already."""
 
 
 def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
-    """For people, in a fixed-width font.
+    """Describe the runs for people, in a fixed-width font.
 
     Args:
-        summary: of the runs.
-        percent: the scores are percent already, as SQuAD's; else they are shown times 100.
+        summary: statistics of the runs.
+        percent: the scores are percent already, as SQuAD's; else they are printed times 100.
     """
     scale = 1.0 if percent else 100.0
     head = f"{summary.metric}{'' if percent else ' x 100'}: best evaluation of each run"
@@ -47,7 +48,7 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
-    """All of it, as `json` writes it: numbers that are not finite become null."""
+    """Return the fields as JSON: numbers that are not finite become null."""
     found: dict[str, Any] = _finite(asdict(summary))
     return found
 
@@ -55,16 +56,13 @@ def summary_json(summary: Summary) -> dict[str, Any]:
 def write_summary(
     summary: Summary, directory: Path, *, title: str = "", percent: bool = False
 ) -> list[Path]:
-    """Write statistics.txt, statistics.png and, last, statistics.json: each in one rename.
+    """Write statistics.txt, .png and, last, .json, each in one rename, and return the files.
 
     Args:
-        summary: of the runs.
-        directory: of the files; there must be one.
+        summary: statistics of the runs.
+        directory: an existing directory.
         title: above the picture.
         percent: as in `summary_lines`.
-
-    Returns:
-        The files.
     """
     text = "\n".join(summary_lines(summary, percent=percent)) + "\n"
     values = json.dumps(summary_json(summary), indent=1, allow_nan=False) + "\n"
@@ -103,27 +101,23 @@ def _group_table(summary: Summary, scale: float) -> list[str]:
 
 
 def _others(summary: Summary, group: Group, percent: bool) -> str:
-    shown = []
+    found = []
     for name, value in group.medians.items():
         if name == summary.metric:
             continue
         hundred = not percent and name.rsplit("/", 1)[-1] in _HUNDREDTHS
-        shown.append(f"{name} {value * 100:.1f}" if hundred else f"{name} {value:.4g}")
+        found.append(f"{name} {value * 100:.1f}" if hundred else f"{name} {value:.4g}")
     where = f"{group.init}, {rate_name(group.learning_rate)}"
-    return f"  {where}: {', '.join(shown)}" if shown else ""
+    return f"  {where}: {', '.join(found)}" if found else ""
 
 
 def _comparison_lines(summary: Summary, scale: float) -> list[str]:
-    lines: list[str] = []
-    pairs = dict.fromkeys((c.first, c.second) for c in summary.comparisons)
-    for first, second in pairs:
-        head = [f"{first} less {second}", "mean", f"{LEVEL:.0%} by t", "by bootstrap", "better in"]
-        rows = [
-            _comparison_row(c, scale)
-            for c in summary.comparisons
-            if (c.first, c.second) == (first, second)
-        ]
-        lines += ["", *_aligned([head, *rows])]
+    tables: dict[str, list[list[str]]] = {}
+    for each in summary.comparisons:
+        head = f"{each.first} less {each.second}"
+        columns = [head, "mean", f"{LEVEL:.0%} by t", "by bootstrap", "better in"]
+        tables.setdefault(head, [columns]).append(_comparison_row(each, scale))
+    lines = [line for table in tables.values() for line in ("", *_aligned(table))]
     if any(c.seeds == 1 for c in summary.comparisons):
         lines.append("one seed in common: no interval")
     return lines
@@ -151,25 +145,19 @@ def _failed_lines(summary: Summary) -> list[str]:
     if not failed:
         return []
     lines = ["", f"failed: {len(failed)} of {len(summary.outcomes)} runs"]
-    for outcome in failed[:_SHOWN]:
-        member = outcome.member
-        where = f"{member.init}, {rate_name(member.learning_rate)}, seed {member.seed}"
+    for outcome in failed[:_MAX_FAILED]:
+        trial = outcome.member
+        where = f"{trial.init}, {rate_name(trial.learning_rate)}, seed {trial.seed}"
         lines.append(f"  {where}: {outcome.failed}")
-    if len(failed) > _SHOWN:
-        lines.append(f"  and {len(failed) - _SHOWN} more")
+    if len(failed) > _MAX_FAILED:
+        lines.append(f"  and {len(failed) - _MAX_FAILED} more")
     return lines
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
-    """Columns: the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            text.ljust(width) if i == 0 else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    """Align the first column to the left, the others to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows]
 
 
 def _finite(value: Any) -> Any:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
-from typing import Any, cast
+from typing import Any, TypeGuard
 
 import numpy as np
 from jaxtyping import Float
@@ -36,28 +36,22 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
-
-    Attributes:
-        member: which run.
-        scores: of each evaluation, by name, with `step` and `epoch`.
-        best: best score in the metric that chooses, of all evaluations; None where no evaluation
-            gave a finite one.
-        best_step: step of that evaluation.
-        failed: why it counts as failed; empty where it does not.
-        seconds: its share of the time.
-        best_epoch: epoch of the best evaluation.
-        last: score of the last evaluation, at the end of training; None where it is not finite.
-    """
+    """How a trial ended."""
 
     member: Trial
+    """The trial, under the name that saved statistics have for it."""
     scores: Sequence[Mapping[str, Any]]
+    """Scores of each evaluation by name, with `step` and `epoch`."""
     best: float | None
+    """Best score of all evaluations in the metric that chooses; None where none was finite."""
     best_step: int
     failed: str
+    """Why the trial counts as failed; empty where it does not."""
     seconds: float
+    """Share of the time."""
     best_epoch: float | None = None
     last: float | None = None
+    """Score of the last evaluation, at the end of training; None where it is not finite."""
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Outcome":
@@ -67,52 +61,44 @@ class Outcome:
     @property
     def best_scores(self) -> dict[str, float]:
         """All finite scores of the best evaluation."""
-        for row in self.scores:
-            if row.get("step") == self.best_step:
-                return {
-                    name: float(value)
-                    for name, value in row.items()
-                    if name not in ("step", "epoch") and _is_finite(value)
-                }
-        return {}
+        row = next((row for row in self.scores if row.get("step") == self.best_step), {})
+        return {
+            name: float(value)
+            for name, value in row.items()
+            if name not in ("step", "epoch") and _is_finite(value)
+        }
 
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one initialisation, with one learning rate or with all.
-
-    Attributes:
-        init: name.
-        learning_rate: None: all of them.
-        runs: number.
-        failed: number of failed runs; included in the statistics.
-        lost: number of runs without a finite score, which count as the worst.
-        median: median of the runs' best scores. Quartiles are interpolated (linear). None without
-            runs, and where the value is that of a lost run.
-        best: highest score.
-        mean: mean of the runs' best scores; None where a run is lost.
-        std: deviation, by n - 1, of two or more runs; None where a run is lost.
-        last: median score of the last evaluations, at the end of training.
-        best_epoch: median epoch of the best evaluations.
-        medians: of every score at the runs' best evaluations, by name.
-        seconds: all runs together.
-    """
+    """The runs of one initialisation, with one learning rate or with all."""
 
     init: str
     learning_rate: float | None
+    """Learning rate; None: all of them."""
     runs: int
     failed: int
+    """Number of failed runs; included in the statistics."""
     lost: int
+    """Number of runs without a finite score, which count as the lowest."""
     median: float | None
+    """Median of the runs' best scores. Quartiles are interpolated (linear). None without runs, and
+    where the value is that of a lost run."""
     low_quartile: float | None
     high_quartile: float | None
     best: float | None
     mean: float | None
+    """Mean of the runs' best scores; None where a run is lost."""
     std: float | None
+    """Deviation, by n - 1, of two or more runs; None where a run is lost."""
     last: float | None
+    """Median score of the last evaluations, at the end of training."""
     best_epoch: float | None
+    """Median epoch of the best evaluations."""
     medians: dict[str, float]
+    """Median of every score at the runs' best evaluations, by name."""
     seconds: float
+    """Time of all runs together."""
 
 
 @dataclass(frozen=True)
@@ -121,73 +107,63 @@ class Comparison:
 
     A lost run enters with the lowest score of the sweep, or the constant prediction's if that is
     lower. Runs with one seed share the order of examples and the first weights of the head, so the
-    seeds are what was sampled: the differences of a seed are meant first, and the intervals are of
-    the mean over seeds.
-
-    Attributes:
-        first: an initialisation.
-        second: another.
-        learning_rates: of the first and the second, where only one each was compared; None: all.
-        chosen: the learning rates were chosen by their medians, on the same scores.
-        pairs: how many.
-        seeds: in how many seeds.
-        mean: None without pairs, and where all runs are lost.
-        student: interval by Student's t; None for fewer than two seeds, and without a mean.
-        bootstrap: percentile interval, over all samples of the seeds where they are few, else
-            over 10,000; None where `student` is.
-        wins: pairs in which the first is better.
-        ties: pairs that are equal.
-        unpaired: runs left out, for want of a partner.
+    seeds are what was sampled: the differences of a seed are averaged first, and the intervals are
+    of the mean over seeds.
     """
 
     first: str
     second: str
     learning_rates: tuple[float, float] | None
+    """Rates of the first and the second, where only one each was compared; None: all."""
     chosen: bool
+    """Whether the learning rates were chosen by their medians, on the same scores."""
     pairs: int
     seeds: int
     mean: float | None
+    """Mean difference; None without pairs, and where all runs are lost."""
     student: tuple[float, float] | None
+    """Interval by Student's t; None for fewer than two seeds, and without a mean."""
     bootstrap: tuple[float, float] | None
+    """Percentile interval, over all samples of the seeds where they are few, else over 10,000; None
+    where `student` is."""
     wins: int
+    """Pairs in which the first is better."""
     ties: int
+    """Pairs that are equal."""
     unpaired: int
+    """Runs left out, for want of a partner."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of all runs of a sweep; scores are those of the best evaluations.
-
-    Attributes:
-        metric: name of the score that chooses.
-        constant_score: what the best constant prediction gets, if it is known.
-        goal: score above which the last evaluation of a run must be, else the run has failed.
-        evaluations: number of evaluations of each run, from which the best is taken.
-        outcomes: all runs.
-        groups: for each initialisation one a learning rate, then, where there are several, all.
-        best_learning_rates: of each initialisation, by the median; the lowest of equal ones.
-            Without those of which most runs are lost.
-        comparisons: of each two initialisations: at each learning rate; where there are several,
-            over all, and each at its best.
-    """
+    """Statistics of all runs of a sweep; scores are those of the best evaluations."""
 
     metric: str
+    """Score that chooses."""
     constant_score: float | None
+    """Score of the best constant prediction, if it is known."""
     goal: float | None
+    """Score above which the last evaluation of a run must be, else the run has failed."""
     evaluations: int
+    """Number of evaluations of each run, from which the best is taken."""
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
+    """Groups of each initialisation: one a learning rate, then, where there are several, all."""
     best_learning_rates: dict[str, float]
+    """Best rate of each initialisation, by the median; the lowest of equal ones. Without those of
+    which most runs are lost."""
     comparisons: tuple[Comparison, ...]
+    """Comparisons of each two initialisations: at each learning rate; where there are several, over
+    all, and each at its best."""
 
     @property
     def inits(self) -> tuple[str, ...]:
-        """Names, in the order in which they appear."""
+        """Names of the initialisations, in the order in which they appear."""
         return tuple(dict.fromkeys(outcome.member.init for outcome in self.outcomes))
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Ascending."""
+        """Learning rates, ascending."""
         return tuple(sorted({outcome.member.learning_rate for outcome in self.outcomes}))
 
 
@@ -197,14 +173,7 @@ def summarise(
     constant_score: float | None = None,
     goal: float | None = None,
 ) -> Summary:
-    """Statistics and comparisons of the runs of a sweep.
-
-    Args:
-        outcomes: one a run.
-        metric: name of the score that `best` is.
-        constant_score: of the best constant prediction.
-        goal: from `progress.goal_score`.
-    """
+    """Compute the statistics and comparisons of the runs of a sweep; see `Summary`."""
     members = [outcome.member for outcome in outcomes]
     if len(set(members)) < len(members):
         raise ValueError("two outcomes of one trial")
@@ -221,13 +190,15 @@ def summarise(
             best = max(scored, key=lambda g: (g.median, -g.lost, -(g.learning_rate or 0)))
             best_rates[init] = best.learning_rate or 0.0
         groups += each if len(rates) == 1 else [*each, _group(init, None, own)]
-    known = [o.best for o in outcomes if o.best is not None and math.isfinite(o.best)]
-    if known and _is_finite(constant_score):
-        known.append(cast(float, constant_score))
-    worst = min(known, default=None)
-    comparisons = []
-    for first, second in combinations(dict.fromkeys(member.init for member in members), 2):
-        comparisons += _comparisons(outcomes, first, second, best_rates, worst)
+    known = [score for score in (*(o.best for o in outcomes), constant_score) if _is_finite(score)]
+    inits = dict.fromkeys(member.init for member in members)
+    comparisons = [
+        comparison
+        for first, second in combinations(inits, 2)
+        for comparison in _comparisons(
+            outcomes, first, second, best_rates, lost_score=min(known, default=0.0)
+        )
+    ]
     return Summary(
         metric, constant_score, goal, max((len(o.scores) for o in outcomes), default=0),
         tuple(outcomes), tuple(groups), best_rates, tuple(comparisons),
@@ -263,16 +234,19 @@ def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) 
 
 
 def quantile(scores: Sequence[float | None], share: float) -> float | None:
-    """Quantile, interpolated; a score that is not finite is below all others.
+    """Return the interpolated quantile; a score that is not finite is below all others.
 
-    Returns:
-        None without scores, and where the quantile reaches down to a score that is not finite.
+    None without scores, and where the quantile reaches down to a score that is not finite.
     """
-    known = [score for score in scores if score is not None and math.isfinite(score)]
+    known = [score for score in scores if _is_finite(score)]
     lost = len(scores) - len(known)
     if not known or share * (len(scores) - 1) < lost:
         return None
     return float(np.quantile([min(known)] * lost + known, share))
+
+
+_Scores = Mapping[tuple[float, int], float | None]
+"""Best scores by learning rate and seed; None where a run is lost."""
 
 
 def _comparisons(
@@ -280,46 +254,49 @@ def _comparisons(
     first: str,
     second: str,
     best_rates: Mapping[str, float],
-    worst: float | None,
+    lost_score: float,
 ) -> list[Comparison]:
-    scores: dict[str, dict[tuple[float, int], float | None]] = {first: {}, second: {}}
-    for outcome in outcomes:
-        member = outcome.member
-        if member.init in scores:
-            best = outcome.best if _is_finite(outcome.best) else None
-            scores[member.init][member.learning_rate, member.seed] = best
-
-    def compare(rates: tuple[float, float] | None, *, chosen: bool = False) -> Comparison:
-        ours, theirs = (
-            {key if rates is None else (0.0, key[1]): score
-             for key, score in scores[init].items() if rates is None or key[0] == rate}
-            for init, rate in zip((first, second), rates or (0.0, 0.0), strict=True)
-        )  # fmt: skip
-        return _compare(first, second, ours, theirs, rates, chosen, worst)
-
-    shared = sorted({rate for rate, _ in scores[first]} & {rate for rate, _ in scores[second]})
-    found = [compare((rate, rate)) for rate in shared]
-    if len({rate for init in scores.values() for rate, _ in init}) > 1:
-        if shared:
-            found.append(compare(None))
-        if first in best_rates and second in best_rates:
-            found.append(compare((best_rates[first], best_rates[second]), chosen=True))
+    ours, theirs = (
+        {
+            (o.member.learning_rate, o.member.seed): o.best if _is_finite(o.best) else None
+            for o in outcomes
+            if o.member.init == init
+        }
+        for init in (first, second)
+    )
+    our_rates, their_rates = ({rate for rate, _ in scores} for scores in (ours, theirs))
+    wanted: list[tuple[float, float] | None] = [
+        (rate, rate) for rate in sorted(our_rates & their_rates)
+    ]
+    several = len(our_rates | their_rates) > 1
+    if several and wanted:
+        wanted.append(None)
+    found = [_compare(first, second, ours, theirs, rates, lost_score) for rates in wanted]
+    if several and first in best_rates and second in best_rates:
+        best = best_rates[first], best_rates[second]
+        found.append(_compare(first, second, ours, theirs, best, lost_score, chosen=True))
     return found
 
 
 def _compare(
     first: str,
     second: str,
-    ours: Mapping[tuple[float, int], float | None],
-    theirs: Mapping[tuple[float, int], float | None],
+    ours: _Scores,
+    theirs: _Scores,
     rates: tuple[float, float] | None,
-    chosen: bool,
-    worst: float | None,
+    lost_score: float,
+    *,
+    chosen: bool = False,
 ) -> Comparison:
+    if rates is not None:
+        ours, theirs = (
+            {(0.0, seed): score for (rate, seed), score in scores.items() if rate == wanted}
+            for scores, wanted in zip((ours, theirs), rates, strict=True)
+        )
     pairs = {key: (ours[key], theirs[key]) for key in ours if key in theirs}
     by_seed: dict[int, list[float]] = {}
     for (_, seed), scores in pairs.items():
-        one, other = ((worst or 0.0) if score is None else score for score in scores)
+        one, other = (lost_score if score is None else score for score in scores)
         by_seed.setdefault(seed, []).append(one - other)
     differences = np.array([value for values in by_seed.values() for value in values], np.float64)
     means = np.array([np.mean(by_seed[seed]) for seed in sorted(by_seed)], np.float64)
@@ -343,24 +320,25 @@ def _compare(
 
 
 def rate_name(learning_rate: float | None) -> str:
-    """Short, as 2e-5; None is all of them."""
+    """Return a rate as 2e-5; None is all of them."""
     if learning_rate is None:
         return "all"
     return np.format_float_scientific(learning_rate, trim="-", exp_digits=1)
 
 
 def student_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """Interval of the mean at `LEVEL` by Student's t, n - 1 degrees of freedom; n at least 2."""
+    """Return the interval of the mean at `LEVEL` by Student's t; n at least 2."""
     n = len(values)
     half = stdtrit(n - 1, 0.5 + LEVEL / 2) * values.std(ddof=1) / math.sqrt(n)
     return float(values.mean() - half), float(values.mean() + half)
 
 
 def bootstrap_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """Percentile interval of the mean at `LEVEL` over samples with replacement; n at least 2.
+    """Return the percentile interval of the mean at `LEVEL` over samples with replacement.
 
     Up to 8 values over all n^n samples, those of equal content counted at once; beyond over 10,000
     that are the same each time. Of few values it is too narrow: there Student's is to be believed.
+    At least 2 values.
     """
     n = len(values)
     if n <= _EXACT_UP_TO:
@@ -380,5 +358,5 @@ def bootstrap_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
     return low, high
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
