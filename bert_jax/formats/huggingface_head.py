@@ -9,6 +9,7 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.formats.huggingface_files import model_class
 from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.tasks.task import HeadKind
 
 CLASSES: Mapping[str, Literal["classification", "tagging", "span"]] = {
     "BertForSequenceClassification": "classification",
@@ -28,8 +29,7 @@ class TaskOutputs:
     """A head and what its logits mean."""
 
     head: TaskHeadConfig
-    objective: Literal["single_label", "multi_label", "regression", "tags", "span"]
-    """One class, any number of classes, a number, a tag for each word, a span."""
+    objective: HeadKind
     labels: tuple[str, ...] = ()
     """Labels of classes and tags, in the order of the logits."""
 
