@@ -114,10 +114,8 @@ def _point(axis: Any, x: float, run: Outcome, scale: float, colour: str) -> None
 
 def _limits(axis: Any, summary: Summary, scale: float) -> None:
     """Make room for all points and the line; at least four points of a hundred."""
-    values = [run.best for run in summary.outcomes if run.best is not None]
-    values = [value for value in values if np.isfinite(value)]
-    if summary.constant_score is not None:
-        values.append(summary.constant_score)
+    scores = [*(run.best for run in summary.outcomes), summary.constant_score]
+    values = [score for score in scores if score is not None and np.isfinite(score)]
     if not values:
         axis.set_ylim(0, 100)
         return

@@ -159,7 +159,7 @@ def _label(
         return None
     if table.kind == "score":
         return _score(origin, table.label, value, score_range)
-    if table.kind == "class":
+    if table.kind != "classes":
         return _class_name(origin, table.label, value)
     if isinstance(value, str):
         value = [part.strip() for part in value.split(table.separator)] if value.strip() else []
@@ -234,7 +234,7 @@ def _numbered(
         if not met:
             return [(origin, None) for origin, _ in found], None
         labels = LabelSet.of(met)
-        if len(labels) == 1 and table.kind == "class":
+        if len(labels) == 1 and table.kind != "classes":
             raise UserError(
                 f"{name}: column {table.label!r} has only the label {labels.names[0]!r}; give the "
                 "labels if there are more, or name another column"
