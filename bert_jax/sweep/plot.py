@@ -14,8 +14,8 @@ _LONGEST_NAME = 40
 def statistics_figure(summary: Summary, *, title: str = "", percent: bool = False) -> Any:
     """Draw strips of points with boxes of the quartiles, side by side for each learning rate.
 
-    Failed runs are crosses; those without a finite score stand on the axis, and boxes reach down
-    to the axis where they count. The whiskers reach the lowest and the highest run.
+    Failed runs are crosses. Lost runs are crosses on the axis, and boxes reach down to the axis
+    where they count. The whiskers reach the lowest and the highest run.
 
     Args:
         summary: statistics of the runs.
@@ -86,7 +86,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
 def _box(
     axis: Any, at: float, width: float, runs: list[Outcome], scale: float, colour: str
 ) -> None:
-    """Draw the quartiles; those of lost runs are at the bottom of the picture."""
+    """Draw the quartiles; a quartile of lost runs is at the bottom of the picture."""
     bottom = axis.get_ylim()[0]
     ends = [quantile([run.best for run in runs], share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     values = [bottom if end is None else end * scale for end in ends]

@@ -49,7 +49,7 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
 
 def summary_json(summary: Summary) -> dict[str, Any]:
     """Return the fields as JSON: numbers that are not finite become null."""
-    found: dict[str, Any] = _finite(asdict(summary))
+    found: dict[str, Any] = json.loads(json.dumps(asdict(summary)), parse_constant=lambda _: None)
     return found
 
 
@@ -158,11 +158,3 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     """Align the first column to the left, the others to the right."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows]
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -150,8 +150,8 @@ class Summary:
     groups: tuple[Group, ...]
     """Groups of each initialisation: one a learning rate, then, where there are several, all."""
     best_learning_rates: dict[str, float]
-    """Best rate of each initialisation, by the median; the lowest of equal ones. Without those of
-    which most runs are lost."""
+    """Best rate of each initialisation, by the median; the lowest of equal ones. An initialisation
+    is left out where most runs of every rate are lost."""
     comparisons: tuple[Comparison, ...]
     """Comparisons of each two initialisations: at each learning rate; where there are several, over
     all, and each at its best."""
@@ -174,12 +174,12 @@ def summarise(
     goal: float | None = None,
 ) -> Summary:
     """Compute the statistics and comparisons of the runs of a sweep; see `Summary`."""
-    members = [outcome.member for outcome in outcomes]
-    if len(set(members)) < len(members):
+    trials = [outcome.member for outcome in outcomes]
+    if len(set(trials)) < len(trials):
         raise ValueError("two outcomes of one trial")
     groups: list[Group] = []
     best_rates: dict[str, float] = {}
-    for init in dict.fromkeys(member.init for member in members):
+    for init in dict.fromkeys(trial.init for trial in trials):
         own = [outcome for outcome in outcomes if outcome.member.init == init]
         rates = sorted({outcome.member.learning_rate for outcome in own})
         each = [
@@ -191,7 +191,7 @@ def summarise(
             best_rates[init] = best.learning_rate or 0.0
         groups += each if len(rates) == 1 else [*each, _group(init, None, own)]
     known = [score for score in (*(o.best for o in outcomes), constant_score) if _is_finite(score)]
-    inits = dict.fromkeys(member.init for member in members)
+    inits = dict.fromkeys(trial.init for trial in trials)
     comparisons = [
         comparison
         for first, second in combinations(inits, 2)
@@ -336,9 +336,8 @@ def student_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
 def bootstrap_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
     """Return the percentile interval of the mean at `LEVEL` over samples with replacement.
 
-    Up to 8 values over all n^n samples, those of equal content counted at once; beyond over 10,000
-    that are the same each time. Of few values it is too narrow: there Student's is to be believed.
-    At least 2 values.
+    All n^n samples are taken of 2 to 8 values, samples of equal content counted at once; 10,000 of
+    more values, the same each time. For few values the interval is too narrow: believe Student's.
     """
     n = len(values)
     if n <= _EXACT_UP_TO:

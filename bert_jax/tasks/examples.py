@@ -128,7 +128,7 @@ class LabelSet:
 class UnknownLabel(UserError):
     """A label that is not of a set.
 
-    A file may have a million of them, of which five are shown: the message is made when it is read.
+    A file may have a million unknown labels and a message names five: it is made when it is read.
     """
 
     def __str__(self) -> str:
@@ -141,6 +141,6 @@ class UnknownLabel(UserError):
 
 
 def listed(names: Sequence[str], most: int = 20) -> str:
-    """Names for a message, quoted; those after the first `most` are counted."""
+    """Quote names for a message; names after the first `most` are counted."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name[:80]) for name in names[:most]) + more

@@ -106,11 +106,7 @@ TASKS: Mapping[str, GlueTask] = {
 
 
 def glue_task(name: str) -> GlueTask:
-    """Return the task of a name.
-
-    Raises:
-        UserError: there is none; lists those that are.
-    """
+    """Return the task of a name; a `UserError` for an unknown one lists the tasks."""
     if name not in TASKS:
         raise UserError(f"{name!r} is no task of GLUE; there are {', '.join(TASKS)}")
     return TASKS[name]
@@ -125,9 +121,9 @@ def submission_file(
     """Return name and content of a file for the leaderboard: a header, then index and prediction.
 
     Args:
-        name: of the task, see `TASKS`.
+        name: name of the task, see `TASKS`.
         split: a test split.
-        ids: of its examples, in any order.
+        ids: ids of its examples, in any order.
         predictions: number of the class for each, or the score, which is cut to 0...5 and written
             with three digits.
 

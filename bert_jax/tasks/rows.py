@@ -38,7 +38,7 @@ class Rows:
     def __post_init__(self) -> None:
         """Refuse lists that are not one entry a row."""
         if len(self.second_at) != len(self.tokens):
-            raise ValueError(f"{len(self.tokens)} rows, {len(self.second_at)} places in second_at")
+            raise ValueError(f"{len(self.tokens)} rows, {len(self.second_at)} entries in second_at")
         if self.labels is not None and len(self.labels) != len(self.tokens):
             raise ValueError(f"{len(self.tokens)} rows, {len(self.labels)} labels")
 

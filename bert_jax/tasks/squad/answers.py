@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import softmax
 
-from bert_jax.errors import UserError
 from bert_jax.tasks.examples import Question
 from bert_jax.tasks.squad.metrics import best_scores
 from bert_jax.tasks.squad.sources import question_name
@@ -77,22 +76,17 @@ def find_answers(
     ends of a window only, and so can miss a candidate; it finds none with a higher score.)
 
     Args:
-        questions: those of which the windows were built.
+        questions: the questions of the windows.
         windows: in any order.
-        start_logits: one row for each window, with at least as many numbers as it has tokens;
-            what is behind them is padding and not read.
+        start_logits: one row for each window; numbers behind its tokens are padding and not read.
         end_logits: likewise.
         num_best: candidates kept.
         max_answer_tokens: longest answer.
 
     Raises:
-        UserError: `num_best` or `max_answer_tokens` is below 1.
         ValueError: rows and windows do not fit, a logit is not a finite number, or a question has
             no window.
     """
-    for name, number in (("num_best", num_best), ("max_answer_tokens", max_answer_tokens)):
-        if number < 1:
-            raise UserError(f"{name} is {number}; 1 is the least")
     if not len(windows) == len(start_logits) == len(end_logits):
         raise ValueError(
             f"{len(windows)} windows, {len(start_logits)} rows of start logits and "
@@ -173,10 +167,10 @@ def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
 def best_threshold(questions: Sequence[Question], predictions: Sequence[Prediction]) -> float:
     """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
-    The value is the odds of a question, and of equally good ones the least, as in SQuAD's script.
-    It differs from the script in two ways, so that the score is one that can be had: questions with
-    equal odds are answered all or none, and where no answer at all is best the value is just below
-    the least odds (the script says 0).
+    The value is the odds of a question, the least of equally good ones, as in SQuAD's script. It
+    differs from the script in two ways, so that the score can be reached: questions with equal odds
+    are answered all or none, and where no answer at all is best the value is just below the least
+    odds (the script says 0).
 
     Args:
         questions: with reference answers.

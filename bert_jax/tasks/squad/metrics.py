@@ -101,8 +101,8 @@ def score(
 
     Returns:
         Percentages and numbers of questions under the names of the script for 2.0: exact, f1 and
-        total, with HasAns_ before them of questions with reference answers, with NoAns_ of those
-        without, where there are any.
+        total; HasAns_exact and so on of questions with reference answers, NoAns_exact and so on of
+        questions without, where there are any.
 
     Raises:
         UserError: no question, a question without known answers, or no prediction for any.

@@ -35,7 +35,7 @@ class SquadFile:
 
     path: str
     questions: tuple[Question, ...]
-    """Questions; those of one paragraph share one context string."""
+    """Questions; the questions of one paragraph share one context string."""
     warnings: tuple[str, ...]
     """Counts of misplaced answers and blank questions, with the first few ids."""
 

@@ -114,8 +114,8 @@ def build_windows(
 def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
     """Return ids and character spans; a span holds the marks on its last character too.
 
-    Normalisation drops accents and vowel signs, and a span ends before one that was dropped. An
-    answer is a slice of the context, and a slice that ends there would lack the mark.
+    Normalisation drops accents and vowel signs, and a span ends before a dropped mark. An answer is
+    a slice of the context, and a slice that ends there would lack the mark.
     """
     ids, spans = tokenizer.encode(context)
     spans = spans.copy()

@@ -2,8 +2,7 @@
 
 A tag is `O` or a prefix and a type, `B-PER`. IOB2 begins each entity with B; IOB1 begins it with
 I, and with B only where one of the same type ends just before; IOBES is IOB2 with the last word E
-and a single word S. The letters of BILOU and BMES are read as those of IOBES: L as E, U as S, M as
-I.
+and a single word S. The letters of BILOU and BMES are read as IOBES: L as E, U as S, M as I.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -152,8 +151,7 @@ def tag_labels(examples: Iterable[TaggedExample], *, plain: bool = False) -> Lab
     """Return the tags to learn: O first, then for each type B and I, for entities.
 
     A type that is met gets both prefixes: of a rare type the training data may have no entity of
-    two words where the data to predict have one. Tags that are not of entities are those met,
-    sorted.
+    two words where the data to predict have one. Tags that are not of entities are sorted.
 
     Args:
         examples: sentences with tags, written as `convert` writes them.

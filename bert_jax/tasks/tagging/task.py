@@ -187,7 +187,7 @@ class TaggingSplit(Split):
         yield "predictions.txt", "\n\n".join(blocks) + "\n"
 
     def _predicted(self, outputs: Outputs) -> list[tuple[str, ...]]:
-        """Return the tags of each sentence; those of entities as sound IOB2."""
+        """Return the tags of each sentence; tags of entities are sound IOB2."""
         best = [np.asarray(logits).argmax(axis=-1) for logits in outputs]
         names = self._task.spec.labels
         found = [tuple(names[n] for n in tags) for tags in self._windows.gather(best)]
@@ -227,7 +227,7 @@ def _tags_of(examples: Sequence[TaggedExample]) -> set[str]:
 def _labels(
     train: Sequence[TaggedExample], config: TaggingConfig, scheme: Literal["iob2", "plain"]
 ) -> LabelSet:
-    """Return the tags to learn: those of the configuration, else those of the training data."""
+    """Return the tags to learn, of the configuration or else of the training data."""
     if not config.labels:
         labels = tag_labels(train, plain=scheme == "plain")
         if len(labels) < 2:

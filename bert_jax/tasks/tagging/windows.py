@@ -36,7 +36,7 @@ class TagWindows:
     """The sequences of a list of sentences."""
 
     windows: tuple[TagWindow, ...]
-    """Sequences in the order of the sentences, those of one sentence from left to right."""
+    """Sequences in the order of the sentences, of one sentence from left to right."""
     sentence_words: tuple[int, ...]
     """Number of words of each sentence."""
     warnings: tuple[str, ...]
@@ -75,8 +75,8 @@ def tag_windows(
 
     Args:
         examples: the sentences.
-        tokenizer: encodes each word by itself, as one inside a sentence. A word of which it leaves
-            nothing (a zero-width space) becomes [UNK], so that it too is labelled.
+        tokenizer: encodes each word by itself, as a word inside a sentence. A word without tokens
+            (a zero-width space) becomes [UNK], so that it too is labelled.
         labels: the tags that there are; None leaves all labels `NO_LABEL`. A word has `NO_LABEL`,
             too, where its tag is not among them; a warning names such tags.
         max_length: most ids in a sequence, [CLS] and [SEP] included.

@@ -66,7 +66,7 @@ def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
 def multi_label_f1(labels: ArrayLike, predictions: ArrayLike) -> tuple[float, float]:
     """Return micro and macro F1 of yes-or-no decisions.
 
-    Micro is over all decisions together, macro the mean over labels, 0 for one that is nowhere.
+    Micro is over all decisions together, macro the mean over labels; a label that is nowhere has 0.
 
     Args:
         labels: (N, K) bool or 0 and 1, a column for each label.

@@ -1,7 +1,7 @@
 """Texts with labels from a table: one class, several classes or a score for each row."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -61,7 +61,8 @@ def read_texts(
         present += table.label_columns or (table.label,)
     if table.label_columns:
         labels = _columns_as_labels(table.label_columns, labels)
-    read: list[tuple[Origin, str, str | None, str | None, Any]] = []
+    examples: list[TextExample] = []  # their labels come last: first all names must be known
+    found: list[Any] = []
     ragged: list[int] = []
     empty: list[int] = []
     seen: dict[str, int] = {}
@@ -94,29 +95,25 @@ def read_texts(
         except UserError as error:
             problems.add(error)
         else:
-            read.append((origin, text, pair, key, label))
-    found = [(origin, label) for origin, *_, label in read]
+            examples.append(TextExample(key or f"{len(examples)}", text, pair, None, origin))
+            found.append(label)
     if table.kind != "score" and labelled:
-        found, labels = _numbered(name, table, found, labels, problems)
-    lacks = [origin.line for origin, label in found if label is None]
+        found, labels = _numbered(name, table, examples, found, labels, problems)
+    pairs = list(zip(examples, found, strict=True))
+    lacks = [example.origin.line for example, label in pairs if label is None]
     if not problems.count and 0 < len(lacks) < len(found):
         problems.add(counted(name, "rows without a label among others that have one", lacks))
     problems.check()
-    if not read:
+    if not examples:
         raise UserError(f"{name} has no examples")
-    examples = tuple(
-        TextExample(f"{number}" if key is None else key, text, pair, label, origin)
-        for number, ((origin, text, pair, key, _), (_, label)) in enumerate(
-            zip(read, found, strict=True)
-        )
-    )
     notes = {
         "rows with more or fewer fields than the first skipped": ragged,
         f"rows with an empty text {'skipped' if table.empty == 'skip' else 'kept'}": empty,
     }
     warnings = tuple(counted(name, what, lines) for what, lines in notes.items() if lines)
     short = name if name.startswith("tfds:") else Path(name).name
-    return TextData(short, examples, labels, warnings)
+    whole = tuple(replace(example, label=label) for example, label in pairs)
+    return TextData(short, whole, labels, warnings)
 
 
 def read_other_texts(
@@ -221,18 +218,19 @@ def _columns_as_labels(columns: tuple[str, ...], labels: LabelSet | None) -> Lab
 def _numbered(
     name: str,
     table: TableConfig,
-    found: list[tuple[Origin, Any]],
+    examples: Sequence[TextExample],
+    found: list[Any],
     labels: LabelSet | None,
     problems: Problems,
-) -> tuple[list[tuple[Origin, Any]], LabelSet | None]:
+) -> tuple[list[Any], LabelSet | None]:
     """Return the numbers of the labels, None where a label is wrong, and all names."""
     if labels is None:
         problems.check()  # labels of rows that are wrong would be missing
         met: set[str] = set()
-        for _, value in found:
+        for value in found:
             met.update([value] if isinstance(value, str) else value or ())
         if not met:
-            return [(origin, None) for origin, _ in found], None
+            return [None] * len(found), None
         labels = LabelSet.of(met)
         if len(labels) == 1 and table.kind != "classes":
             raise UserError(
@@ -245,15 +243,15 @@ def _numbered(
                 f"{len(found):,} rows, {labels.names[0][:40]!r} among them. Is it the label? "
                 "Numbers to predict are kind='score'; else give the labels"
             )
-    numbered: list[tuple[Origin, Any]] = []
-    for origin, value in found:
+    numbered: list[Any] = []
+    for example, value in zip(examples, found, strict=True):
         number: Any = None
         try:
             if isinstance(value, tuple):
-                number = tuple(sorted({labels.id(part, origin) for part in value}))
+                number = tuple(sorted({labels.id(part, example.origin) for part in value}))
             elif value is not None:
-                number = labels.id(value, origin)
+                number = labels.id(value, example.origin)
         except UserError as error:
             problems.add(error)
-        numbered.append((origin, number))
+        numbered.append(number)
     return numbered, labels
