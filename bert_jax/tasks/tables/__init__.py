@@ -1,1 +1,1 @@
-"""Labelled tables of a user's own."""
+"""Columns of tables: CSV, TSV, JSON lines, parquet, TensorFlow Datasets."""
