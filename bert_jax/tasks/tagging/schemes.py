@@ -63,6 +63,45 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     return found
 
 
+def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
+    """Return the entities that are tagged as `scheme` wants it; others are none.
+
+    IOB2: an I that continues nothing is left out. IOBES: so is what has no end. IOB1: so is a B
+    that does not follow an entity of its own type, and a single word of B before a B of another.
+
+    Raises:
+        ValueError: a tag of no scheme, or a prefix that this one does not have.
+    """
+    parts = _split(tags)
+    allowed = "OBIES" if scheme == "iobes" else "OBI"
+    for tag, (prefix, _) in zip(tags, parts, strict=True):
+        if prefix not in allowed:
+            raise ValueError(f"the tag {tag!r} is none of {scheme}, which has {', '.join(allowed)}")
+    parts.append(_OUTSIDE)
+    found: list[Entity] = []
+    word, before = 0, _OUTSIDE
+    while word < len(tags):
+        start, (prefix, kind) = word, parts[word]
+        word += 1
+        begins = prefix in "BS"
+        if scheme == "iob1":
+            same = before[0] in "BI" and before[1] == kind
+            begins = same if prefix == "B" else prefix == "I"
+        if begins and prefix != "S":
+            while parts[word][0] in "IE" and parts[word][1] == kind:
+                word += 1
+                if parts[word - 1][0] == "E":
+                    break
+        before, after = parts[word - 1], parts[word]
+        if scheme == "iobes":
+            begins = begins and before[0] in "ES"
+        elif scheme == "iob1" and before[0] == "B":  # as seqeval has it
+            begins = begins and not (after[0] == "B" and after[1] != kind)
+        if begins:
+            found.append(Entity(kind, start, word))
+    return found
+
+
 def to_tags(found: Iterable[Entity], length: int) -> tuple[str, ...]:
     """Return the IOB2 tags of a sentence with these entities, which do not overlap."""
     tags = ["O"] * length

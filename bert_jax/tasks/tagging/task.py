@@ -15,7 +15,7 @@ from bert_jax.tasks.config import TaggingConfig, TaskConfig
 from bert_jax.tasks.examples import LabelSet, TaggedExample, listed
 from bert_jax.tasks.problems import MissingColumn
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.tagging.metrics import ENTITY_METRICS, entity_scores
+from bert_jax.tasks.tagging.metrics import entity_scores
 from bert_jax.tasks.tagging.schemes import (
     convert,
     detect_scheme,
@@ -34,6 +34,8 @@ from bert_jax.tasks.tagging.sources import (
 from bert_jax.tasks.tagging.windows import tag_windows
 from bert_jax.tasks.task import HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tokenization.tokenizer import Tokenizer
+
+_ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
 
 class TaggingTask(Task):
@@ -128,7 +130,7 @@ class TaggingSplit(Split):
             np.array([len(window.ids) for window in windows], np.int32),
             None if self._gold is None else [window.labels for window in windows],
         )
-        scores = ["accuracy"] if task.metric == "accuracy" else ENTITY_METRICS
+        scores = ["accuracy"] if task.metric == "accuracy" else _ENTITY_METRICS
         super().__init__(name, rows, [*notes, *self._windows.warnings], scores)
 
     @cached_property
@@ -162,7 +164,9 @@ class TaggingSplit(Split):
             pairs = zip(self._gold, predicted, strict=True)
             hits = [a == b for g, p in pairs for a, b in zip(g, p, strict=True) if a]
             return {"accuracy": sum(hits) / len(hits)}
-        return entity_scores(self._gold, predicted)
+        scores = entity_scores(self._gold, predicted)
+        overall = (scores.overall.f1, scores.overall.precision, scores.overall.recall)
+        return dict(zip(_ENTITY_METRICS, (*overall, scores.token_accuracy), strict=True))
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]

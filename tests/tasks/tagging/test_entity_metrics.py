@@ -1,5 +1,6 @@
 """Entities and their scores: by hand, by the CoNLL script's own rules, and against seqeval."""
 
+import functools
 import itertools
 import random
 import warnings
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.tasks.tagging.metrics import entity_scores
-from bert_jax.tasks.tagging.schemes import Entity, convert, entities
+from bert_jax.tasks.tagging.metrics import EntityScore, entity_scores
+from bert_jax.tasks.tagging.schemes import Entity, convert, entities, strict_entities
 from bert_jax.tasks.tagging.sources import read_columns
 
 
@@ -54,20 +55,55 @@ def test_entities_by_hand(tags, expected):
     assert entities(tags.split()) == expected
 
 
+@pytest.mark.parametrize(
+    ("scheme", "tags", "expected"),
+    [
+        ("iob2", "I-PER O B-PER I-PER I-LOC B-LOC", [("PER", 2, 4), ("LOC", 5, 6)]),
+        ("iob1", "I-PER B-PER I-PER O B-LOC I-LOC", [("PER", 0, 1), ("PER", 1, 3), ("LOC", 5, 6)]),
+        ("iob1", "I-PER B-PER B-LOC", [("PER", 0, 1)]),
+        ("iobes", "B-PER I-PER O B-LOC E-LOC S-LOC E-PER", [("LOC", 3, 5), ("LOC", 5, 6)]),
+        ("iobes", "B-PER E-PER I-PER E-PER B-PER", [("PER", 0, 2)]),
+    ],
+)
+def test_strict_by_hand(scheme, tags, expected):
+    assert strict_entities(tags.split(), scheme) == expected
+
+
 def test_no_tag():
     for tag in ("PER", "", "X-PER", "B-", "o"):
         with pytest.raises(ValueError, match="no tag"):
             entities(["O", tag])
+    with pytest.raises(ValueError, match="'S-PER' is none of iob2"):
+        strict_entities(["S-PER"], "iob2")
 
 
 def test_scores_by_hand():
     gold = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC"], ["I-LOC", "O"]]
     guess = [["B-PER", "I-PER", "O", "B-ORG"], ["B-LOC"], ["O", "I-LOC"]]
-    assert entity_scores(gold, guess) == {
-        "f1": 0.5, "precision": 0.5, "recall": 0.5, "accuracy": 4 / 7,
-    }  # fmt: skip
-    assert entity_scores(gold[:1], guess[:1])["f1"] == 0.5
-    assert entity_scores(gold[1:], guess[1:])["recall"] == 0.5
+    scores = entity_scores(gold, guess)
+    assert scores.per_type == {
+        "LOC": EntityScore(correct=1, predicted=2, gold=3),
+        "ORG": EntityScore(correct=0, predicted=1, gold=0),
+        "PER": EntityScore(correct=1, predicted=1, gold=1),
+    }
+    assert list(scores.per_type) == ["LOC", "ORG", "PER"]
+    assert scores.overall == (2, 4, 4)
+    assert (scores.overall.precision, scores.overall.recall, scores.overall.f1) == (0.5, 0.5, 0.5)
+    location = scores.per_type["LOC"]
+    assert (location.precision, location.recall) == (1 / 2, 1 / 3)
+    assert location.f1 == pytest.approx(2 * (1 / 2) * (1 / 3) / (1 / 2 + 1 / 3))
+    assert scores.macro_f1 == pytest.approx((0.4 + 0 + 1) / 3)
+    assert scores.token_accuracy == 4 / 7
+    assert scores.table().splitlines() == [
+        "          precision  recall      F1  entities",
+        "LOC           50.00   33.33   40.00         3",
+        "ORG            0.00    0.00    0.00         0",
+        "PER          100.00  100.00  100.00         1",
+        "all           50.00   50.00   50.00         4",
+        "token accuracy 57.14",
+    ]
+    # Strictly, the third sentence has no entity.
+    assert entity_scores(gold, guess, scheme="iob2").overall == (2, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -80,24 +116,31 @@ def test_scores_by_hand():
         ("B-PER I-PER I-PER", "B-PER B-PER I-PER"),  # one as two
     ],
 )
-def test_right_is_what_has_the_same_start_end_and_type(gold, guess):
+@pytest.mark.parametrize("scheme", [None, "iob2"])
+def test_right_is_what_has_the_same_start_end_and_type(gold, guess, scheme):
     for one, two in ((gold, guess), (guess, gold)):
-        assert entity_scores([one.split()], [two.split()])["f1"] == 0
-        assert entity_scores([one.split()], [one.split()])["f1"] == 1
+        assert entity_scores([one.split()], [two.split()], scheme=scheme).overall.correct == 0
+        same = entity_scores([one.split()], [one.split()], scheme=scheme).overall
+        assert same.correct == same.gold == same.predicted
 
 
 def test_a_sentence_ends_its_entities():
-    # Two entities: one of them is found.
-    assert entity_scores([["B-PER"], ["I-PER"]], [["B-PER"], ["O"]])["recall"] == 0.5
+    apart = entity_scores([["B-PER"], ["I-PER"]], [["B-PER"], ["I-PER"]])
+    assert apart.overall.gold == 2
     # The same place in another sentence is another entity.
-    assert entity_scores([["B-PER"], ["O"]], [["O"], ["B-PER"]])["f1"] == 0
+    crossed = entity_scores([["B-PER"], ["O"]], [["O"], ["B-PER"]])
+    assert crossed.overall == (0, 1, 1)
 
 
 def test_nothing_found():
-    nothing = {"f1": 0, "precision": 0, "recall": 0}
-    assert entity_scores([["O", "O"]], [["O", "O"]]) == {**nothing, "accuracy": 1}
-    assert entity_scores([["B-PER", "O"]], [["O", "O"]]) == {**nothing, "accuracy": 0.5}
-    assert entity_scores([["O", "O"]], [["B-PER", "O"]]) == {**nothing, "accuracy": 0.5}
+    scores = entity_scores([["O", "O"]], [["O", "O"]])
+    assert scores.overall == (0, 0, 0)
+    assert (scores.overall.precision, scores.overall.recall, scores.overall.f1) == (0, 0, 0)
+    assert (scores.macro_f1, scores.token_accuracy) == (0, 1)
+    assert "all" in scores.table()
+    missed = entity_scores([["B-PER", "O"]], [["O", "O"]])
+    assert (missed.overall, missed.overall.recall) == ((0, 0, 1), 0)
+    assert entity_scores([["O", "O"]], [["B-PER", "O"]]).overall == (0, 1, 0)
 
 
 def test_refuses_unequal():
@@ -127,50 +170,65 @@ def test_where_the_conll_script_differs():
     assert entities(after) == [("PER", 0, 2), ("PER", 2, 4)]
 
 
-def check_scores(gold, guess):
-    import seqeval.metrics
+SEQEVAL = {"iob1": "IOB1", "iob2": "IOB2", "iobes": "IOBES"}
 
+
+def check_scores(gold, guess, scheme):
+    import seqeval.metrics
+    import seqeval.scheme
+
+    options = {} if scheme is None else {"mode": "strict"}
+    if scheme is not None:
+        options["scheme"] = getattr(seqeval.scheme, SEQEVAL[scheme])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is not defined
-        report = seqeval.metrics.classification_report(
-            gold, guess, output_dict=True, zero_division=0
+        expected = seqeval.metrics.classification_report(
+            gold, guess, output_dict=True, zero_division=0, **options
         )
         accuracy = seqeval.metrics.accuracy_score(gold, guess)
-    expected = report["micro avg"]
-    assert entity_scores(gold, guess) == {
-        "f1": pytest.approx(expected["f1-score"]),
-        "precision": pytest.approx(expected["precision"]),
-        "recall": pytest.approx(expected["recall"]),
-        "accuracy": pytest.approx(accuracy),
+    scores = entity_scores(gold, guess, scheme=scheme)
+    assert scores.token_accuracy == pytest.approx(accuracy)
+    named = {**scores.per_type, "micro avg": scores.overall}
+    assert scores.macro_f1 == pytest.approx(expected.pop("macro avg")["f1-score"])
+    expected.pop("weighted avg")
+    assert {name: (s.precision, s.recall, s.f1, s.gold) for name, s in named.items()} == {
+        name: pytest.approx((e["precision"], e["recall"], e["f1-score"], e["support"]))
+        for name, e in expected.items()
     }
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("prefixes", ["BI", "BIES"])
-def test_as_seqeval(prefixes):
-    """On tags of any soundness, such as a model predicts."""
+@pytest.mark.parametrize("scheme", [None, "iob1", "iob2", "iobes"])
+def test_as_seqeval(scheme):
+    """On tags of any soundness, such as a model predicts; both of its modes."""
 
     @settings(max_examples=150, deadline=None)
-    @given(tags_of(prefixes), st.randoms())
+    @given(tags_of("BI" if scheme in ("iob1", "iob2") else "BIES"), st.randoms())
     def check(gold, draw):
         kinds = sorted({tag for tags in gold for tag in tags})
         guess = [[t if draw.random() < 0.7 else draw.choice(kinds) for t in each] for each in gold]
-        if any(map(entities, (*gold, *guess))):  # seqeval has no mean without any
-            check_scores(gold, guess)
+        read = entities if scheme is None else functools.partial(strict_entities, scheme=scheme)
+        if any(map(read, (*gold, *guess))):  # seqeval has no mean without any
+            check_scores(gold, guess, scheme)
 
     check()
 
 
 @pytest.mark.parity
 def test_as_seqeval_on_all_short_sequences():
+    from seqeval import scheme as theirs
     from seqeval.metrics.sequence_labeling import get_entities
 
-    for prefixes, most in (("BI", 5), ("BIES", 4)):
+    for scheme, prefixes, most in (("iob1", "BI", 5), ("iob2", "BI", 5), ("iobes", "BIES", 4)):
         some = ["O", *(f"{p}-{kind}" for p in prefixes for kind in ("PER", "LOC"))]
+        kind = getattr(theirs, SEQEVAL[scheme])
         for length in range(1, most + 1):
             for tags in map(list, itertools.product(some, repeat=length)):
                 found = [(k, begin, end + 1) for k, begin, end in get_entities(tags)]
                 assert entities(tags) == found, tags
+                strict = theirs.Tokens(tags, kind).entities
+                found = [(each.tag, each.start, each.end) for each in strict]
+                assert strict_entities(tags, scheme) == found, (scheme, tags)
 
 
 @pytest.mark.parity
@@ -181,4 +239,5 @@ def test_as_seqeval_on_conll(real_data):
     kinds = sorted({tag for tags in gold for tag in tags})
     draw = random.Random(0)
     guess = [[t if draw.random() > 1 / 12 else draw.choice(kinds) for t in each] for each in gold]
-    check_scores(gold, guess)
+    check_scores(gold, guess, None)
+    check_scores(gold, guess, "iob2")

@@ -12,6 +12,7 @@ from bert_jax.tasks.tagging.schemes import (
     detect_scheme,
     entities,
     split_tag,
+    strict_entities,
     tag_labels,
     to_tags,
 )
@@ -53,7 +54,7 @@ def test_there_and_back(sentence):
     assert len(sound) == length
     for scheme in ("iob2", "iob1", "iobes"):
         tags = in_scheme(found, length, scheme)
-        assert entities(tags) == found
+        assert entities(tags) == strict_entities(tags, scheme) == found
         assert detect_scheme([example(" ".join(tags))]) == (scheme if found else "iob2")
         assert convert([example(" ".join(tags))])[0].tags == sound
 
