@@ -11,10 +11,12 @@ from typing import Any
 
 import sentencepiece
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
-from bert_jax.tokenization.sentencepiece import SPACE, SentencePieceTokenizer
+from bert_jax.tokenization.fast_tokenizer import piece_decoder
+from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
+from bert_jax.tokenization.tokenizer import SPACE
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM, _BPE = 1, 2
@@ -90,14 +92,7 @@ def _pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     made.normalizer = normalizers.Sequence(steps)
     if trainer.model_type == _UNIGRAM:
         made.pre_tokenizer = _splitter(model)
-    made.decoder = decoders.Sequence(
-        [
-            decoders.Replace(SPACE, " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    made.decoder = piece_decoder()
     return made
 
 

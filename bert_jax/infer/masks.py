@@ -64,7 +64,7 @@ def token_text(id: Id, tokenizer: Tokenizer) -> str:
     if tokenizer.kind == "wordpiece":
         return entry
     if not _is_byte_level(tokenizer):
-        from bert_jax.tokenization.sentencepiece import SPACE
+        from bert_jax.tokenization.tokenizer import SPACE
 
         return entry.replace(SPACE, " ")
     if not all(character in _BYTE for character in entry):  # an added token

@@ -7,9 +7,8 @@ Special tokens have the names that the model's files give them; code that needs 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,17 @@ from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,
+    ROLES,
+    SPACE,
     AddedToken,
     Encoding,
-    Id,
+    Tokenizer,
     added_entries,
     num_pieces,
     replace_surrogates,
-    write_directory,
 )
-from bert_jax.tokenization.tokenizer_json import MAP_NAME, ROLES, Pipeline, read_pipeline
-from bert_jax.tokenization.tokenizer_parts import SPACE
+from bert_jax.tokenization.tokenizer_json import Pipeline
+from bert_jax.tokenization.tokenizer_parts import MAP_NAME
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in wordpiece.py
 
@@ -39,8 +39,8 @@ _SPACES = ("Ġ", "Ċ", "ĉ", "č")
 _PROBES = ("", " a  b\n", "Ünïcode ﬁ 漢字 \U0001f642 e\u0301", "<s> [MASK] <0x41>")
 
 
-class FastTokenizer:
-    """A pipeline of the `tokenizers` library; see `bert_jax.tokenization.tokenizer.Tokenizer`.
+class FastTokenizer(Tokenizer):
+    """A pipeline of the `tokenizers` library.
 
     Offsets leave out spaces: a token of spaces alone has an empty span, and each of the bytes of a
     character has the span of the character.
@@ -58,25 +58,23 @@ class FastTokenizer:
         Raises:
             UserError: the library cannot run it.
         """
+        super().__init__(pipeline.vocab)
         self.pipeline = pipeline
         self._where = where
-        self.vocab_size = len(pipeline.vocab)
-        self._ids = {token: id for id, token in enumerate(pipeline.vocab)}
         self.special_ids = SpecialIds(*(self._ids[token] for token in pipeline.roles))
-        self._roles = frozenset(self._ids[token] for token in pipeline.roles)
-        self._specials = self._roles | {self._ids[token.content] for token in pipeline.specials}
+        added = [token.content for token in pipeline.specials]
+        self._named = {self._ids[token]: token for token in (*pipeline.roles, *added)}
         first = _SPACES if pipeline.kind == "byte_level_bpe" else (SPACE,)
         self.continues_word = np.array(
             [
-                id not in self._specials and not token.startswith(first)
-                for id, token in enumerate(pipeline.vocab)
+                not (id in self._named or token.startswith(first))
+                for id, token in enumerate(self.vocab)
             ]
         )
         last = pipeline.pre_tokenizer[-1]
         prefixed = last.get("add_prefix_space", last.get("prepend_scheme") != "never")
         self.word_prefix = "" if prefixed else " "
         self.num_between = pipeline.num_between
-        self.added = pipeline.specials
         described = vars(pipeline) | {"specials": [asdict(token) for token in pipeline.specials]}
         del described["trim_offsets"]  # does not determine ids
         if self.num_between == 1:  # fingerprints from before it could be another number stay
@@ -86,7 +84,8 @@ class FastTokenizer:
         ).hexdigest()
         self.mask_takes_blank = pipeline.roles[4] in pipeline.eats_space
         self._bare = self._ids.get(SPACE if last["type"] == "Metaspace" else "Ġ", -1)
-        self._decoder = _decoder(pipeline)
+        byte_level = pipeline.kind == "byte_level_bpe"
+        self._decoder = decoders.ByteLevel() if byte_level else piece_decoder()
         self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(self._definition()))
         for text in _PROBES:
             self.encode(text)
@@ -98,8 +97,6 @@ class FastTokenizer:
         """Call the library, whose panics are no `Exception`."""
         try:
             return function(*arguments, **options)
-        except (TypeError, UnicodeEncodeError):
-            raise
         except BaseException as error:
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 said = f"{error}"[:200]
@@ -113,7 +110,7 @@ class FastTokenizer:
         pieces = pipeline.vocab[: num_pieces(pipeline.vocab, pipeline.specials)]
         if pipeline.kind == "unigram":
             # A space never reaches the model, so that these names match nothing.
-            vocab = [f" {id}" if id in self._roles else piece for id, piece in enumerate(pieces)]
+            vocab = [f" {id}" if piece in pipeline.roles else piece for id, piece in enumerate(pieces)]
             pairs = [list(pair) for pair in zip(vocab, pipeline.scores, strict=False)]
             unk = self.special_ids.unk if pipeline.unk_in_model else None
             model |= {"type": "Unigram", "unk_id": unk, "vocab": pairs}
@@ -134,54 +131,23 @@ class FastTokenizer:
         }
 
     def encode(self, text: str) -> Encoding:
-        """See `Tokenizer.encode`."""
-        try:
-            found = self._run(self._fast.encode, text, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):
-            text = replace_surrogates(text)
-            found = self._run(self._fast.encode, text, add_special_tokens=False)
+        """Ids and character offsets."""
+        found = self._run(self._fast.encode, replace_surrogates(text), add_special_tokens=False)
         ids = np.array(found.ids, np.int32)
         spans = np.array(found.offsets, np.int32).reshape(-1, 2)
         return Encoding(ids, _without_spaces(text, spans, ids == self._bare))
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " _"]]:
-        """See `Tokenizer.encode_batch`."""
-        texts = list(texts)
-        try:
-            found = self._run(self._fast.encode_batch_fast, texts, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):
-            texts = [replace_surrogates(text) for text in texts]
-            found = self._run(self._fast.encode_batch_fast, texts, add_special_tokens=False)
+        """Ids of each text."""
+        texts = [replace_surrogates(text) for text in texts]
+        found = self._run(self._fast.encode_batch_fast, texts, add_special_tokens=False)
         return [np.array(each.ids, np.int32) for each in found]
 
-    def decode(self, ids: Iterable[Id]) -> str:
-        """See `Tokenizer.decode`."""
-        parts: list[str] = []
-        run: list[str] = []
-        for id in [*ids, None]:
-            token = None if id is None else self.id_to_token(id)
-            if token is not None and id not in self._specials:
-                run.append(token)
-                continue
-            if run:
-                parts.append(self._run(self._decoder.decode, run).strip(" "))
-                run = []
-            if token is not None:
-                parts.append(token)
-        return " ".join(parts)
+    def _spell(self, tokens: list[str]) -> str:
+        return self._run(self._decoder.decode, tokens).strip(" ")
 
-    def id_to_token(self, id: Id) -> str:
-        """See `Tokenizer.id_to_token`."""
-        if not 0 <= id < self.vocab_size:
-            raise IndexError(f"token id {id} is outside the vocabulary of {self.vocab_size}")
-        return self.pipeline.vocab[id]
-
-    def token_to_id(self, token: str) -> int | None:
-        """See `Tokenizer.token_to_id`."""
-        return self._ids.get(token)
-
-    def save(self, directory: Path) -> None:
-        """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+    def _files(self) -> dict[str, bytes]:
+        """Return tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
         `AutoTokenizer` loads them; there, special tokens are matched in text. It makes the rows
         that are made here.
@@ -216,22 +182,12 @@ class FastTokenizer:
         }
         if self.mask_takes_blank:
             config["mask_token"] = {"__type": "AddedToken", **asdict(roles[4])}
-        files = {
-            # Not the library's own text, in which a score may differ in its last digit.
-            "tokenizer.json": json.dumps(definition, indent=1, ensure_ascii=False) + "\n",
-            CONFIG_NAME: json.dumps(config, indent=1, ensure_ascii=False) + "\n",
-            MAP_NAME: json.dumps(names, indent=1, ensure_ascii=False) + "\n",
+        # Not the library's own text, in which a score may differ in its last digit.
+        files = {"tokenizer.json": definition, CONFIG_NAME: config, MAP_NAME: names}
+        return {
+            name: (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
+            for name, content in files.items()
         }
-        write_directory(directory, self.kind, {n: f.encode() for n, f in files.items()})
-
-
-def load_fast(path: Path) -> FastTokenizer:
-    """Read `tokenizer.json`, or `vocab.json` with `merges.txt`, and the files beside it.
-
-    Raises:
-        UserError: as `read_pipeline`, or the library cannot run it.
-    """
-    return FastTokenizer(read_pipeline(path), where=f"{path}")
 
 
 def _sequence(members: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -240,9 +196,8 @@ def _sequence(members: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any] |
     return {"type": "Sequence", members: list(parts)}
 
 
-def _decoder(pipeline: Pipeline) -> Any:
-    if pipeline.kind == "byte_level_bpe":
-        return decoders.ByteLevel()
+def piece_decoder() -> decoders.Decoder:
+    """Return what joins pieces with "▁" for a space, and bytes."""
     return decoders.Sequence(
         [
             decoders.Replace(SPACE, " "),

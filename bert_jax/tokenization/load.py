@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from bert_jax.errors import UserError
-from bert_jax.tokenization.tokenizer import CONFIG_NAME, KIND_FILES, MAX_FILE_BYTES, Tokenizer
-from bert_jax.untrusted.json_file import read_json_object
+from bert_jax.tokenization.tokenizer import KIND_FILES, MAX_FILE_BYTES, Tokenizer
+from bert_jax.tokenization.tokenizer_parts import Reading
 from bert_jax.untrusted.whole_file import read_bytes
 
 
@@ -21,8 +21,9 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
     Raises:
         UserError: nothing there, two kinds at once, or a file that is not a sound tokenizer.
     """
-    from bert_jax.tokenization.fast_tokenizer import load_fast
+    from bert_jax.tokenization.fast_tokenizer import FastTokenizer
     from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
+    from bert_jax.tokenization.tokenizer_json import read_pipeline
     from bert_jax.tokenization.wordpiece_files import load_wordpiece
 
     path = Path(path)
@@ -33,40 +34,39 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
             f"{path}: no such file or directory; a tokenizer is a tokenizer.json, a vocab.txt, a "
             "*.model, or a directory holding one"
         )
-    if path.suffix == ".model":
-        if lowercase is not None:
-            raise UserError(f"{path}: a SentencePiece model carries its own normalisation; drop "
-                            f"the option lowercase={lowercase}")  # fmt: skip
-        return SentencePieceTokenizer(read_bytes(path, max_bytes=MAX_FILE_BYTES), where=f"{path}")
-    if path.name == "vocab.json" or _is_fast(path):
+    reading = Reading(path)
+    is_model = path.suffix == ".model"
+    if is_model or path.name == "vocab.json" or _is_fast(reading):
         if lowercase is not None:
             raise UserError(
                 f"{path} says itself how text is normalised; drop the option lowercase={lowercase}"
             )
-        return load_fast(path)
+        if is_model:
+            model = read_bytes(path, max_bytes=MAX_FILE_BYTES)
+            return SentencePieceTokenizer(model, where=f"{path}")
+        return FastTokenizer(read_pipeline(reading), where=f"{path}")
     if path.suffix in (".json", ".txt"):
-        return load_wordpiece(path, lowercase=lowercase)
+        return load_wordpiece(reading, lowercase=lowercase)
     raise UserError(
         f"{path}: a tokenizer file ends in .json (tokenizer.json), .txt (vocab.txt) or .model "
         "(SentencePiece)"
     )
 
 
-def _is_fast(path: Path) -> bool:
+def _is_fast(reading: Reading) -> bool:
     """Whether a file is a `tokenizer.json` of a model other than WordPiece."""
-    if path.suffix != ".json":
-        return False
-    model = read_json_object(path, max_bytes=MAX_FILE_BYTES).get("model")
+    model = reading.whole.get("model") if reading.path.suffix == ".json" else None
     return isinstance(model, dict) and model.get("type") in ("BPE", "Unigram")
 
 
 def _find(directory: Path) -> Path:
     """Return the file in `directory` that defines its tokenizer."""
-    whole = directory / "tokenizer.json"
+    whole, model = directory / "tokenizer.json", directory / "tokenizer.model"
     models = sorted(directory.glob("*.model"))
-    if models and _is_exported_sentencepiece(directory):
-        return directory / "tokenizer.model"
-    if models and whole.is_file() and _is_fast(whole):
+    # What `bert-jax export` wrote is the original, and never takes text for a special token.
+    if model.is_file() and Reading(model).config.get("kind") == "sentencepiece":
+        return model
+    if models and whole.is_file() and _is_fast(Reading(whole)):
         return whole
     wordpiece = [p for n in KIND_FILES["wordpiece"] if (p := directory / n).is_file()]
     if wordpiece and models:
@@ -87,14 +87,3 @@ def _find(directory: Path) -> Path:
             f"{directory} holds no tokenizer: none of tokenizer.json, vocab.txt, *.model is there"
         )
     return (wordpiece or models)[0]
-
-
-def _is_exported_sentencepiece(directory: Path) -> bool:
-    """Whether `bert-jax export` wrote a SentencePiece model here, and its tokenizer.json beside it.
-
-    The model is the original, and never takes text for a special token.
-    """
-    config = directory / CONFIG_NAME
-    if not ((directory / "tokenizer.model").is_file() and config.is_file()):
-        return False
-    return read_json_object(config, max_bytes=MAX_FILE_BYTES).get("kind") == "sentencepiece"

@@ -12,7 +12,6 @@ import logging
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,15 +24,14 @@ from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,
     MAX_TOKENS,
+    ROLES,
+    SPACE,
     SPECIAL_TOKENS,
     Encoding,
-    Id,
+    Tokenizer,
     replace_surrogates,
-    write_directory,
 )
 
-SPACE = "▁"
-MODEL_NAME = "tokenizer.model"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _LINE_CHARS = 4096
 """Longer lines are cut for training; the library drops them without a word (above 4192 bytes)."""
@@ -43,8 +41,8 @@ _THREADS = 16
 _log = logging.getLogger(__name__)
 
 
-class SentencePieceTokenizer:
-    """A SentencePiece model; see `bert_jax.tokenization.tokenizer.Tokenizer` for the methods.
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model.
 
     Offsets point into the original text, whatever normalisation did: a piece's span covers every
     character it comes from (both pieces of a split "ﬁ" cover the ligature, each byte of an emoji
@@ -52,9 +50,6 @@ class SentencePieceTokenizer:
     """
 
     kind = "sentencepiece"
-    word_prefix = ""
-    num_between = 1
-    mask_takes_blank = False
 
     def __init__(self, model: bytes, *, where: str = "SentencePiece model") -> None:
         """Load a serialised model.
@@ -66,8 +61,9 @@ class SentencePieceTokenizer:
         Raises:
             UserError: not a model, or one whose special pieces are missing or match raw text.
         """
-        pieces = _count_pieces(model, MAX_TOKENS)
-        if pieces > MAX_TOKENS:  # before the library makes an object of each
+        if (
+            _count_pieces(model, MAX_TOKENS) > MAX_TOKENS
+        ):  # before the library makes an object of each
             raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, the limit")
         self._model = model
         self._fast = sentencepiece.SentencePieceProcessor()
@@ -75,21 +71,19 @@ class SentencePieceTokenizer:
             self._fast.load_from_serialized_proto(model)
         except Exception as error:  # the binding raises several types
             raise UserError(f"{where} is not a SentencePiece model: {error}") from error
-        self.vocab_size = self._fast.get_piece_size()
-        self._pieces: list[str] = []
-        for id in range(self.vocab_size):
+        pieces: list[str] = []
+        for id in range(self._fast.get_piece_size()):
             try:
-                self._pieces.append(self._fast.id_to_piece(id))
+                pieces.append(self._fast.id_to_piece(id))
             except UnicodeDecodeError as error:
                 raise UserError(f"{where}: piece {id} is not UTF-8; the file is damaged") from error
+        super().__init__(pieces)
         self.special_ids = self._find_specials(where)
-        self._specials = dict(zip(vars(self.special_ids).values(), SPECIAL_TOKENS, strict=True))
+        self._named = dict(zip(vars(self.special_ids).values(), SPECIAL_TOKENS, strict=True))
         self.continues_word = np.array(
             [
-                not piece.startswith(SPACE)
-                and id not in self._specials
-                and not self._fast.is_control(id)
-                for id, piece in enumerate(self._pieces)
+                not (piece.startswith(SPACE) or id in self._named or self._fast.is_control(id))
+                for id, piece in enumerate(pieces)
             ]
         )
         self.fingerprint = hashlib.sha256(b"sentencepiece\0" + model).hexdigest()
@@ -99,12 +93,8 @@ class SentencePieceTokenizer:
 
     def _find_specials(self, where: str) -> SpecialIds:
         """Return the five ids; padding and unknown may have other names, as in ALBERT's model."""
-        named = {piece: id for id, piece in enumerate(self._pieces)}
-        found = [
-            self._fast.pad_id(),
-            self._fast.unk_id(),
-            *(named.get(token, -1) for token in SPECIAL_TOKENS[2:]),
-        ]
+        named = [self._ids.get(token, -1) for token in SPECIAL_TOKENS[2:]]
+        found = [self._fast.pad_id(), self._fast.unk_id(), *named]
         missing = [t for t, id in zip(SPECIAL_TOKENS, found, strict=True) if id < 0]
         if missing:
             raise UserError(
@@ -120,7 +110,7 @@ class SentencePieceTokenizer:
         return SpecialIds(*found)
 
     def encode(self, text: str) -> Encoding:
-        """See `Tokenizer.encode`."""
+        """Ids and character offsets."""
         text = replace_surrogates(text)
         found = self._fast.encode(text, return_type="offset_mapping")
         normal, starts = self._fast.normalize(text, with_offsets=True)
@@ -128,50 +118,18 @@ class SentencePieceTokenizer:
         return Encoding(np.array(found["ids"], np.int32), spans)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " _"]]:
-        """See `Tokenizer.encode_batch`; the arrays are read-only."""
-        texts = list(texts)
-        try:
-            return self._fast.encode(texts, return_type="numpy", num_threads=1)
-        except (RuntimeError, TypeError, UnicodeEncodeError):  # a lone surrogate
-            texts = [replace_surrogates(text) for text in texts]
-            return self._fast.encode(texts, return_type="numpy", num_threads=1)
+        """Ids of each text; the arrays are read-only."""
+        texts = [replace_surrogates(text) for text in texts]
+        return self._fast.encode(texts, return_type="numpy", num_threads=1)
 
-    def decode(self, ids: Iterable[Id]) -> str:
-        """See `Tokenizer.decode`."""
-        parts: list[str] = []
-        run: list[int] = []
-        for id in [*map(int, ids), None]:
-            if id is not None and id not in self._specials:
-                if not 0 <= id < self.vocab_size:
-                    raise IndexError(f"token id {id} is outside the vocabulary")
-                run.append(id)
-                continue
-            if run:
-                parts.append(self._fast.decode(run))
-                run = []
-            if id is not None:
-                parts.append(self._specials[id])
-        return " ".join(parts)
+    def _spell(self, tokens: list[str]) -> str:
+        return self._fast.decode_pieces(tokens)
 
-    def id_to_token(self, id: Id) -> str:
-        """See `Tokenizer.id_to_token`."""
-        if not 0 <= id < self.vocab_size:
-            raise IndexError(f"token id {id} is outside the vocabulary of {self.vocab_size}")
-        return self._pieces[id]
-
-    def token_to_id(self, token: str) -> int | None:
-        """See `Tokenizer.token_to_id`."""
-        id = self._fast.piece_to_id(token)
-        return id if self._pieces[id] == token else None
-
-    def save(self, directory: Path) -> None:
-        """Write tokenizer.model, byte for byte as it was loaded, and tokenizer_config.json."""
-        config = {"kind": self.kind, **dict(zip(_FIELDS, self._specials.values(), strict=True))}
-        files = {
-            MODEL_NAME: self._model,
-            CONFIG_NAME: (json.dumps(config, indent=1) + "\n").encode(),
-        }
-        write_directory(directory, self.kind, files)
+    def _files(self) -> dict[str, bytes]:
+        """Return tokenizer.model, byte for byte as it was loaded, and tokenizer_config.json."""
+        config = {"kind": self.kind, **dict(zip(ROLES, SPECIAL_TOKENS, strict=True))}
+        text = json.dumps(config, indent=1) + "\n"
+        return {"tokenizer.model": self._model, CONFIG_NAME: text.encode()}
 
 
 def _count_pieces(model: bytes, limit: int) -> int:
@@ -201,9 +159,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at + i + 1
     return 0, len(data)
-
-
-_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 def _spans(

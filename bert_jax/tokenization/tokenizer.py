@@ -6,13 +6,14 @@ training rows. Code that wants a special id takes it from `special_ids` and inse
 tokens that a model's makers added (`AddedToken`) are kept whole where a text spells them.
 """
 
-import contextlib
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from bert_jax.files.staging import write_synced
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """In the order of the fields of `SpecialIds`."""
 
+SPACE = "▁"
+"""Mark of a space in pieces of SentencePiece."""
 MAX_TOKENS = 1_000_000
 """Most tokens a vocabulary may have; the largest published BERT vocabulary has 501,153."""
 MAX_FILE_BYTES = 32 * 1024 * 1024
@@ -42,6 +45,8 @@ Id = int | np.integer
 """A token id as a caller may hold it."""
 
 CONFIG_NAME = "tokenizer_config.json"
+ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+"""Fields of `CONFIG_NAME` that name the special tokens, in the order of `SPECIAL_TOKENS`."""
 
 
 @dataclass(frozen=True)
@@ -84,55 +89,103 @@ class Encoding(NamedTuple):
     """(n, 2) int32: character positions [start, end) in the text as it was passed in."""
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """Text to ids and back."""
 
-    kind: str
+    kind: ClassVar[str]
     """`wordpiece`, `sentencepiece` or `fast`."""
-    vocab_size: int
     special_ids: SpecialIds
     fingerprint: str
     """sha256 in hex over everything that determines ids; the same after `save` and load."""
     continues_word: np.ndarray
     """(vocab_size,) bool: this token continues the word before it. False for special tokens."""
-    word_prefix: str
+    word_prefix = ""
     """Text in front of a word or sentence that follows another: a space where only a space
     tells it from the rest of a word (byte-level BPE), else nothing."""
-    num_between: int
+    num_between = 1
     """Separators between the two texts of a row: 1, or 2 as in RoBERTa and XLM-R."""
-    mask_takes_blank: bool
-    """The mask stands for a word with the blank before it, as RoBERTa's does."""
+    mask_takes_blank = False
+    """Whether the mask stands for a word with the blank before it, as RoBERTa's does."""
 
+    def __init__(self, vocab: Iterable[str]) -> None:
+        self.vocab = tuple(vocab)
+        self.vocab_size = len(self.vocab)
+        self._ids = {token: id for id, token in enumerate(self.vocab)}
+        self._named: dict[int, str] = {}
+        """Names of the ids that `decode` sets apart from the text around them."""
+
+    @abstractmethod
     def encode(self, text: str) -> Encoding:
-        """Ids and character offsets; starts and ends never decrease."""
-        ...
+        """Return ids and character offsets; starts and ends never decrease."""
 
+    @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of `encode` for each text, (n,) int32, possibly read-only. The fast path.
 
         Runs on the calling thread alone, so that one process per core does not oversubscribe.
         """
-        ...
+
+    @abstractmethod
+    def _spell(self, tokens: list[str]) -> str:
+        """Return the text of ordinary tokens."""
+
+    @abstractmethod
+    def _files(self) -> dict[str, bytes]:
+        """Return the contents of the files that `load_tokenizer` reads."""
 
     def decode(self, ids: Iterable[Id]) -> str:
-        """Readable text; special ids appear by name. IndexError for an id outside the vocabulary.
+        """Return readable text with special ids by name; IndexError for an id out of range.
 
         Not an inverse: case, accents and spacing that encoding drops do not come back.
         """
-        ...
+        parts: list[str] = []
+        for is_named, run in groupby(map(int, ids), self._named.__contains__):
+            if is_named:
+                parts += [self._named[id] for id in run]
+            else:
+                parts.append(self._spell([self.id_to_token(id) for id in run]))
+        return " ".join(parts)
 
     def id_to_token(self, id: Id) -> str:
         """Return the vocabulary's entry; IndexError outside it."""
-        ...
+        if not 0 <= id < self.vocab_size:
+            raise IndexError(f"token id {id} is outside the vocabulary of {self.vocab_size}")
+        return self.vocab[id]
 
     def token_to_id(self, token: str) -> int | None:
-        """Position of an entry, None if there is none."""
-        ...
+        """Return the position of an entry, None if there is none."""
+        return self._ids.get(token)
 
     def save(self, directory: Path) -> None:
-        """Write what `load_tokenizer` reads; nothing half-written is left behind."""
-        ...
+        """Write what `load_tokenizer` reads, all files or none.
+
+        They are written beside `directory` under a temporary name first. A directory that is
+        missing or empty then appears in one rename; in another, each file replaces its predecessor.
+        """
+        directory = Path(directory)
+        for name in sorted({*chain(*KIND_FILES.values())} - {*KIND_FILES[self.kind]}):
+            if (directory / name).exists():
+                raise UserError(
+                    f"{directory} holds a tokenizer of another kind ({name}); choose another "
+                    "directory"
+                )
+        temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
+        files = self._files()
+        try:
+            temporary.mkdir(parents=True)
+            for name, content in files.items():
+                write_synced(temporary / name, content)
+            if directory.is_dir() and any(directory.iterdir()):
+                for name in files:
+                    os.replace(temporary / name, directory / name)
+            else:
+                os.rename(temporary, directory)
+        except OSError as error:
+            raise UserError(
+                f"{directory}: the tokenizer cannot be written: {error.strerror}"
+            ) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 class Row(NamedTuple):
@@ -164,43 +217,6 @@ def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None 
 def num_special(tokenizer: Tokenizer, pair: bool) -> int:
     """Return special tokens in a row of one text, or of two."""
     return 2 + tokenizer.num_between if pair else 2
-
-
-def write_directory(directory: Path, kind: str, files: Mapping[str, bytes]) -> None:
-    """Put `files` into `directory`, all of them or none.
-
-    They are written beside it under a temporary name first. A directory that is missing or empty
-    then appears in one rename; in another, each file replaces its predecessor.
-    """
-    directory = Path(directory)
-    others = [
-        found
-        for other, names in KIND_FILES.items()
-        if other != kind
-        for found in names
-        if found not in KIND_FILES[kind] and (directory / found).exists()
-    ]
-    if others:
-        raise UserError(
-            f"{directory} holds a tokenizer of another kind ({others[0]}); choose another directory"
-        )
-    temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
-    try:
-        temporary.mkdir(parents=True)
-        for name, content in files.items():
-            write_synced(temporary / name, content)
-        if directory.is_dir() and any(directory.iterdir()):
-            for name in files:
-                os.replace(temporary / name, directory / name)
-        else:
-            os.rename(temporary, directory)
-    except OSError as error:
-        raise UserError(
-            f"{directory}: the tokenizer cannot be written: {error.strerror}"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(temporary)
 
 
 def replace_surrogates(text: str) -> str:

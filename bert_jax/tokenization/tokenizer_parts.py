@@ -1,17 +1,26 @@
-"""The parts of a `tokenizer.json` that are taken, each checked and in a canonical form."""
+"""Checks of a tokenizer's files: what is taken of a `tokenizer.json`, and in which form."""
 
 import base64
 import binascii
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NoReturn
 
 from bert_jax.errors import UserError
-from bert_jax.tokenization.tokenizer import MAX_TOKEN_CHARS, MAX_TOKENS, AddedToken
-from bert_jax.untrusted.json_file import short
+from bert_jax.tokenization.tokenizer import (
+    CONFIG_NAME,
+    MAX_FILE_BYTES,
+    MAX_TOKEN_CHARS,
+    MAX_TOKENS,
+    SPACE,
+    AddedToken,
+)
+from bert_jax.untrusted.json_file import read_json_object, short
 
-SPACE = "▁"
+MAP_NAME = "special_tokens_map.json"
 ROBERTAS = 2
 """Separators between two texts."""
 _MAX_PARTS = 16
@@ -26,97 +35,108 @@ _LINEAR = re.compile(r"(?:\\s|\\n|[^\\\[\](){}*+?.|^$]|\[[^\]\\^]{1,64}\])(?:\+|
 
 
 class Reading:
-    """Checks of the parts of one file; a part that is wrong raises a UserError that names it."""
+    """One tokenizer's file and those beside it; what is wrong raises a UserError that names it."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @functools.cached_property
+    def whole(self) -> dict[str, Any]:
+        """Content of the file, a `tokenizer.json`."""
+        return read_json_object(self.path, max_bytes=MAX_FILE_BYTES)
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """Content of the `tokenizer_config.json` beside the file; empty where there is none."""
+        return self.beside(CONFIG_NAME)
+
+    def beside(self, name: str) -> dict[str, Any]:
+        """Return the content of a JSON file beside this one; empty where there is none."""
+        file = self.path.with_name(name)
+        return read_json_object(file, max_bytes=MAX_FILE_BYTES) if file.is_file() else {}
 
     def refuse(self, what: str) -> NoReturn:
         """End the reading, with the name of the file."""
-        raise UserError(f"{self.where}: {what}")
+        raise UserError(f"{self.path}: {what}")
+
+    def wrong(self, name: str, found: object, right: str) -> NoReturn:
+        """Refuse the value of a field; say what would be right."""
+        self.refuse(f"{name} is {short(found)}; {right}")
 
     def mapping(self, name: str, found: object) -> dict[str, Any]:
         """Check an object."""
-        if not isinstance(found, dict):
-            raise UserError(f"{self.where}: {name} is {short(found)}; an object is needed")
-        return found
+        return found if isinstance(found, dict) else self.wrong(name, found, "an object is needed")
 
     def one_of(self, name: str, found: object, right: tuple[Any, ...]) -> Any:
-        """One of the values that are right, of the same type."""
+        """Return the one of the values that are right, of the same type."""
         for value in right:
             if type(found) is type(value) and found == value:
                 return value
-        raise UserError(
-            f"{self.where}: {name} is {short(found)}; {' or '.join(map(repr, right))} is needed"
-        )
+        return self.wrong(name, found, f"{' or '.join(map(repr, right))} is needed")
 
     def flag(self, name: str, found: object, default: bool = False) -> bool:
         """Return true or false; the default where it is missing."""
         return default if found is None else bool(self.one_of(name, found, (True, False)))
 
-    def text(self, name: str, found: object, most: int) -> str:
-        """Return a text of at most so many characters."""
+    def text(self, name: str, found: object, most: int = 1) -> str:
+        """Check a text of at most so many characters."""
         if not isinstance(found, str) or len(found) > most:
-            raise UserError(
-                f"{self.where}: {name} is {short(found)}; a text of at most {most:,} characters "
-                "is needed"
-            )
+            self.wrong(name, found, f"a text of at most {most:,} characters is needed")
         return found
 
-    def parts(self, name: str, found: object, members: str) -> tuple[dict[str, Any], ...]:
-        """Check a part, or the parts of a sequence."""
+    def token(self, name: str, found: object) -> str:
+        """Check a token of the vocabulary."""
+        if not isinstance(found, str) or not 0 < len(found) <= MAX_TOKEN_CHARS:
+            self.wrong(name, found, f"a token of 1 to {MAX_TOKEN_CHARS} characters is needed")
+        return found
+
+    def parts(self, name: str, members: str) -> list[dict[str, Any]]:
+        """Return a part of the file, or the parts of a sequence."""
+        found = self.whole.get(name)
         if found is None:
-            return ()
+            return []
         part = self.mapping(name, found)
         if part.get("type") != "Sequence":
-            return (part,)
+            return [part]
         listed = part.get(members)
         if not isinstance(listed, list) or len(listed) > _MAX_PARTS:
-            self.refuse(f"{name}.{members} is {short(listed)}; a list of at most {_MAX_PARTS}")
-        return tuple(self.mapping(f"{name}.{members}[{i}]", each) for i, each in enumerate(listed))
+            self.wrong(f"{name}.{members}", listed, f"a list of at most {_MAX_PARTS}")
+        return [self.mapping(f"{name}.{members}[{i}]", each) for i, each in enumerate(listed)]
 
     def normalizer(self, part: Mapping[str, Any]) -> dict[str, Any]:
         """Check a part that changes characters."""
-        kind = part.get("type")
-        if kind in _PLAIN:
-            return {"type": kind}
-        if kind == "Strip":
-            sides = ("strip_left", "strip_right")
-            return {"type": kind} | {s: self.flag(f"normalizer.{s}", part.get(s)) for s in sides}
-        if kind == "Prepend":
-            return {
-                "type": kind,
-                "prepend": self.text("normalizer.prepend", part.get("prepend"), 1),
-            }
-        if kind == "Replace":
-            pattern = self.mapping("normalizer.pattern", part.get("pattern"))
+        checks: dict[str, dict[str, Callable[[str, object], Any]]] = {
+            **{kind: {} for kind in _PLAIN},
+            "Strip": {"strip_left": self.flag, "strip_right": self.flag},
+            "Prepend": {"prepend": self.text},
             # No more than a character: several such parts would multiply a text's length.
-            content = self.text("normalizer.content", part.get("content"), 1)
-            if set(pattern) == {"String"}:
-                pattern = {"String": self.text("normalizer.pattern", pattern["String"], 80)}
-            elif set(pattern) == {"Regex"}:
-                regex = self.text("normalizer.pattern", pattern["Regex"], 80)
-                if not _LINEAR.fullmatch(regex):
-                    self.refuse(f"normalizer.pattern {regex!r} is no repeated character")
-                pattern = {"Regex": regex}
-            if len(pattern) != 1 or not next(iter(pattern.values())):
-                self.refuse(f"normalizer.pattern is {short(pattern)}; a String or a Regex")
-            return {"type": kind, "pattern": pattern, "content": content}
-        if kind == "Precompiled":
-            return {"type": kind, "precompiled_charsmap": self.charsmap(part)}
-        return self.refuse(
-            f"normalizer.type is {short(kind)}; {', '.join(_PLAIN)}, Strip, Prepend, Replace or "
-            "Precompiled is needed"
-        )
+            "Replace": {"pattern": self._pattern, "content": self.text},
+            "Precompiled": {"precompiled_charsmap": self._charsmap},
+        }
+        kind = self.one_of("normalizer.type", part.get("type"), tuple(checks))
+        checked = {
+            field: check(f"normalizer.{field}", part.get(field))
+            for field, check in checks[kind].items()
+        }
+        return {"type": kind, **checked}
 
-    def charsmap(self, part: Mapping[str, Any]) -> str:
-        """SentencePiece's map of characters: a trie, then what they become, ended by 0 each."""
-        name = "normalizer.precompiled_charsmap"
-        encoded = self.text(name, part.get("precompiled_charsmap"), _MAX_CHARSMAP * 4 // 3 + 4)
+    def _pattern(self, name: str, found: object) -> dict[str, str]:
+        pattern = self.mapping(name, found)
+        for kind in ("String", "Regex"):
+            if set(pattern) == {kind} and pattern[kind]:
+                text = self.text(name, pattern[kind], 80)
+                if kind == "Regex" and not _LINEAR.fullmatch(text):
+                    self.refuse(f"{name} {text!r} is no repeated character")
+                return {kind: text}
+        return self.wrong(name, pattern, "a String or a Regex")
+
+    def _charsmap(self, name: str, found: object) -> str:
+        """Check SentencePiece's map: a trie, then what characters become, ended by 0 each."""
+        encoded = self.text(name, found, _MAX_CHARSMAP * 4 // 3 + 4)
         try:
             raw = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise UserError(f"{self.where}: {name} is not base64 ({error})") from error
+            raise UserError(f"{self.path}: {name} is not base64 ({error})") from error
         size = int.from_bytes(raw[:4], "little")
         texts = raw[4 + size :]
         if len(raw) < 8 or size % 4 or not 0 < size <= len(raw) - 4 or len(raw) > _MAX_CHARSMAP:
@@ -127,40 +147,32 @@ class Reading:
 
     def pre_tokenizer(self, part: Mapping[str, Any]) -> dict[str, Any]:
         """Check a part that divides a text."""
-        kind = part.get("type")
+        kinds = ("ByteLevel", "Metaspace", "WhitespaceSplit")
+        kind = self.one_of("pre_tokenizer.type", part.get("type"), kinds)
         if kind == "WhitespaceSplit":
             return {"type": kind}
+        prefix = self.flag(
+            "pre_tokenizer.add_prefix_space",
+            part.get("add_prefix_space", True),
+            default=kind == "Metaspace",
+        )
         if kind == "ByteLevel":
             self.one_of("pre_tokenizer.use_regex", part.get("use_regex", True), (True,))
-            prefix = part.get("add_prefix_space", True)
-            return {
-                "type": kind,
-                "add_prefix_space": self.flag("pre_tokenizer.add_prefix_space", prefix),
-                "trim_offsets": True,
-                "use_regex": True,
-            }
-        if kind == "Metaspace":
-            self.one_of("pre_tokenizer.replacement", part.get("replacement"), (SPACE,))
-            prefix = self.flag(
-                "pre_tokenizer.add_prefix_space", part.get("add_prefix_space"), default=True
-            )
-            scheme = part.get("prepend_scheme", "always" if prefix else "never")
-            return {
-                "type": kind,
-                "replacement": SPACE,
-                "prepend_scheme": self.one_of(
-                    "pre_tokenizer.prepend_scheme", scheme, ("always", "first", "never")
-                ),
-                "split": self.flag("pre_tokenizer.split", part.get("split"), default=True),
-            }
-        return self.refuse(
-            f"pre_tokenizer.type is {short(kind)}; ByteLevel, Metaspace or WhitespaceSplit is "
-            "needed"
-        )
+            rest = {"trim_offsets": True, "use_regex": True}
+            return {"type": kind, "add_prefix_space": prefix, **rest}
+        self.one_of("pre_tokenizer.replacement", part.get("replacement"), (SPACE,))
+        scheme = part.get("prepend_scheme", "always" if prefix else "never")
+        schemes = ("always", "first", "never")
+        return {
+            "type": kind,
+            "replacement": SPACE,
+            "prepend_scheme": self.one_of("pre_tokenizer.prepend_scheme", scheme, schemes),
+            "split": self.flag("pre_tokenizer.split", part.get("split"), default=True),
+        }
 
-    def num_between(self, found: object, roles: tuple[str, ...]) -> int:
-        """Separators between two texts; 1 where nothing puts special tokens into rows."""
-        parts = self.parts("post_processor", found, "processors")
+    def num_between(self, roles: tuple[str, ...]) -> int:
+        """Return separators between two texts; 1 where nothing puts special tokens into rows."""
+        parts = self.parts("post_processor", "processors")
         makers = [part for part in parts if part.get("type") != "ByteLevel"]  # of offsets alone
         if not makers:
             return 1
@@ -175,12 +187,11 @@ class Reading:
             f"{' or '.join(repr(' '.join(row)) for row in rows.values()):.200} is needed"
         )
 
-    def trims_offsets(self, found: object) -> bool:
+    def trims_offsets(self) -> bool:
         """Whether a word of a byte-level BPE is reported without the space before it."""
-        parts = self.parts("post_processor", found, "processors")
         return any(
             self.flag("post_processor.trim_offsets", part.get("trim_offsets"), default=True)
-            for part in parts
+            for part in self.parts("post_processor", "processors")
             if part.get("type") in ("ByteLevel", "RobertaProcessing")
         )
 
@@ -196,7 +207,7 @@ class Reading:
             return [cls, "A", *[sep] * (1 if kind == "BertProcessing" else ROBERTAS), "B", sep]
         pair = maker.get("pair")
         if not isinstance(pair, list) or len(pair) > _MAX_PARTS:
-            self.refuse(f"post_processor.pair is {short(pair)}; a list of at most {_MAX_PARTS}")
+            self.wrong("post_processor.pair", pair, f"a list of at most {_MAX_PARTS}")
         return [
             f"{token.get('id')}"
             for piece in pair
@@ -208,12 +219,12 @@ class Reading:
         """Tokens in the order of their ids, and their scores."""
         pairs = model.get("vocab")
         if not isinstance(pairs, list) or not 0 < len(pairs) <= MAX_TOKENS:
-            self.refuse(f"model.vocab is {short(pairs)}; a list of 1 to {MAX_TOKENS:,} pairs")
+            self.wrong("model.vocab", pairs, f"a list of 1 to {MAX_TOKENS:,} pairs")
         tokens: list[str] = []
         scores: list[float] = []
         for i, pair in enumerate(pairs):
             if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) not in (int, float):
-                self.refuse(f"model.vocab[{i}] is {short(pair)}; a token and a number are needed")
+                self.wrong(f"model.vocab[{i}]", pair, "a token and a number are needed")
             if not abs(pair[1]) < 1e30:
                 self.refuse(f"model.vocab[{i}] has the score {pair[1]!r:.40}; it must be finite")
             tokens.append(self.token(f"model.vocab[{i}]", pair[0]))
@@ -225,23 +236,21 @@ class Reading:
         for name in ("continuing_subword_prefix", "end_of_word_suffix"):
             self.one_of(f"model.{name}", model.get(name) or "", ("",))
         if model.get("dropout") not in (None, 0):
-            self.refuse(f"model.dropout is {short(model['dropout'])}; ids must not be random")
+            self.wrong("model.dropout", model["dropout"], "ids must not be random")
         self.one_of("model.ignore_merges", model.get("ignore_merges") or False, (False,))
-        found = self.mapping("model.vocab", model.get("vocab"))
-        for token in found:
-            self.token(f"model.vocab[{token[:80]!r}]", token)
-        tokens = self.vocab(found)
+        tokens = self.vocab(model)
+        known = set(tokens)
         listed = model.get("merges")
         if not isinstance(listed, list) or len(listed) > MAX_TOKENS:
-            self.refuse(f"model.merges is {short(listed)}; a list of at most {MAX_TOKENS:,}")
+            self.wrong("model.merges", listed, f"a list of at most {MAX_TOKENS:,}")
         merges: dict[tuple[str, str], None] = {}
         for i, merge in enumerate(listed):
             pair = merge.split(" ") if isinstance(merge, str) else merge
             if not isinstance(pair, list) or len(pair) != 2 or not all(
                 isinstance(part, str) for part in pair
             ):  # fmt: skip
-                self.refuse(f"model.merges[{i}] is {short(merge)}; two tokens are needed")
-            missing = [t for t in (*pair, "".join(pair)) if t not in found]
+                self.wrong(f"model.merges[{i}]", merge, "two tokens are needed")
+            missing = [t for t in (*pair, "".join(pair)) if t not in known]
             if missing:
                 self.refuse(f"model.merges[{i}]: {missing[0][:80]!r} is not in model.vocab")
             merges[pair[0], pair[1]] = None
@@ -249,18 +258,18 @@ class Reading:
             self.refuse("model.merges has a pair twice")
         return tokens, list(merges)
 
-    def vocab(self, found: object) -> list[str]:
+    def vocab(self, model: Mapping[str, Any]) -> list[str]:
         """Return the tokens of an object from token to id, in the order of their ids."""
-        ids = self.mapping("model.vocab", found)
+        ids = self.mapping("model.vocab", model.get("vocab"))
         if not 0 < len(ids) <= MAX_TOKENS:
             self.refuse(f"model.vocab has {len(ids):,} tokens; 1 to {MAX_TOKENS:,} are needed")
         tokens: list[Any] = [None] * len(ids)
         for token, id in ids.items():
+            name = f"model.vocab[{token[:80]!r}]"
+            self.token(name, token)
             if type(id) is not int or not 0 <= id < len(tokens):
-                self.refuse(
-                    f"model.vocab[{token[:80]!r}] is {short(id)}; the {len(tokens):,} tokens need "
-                    f"the ids 0 to {len(tokens) - 1}, each once"
-                )
+                right = f"need the ids 0 to {len(tokens) - 1}, each once"
+                self.wrong(name, id, f"the {len(tokens):,} tokens {right}")
             if tokens[id] is not None:
                 self.refuse(
                     f"model.vocab gives the id {id} to {tokens[id][:80]!r} and to {token[:80]!r}"
@@ -268,26 +277,21 @@ class Reading:
             tokens[id] = token
         return tokens
 
-    def token(self, name: str, found: object) -> str:
-        """Check a token of the vocabulary."""
-        if not isinstance(found, str) or not 0 < len(found) <= MAX_TOKEN_CHARS:
-            raise UserError(
-                f"{self.where}: {name} is {short(found)}; a token of 1 to {MAX_TOKEN_CHARS} "
-                "characters is needed"
-            )
-        return found
+    def added(self, listed: object, vocab: list[str]) -> tuple[AddedToken, ...]:
+        """Return added tokens, those of the files beside included, in the order of their ids.
 
-    def added(self, found: object, vocab: list[str]) -> tuple[AddedToken, ...]:
-        """Return added tokens in the order of ids, and extend `vocab` by tokens beyond its end."""
-        result: dict[str, AddedToken] = {}
-        if found is None:
-            return ()
-        if not isinstance(found, list) or len(found) > MAX_TOKENS:
-            self.refuse(f"added_tokens is {short(found)}; a list is needed")
+        Args:
+            listed: the field `added_tokens` of a `tokenizer.json`.
+            vocab: tokens in the order of their ids; added tokens beyond its end join it.
+        """
+        if not isinstance(listed, list | None) or len(listed or ()) > MAX_TOKENS:
+            self.wrong("added_tokens", listed, "a list is needed")
+        found = self._with_beside(listed or [], vocab)
         entries = [self.mapping(f"added_tokens[{i}]", each) for i, each in enumerate(found)]
         for i, entry in enumerate(entries):
             if type(entry.get("id")) is not int:
-                self.refuse(f"added_tokens[{i}].id is {short(entry.get('id'))}; a number")
+                self.wrong(f"added_tokens[{i}].id", entry.get("id"), "a number")
+        result: dict[str, AddedToken] = {}
         for i, entry in sorted(enumerate(entries), key=lambda pair: pair[1]["id"]):
             content = self.token(f"added_tokens[{i}].content", entry.get("content"))
             id = entry["id"]
@@ -302,16 +306,32 @@ class Reading:
             result[content] = AddedToken(content, **flags)
         return tuple(result.values())
 
-    def never_made(
-        self, specials: tuple[str, ...], merges: list[tuple[str, str]], kind: str
-    ) -> None:
-        """Refuses special tokens that text could become. A Unigram's are renamed where it runs."""
-        if kind == "Unigram":
-            return
-        made = {left + right for left, right in merges}
-        for token in specials[:1] + specials[2:]:
-            if token in made or len(token) == 1:
-                self.refuse(
-                    f"the special token {token[:80]!r} is made from text by model.merges, or is "
-                    "one character; a text could place it"
-                )
+    def _with_beside(self, listed: list[Any], vocab: list[str]) -> list[Any]:
+        """Return entries of `added_tokens`, with those that the files beside name."""
+        numbered = self.beside("added_tokens.json")
+        entries = list(listed)
+        for source in (self.config, self.beside(MAP_NAME)):
+            by_id = source.get("added_tokens_decoder")
+            for id, token in by_id.items() if isinstance(by_id, dict) else ():
+                if isinstance(token, dict) and id.isdecimal():
+                    entries.append(token | {"id": int(id)})
+            for field in ("additional_special_tokens", "extra_special_tokens"):
+                names = source.get(field)
+                names = list(names.values()) if isinstance(names, dict) else names
+                for name in names if isinstance(names, list) else ():
+                    token = name if isinstance(name, dict) else {"content": name}
+                    entries.append({**token, "id": None, "special": True})
+        entries += [{"content": n, "id": id, "normalized": True} for n, id in numbered.items()]
+        ids: dict[str, Any] = {token: id for id, token in enumerate(vocab)} | numbered
+        merged: dict[str, Any] = {}
+        for entry in entries:
+            if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+                return entries  # refused by the caller
+            merged.setdefault(entry["content"], dict(entry))
+        given = [entry["id"] for entry in merged.values() if type(entry.get("id")) is int]
+        last = max([len(vocab) - 1, *given])
+        for name, entry in merged.items():
+            if "id" in entry and entry["id"] is None:  # of no list with ids: as in the vocabulary
+                entry["id"] = ids.get(name, last + 1)
+                last += entry["id"] == last + 1
+        return list(merged.values())

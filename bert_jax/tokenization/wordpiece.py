@@ -14,9 +14,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,14 +29,14 @@ from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,
     MAX_TOKEN_CHARS,
     MAX_TOKENS,
+    ROLES,
     SPECIAL_TOKENS,
     AddedToken,
     Encoding,
-    Id,
+    Tokenizer,
     added_entries,
     num_pieces,
     replace_surrogates,
-    write_directory,
 )
 
 # One thread unless the environment says otherwise: the corpus builder runs one process per core,
@@ -83,13 +82,10 @@ class WordPieceOptions:
         )
 
 
-class WordPieceTokenizer:
-    """A WordPiece vocabulary with its options; a `Tokenizer`."""
+class WordPieceTokenizer(Tokenizer):
+    """A WordPiece vocabulary with its options."""
 
     kind = "wordpiece"
-    word_prefix = ""
-    num_between = 1
-    mask_takes_blank = False
 
     def __init__(
         self,
@@ -112,18 +108,25 @@ class WordPieceTokenizer:
                 token is missing; too many entries.
         """
         options = options or WordPieceOptions()
-        ids = _check_vocab(vocab, where)
+        _check_vocab(vocab, where)
+        super().__init__(vocab)
+        ids = self._ids
         self.options = options
-        self.vocab = tuple(vocab)
-        self.vocab_size = len(self.vocab)
         self.special_ids = SpecialIds(*(ids[t] for t in SPECIAL_TOKENS))
         self.continues_word = np.array(
             [t.startswith(CONTINUATION) and len(t) > len(CONTINUATION) for t in self.vocab]
         )
-        self.added = tuple(added)
+        self.added = tuple(sorted(added, key=lambda token: ids[token.content]))
         self.continues_word[[ids[token.content] for token in self.added]] = False
-        self.fingerprint = _fingerprint(self.vocab, options, added_entries(self.added, ids))
-        self._ids = ids
+        entries = added_entries(self.added, ids)
+        determines: dict[str, Any] = {
+            "kind": "wordpiece",
+            "version": 1,
+            "vocab": self.vocab,
+            "options": asdict(options) | {"strip_accents": options.strips_accents},
+        } | ({"added": entries} if entries else {})
+        text = json.dumps(determines, sort_keys=True)
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
         self._fast = tokenizers.Tokenizer(
             models.WordPiece(
                 {token: id for id, token in enumerate(vocab[: num_pieces(vocab, self.added)])},
@@ -135,12 +138,7 @@ class WordPieceTokenizer:
         self._fast.normalizer = options.normalizer()
         self._fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         # Not the special ones: they would be matched in text before anything else.
-        self._fast.add_tokens(
-            [
-                tokenizers.AddedToken(**asdict(token))
-                for token in sorted(self.added, key=lambda token: ids[token.content])
-            ]
-        )
+        self._fast.add_tokens([tokenizers.AddedToken(**asdict(token)) for token in self.added])
         self._decoder = decoders.WordPiece(prefix=CONTINUATION)
         self._cache: dict[str, bytes] = {}
 
@@ -148,16 +146,13 @@ class WordPieceTokenizer:
         return WordPieceTokenizer, (self.vocab, self.options, self.added)
 
     def encode(self, text: str) -> Encoding:
-        """See `Tokenizer.encode`; a word that becomes [UNK] has the span of the word."""
-        try:
-            found = self._fast.encode(text, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):
-            found = self._fast.encode(replace_surrogates(text), add_special_tokens=False)
+        """Ids and character offsets; a word that becomes [UNK] has the span of the word."""
+        found = self._fast.encode(replace_surrogates(text), add_special_tokens=False)
         offsets = np.array(found.offsets, np.int32).reshape(-1, 2)
         return Encoding(np.array(found.ids, np.int32), offsets)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " _"]]:
-        """See `Tokenizer.encode_batch`.
+        """Ids of each text.
 
         No step of the algorithm looks across whitespace, so a text's ids are those of its
         space-separated words one after another, and words repeat: each is encoded once and kept.
@@ -196,29 +191,16 @@ class WordPieceTokenizer:
         return [np.frombuffer(b"".join(found), np.int32) for found in parts]  # type: ignore[arg-type]
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
-        try:
-            found = self._fast.encode_batch_fast(words, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):
-            words = [replace_surrogates(word) for word in words]
-            found = self._fast.encode_batch_fast(words, add_special_tokens=False)
+        words = [replace_surrogates(word) for word in words]
+        found = self._fast.encode_batch_fast(words, add_special_tokens=False)
         return [np.array(each.ids, np.int32).tobytes() for each in found]
 
-    def decode(self, ids: Iterable[Id]) -> str:
-        """See `Tokenizer.decode`; pieces are joined and English punctuation closed up."""
-        return self._decoder.decode([self.id_to_token(id) for id in ids])
+    def _spell(self, tokens: list[str]) -> str:
+        """Join pieces and close up English punctuation."""
+        return self._decoder.decode(tokens)
 
-    def id_to_token(self, id: Id) -> str:
-        """See `Tokenizer.id_to_token`."""
-        if not 0 <= id < self.vocab_size:
-            raise IndexError(f"token id {id} is outside the vocabulary of {self.vocab_size}")
-        return self.vocab[id]
-
-    def token_to_id(self, token: str) -> int | None:
-        """See `Tokenizer.token_to_id`."""
-        return self._ids.get(token)
-
-    def save(self, directory: Path) -> None:
-        """Write tokenizer.json, vocab.txt, tokenizer_config.json; `AutoTokenizer` loads them too.
+    def _files(self) -> dict[str, bytes]:
+        """Return tokenizer.json, vocab.txt, tokenizer_config.json; `AutoTokenizer` loads them too.
 
         There the special tokens are added tokens, so `transformers` does match them in text.
         """
@@ -236,11 +218,7 @@ class WordPieceTokenizer:
             "strip_accents": self.options.strips_accents,
             "tokenize_chinese_chars": self.options.split_cjk,
             "max_input_chars_per_word": self.options.max_word_chars,
-            "pad_token": "[PAD]",
-            "unk_token": "[UNK]",
-            "cls_token": "[CLS]",
-            "sep_token": "[SEP]",
-            "mask_token": "[MASK]",
+            **dict(zip(ROLES, SPECIAL_TOKENS, strict=True)),
         }
         if self.added:
             entries = added_entries(self.added, self._ids)
@@ -250,11 +228,11 @@ class WordPieceTokenizer:
             "vocab.txt": "".join(token + "\n" for token in self.vocab),
             CONFIG_NAME: json.dumps(config, indent=1) + "\n",
         }
-        write_directory(directory, self.kind, {n: f.encode() for n, f in files.items()})
+        return {name: text.encode() for name, text in files.items()}
 
 
-def _check_vocab(vocab: Sequence[str], where: str) -> dict[str, int]:
-    """Token to id, or UserError."""
+def _check_vocab(vocab: Sequence[str], where: str) -> None:
+    """Refuse a vocabulary that no tokenizer can have."""
     if len(vocab) > MAX_TOKENS:
         raise UserError(f"{where.format(MAX_TOKENS + 1)}: more than {MAX_TOKENS:,} tokens")
     ids: dict[str, int] = {}
@@ -286,17 +264,3 @@ def _check_vocab(vocab: Sequence[str], where: str) -> dict[str, int]:
             f"{source} has {len(vocab):,} tokens, without {', '.join(missing)}; all of "
             f"{', '.join(SPECIAL_TOKENS)} are needed"
         )
-    return ids
-
-
-def _fingerprint(
-    vocab: Sequence[str], options: WordPieceOptions, added: list[dict[str, Any]]
-) -> str:
-    """sha256 over the vocabulary in order, the options with defaults resolved, added tokens."""
-    determines: dict[str, Any] = {
-        "kind": "wordpiece",
-        "version": 1,
-        "vocab": list(vocab),
-        "options": asdict(options) | {"strip_accents": options.strips_accents},
-    } | ({"added": added} if added else {})
-    return hashlib.sha256(json.dumps(determines, sort_keys=True).encode()).hexdigest()

@@ -5,7 +5,7 @@ tokenizer is built anew from those fields: what else such a file may carry (trun
 never takes effect.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,13 @@ from bert_jax.tokenization.tokenizer import (
     MAX_TOKEN_CHARS,
     MAX_TOKENS,
     SPECIAL_TOKENS,
-    AddedToken,
 )
-from bert_jax.tokenization.tokenizer_json import with_added_beside
 from bert_jax.tokenization.tokenizer_parts import Reading
 from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceOptions, WordPieceTokenizer
-from bert_jax.untrusted.json_file import read_json_object, short
 from bert_jax.untrusted.whole_file import read_text
 
 
-def load_wordpiece(path: Path, *, lowercase: bool | None = None) -> WordPieceTokenizer:
+def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPieceTokenizer:
     """Read `vocab.txt` or `tokenizer.json`, with the `tokenizer_config.json` beside it if any.
 
     A `vocab.txt` does not say whether text is lower-cased. In this order: `tokenizer_config.json`,
@@ -35,48 +32,48 @@ def load_wordpiece(path: Path, *, lowercase: bool | None = None) -> WordPieceTok
     Raises:
         UserError: the file is not sound, or two sources contradict each other.
     """
-    config_path = path.with_name(CONFIG_NAME)
-    config = (
-        read_json_object(config_path, max_bytes=MAX_FILE_BYTES) if config_path.is_file() else {}
-    )
-    stated = _stated_lowercase(config_path, config)
+    path = reading.path
+    config = Reading(path.with_name(CONFIG_NAME))  # for messages
+    config.whole = reading.config
+    stated = _optional_flag(config, "do_lower_case")
     if None not in (lowercase, stated) and lowercase != stated:
-        raise UserError(
-            f"{config_path}: do_lower_case is {stated}, the option says lowercase={lowercase}; "
-            "drop the option or correct the file"
+        config.refuse(
+            f"do_lower_case is {stated}, the option says lowercase={lowercase}; drop the option or "
+            "correct the file"
         )
+    wanted = lowercase if stated is None else stated
     if path.suffix == ".json":
-        vocab, options = _read_tokenizer_json(path)
-        wanted = lowercase if stated is None else stated
+        vocab, options = _read_tokenizer_json(reading)
         if wanted is not None and wanted != options.lowercase:
-            source = "the option" if stated is None else f"do_lower_case in {config_path.name}"
-            raise UserError(
-                f"{path}: normalizer.lowercase is {options.lowercase}, {source} says {wanted}; "
-                "they must agree (transformers would follow tokenizer_config.json)"
+            source = "the option" if stated is None else f"do_lower_case in {CONFIG_NAME}"
+            reading.refuse(
+                f"normalizer.lowercase is {options.lowercase}, {source} says {wanted}; they must "
+                "agree (transformers would follow tokenizer_config.json)"
             )
-        pieces, listed = list(vocab), read_json_object(path, max_bytes=MAX_FILE_BYTES)
-        added = _added(path, config, listed.get("added_tokens"), vocab)
-        beside = path.with_name("vocab.txt")
-        if beside.is_file() and _read_vocab_txt(beside) not in (pieces, vocab):
-            raise UserError(
-                f"{path} and {beside.name} beside it list different tokens; remove the wrong one"
-            )
-        return WordPieceTokenizer(vocab, options, added, where=f"{path}, model.vocab entry {{}}")
-    vocab = _read_vocab_txt(path)
-    if stated is not None:
-        lowercase = stated
-    if lowercase is None:
-        lowercase = not has_upper_case(vocab)
-    options = _apply_config(config_path, config, WordPieceOptions(lowercase=lowercase))
-    added = _added(path, config, None, vocab)
-    return WordPieceTokenizer(vocab, options, added, where=f"{path}, line {{}}")
+        listed, where = reading.whole.get("added_tokens"), f"{path}, model.vocab entry {{}}"
+    else:
+        vocab, listed, where = _read_vocab_txt(path), None, f"{path}, line {{}}"
+        cjk = config.whole.get("tokenize_chinese_chars", True)
+        options = WordPieceOptions(
+            lowercase=not has_upper_case(vocab) if wanted is None else wanted,
+            strip_accents=_optional_flag(config, "strip_accents"),
+            split_cjk=config.one_of("tokenize_chinese_chars", cjk, (True, False)),
+            max_word_chars=_max_word_chars(config, "", config.whole),
+        )
+    pieces = list(vocab)
+    added = [t for t in reading.added(listed, vocab) if t.content not in SPECIAL_TOKENS]
+    beside = path.with_name("vocab.txt")
+    if beside != path and beside.is_file() and _read_vocab_txt(beside) not in (pieces, vocab):
+        raise UserError(
+            f"{path} and {beside.name} beside it list different tokens; remove the wrong one"
+        )
+    return WordPieceTokenizer(vocab, options, added, where=where)
 
 
 def says_casing(directory: Path) -> bool:
     """Whether the files beside a `vocab.txt` say if text is lower-cased."""
-    config = directory / CONFIG_NAME
-    found = read_json_object(config, max_bytes=MAX_FILE_BYTES) if config.is_file() else {}
-    return (directory / "tokenizer.json").is_file() or found.get("do_lower_case") is not None
+    whole = directory / "tokenizer.json"
+    return whole.is_file() or Reading(whole).config.get("do_lower_case") is not None
 
 
 def has_upper_case(vocab: list[str]) -> bool:
@@ -97,82 +94,47 @@ def _read_vocab_txt(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
-def _stated_lowercase(path: Path, config: dict[str, Any]) -> bool | None:
-    stated = config.get("do_lower_case")
-    if stated is not None and not isinstance(stated, bool):
-        raise UserError(f"{path}: do_lower_case is {stated!r}; true or false is needed")
-    return stated
+def _optional_flag(reading: Reading, field: str) -> bool | None:
+    found = reading.whole.get(field)
+    return None if found is None else reading.flag(field, found)
 
 
-def _apply_config(
-    path: Path, config: dict[str, Any], options: WordPieceOptions
-) -> WordPieceOptions:
-    """`options` with what `tokenizer_config.json` says on the rest."""
-    accents = config.get("strip_accents", options.strip_accents)
-    if accents is not None and not isinstance(accents, bool):
-        raise UserError(f"{path}: strip_accents is {accents!r}; true, false or null is needed")
-    cjk = config.get("tokenize_chinese_chars", options.split_cjk)
-    if not isinstance(cjk, bool):
-        raise UserError(f"{path}: tokenize_chinese_chars is {cjk!r}; true or false is needed")
-    limit = config.get("max_input_chars_per_word", options.max_word_chars)
-    return replace(
-        options,
-        strip_accents=accents,
-        split_cjk=cjk,
-        max_word_chars=_positive(path, "max_input_chars_per_word", limit),
-    )
-
-
-def _positive(path: Path, field: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not (1 <= value <= MAX_TOKEN_CHARS):
-        raise UserError(
-            f"{path}: {field} is {value!r:.40}; an integer from 1 to {MAX_TOKEN_CHARS} is needed "
-            "(cutting one word takes the cube of that)"
-        )
+def _max_word_chars(reading: Reading, part: str, found: Mapping[str, Any]) -> int:
+    value = found.get("max_input_chars_per_word", WordPieceOptions().max_word_chars)
+    if type(value) is not int or not 1 <= value <= MAX_TOKEN_CHARS:
+        right = f"an integer from 1 to {MAX_TOKEN_CHARS} is needed (cutting one word takes the cube"
+        reading.wrong(f"{part}max_input_chars_per_word", value, f"{right} of that)")
     return value
 
 
-def _read_tokenizer_json(path: Path) -> tuple[list[str], WordPieceOptions]:
-    """Vocabulary and options of a BERT `tokenizer.json`; any other pipeline is a UserError."""
-    whole = read_json_object(path, max_bytes=MAX_FILE_BYTES)
+def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]:
+    """Return vocabulary and options of a BERT `tokenizer.json`; refuse any other pipeline."""
 
-    def part(name: str, type_name: str) -> dict[str, Any]:
-        found = whole.get(name)
-        found_type = found.get("type") if isinstance(found, dict) else found
-        if not isinstance(found, dict) or found_type != type_name:
-            raise UserError(
-                f"{path}: {name}.type is {short(found_type)}; BERT's WordPiece tokenizer has "
-                f"{type_name}"
-            )
+    def check(part: str, kind: str, **right: tuple[Any, ...]) -> dict[str, Any]:
+        found = reading.mapping(part, reading.whole.get(part))
+        if found.get("type") != kind:
+            right_kind = f"BERT's WordPiece tokenizer has {kind}"
+            reading.wrong(f"{part}.type", found.get("type"), right_kind)
+        for field, values in right.items():
+            reading.one_of(f"{part}.{field}", found.get(field), values)
         return found
 
-    def expect(name: str, value: object, *right: object) -> None:
-        if not any(value is r or (isinstance(r, str) and value == r) for r in right):
-            raise UserError(f"{path}: {name} is {short(value)}; {right[0]!r} is needed")
-
-    model = part("model", "WordPiece")
-    normalizer = part("normalizer", "BertNormalizer")
-    part("pre_tokenizer", "BertPreTokenizer")
-    expect("model.unk_token", model.get("unk_token"), "[UNK]")
-    expect("model.continuing_subword_prefix", model.get("continuing_subword_prefix"), CONTINUATION)
-    expect("normalizer.clean_text", normalizer.get("clean_text"), True)
-    expect("normalizer.lowercase", normalizer.get("lowercase"), True, False)
-    expect("normalizer.strip_accents", normalizer.get("strip_accents"), None, True, False)
-    expect("normalizer.handle_chinese_chars", normalizer.get("handle_chinese_chars"), True, False)
-    vocab = Reading(f"{path}").vocab(model.get("vocab"))
-    limit = model.get("max_input_chars_per_word", 100)
-    return vocab, WordPieceOptions(
+    both = (True, False)
+    model = check(
+        "model", "WordPiece", unk_token=("[UNK]",), continuing_subword_prefix=(CONTINUATION,)
+    )
+    normalizer = check(
+        "normalizer",
+        "BertNormalizer",
+        clean_text=(True,),
+        lowercase=both,
+        strip_accents=(None, *both),
+        handle_chinese_chars=both,
+    )
+    check("pre_tokenizer", "BertPreTokenizer")
+    return reading.vocab(model), WordPieceOptions(
         lowercase=normalizer["lowercase"],
         strip_accents=normalizer.get("strip_accents"),
         split_cjk=normalizer["handle_chinese_chars"],
-        max_word_chars=_positive(path, "model.max_input_chars_per_word", limit),
+        max_word_chars=_max_word_chars(reading, "model.", model),
     )
-
-
-def _added(
-    path: Path, config: dict[str, Any], listed: object, vocab: list[str]
-) -> tuple[AddedToken, ...]:
-    """Return added tokens besides the five special ones; tokens beyond the end join `vocab`."""
-    found = with_added_beside(path, config, listed, vocab)
-    added = Reading(f"{path}").added(found, vocab)
-    return tuple(token for token in added if token.content not in SPECIAL_TOKENS)

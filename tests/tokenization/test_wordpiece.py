@@ -322,7 +322,7 @@ def _json(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     ("field", "value", "message"),
     [
         ("model.type", "WordLevel", "model.type is 'WordLevel'; .* WordPiece"),
-        ("model", None, "model.type is missing"),
+        ("model", None, "model is missing; an object"),
         ("model.vocab", [], "model.vocab is a list"),
         ("model.vocab.a", 99, r"model.vocab\['a'\] is 99; .* ids 0 to 5"),
         ("model.vocab.a", 4, "gives the id 4 to .* and to 'a'"),
