@@ -89,7 +89,7 @@ def measure(
     """Median rates of the collator, our host's work, and ours with masking, in tokens/s."""
     import jax
 
-    from bert_jax.data.pipeline import DataConfig, ExampleStream, Phase, train_batches
+    from bert_jax.data.pipeline import DataConfig, ExampleStream, Phase, TrainBatches
 
     num_batches, repeats = arguments.batches, arguments.repeats
     phase = Phase(length, batch_size, num_batches * (repeats + 1))
@@ -109,7 +109,7 @@ def measure(
             jax.block_until_ready(mask(batch))
 
     def ours(first: int) -> Iterator[dict[str, Any]]:
-        batches = train_batches(stream, first)
+        batches = TrainBatches(stream, first)
         yield from itertools.islice(batches, num_batches)
         batches.close()
 

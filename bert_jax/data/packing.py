@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.data.gather import gather_spans
 from bert_jax.data.shuffle import below, hash_key, hash_u64
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
@@ -58,7 +57,7 @@ class PackedPlan:
         used = int(self.piece_len.sum(dtype=np.int64)) + NUM_SPECIAL * self.piece_len.size
         return used / (len(self) * self.length)
 
-    def gather(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def batch(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows as [CLS] piece [SEP], repeated, and padding.
 
         Args:
@@ -69,29 +68,25 @@ class PackedPlan:
           tokens (B, L) of the store's dtype, type_ids (B, L) uint8 of 0, segment_ids (B, L) uint8
           counting from 1 in each row, pair_labels (B,) int32 of -1.
         """
-        special, length = store.special_ids, self.length
         first = self.row_offsets[rows]
         count = self.row_offsets[rows + 1] - first
         last_piece = np.cumsum(count)
         first_piece = last_piece - count
         segment = np.arange(last_piece[-1] if rows.size else 0) - np.repeat(first_piece, count)
         piece = np.repeat(first, count) + segment
-        spans = self.piece_len[piece].astype(np.int64) + NUM_SPECIAL
-        # The last piece's span runs on to the end of the row; its own end is where padding begins.
-        used = np.add.reduceat(spans, first_piece)
-        last_sep = np.arange(rows.size) * length + used - 1
-        spans[last_piece - 1] += length - used
-        sources = self.piece_start[piece].astype(np.int64) - 1
-        tokens = gather_spans(store.tokens, sources, spans, rows.size, length)
+        sizes = self.piece_len[piece].astype(np.int64) + NUM_SPECIAL
+        used = np.add.reduceat(sizes, first_piece)
+        # The last piece's span runs on to the end of the row, through the padding.
+        spans = sizes.copy()
+        spans[last_piece - 1] += self.length - used
+        starts = self.piece_start[piece].astype(np.int64) - 1
+        tokens, real = store.take_spans(starts, spans, used[:, None], self.length)
         flat = tokens.reshape(-1)
-        ends = np.cumsum(spans)
-        flat[ends - spans] = special.cls
-        flat[ends - 1] = special.sep  # for a row's last piece this place is padding, written below
-        flat[last_sep] = special.sep
+        begins = np.cumsum(spans) - spans
+        flat[begins] = store.special_ids.cls
+        flat[begins + sizes - 1] = store.special_ids.sep
         segment_ids = np.repeat((segment + 1).astype(np.uint8), spans).reshape(tokens.shape)
-        real = np.arange(length, dtype=np.int32) < used.astype(np.int32)[:, None]
         segment_ids *= real
-        np.copyto(tokens, np.asarray(special.pad, tokens.dtype), where=~real)
         return {
             "tokens": tokens,
             "type_ids": np.zeros(tokens.shape, np.uint8),

@@ -24,7 +24,6 @@ from typing import Literal
 
 import numpy as np
 
-from bert_jax.data.gather import gather_spans
 from bert_jax.data.shuffle import below, hash_key, hash_u64
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
@@ -72,11 +71,6 @@ class PairPlan:
     def __len__(self) -> int:
         return self.label.size
 
-    @property
-    def majority_rate(self) -> float:
-        """Share of the more frequent label: the accuracy of always answering with it."""
-        return majority_rate(self.label)
-
     def unheld_rate(self, num_tokens: int) -> float:
         """Share of the store's tokens that are in no row: cut off, in every pass."""
         starts = np.concatenate([self.a_start, self.b_start]).astype(np.uint64)
@@ -87,7 +81,7 @@ class PairPlan:
         new = ends - np.maximum(starts, np.concatenate([[0], ends[:-1]]))
         return 1 - int(np.maximum(new, 0).sum()) / num_tokens
 
-    def gather(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def batch(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows as [CLS] A [SEP] B [SEP] and padding.
 
         Args:
@@ -98,30 +92,27 @@ class PairPlan:
           tokens (B, L) of the store's dtype, type_ids (B, L) uint8, segment_ids (B, L) uint8,
           pair_labels (B,) int32.
         """
-        special, length = store.special_ids, self.length
+        length = self.length
         a_end = self.a_len[rows].astype(np.int64)[:, None] + 2  # where B begins
         row_end = a_end + self.b_len[rows][:, None] + 1
-        sources = np.stack([self.a_start[rows].astype(np.int64) - 1, self.b_start[rows]], axis=1)
+        starts = np.stack([self.a_start[rows].astype(np.int64) - 1, self.b_start[rows]], axis=1)
         spans = np.concatenate([a_end, length - a_end], axis=1)
-        tokens = gather_spans(store.tokens, sources.ravel(), spans.ravel(), rows.size, length)
-        tokens[:, 0] = special.cls
+        tokens, real = store.take_spans(starts.ravel(), spans.ravel(), row_end, length)
+        tokens[:, 0] = store.special_ids.cls
         row_start = np.arange(rows.size)[:, None] * length
-        tokens.reshape(-1)[np.concatenate([row_start + a_end, row_start + row_end]) - 1] = (
-            special.sep
-        )
-        places = np.arange(length, dtype=np.int32)
-        real = places < row_end.astype(np.int32)
-        np.copyto(tokens, np.asarray(special.pad, tokens.dtype), where=~real)
+        last = np.concatenate([row_start + a_end, row_start + row_end]) - 1
+        tokens.reshape(-1)[last] = store.special_ids.sep
+        of_b = np.arange(length, dtype=np.int32) >= a_end.astype(np.int32)
         return {
             "tokens": tokens,
-            "type_ids": (real & (places >= a_end.astype(np.int32))).view(np.uint8),
+            "type_ids": (real & of_b).view(np.uint8),
             "segment_ids": real.view(np.uint8),
             "pair_labels": self.label[rows].astype(np.int32),
         }
 
 
 def majority_rate(labels: np.ndarray) -> float:
-    """Share of the more frequent of the labels 0 and 1; at least one label.
+    """Return the share of the more frequent label: the accuracy of always answering with it.
 
     Under `nsp` it is often above a half: chunks of one sentence always take a random partner.
     """

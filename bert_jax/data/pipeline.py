@@ -6,7 +6,7 @@ A batch is a dict of numpy arrays, B rows of length L::
   type_ids     (B, L) uint8: sentence A 0, sentence B 1
   segment_ids  (B, L) uint8: 0 padding, 1.. packed segments; a sentence pair is all 1
   pair_labels   (B,)   int32: nsp 0 next, 1 random; sop 0 in order, 1 swapped; -1 no label
-  row_index    (B,)   uint32: the row's place in the stream of examples, which never repeats and
+  row_index    (B,)   uint32: the row's number in the stream of examples, which never repeats and
                       keys its masking and dropout
 
 `ExampleStream.batch(step)` is a pure function of (store, config, phases, seed, step). Grain reads
@@ -15,7 +15,7 @@ ahead in threads; its state is one integer, the next step.
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Literal
 
@@ -30,7 +30,8 @@ from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
 _MIN_LENGTH = {"nsp": pairs.MIN_LENGTH, "sop": pairs.MIN_LENGTH, "none": packing.MIN_LENGTH}
-_ORDER_BLOCK = 1 << 14  # places of the stream permuted at once: its cost is then per row, not call
+_MAX_ROWS = 2**32  # of all phases
+_ORDER_BLOCK = 1 << 14  # positions permuted at once: the cost is then per row, not call
 
 # What a random number is for; part of its key.
 _PLAN, _SHUFFLE, _EVALUATION = range(3)
@@ -78,7 +79,7 @@ class Phase:
 
 
 ExamplePlan = PairPlan | PackedPlan
-"""Rows of token ranges; `gather` builds all of a batch but `row_index`."""
+"""Rows of token ranges; `batch` builds all of a batch but `row_index`."""
 
 
 def plan_examples(store: TokenStore, config: DataConfig, length: int, seed: int) -> ExamplePlan:
@@ -117,31 +118,27 @@ class ExampleStream:
           UserError: no phase; a length, batch size or step count that cannot be; more than 2^32
             rows in all; one document under `nsp`.
         """
-        self._store, self._config, self._phases, self._seed = store, config, tuple(phases), seed
-        if not self._phases:
+        self._store, self.config, self.phases, self._seed = store, config, tuple(phases), seed
+        if not self.phases:
             raise UserError("training.phases is empty; at least one phase is needed")
-        for i, phase in enumerate(self._phases):
-            least = _MIN_LENGTH[config.pairing]
-            if not least <= phase.length <= 65535:
-                raise UserError(
-                    f"training.phases[{i}].length is {phase.length}; pairing "
-                    f"'{config.pairing}' needs {least} to 65,535, special tokens included"
-                )
-            for name in ("batch_size", "num_steps"):
-                if getattr(phase, name) < 1:
+        lengths = (_MIN_LENGTH[config.pairing], 65535)
+        ranges = {"length": lengths, "batch_size": (1, _MAX_ROWS), "num_steps": (1, _MAX_ROWS)}
+        for i, phase in enumerate(self.phases):
+            for name, (least, most) in ranges.items():
+                if not least <= getattr(phase, name) <= most:
                     raise UserError(
-                        f"training.phases[{i}].{name} is {getattr(phase, name)}; it must be at "
-                        "least 1"
+                        f"training.phases[{i}].{name} is {getattr(phase, name)}; with pairing "
+                        f"'{config.pairing}' it must be {least} to {most:,}"
                     )
         # Python integers: the sum must not wrap.
         self._first_step, self._first_row = [0], [0]
-        for phase in self._phases:
+        for phase in self.phases:
             self._first_step.append(self._first_step[-1] + phase.num_steps)
             self._first_row.append(self._first_row[-1] + phase.num_steps * phase.batch_size)
-        if self._first_row[-1] > 2**32:
+        if self._first_row[-1] > _MAX_ROWS:
             raise UserError(
-                f"training.phases hold {self._first_row[-1]} rows in all; a row's place in the "
-                f"stream is a 32-bit number, so {2**32} is the most"
+                f"training.phases hold {self._first_row[-1]} rows in all; a row's number in the "
+                f"stream has 32 bits, so {_MAX_ROWS} is the most"
             )
         if config.pairing == "nsp":
             pairs.check_documents(store)  # now, not when the first batch is asked for
@@ -155,92 +152,74 @@ class ExampleStream:
         """Steps of all phases."""
         return self._first_step[-1]
 
-    @property
-    def config(self) -> DataConfig:
-        """Configuration, as given."""
-        return self._config
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """Phases, as given."""
-        return self._phases
-
     def phase_of(self, step: int) -> int:
-        """Index of the phase that holds a step; IndexError beyond the last."""
+        """Return the index of the phase that holds a step; IndexError beyond the last."""
         if not 0 <= step < self.num_steps:
             raise IndexError(f"step {step} is not in [0, {self.num_steps})")
         return int(np.searchsorted(self._first_step, step, side="right")) - 1
 
     def plan(self, phase: int) -> ExamplePlan:
         """Return the rows that a phase reads; made on first use."""
-        length = self._phases[phase].length
+        length = self.phases[phase].length
         with self._lock:
             if length not in self._plans:
-                self._plans[length] = plan_examples(self._store, self._config, length, self._seed)
+                self._plans[length] = plan_examples(self._store, self.config, length, self._seed)
             return self._plans[length]
 
-    def batch(self, step: int) -> dict[str, np.ndarray]:
-        """Return the global batch of a step."""
-        return self.local_batch(step, 0, 1)
-
-    def local_batch(
-        self, step: int, process_index: int, process_count: int
+    def batch(
+        self, step: int, process_index: int = 0, process_count: int = 1
     ) -> dict[str, np.ndarray]:
-        """One process's rows of a step: a contiguous slice, without building the others.
+        """Return one process's rows of a step: a contiguous slice, without building the others.
 
         Raises:
-          UserError: the batch does not divide among the processes, or the store holds an id
-            outside its vocabulary, which jax would read as another one.
+          UserError: the batch does not divide among the processes, or the store is damaged.
           IndexError: the step is beyond the last phase.
         """
         number = self.phase_of(step)
-        phase = self._phases[number]
+        phase = self.phases[number]
         rows = _share(phase.batch_size, process_count)
-        place = (step - self._first_step[number]) * phase.batch_size + process_index * rows
+        start = (step - self._first_step[number]) * phase.batch_size + process_index * rows
         plan = self.plan(number)
-        batch = plan.gather(self._store, self._rows(number, len(plan), place, place + rows))
-        _check_ids(self._store, batch["tokens"])
-        first = self._first_row[number] + place
+        batch = plan.batch(self._store, self._rows(number, len(plan), start, start + rows))
+        first = self._first_row[number] + start
         batch["row_index"] = np.arange(first, first + rows, dtype=np.uint32)
         return batch
 
     def _rows(self, phase: int, num_rows: int, start: int, stop: int) -> np.ndarray:
-        """Plan rows at the places [start, stop) of a phase, epoch after epoch."""
+        """Return the plan's rows [start, stop) of a phase in visiting order, epoch after epoch."""
         parts = []
         while start < stop:
-            epoch, place = divmod(start, num_rows)
-            block, offset = divmod(place, _ORDER_BLOCK)
+            epoch, position = divmod(start, num_rows)
+            block, offset = divmod(position, _ORDER_BLOCK)
             part = self._order_block(phase, num_rows, epoch, block)[offset : offset + stop - start]
             parts.append(part)
             start += part.size
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.concatenate(parts)
 
     def _make_order_block(self, phase: int, num_rows: int, epoch: int, block: int) -> np.ndarray:
-        places = np.arange(block * _ORDER_BLOCK, min((block + 1) * _ORDER_BLOCK, num_rows))
-        return permute(places, num_rows, hash_key(self._seed, _SHUFFLE, phase, epoch))
+        positions = np.arange(block * _ORDER_BLOCK, min((block + 1) * _ORDER_BLOCK, num_rows))
+        return permute(positions, num_rows, hash_key(self._seed, _SHUFFLE, phase, epoch))
 
 
-def _check_ids(store: TokenStore, tokens: np.ndarray) -> None:
-    """Refuses what jax would read as another id without a word."""
-    highest = int(tokens.max(initial=0))
-    if highest >= store.vocab_size:
-        raise UserError(
-            f"the token store {store.path} is damaged: it has the id {highest}, of "
-            f"{store.vocab_size} in its vocabulary. Build the corpus again."
-        )
-
-
-class BatchIterator:
-    """Batches of one process from a step on, built ahead in threads by Grain.
+class TrainBatches:
+    """Batches of one process from a step to the end, built ahead in threads by Grain.
 
     Its state is `next_step`, one integer, for any number of processes: to resume, start a new one
     there.
     """
 
     def __init__(
-        self, stream: ExampleStream, start_step: int, process_index: int, process_count: int
+        self,
+        stream: ExampleStream,
+        start_step: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
     ) -> None:
-        config = stream.config
+        """Begin to read.
+
+        Raises:
+          UserError: a batch does not divide among the processes, or the step is beyond the end.
+        """
         for phase in stream.phases:
             _share(phase.batch_size, process_count)
         if not 0 <= start_step <= stream.num_steps:
@@ -248,17 +227,17 @@ class BatchIterator:
                 f"the first step is {start_step}; training has the steps 0 to {stream.num_steps}"
             )
         self.next_step = start_step
-        self._num_steps = stream.num_steps
         dataset = grain.MapDataset.range(start_step, stream.num_steps).map(
-            lambda step: stream.local_batch(step, process_index, process_count)
+            lambda step: stream.batch(step, process_index, process_count)
         )
+        num_threads = stream.config.num_threads
         options = grain.ReadOptions(
-            num_threads=config.num_threads,
-            prefetch_buffer_size=config.prefetch_batches if config.num_threads else 0,
+            num_threads=num_threads,
+            prefetch_buffer_size=stream.config.prefetch_batches if num_threads else 0,
         )
         self._batches = iter(dataset.to_iter_dataset(options)) if len(dataset) else iter(())
 
-    def __iter__(self) -> "BatchIterator":
+    def __iter__(self) -> "TrainBatches":
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
@@ -273,19 +252,8 @@ class BatchIterator:
         self._batches = iter(())
 
 
-def train_batches(
-    stream: ExampleStream, start_step: int = 0, process_index: int = 0, process_count: int = 1
-) -> BatchIterator:
-    """Iterate over one process's batches, from `start_step` to the end of the last phase.
-
-    Raises:
-      UserError: a batch does not divide among the processes, or the step is beyond the end.
-    """
-    return BatchIterator(stream, start_step, process_index, process_count)
-
-
 class EvalBatches:
-    """Every row exactly once, for as many iterations as wanted; the plan is made once.
+    """One pass over a held-out store, for as many iterations as wanted; the plan is made once.
 
     The last batch is filled up with rows of segment_ids 0 and pair_label -1. All processes see the
     same number of batches.
@@ -294,16 +262,38 @@ class EvalBatches:
     def __init__(
         self,
         store: TokenStore,
-        plan: ExamplePlan,
+        config: DataConfig,
+        length: int,
         batch_size: int,
-        num_rows: int,
-        process: tuple[int, int],
-        seed: int,
+        *,
+        max_rows: int | None = None,
+        process_index: int = 0,
+        process_count: int = 1,
+        seed: int = 0,
     ) -> None:
-        self.num_rows = num_rows
+        """Plan the rows.
+
+        Args:
+          store: held-out documents.
+          config: pairing and short_rate are used.
+          length: L.
+          batch_size: B over all processes.
+          max_rows: at most so many rows, a fixed random sample.
+          process_index: which slice of each batch.
+          process_count: how many slices.
+          seed: of the plan and the sample, not the training seed: runs are compared on the same
+            rows.
+
+        Raises:
+          UserError: the batch does not divide among the processes, or the store cannot serve the
+            pairing.
+        """
+        self._store, self._batch_size, self._process_index = store, batch_size, process_index
+        self._share = _share(batch_size, process_count)
+        self._key = hash_key(seed, _EVALUATION)
+        self._plan = plan_examples(store, replace(config, num_passes=1), length, self._key)
+        self.num_rows = len(self._plan) if max_rows is None else min(max_rows, len(self._plan))
         """Real rows over all batches and processes."""
-        self._store, self._plan, self._seed = store, plan, seed
-        self._batch_size, self._process = batch_size, process
 
     def __len__(self) -> int:
         return -(-self.num_rows // self._batch_size)
@@ -316,62 +306,24 @@ class EvalBatches:
         return pairs.majority_rate(self._plan.label[self._rows(0, self.num_rows)])
 
     def _rows(self, start: int, stop: int) -> np.ndarray:
-        """Plan rows in a fixed order other than the store's: the first ones are a sample of all."""
-        key = hash_key(self._seed, _EVALUATION)
-        return permute(np.arange(start, stop), len(self._plan), key)
+        """Return rows in a fixed order other than the store's: the first are a sample of all."""
+        return permute(np.arange(start, stop), len(self._plan), self._key)
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        index, count = self._process
-        share = _share(self._batch_size, count)
         for number in range(len(self)):
-            first = number * self._batch_size + index * share
-            yield self._filled(self._rows(first, min(first + share, self.num_rows)), first, share)
+            first = number * self._batch_size + self._process_index * self._share
+            yield self._filled(self._rows(first, min(first + self._share, self.num_rows)), first)
 
-    def _filled(self, rows: np.ndarray, first: int, share: int) -> dict[str, np.ndarray]:
-        """Return the batch of `rows`, at most `share` of them, filled up to `share`."""
+    def _filled(self, rows: np.ndarray, first: int) -> dict[str, np.ndarray]:
+        """Return the batch of some rows, filled up to this process's share."""
         filler = {"tokens": self._store.special_ids.pad, "pair_labels": -1}
-        batch = self._plan.gather(self._store, rows if rows.size else np.zeros(1, np.int64))
-        _check_ids(self._store, batch["tokens"])
+        batch = self._plan.batch(self._store, rows if rows.size else np.zeros(1, np.int64))
         for name, array in batch.items():
-            full = np.full((share, *array.shape[1:]), filler.get(name, 0), array.dtype)
+            full = np.full((self._share, *array.shape[1:]), filler.get(name, 0), array.dtype)
             full[: rows.size] = array[: rows.size]
             batch[name] = full
-        batch["row_index"] = np.arange(first, first + share, dtype=np.uint32)
+        batch["row_index"] = np.arange(first, first + self._share, dtype=np.uint32)
         return batch
-
-
-def eval_batches(
-    store: TokenStore,
-    config: DataConfig,
-    length: int,
-    batch_size: int,
-    *,
-    max_rows: int | None = None,
-    process_index: int = 0,
-    process_count: int = 1,
-    seed: int = 0,
-) -> EvalBatches:
-    """Plan one pass over a held-out store; iterate the result as often as wanted.
-
-    Args:
-      store: held-out documents.
-      config: pairing and short_rate are used.
-      length: L.
-      batch_size: B over all processes.
-      max_rows: at most so many rows, a fixed random sample.
-      process_index: which slice of each batch.
-      process_count: how many slices.
-      seed: of the plan and the sample, not the training seed: runs are compared on the same rows.
-
-    Raises:
-      UserError: the batch does not divide among the processes, or the store cannot serve the
-        pairing.
-    """
-    _share(batch_size, process_count)
-    one_pass = DataConfig(pairing=config.pairing, short_rate=config.short_rate)
-    plan = plan_examples(store, one_pass, length, hash_key(seed, _EVALUATION))
-    num_rows = len(plan) if max_rows is None else min(max_rows, len(plan))
-    return EvalBatches(store, plan, batch_size, num_rows, (process_index, process_count), seed)
 
 
 def _share(batch_size: int, process_count: int) -> int:

@@ -9,6 +9,7 @@ gather, and `corpus.json` beside them:
 
 import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -82,6 +83,42 @@ class TokenStore:
         """Documents in the store."""
         return len(self.document_offsets) - 1
 
+    def take_spans(
+        self, starts: np.ndarray, spans: np.ndarray, used: np.ndarray, length: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Fill the rows of a batch with stretches of tokens, laid end to end, and padding.
+
+        Stretch i covers the next `spans[i]` positions and reads upwards from `starts[i]`. One
+        repeat, one add and one take for the batch: indices stay int64, because numpy would convert
+        narrower ones.
+
+        Args:
+            starts: (k,) int64 first token of each stretch. Positions for special tokens read
+                whatever lies there, the ends of the array included; the caller overwrites them.
+            spans: (k,) int64, of sum B * L.
+            used: (B, 1) positions of each row that are not padding.
+            length: L.
+
+        Returns:
+            Tokens (B, L) of the store's dtype, and (B, L) bool, false for padding.
+
+        Raises:
+            UserError: an id is outside the vocabulary; jax would read it as another id.
+        """
+        index = np.repeat(starts - (np.cumsum(spans) - spans), spans)
+        index += np.arange(index.size)
+        rows = np.empty((used.size, length), self.tokens.dtype)
+        # "clip" is what numpy does fastest, and it makes the index of what is overwritten harmless.
+        np.take(self.tokens, index, mode="clip", out=rows.reshape(-1))
+        highest = int(rows.max(initial=0))
+        if highest >= self.vocab_size:
+            raise _damaged(
+                self.path, f"it has the id {highest}, of {self.vocab_size} in its vocabulary"
+            )
+        real = np.arange(length, dtype=np.int32) < used.astype(np.int32)
+        np.copyto(rows, np.asarray(self.special_ids.pad, rows.dtype), where=~real)
+        return rows, real
+
     @property
     def unknown_rate(self) -> float:
         """Share of the tokens that are [UNK]: text that the tokenizer cannot spell."""
@@ -107,20 +144,10 @@ class TokenStore:
 class StoreTokenizer(Protocol):
     """The part of `bert_jax.tokenization.tokenizer.Tokenizer` that a store needs."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids."""
-
-    @property
-    def special_ids(self) -> SpecialIds:
-        """Ids of the special tokens."""
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 over everything that determines the ids."""
-
-    def save(self, directory: Path) -> None:
-        """Write the tokenizer's files into a new directory."""
+    vocab_size: int
+    special_ids: SpecialIds
+    fingerprint: str
+    save: Callable[[Path], None]
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -275,5 +302,5 @@ def _check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
             )
 
 
-def _damaged(path: Path, what: str) -> UserError:
+def _damaged(path: Path | None, what: str) -> UserError:
     return UserError(f"the token store {path} is damaged: {what}. Build the corpus again.")

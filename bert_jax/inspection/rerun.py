@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.config.mapping import build
-from bert_jax.data.pipeline import ExampleStream, eval_batches
+from bert_jax.data.pipeline import EvalBatches, ExampleStream
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.inspection.replay import describe_batch
@@ -57,7 +57,7 @@ def evaluate_run(
     mesh = make_mesh(config.mesh)
     phase = config.phases[-1]
     batch_size = -(-min(phase.batch_size, 256) // mesh.size) * mesh.size
-    rows = eval_batches(stores.heldout, config.data, phase.length, batch_size, max_rows=max_rows)
+    rows = EvalBatches(stores.heldout, config.data, phase.length, batch_size, max_rows=max_rows)
     settings = step_config(config, stores)
     params = jax.device_put(restored.state, state_shardings(settings, mesh).params)
     eval_step = make_eval_step(settings, mesh, EVAL_SEED)

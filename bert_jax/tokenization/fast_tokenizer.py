@@ -110,8 +110,10 @@ class FastTokenizer(Tokenizer):
         pieces = pipeline.vocab[: num_pieces(pipeline.vocab, pipeline.specials)]
         if pipeline.kind == "unigram":
             # A space never reaches the model, so that these names match nothing.
-            vocab = [f" {id}" if piece in pipeline.roles else piece for id, piece in enumerate(pieces)]
-            pairs = [list(pair) for pair in zip(vocab, pipeline.scores, strict=False)]
+            pairs = [
+                [f" {id}" if piece in pipeline.roles else piece, score]
+                for id, (piece, score) in enumerate(zip(pieces, pipeline.scores, strict=False))
+            ]
             unk = self.special_ids.unk if pipeline.unk_in_model else None
             model |= {"type": "Unigram", "unk_id": unk, "vocab": pairs}
         else:
@@ -156,9 +158,8 @@ class FastTokenizer(Tokenizer):
         definition = self._definition()
         model = definition["model"]
         if pipeline.kind == "unigram":
-            pieces = pipeline.vocab[: len(model["vocab"])]
-            pairs = zip(pieces, pipeline.scores, strict=False)
-            model["vocab"] = [list(pair) for pair in pairs]
+            named = list(zip(pipeline.vocab, pipeline.scores, strict=True))
+            model["vocab"] = named[: len(model["vocab"])]
         roles = [AddedToken(token, lstrip=token in pipeline.eats_space) for token in pipeline.roles]
         definition["added_tokens"] = added_entries((*roles, *pipeline.specials), ids)
         cls, sep = pipeline.roles[2], pipeline.roles[3]

@@ -51,8 +51,9 @@ def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPi
                 "agree (transformers would follow tokenizer_config.json)"
             )
         listed, where = reading.whole.get("added_tokens"), f"{path}, model.vocab entry {{}}"
+        beside = path.with_name("vocab.txt")
     else:
-        vocab, listed, where = _read_vocab_txt(path), None, f"{path}, line {{}}"
+        vocab, listed, where, beside = _read_vocab_txt(path), None, f"{path}, line {{}}", None
         cjk = config.whole.get("tokenize_chinese_chars", True)
         options = WordPieceOptions(
             lowercase=not has_upper_case(vocab) if wanted is None else wanted,
@@ -62,8 +63,7 @@ def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPi
         )
     pieces = list(vocab)
     added = [t for t in reading.added(listed, vocab) if t.content not in SPECIAL_TOKENS]
-    beside = path.with_name("vocab.txt")
-    if beside != path and beside.is_file() and _read_vocab_txt(beside) not in (pieces, vocab):
+    if beside and beside.is_file() and _read_vocab_txt(beside) not in (pieces, vocab):
         raise UserError(
             f"{path} and {beside.name} beside it list different tokens; remove the wrong one"
         )

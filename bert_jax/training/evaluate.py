@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.data.pipeline import eval_batches
+from bert_jax.data.pipeline import EvalBatches
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.objectives.objective import Batch, Forward, Objective, evaluated
@@ -39,7 +39,7 @@ def evaluate(
         objective: Objective of `eval_step`.
         eval_step: Result of `make_eval_step`.
         params: Parameters.
-        batches: This process's rows of each batch, as from `eval_batches`.
+        batches: This process's rows of each batch, as from `EvalBatches`.
         mesh: Mesh of `eval_step`.
         alive: Called after each batch.
 
@@ -74,7 +74,7 @@ class HeldOut:
         index, count = data_shard(mesh)
         try:
             self._batches = [
-                eval_batches(
+                EvalBatches(
                     store,
                     config.data,
                     phase.length,

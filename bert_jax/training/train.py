@@ -11,7 +11,7 @@ import jax
 
 from bert_jax.checkpoint import Checkpoints
 from bert_jax.config.mapping import to_dict
-from bert_jax.data.pipeline import ExampleStream, train_batches
+from bert_jax.data.pipeline import ExampleStream, TrainBatches
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.parallel.sharding import check_batch_size, data_shard, make_mesh, place_batch
@@ -205,7 +205,7 @@ class _Run:
     def _steps(self, state: Any, step: int, checkpoints: Checkpoints, stop: StopRequest) -> int:
         """Trains from `step` to the end or a stop; the number of updates made."""
         training, checkpoint = self.config.training, self.config.checkpoint
-        batches = train_batches(self.stream, step, *self.shard)
+        batches = TrainBatches(self.stream, step, *self.shard)
         compiled: set[tuple[int, ...]] = set()
         self.clock.started()
         try:
@@ -280,7 +280,7 @@ class _Run:
         """Say that a batch was skipped, or compute it again and raise why the run stops."""
         error, look = None, replay_command(self.shown, bad.batch)
         if bad.halted:
-            batch = self.stream.local_batch(bad.batch, *self.shard)
+            batch = self.stream.batch(bad.batch, *self.shard)
             verdict = rerun(self.train_step, state, place_batch(batch, self.mesh), bad.metrics)
             saved = self.last_saved
             where = "" if saved is None else f"{self.shown}/checkpoints/{saved}"

@@ -169,7 +169,7 @@ def test_processes_share_each_batch(corpus, objective):
     for step in range(config.training.num_steps):
         batch = stream.batch(step)
         for processes in (1, 2, 4, 16):
-            parts = [stream.local_batch(step, index, processes) for index in range(processes)]
+            parts = [stream.batch(step, index, processes) for index in range(processes)]
             for name, array in batch.items():
                 together = np.concatenate([part[name] for part in parts])
                 np.testing.assert_array_equal(together, array)

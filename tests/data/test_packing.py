@@ -31,7 +31,7 @@ def test_no_token_is_lost_or_doubled(documents, length, num_passes, seed):
     ends = plan.piece_start + plan.piece_len.astype(int) - 1
     np.testing.assert_array_equal(document_of(store, plan.piece_start), document_of(store, ends))
 
-    tokens = plan.gather(store, np.arange(len(plan)))["tokens"]
+    tokens = plan.batch(store, np.arange(len(plan)))["tokens"]
     text = tokens[tokens >= 5]
     np.testing.assert_array_equal(np.bincount(text - 5), np.full(store.tokens.size, num_passes))
 
@@ -42,7 +42,7 @@ def test_gather_builds_rows(documents, length, seed):
     store = make_store(documents)
     plan = plan_packing(store, length, seed=seed)
     rows = np.arange(len(plan))[::-1]
-    batch = plan.gather(store, rows)
+    batch = plan.batch(store, rows)
     assert batch["tokens"].dtype == store.tokens.dtype
     assert not batch["type_ids"].any()
     assert (batch["pair_labels"] == -1).all()
@@ -61,7 +61,7 @@ def test_long_documents_are_consecutive_full_rows():
     store = make_store([[300], [7]])
     plan = plan_packing(store, 102)
     assert len(plan) == 4  # 3 full rows and the document of 7
-    batch = plan.gather(store, np.arange(4))
+    batch = plan.batch(store, np.arange(4))
     full = batch["tokens"][(batch["segment_ids"] == 1).all(axis=1)]
     assert sorted(full[:, 1].tolist()) == [5, 105, 205]
     assert (np.diff(full[:, 1:-1].astype(int), axis=1) == 1).all()
@@ -71,7 +71,7 @@ def test_long_documents_are_consecutive_full_rows():
 def test_efficiency(mean_tokens, length):
     plan = plan_packing(log_normal_store(mean_tokens, 20_000), length)
     assert plan.efficiency > 0.995
-    batch = plan.gather(log_normal_store(mean_tokens, 20_000), np.arange(0, len(plan), 50))
+    batch = plan.batch(log_normal_store(mean_tokens, 20_000), np.arange(0, len(plan), 50))
     assert abs((batch["segment_ids"] != 0).mean() - plan.efficiency) < 0.01
 
 
@@ -98,7 +98,7 @@ def test_row_never_has_more_segments_than_its_ids_count():
     counts = np.diff(plan.row_offsets)
     assert counts.max() == MAX_SEGMENTS
     assert counts.sum() == 1200
-    segment_ids = plan.gather(store, np.arange(len(plan)))["segment_ids"]
+    segment_ids = plan.batch(store, np.arange(len(plan)))["segment_ids"]
     np.testing.assert_array_equal(segment_ids.max(axis=1), counts)
 
 

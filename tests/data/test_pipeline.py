@@ -7,11 +7,11 @@ from synthetic_store import SPECIAL, make_store, random_store
 
 from bert_jax.data.pipeline import (
     DataConfig,
+    EvalBatches,
     ExampleStream,
     Phase,
-    eval_batches,
+    TrainBatches,
     plan_examples,
-    train_batches,
 )
 from bert_jax.errors import UserError
 
@@ -93,7 +93,7 @@ def test_batches_run_across_epochs_and_order_blocks(monkeypatch):
 def test_local_batches_are_slices(process_count):
     stream = ExampleStream(STORE, DataConfig(), [Phase(32, 8, 3), Phase(64, 16, 2)])
     for step in range(5):
-        parts = [stream.local_batch(step, p, process_count) for p in range(process_count)]
+        parts = [stream.batch(step, p, process_count) for p in range(process_count)]
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         assert_equal_batches(joined, stream.batch(step))
 
@@ -138,7 +138,7 @@ def test_batches_are_the_same_on_every_machine(pairing, digest):
 def test_threads_change_nothing(num_threads):
     config = DataConfig(num_threads=num_threads, prefetch_batches=3)
     stream = ExampleStream(STORE, config, [Phase(32, 8, 10), Phase(64, 4, 10)])
-    iterator = train_batches(stream)
+    iterator = TrainBatches(stream)
     for step, batch in enumerate(iterator):
         assert_equal_batches(batch, stream.batch(step))
         assert iterator.next_step == step + 1
@@ -148,7 +148,7 @@ def test_threads_change_nothing(num_threads):
 
 def test_resume_anywhere():
     stream = ExampleStream(STORE, DataConfig(), [Phase(32, 8, 10), Phase(64, 4, 10)])
-    iterator = train_batches(stream)
+    iterator = TrainBatches(stream)
     for _ in range(7):
         next(iterator)
     state = iterator.next_step
@@ -156,29 +156,27 @@ def test_resume_anywhere():
     with pytest.raises(StopIteration):
         next(iterator)
     again = ExampleStream(STORE, DataConfig(), [Phase(32, 8, 10), Phase(64, 4, 10)])
-    rest = train_batches(again, state, process_index=1, process_count=2)
+    rest = TrainBatches(again, state, process_index=1, process_count=2)
     assert rest.next_step == 7
     resumed = list(rest)
     assert len(resumed) == 13
-    assert_equal_batches(resumed[0], stream.local_batch(7, 1, 2))
-    assert_equal_batches(resumed[-1], stream.local_batch(19, 1, 2))
-    assert list(train_batches(stream, 20)) == []
+    assert_equal_batches(resumed[0], stream.batch(7, 1, 2))
+    assert_equal_batches(resumed[-1], stream.batch(19, 1, 2))
+    assert list(TrainBatches(stream, 20)) == []
 
 
 @pytest.mark.parametrize("pairing", OBJECTIVES)
 @pytest.mark.parametrize("process_count", [1, 2])
 def test_evaluation_reads_every_row_once(pairing, process_count):
     config = DataConfig(pairing=pairing, num_passes=3)
-    num_rows = eval_batches(STORE, config, 32, 2).num_rows
+    num_rows = EvalBatches(STORE, config, 32, 2).num_rows
     # More passes of the same documents would count some rows more than once.
-    assert num_rows == eval_batches(STORE, replace(config, num_passes=1), 32, 2).num_rows
+    assert num_rows == EvalBatches(STORE, replace(config, num_passes=1), 32, 2).num_rows
     for batch_size in (2, 8, num_rows - num_rows % 2 - 2, num_rows * 2):  # N = batch + 1 or + 2 too
         if batch_size % process_count:
             continue
         parts = [
-            eval_batches(
-                STORE, config, 32, batch_size, process_index=p, process_count=process_count
-            )
+            EvalBatches(STORE, config, 32, batch_size, process_index=p, process_count=process_count)
             for p in range(process_count)
         ]
         batches = [list(part) for part in parts]
@@ -200,46 +198,46 @@ def test_evaluation_reads_every_row_once(pairing, process_count):
 def test_last_evaluation_batch_of_batch_plus_one_rows():
     store = make_store([[20]] * 9)
     config = DataConfig(pairing="none")
-    batches = list(eval_batches(store, config, 22, 8))
+    batches = list(EvalBatches(store, config, 22, 8))
     assert len(batches) == 2
     real = np.concatenate([b["segment_ids"].any(axis=1) for b in batches])
     assert real.tolist() == [True] * 9 + [False] * 7
     text = np.concatenate([b["tokens"] for b in batches])[:9, 1:-1]
     np.testing.assert_array_equal(np.sort(text.ravel()), store.tokens)
     # Process 1 of 2 has nothing in the last batch but takes part in it.
-    last = list(eval_batches(store, config, 22, 8, process_index=1, process_count=2))[-1]
+    last = list(EvalBatches(store, config, 22, 8, process_index=1, process_count=2))[-1]
     assert not last["segment_ids"].any()
     assert (last["pair_labels"] == -1).all()
 
 
 def test_evaluation_again_and_sampled():
     config = DataConfig()
-    whole = eval_batches(STORE, config, 32, 4)
+    whole = EvalBatches(STORE, config, 32, 4)
     for first, second in zip(whole, whole, strict=True):
         assert_equal_batches(first, second)
-    some = list(eval_batches(STORE, config, 32, 4, max_rows=6))
+    some = list(EvalBatches(STORE, config, 32, 4, max_rows=6))
     assert len(some) == 2
     assert sum(b["segment_ids"].any(axis=1).sum() for b in some) == 6
     assert_equal_batches(some[0], next(iter(whole)))
-    assert eval_batches(STORE, config, 32, 4, max_rows=10**9).num_rows == whole.num_rows
+    assert EvalBatches(STORE, config, 32, 4, max_rows=10**9).num_rows == whole.num_rows
 
 
 @pytest.mark.parametrize("max_rows", [None, 7])
 @pytest.mark.parametrize("pairing", ["nsp", "sop"])
 def test_majority_rate_is_of_the_rows_that_are_read(pairing, max_rows):
     config = DataConfig(pairing=pairing)
-    whole = eval_batches(STORE, config, 32, 4, max_rows=max_rows)
+    whole = EvalBatches(STORE, config, 32, 4, max_rows=max_rows)
     labels = np.concatenate([batch["pair_labels"] for batch in whole])
     share = (labels == 1).sum() / (labels >= 0).sum()
     assert whole.majority_rate == pytest.approx(max(share, 1 - share))
     # The same on every process, which reads half of them.
-    half = eval_batches(STORE, config, 32, 4, max_rows=max_rows, process_index=1, process_count=2)
+    half = EvalBatches(STORE, config, 32, 4, max_rows=max_rows, process_index=1, process_count=2)
     assert half.majority_rate == whole.majority_rate
 
 
 def test_majority_rate_without_labels():
-    assert eval_batches(STORE, DataConfig(pairing="none"), 32, 4).majority_rate is None
-    assert eval_batches(STORE, DataConfig(), 32, 4, max_rows=0).majority_rate is None
+    assert EvalBatches(STORE, DataConfig(pairing="none"), 32, 4).majority_rate is None
+    assert EvalBatches(STORE, DataConfig(), 32, 4, max_rows=0).majority_rate is None
 
 
 def test_num_passes_lengthen_the_plan():
@@ -280,11 +278,11 @@ def test_bad_phases(phases, message):
 def test_bad_requests():
     stream = ExampleStream(STORE, DataConfig(), [Phase(32, 8, 3)])
     with pytest.raises(UserError, match="8 rows does not divide among 3 processes"):
-        train_batches(stream, 0, 0, 3)
+        TrainBatches(stream, 0, 0, 3)
     with pytest.raises(UserError, match="6 rows does not divide among 4"):
-        eval_batches(STORE, DataConfig(), 32, 6, process_count=4)
+        EvalBatches(STORE, DataConfig(), 32, 6, process_count=4)
     with pytest.raises(UserError, match="first step is 4"):
-        train_batches(stream, 4)
+        TrainBatches(stream, 4)
     with pytest.raises(UserError, match="another document"):
         ExampleStream(make_store([[5, 5]]), DataConfig(), [Phase(32, 8, 3)])
 
@@ -297,4 +295,4 @@ def test_an_id_outside_the_vocabulary_is_not_handed_on():
     with pytest.raises(UserError, match=f"damaged: it has the id {store.vocab_size}, of"):
         stream.batch(2)
     with pytest.raises(UserError, match="damaged"):
-        list(eval_batches(replace(store, tokens=tokens), DataConfig(), 32, 4))
+        list(EvalBatches(replace(store, tokens=tokens), DataConfig(), 32, 4))

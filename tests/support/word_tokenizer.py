@@ -9,17 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.data.store import SpecialIds
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 
-class WordTokenizer:
+class WordTokenizer(Tokenizer):
     kind = "wordpiece"
-    word_prefix = ""
-    num_between = 1
-    mask_takes_blank = False
     special_ids = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 
     def __init__(self, vocab_size: int = 1000):
-        self.vocab_size = vocab_size
+        super().__init__(map(str, range(vocab_size)))
         self.fingerprint = hashlib.sha256(str(vocab_size).encode()).hexdigest()
         self.continues_word = np.zeros(vocab_size, bool)
 
@@ -36,14 +34,11 @@ class WordTokenizer:
             for text in texts
         ]
 
-    def decode(self, ids):
+    def _spell(self, tokens):
         raise NotImplementedError
 
-    def id_to_token(self, id: int) -> str:
-        return str(id)
-
-    def token_to_id(self, token: str) -> int | None:
-        return None
+    def _files(self):
+        raise NotImplementedError
 
     def save(self, directory: Path) -> None:
         directory.mkdir()

@@ -9,7 +9,7 @@ import pytest
 from small_run import small_config, write_store
 from steps import masked_lm_step
 
-from bert_jax.data.pipeline import eval_batches
+from bert_jax.data.pipeline import EvalBatches
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
@@ -48,7 +48,7 @@ def make_rows(count, seed=0):
 
 
 def batches_of(rows, batch_size):
-    """Batches in order; the last is filled up as `eval_batches` does it."""
+    """Batches in order; the last is filled up as `EvalBatches` does it."""
     count = len(rows["tokens"])
     for start in range(0, count, batch_size):
         batch = {name: value[start : start + batch_size] for name, value in rows.items()}
@@ -157,10 +157,10 @@ def test_held_out_rows_are_as_many_as_asked_for_in_micro_batches(tmp_path, singl
     made = []
 
     def planned(*arguments, **options):
-        made.append(eval_batches(*arguments, **options))
+        made.append(EvalBatches(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(module, "eval_batches", planned)
+    monkeypatch.setattr(module, "EvalBatches", planned)
     config = small_config(training__eval_rows=10)
     HeldOut(config, write_store(tmp_path / "heldout", 9, 1), CONFIG, single[1])
     assert [batches.num_rows for batches in made] == [10, 10]

@@ -61,7 +61,7 @@ def passing(owner, method, name):
         return original(*args, **kwargs)
     setattr(owner, method, wrapper)
 
-passing(pipeline.BatchIterator, "__next__", "batch")
+passing(pipeline.TrainBatches, "__next__", "batch")
 passing(pipeline.EvalBatches, "_filled", "evaluation")
 passing(train.Checkpoints, "save", "save")
 sys.exit(cli.main())
