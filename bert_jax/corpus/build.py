@@ -10,7 +10,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from bert_jax.corpus.documents import ReadOptions, Source
 from bert_jax.corpus.encode import EncodedBlock, encode_block, start_worker
 from bert_jax.corpus.sentences import get_splitter
 from bert_jax.corpus.sources import resolve_sources
-from bert_jax.corpus.workers import map_ordered, num_cores
+from bert_jax.corpus.workers import grouped, map_ordered, num_cores
 from bert_jax.data.pairs import DEFAULT_PAIRING, losses, plan_pairs
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.data.store_writer import StoreWriter
@@ -52,7 +52,7 @@ class BuiltCorpus:
     seconds: float
 
     def summary(self) -> str:
-        """Return counts, rate and place, for people."""
+        """Return counts, rate and path, for people."""
         rate = self.text_bytes / 1e6 / max(self.seconds, 1e-9)
         lines = [
             f"{self.path}: {self.text_bytes / 1e6:.1f} MB of text in {self.seconds:.1f} s "
@@ -154,51 +154,54 @@ def build_corpus(
     )
 
 
+@dataclass
 class _Build:
     """Passes over the sources; the last one counts."""
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        tokenizer: Tokenizer,
-        splitter: str,
-        num_workers: int,
-        progress: bool,
-    ) -> None:
-        self._sources = sources
-        self._tokenizer = tokenizer
-        self._splitter = splitter
-        self._num_workers = num_workers
-        self._progress = progress
-        self._writers: dict[str, StoreWriter] = {}
+    sources: Sequence[Source]
+    tokenizer: Tokenizer
+    splitter: str
+    num_workers: int
+    progress: bool
+    writers: dict[str, StoreWriter] = field(default_factory=dict)
 
     def run(self, directory: Path, threshold: int) -> None:
         """Write both stores; documents with a hash below `threshold` are held out."""
         self.close()
         self.text_bytes = 0
         self.smallest = np.zeros(0, np.uint64)  # the smallest distinct hashes of documents
-        self._writers = {
-            name: StoreWriter(directory / name, self._tokenizer) for name in ("train", "heldout")
+        self.writers = {
+            name: StoreWriter(directory / name, self.tokenizer) for name in ("train", "heldout")
         }
-        blocks = _blocks(self._sources)
+        blocks = _blocks(self.sources)
         first = list(itertools.islice(blocks, 2))
         encoded = map_ordered(
             encode_block,
             itertools.chain(first, blocks),
-            self._num_workers if len(first) > 1 else 1,  # starting processes costs more than a MB
+            self.num_workers if len(first) > 1 else 1,  # starting processes costs more than a MB
             initializer=start_worker,
-            arguments=(self._tokenizer, self._splitter),
+            arguments=(self.tokenizer, self.splitter),
         )
-        with contextlib.closing(encoded), _Bar(self._sources, self._progress) as bar:
+        bar = tqdm(
+            total=sum(source.size for source in self.sources),
+            unit="B",
+            unit_scale=True,
+            desc="corpus",
+            disable=not (self.progress and sys.stderr.isatty()),
+        )
+        begin = time.perf_counter()
+        with contextlib.closing(encoded), bar:
             for block in encoded:
                 self._append(block, threshold)
-                bar.update(self.text_bytes)
-        if not self._writers["train"].num_documents + self.heldout_documents:
+                rate = self.text_bytes / 1e6 / max(time.perf_counter() - begin, 1e-9)
+                bar.set_postfix_str(f"{rate:.1f} MB/s of text", refresh=False)
+                bar.update(sum(source.bytes_read for source in self.sources) - bar.n)
+        if not self.writers["train"].num_documents + self.heldout_documents:
             raise UserError("the sources hold no text that gives a token: the corpus is empty.")
 
     @property
     def heldout_documents(self) -> int:
-        return self._writers["heldout"].num_documents
+        return self.writers["heldout"].num_documents
 
     @property
     def distinct_documents(self) -> int:
@@ -212,13 +215,13 @@ class _Build:
         self.smallest = np.unique(np.concatenate([self.smallest, block.hashes]))[:_MIN_DOCUMENTS]
         heldout = block.hashes < np.uint64(threshold)
         if not heldout.any():
-            self._writers["train"].append(*block.arrays)
+            self.writers["train"].append(*block.arrays)
             return
         tokens, sentence_lengths, document_lengths = block.arrays
         sentences = np.repeat(heldout, document_lengths)
         positions = np.repeat(sentences, sentence_lengths)
         for name, flip in (("train", True), ("heldout", False)):
-            self._writers[name].append(
+            self.writers[name].append(
                 tokens[positions ^ flip],
                 sentence_lengths[sentences ^ flip],
                 document_lengths[heldout ^ flip],
@@ -226,60 +229,21 @@ class _Build:
 
     def finish(self, meta: dict[str, Any]) -> None:
         """Completes the stores; an empty held-out one is left out."""
-        for name, writer in self._writers.items():
+        for name, writer in self.writers.items():
             if writer.num_documents:
                 writer.finish(part=name, **meta)
         self.close()
 
     def close(self) -> None:
         """Remove what is not finished."""
-        for writer in self._writers.values():
+        for writer in self.writers.values():
             writer.close()
-
-
-class _Bar:
-    """Progress in bytes of the files, with the rate of text."""
-
-    def __init__(self, sources: Sequence[Source], show: bool) -> None:
-        self._sources = sources
-        self._begin = time.perf_counter()
-        self._bar = tqdm(
-            total=sum(source.size for source in sources),
-            unit="B",
-            unit_scale=True,
-            desc="corpus",
-            disable=not (show and sys.stderr.isatty()),
-        )
-
-    def update(self, text_bytes: int) -> None:
-        """Show how far the sources are read and how much text was tokenized."""
-        if self._bar.disable:
-            return
-        rate = text_bytes / 1e6 / max(time.perf_counter() - self._begin, 1e-9)
-        self._bar.set_postfix_str(f"{rate:.1f} MB/s of text", refresh=False)
-        self._bar.update(sum(source.bytes_read for source in self._sources) - self._bar.n)
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.close()
 
 
 def _blocks(sources: Iterable[Source]) -> Iterator[bytes]:
     """About a megabyte of documents each: paragraphs end in a newline, documents in two."""
-    block: list[bytes] = []
-    size = 0
-    for source in sources:
-        for document in source.documents():
-            data = document.encode()
-            block.append(data)
-            size += len(data)
-            if size >= BLOCK_BYTES:
-                yield b"\n\n".join(block)
-                block, size = [], 0
-    if block:
-        yield b"\n\n".join(block)
+    documents = (text.encode() for source in sources for text in source.documents())
+    return (b"\n\n".join(group) for group in grouped(documents, len, BLOCK_BYTES))
 
 
 def iter_texts(

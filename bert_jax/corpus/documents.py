@@ -1,12 +1,14 @@
 """Documents of a source: what reading them needs and yields."""
 
+import hashlib
 import reprlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from bert_jax.corpus.lines import MAX_LINE_BYTES
 from bert_jax.errors import UserError, nearest
+from bert_jax.tokenization.tokenizer import replace_surrogates
 
 
 @dataclass(frozen=True)
@@ -14,43 +16,60 @@ class ReadOptions:
     """How sources are read."""
 
     field: str = "text"
-    """The field of a JSON line, parquet row or TFDS example that holds the text."""
+    """Field of a JSON line, parquet row or TFDS example that holds the text."""
     line_documents: bool = False
     """Text files: each line is a document, in place of blank lines between documents."""
-    max_line_bytes: int = MAX_LINE_BYTES
-    """Refuse longer lines: they are mostly binary files or a missing line end."""
+    max_line_bytes: int = 16 << 20
+    """Longest line; longer ones are mostly binary files or a missing line end."""
     max_document_chars: int = 64 << 20
-    """Refuse longer documents: they are mostly files without blank lines."""
+    """Longest document; longer ones are mostly files without blank lines."""
 
 
-@runtime_checkable
-class Source(Protocol):
+class Source(ABC):
     """One place that text comes from.
 
-    `documents` yields each document as paragraphs joined by newlines, none of them blank. `size`
-    and `bytes_read` count the same bytes (of the file as it lies on disk), for a progress bar.
+    `size` and `bytes_read` count the same bytes (of the file as it lies on disk), for a progress
+    bar.
     """
 
-    name: str
-    size: int
-    bytes_read: int
+    def __init__(self, name: str, size: int = 0, field: str | None = None) -> None:
+        self.name, self.size, self.bytes_read = name, size, 0
+        self._field = field
+        self._digest = hashlib.sha256()
+
+    @abstractmethod
+    def _texts(self) -> Iterator[str]:
+        """Read documents from the beginning; those without text are empty."""
 
     def documents(self) -> Iterator[str]:
-        """Read the source from its beginning; each call starts over."""
+        """Read the source from its beginning; each call starts over.
+
+        Yields:
+            Each document as paragraphs joined by newlines, none of them blank.
+
+        Raises:
+            UserError: the source cannot be read, is damaged or holds no text.
+        """
+        self.bytes_read, self._digest = 0, hashlib.sha256()
+        found = False
+        for text in self._texts():
+            if text:
+                found = True
+                yield text
+        if not found:
+            field = f" in the field {self._field!r}" if self._field else ""
+            what = f"holds no text{field}" if self.size else "is empty"
+            raise UserError(f"{self.name} {what}. Take it out of the input, or fetch it again.")
 
     def record(self) -> dict[str, Any]:
-        """After reading: what identifies the content, for `corpus.json`."""
+        """Return what identifies the content, for `corpus.json`; after reading."""
+        return {"name": self.name, "bytes": self.size, "sha256": self._digest.hexdigest()}
 
 
 def paragraphs(text: str) -> str:
     """Return a document's text as its paragraphs joined by newlines: stripped, none blank."""
     lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
     return "\n".join(lines)
-
-
-def _json_type(value: Any) -> str:
-    names = {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-    return names.get(type(value), "null")
 
 
 def field_text(example: dict[str, Any], field: str, where: str) -> str:
@@ -69,21 +88,16 @@ def field_text(example: dict[str, Any], field: str, where: str) -> str:
                 f"byte {error.start} of the field."
             ) from error
     if isinstance(value, str):
-        value = value.replace("\0", " ")
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return value
+        return replace_surrogates(value.replace("\0", " "))
     if field in example:
         raise UserError(f"{where}: the field {field!r} holds {reprlib.repr(value):.40}, not text.")
     raise UserError(f"{where}: {missing_field(field, [str(key) for key in example])}")
 
 
 def missing_field(field: str, present: list[str]) -> str:
-    """Says that a field is not there, which ones are, and the nearest of them."""
+    """Say that a field is not there, which ones are, and the nearest of them."""
     present = [name[:40] for name in present[:1000]]  # one object may have a million
     near = nearest(field, present)
     hint = f" Did you mean {near!r}?" if near else ""
-    shown = ", ".join(present[:20]) or "none"
-    return f"no field {field!r}; the fields present are {shown}.{hint}"
+    listed = ", ".join(present[:20]) or "none"
+    return f"no field {field!r}; the fields present are {listed}.{hint}"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.corpus.sentences import Splitter, get_splitter
+from bert_jax.corpus.workers import grouped
 from bert_jax.data.store import token_dtype
 from bert_jax.data.store_writer import check_ids
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -83,21 +84,15 @@ def encode_block(block: bytes) -> EncodedBlock:
 def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """All ids in one array of the store's type, and the number of them in each sentence."""
     dtype = token_dtype(tokenizer.vocab_size)
+    prefix = tokenizer.word_prefix  # nearly all sentences of a row follow another one
     lengths: list[int] = []
     parts: list[np.ndarray] = []
-    begin = 0
-    while begin < len(sentences):
-        end, chars = begin, 0
-        while end < len(sentences) and chars < _ENCODE_CHARS:
-            chars += len(sentences[end])
-            end += 1
-        prefix = tokenizer.word_prefix  # nearly all sentences of a row follow another one
-        arrays = tokenizer.encode_batch([prefix + each for each in sentences[begin:end]])
+    for group in grouped(sentences, len, _ENCODE_CHARS):
+        arrays = tokenizer.encode_batch([prefix + each for each in group])
         lengths += map(len, arrays)
         joined = np.concatenate(arrays)
         check_ids(joined, tokenizer)  # before the narrow type could wrap a wrong one around
         parts.append(joined.astype(dtype))
-        begin = end
     tokens = np.concatenate(parts) if parts else np.zeros(0, dtype)
     return tokens, np.array(lengths, np.int32)
 
@@ -113,12 +108,11 @@ def _cut(
         lengths > LONGEST_SENTENCE, -(-lengths // (LONGEST_SENTENCE // 2)), np.minimum(lengths, 1)
     )
     sentence = np.repeat(np.arange(lengths.size), pieces)
-    place = np.arange(sentence.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    starts = (np.cumsum(lengths) - lengths)[sentence] + place * lengths[sentence] // pieces[
-        sentence
-    ]
+    number = np.arange(sentence.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    before = number * lengths[sentence] // pieces[sentence]  # tokens of the same sentence
+    starts = (np.cumsum(lengths) - lengths)[sentence] + before
     words = np.append(np.flatnonzero(~continues_word[tokens]), tokens.size)
     moved = words[np.searchsorted(words, starts)]
     # A language written without spaces is one long word: its pieces are cut where they are.
-    starts = np.where((place > 0) & (moved - starts < LONGEST_SENTENCE // 8), moved, starts)
+    starts = np.where((number > 0) & (moved - starts < LONGEST_SENTENCE // 8), moved, starts)
     return np.diff(starts, append=tokens.size).astype(np.int32), pieces

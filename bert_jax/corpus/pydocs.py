@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bert_jax.corpus.documents import Source
 from bert_jax.corpus.prose import prose_paragraphs
-from bert_jax.corpus.workers import map_ordered, num_cores
+from bert_jax.corpus.workers import grouped, map_ordered, num_cores
 
 _NAMES = """
     numpy scipy jax jaxlib flax optax orbax grain matplotlib mpl_toolkits fontTools absl etils
@@ -57,36 +58,32 @@ _HASHES = re.compile(r"^[ \t]*#+[:!]? ?", re.MULTILINE)
 _Paragraphs = list[list[str]]
 
 
-class PythonDocs:
-    """The corpus named `python-docs`; a `sources.Source`."""
+class PythonDocs(Source):
+    """The corpus named `python-docs`.
 
-    name = "python-docs"
+    A document for each topic of the language reference, module and larger class. A paragraph met
+    before, here or elsewhere, is left out.
+    """
 
     def __init__(self, num_workers: int | None = None) -> None:
         self._files = _files()
         self._num_workers = num_workers or num_cores()
-        self.size = sum(size for _, size in self._files)
-        self.bytes_read = 0
-        self._digest = hashlib.sha256()
         self._num_documents = 0
+        super().__init__("python-docs", sum(size for _, size in self._files))
 
-    def documents(self) -> Iterator[str]:
-        """One document for each topic of the language reference, module and larger class.
-
-        A paragraph met before, here or elsewhere, is left out.
-        """
-        self.bytes_read = self._num_documents = 0
-        self._digest = hashlib.sha256()
+    def _texts(self) -> Iterator[str]:
+        self._num_documents = 0
         seen: set[bytes] = set()
         for document in _topics():
             yield from self._new(document, seen)
-        chunks = _chunks(self._files)
-        results = map_ordered(_read_files, [chunk for chunk, _ in chunks], self._num_workers)
+        chunks = list(grouped(self._files, lambda file: file[1], _CHUNK_BYTES))
+        paths = [[path for path, _ in chunk] for chunk in chunks]
+        results = map_ordered(_read_files, paths, self._num_workers)
         with contextlib.closing(results):
-            for (_, size), documents in zip(chunks, results, strict=True):
+            for chunk, documents in zip(chunks, results, strict=True):
                 for document in documents:
                     yield from self._new(document, seen)
-                self.bytes_read += size
+                self.bytes_read += sum(size for _, size in chunk)
 
     def _new(self, document: _Paragraphs, seen: set[bytes]) -> Iterator[str]:
         kept = []
@@ -104,20 +101,16 @@ class PythonDocs:
             yield text
 
     def record(self) -> dict[str, Any]:
-        """Name, number of documents and sha256 of the text."""
-        return {
-            "name": self.name,
-            "documents": self._num_documents,
-            "sha256": self._digest.hexdigest(),
-        }
+        """Return name, number of documents and sha256 of the text."""
+        digest = self._digest.hexdigest()
+        return {"name": self.name, "documents": self._num_documents, "sha256": digest}
 
 
 def _topics() -> Iterator[_Paragraphs]:
     """Return the language reference, as `help()` shows it."""
     from pydoc_data import topics  # a module of data
 
-    for name in sorted(topics.topics):
-        yield prose_paragraphs(topics.topics[name])
+    return (prose_paragraphs(text) for _, text in sorted(topics.topics.items()))
 
 
 def _files() -> list[tuple[str, int]]:
@@ -129,7 +122,7 @@ def _files() -> list[tuple[str, int]]:
         except (ImportError, ValueError):
             continue
         if spec is not None:
-            roots += [Path(place) for place in spec.submodule_search_locations or ()]
+            roots += map(Path, spec.submodule_search_locations or ())
     files: dict[str, int] = {}
     for root in roots:
         for directory, subdirectories, names in os.walk(root):
@@ -139,21 +132,6 @@ def _files() -> list[tuple[str, int]]:
                     path = os.path.join(directory, name)
                     files[path] = os.path.getsize(path)
     return list(files.items())
-
-
-def _chunks(files: list[tuple[str, int]]) -> list[tuple[list[str], int]]:
-    chunks: list[tuple[list[str], int]] = []
-    chunk: list[str] = []
-    total = 0
-    for path, size in files:
-        chunk.append(path)
-        total += size
-        if total >= _CHUNK_BYTES:
-            chunks.append((chunk, total))
-            chunk, total = [], 0
-    if chunk:
-        chunks.append((chunk, total))
-    return chunks
 
 
 def _read_files(paths: list[str]) -> list[_Paragraphs]:

@@ -2,22 +2,19 @@
 
 import glob
 import itertools
-import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
 
-from bert_jax.corpus.documents import ReadOptions, Source, _json_type, field_text, paragraphs
-from bert_jax.corpus.lines import HashedFile, read_lines
+from bert_jax.corpus.documents import ReadOptions, Source
+from bert_jax.corpus.lines import FileSource
 from bert_jax.errors import UserError, nearest
 from bert_jax.untrusted.compressed import plain_suffix
 
 PYTHON_DOCS = "python-docs"
 _TEXT_SUFFIXES = (".txt", ".text", ".md", "")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-_PARQUET_SUFFIXES = (".parquet",)
 _SUPPORTED = (
     ".txt and .jsonl (each also with .gz, .xz or .zst), .parquet, tfds:NAME[:SPLIT], python-docs"
 )
@@ -70,23 +67,17 @@ def _match(spec: str) -> list[str]:
     if names:
         return names
     if glob.has_magic(spec):
-        parent = Path(os.path.dirname(re.split(r"[*?[]", spec)[0]))
-        there = "which does not exist" if not parent.is_dir() else _listing(parent)
-        raise UserError(f"no file matches {spec!r} (looked in {parent.resolve()}, {there}).")
-    near = nearest(path.name, _names(path.parent))
-    hint = f" Did you mean {path.parent / near}?" if near else ""
+        path = Path(os.path.dirname(re.split(r"[*?[]", spec)[0])) / "*"
+    folder = path.parent
+    present = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    if glob.has_magic(spec):
+        there = "which is empty" if folder.is_dir() else "which does not exist"
+        if present:
+            there = f"which holds {', '.join(present[:5])}{', ...' if len(present) > 5 else ''}"
+        raise UserError(f"no file matches {spec!r} (looked in {folder.resolve()}, {there}).")
+    near = nearest(path.name, present)
+    hint = f" Did you mean {folder / near}?" if near else ""
     raise UserError(f"there is no file {spec}.{hint}")
-
-
-def _names(directory: Path) -> list[str]:
-    return sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
-
-
-def _listing(directory: Path) -> str:
-    names = _names(directory)
-    if not names:
-        return "which is empty"
-    return "which holds " + ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _open(name: str, options: ReadOptions) -> Source:
@@ -98,111 +89,13 @@ def _open(name: str, options: ReadOptions) -> Source:
         from bert_jax.corpus.datasets import TfdsSource
 
         return TfdsSource(name, options)
-    path = Path(name)
     kind = plain_suffix(name)
     if kind in _JSON_SUFFIXES:
-        return FileSource(name, "jsonl", options)
-    if kind in _PARQUET_SUFFIXES and kind == path.suffix.lower():
+        return FileSource(name, options, is_json=True)
+    if kind == ".parquet" == Path(name).suffix.lower():
         from bert_jax.corpus.datasets import ParquetSource
 
         return ParquetSource(name, options)
     if kind in _TEXT_SUFFIXES or kind[1:].isdigit():  # log.1, part.00017
-        return FileSource(name, "text", options)
+        return FileSource(name, options)
     raise UserError(f"{name}: files named *{kind} are not read. Sources are {_SUPPORTED}.")
-
-
-class FileSource:
-    """A text or JSON lines file, possibly compressed."""
-
-    def __init__(self, name: str, kind: Literal["text", "jsonl"], options: ReadOptions) -> None:
-        self.name = name
-        self.kind = kind
-        self.size = Path(name).stat().st_size
-        self.bytes_read = 0
-        self._options = options
-        self._sha256 = ""
-
-    def documents(self) -> Iterator[str]:
-        """Return the file's documents.
-
-        Raises:
-            UserError: see `lines.read_lines`; also an empty file, a line that is not a JSON object
-                with the field, or a document that is too long.
-        """
-        file = HashedFile(Path(self.name))
-        found = False
-        try:
-            blocks = self._blocks(file)
-            for document in self._text(blocks) if self.kind == "text" else self._json(blocks):
-                if document:
-                    found = True
-                    yield document
-            self._sha256 = file.sha256()
-        finally:
-            file.close()
-        if not found:
-            what = "is empty" if not self.size else "holds no text"
-            raise UserError(f"{self.name} {what}. Take it out of the input, or fetch it again.")
-
-    def _blocks(self, file: HashedFile) -> Iterator[tuple[int, list[str]]]:
-        for block in read_lines(file, max_line_bytes=self._options.max_line_bytes):
-            self.bytes_read = file.bytes_read
-            yield block
-
-    def _text(self, blocks: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
-        if self._options.line_documents:
-            for _, lines in blocks:
-                yield from (line.strip() for line in lines)
-            return
-        document: list[str] = []
-        size = 0
-        begin = 1
-        for number, lines in blocks:
-            for position, line in enumerate(lines):
-                stripped = line.strip()
-                if stripped:
-                    if not document:
-                        begin = number + position
-                    document.append(stripped)
-                    size += len(stripped)
-                    if size > self._options.max_document_chars:
-                        self._refuse_document(begin)
-                elif document:
-                    yield "\n".join(document)
-                    document = []
-                    size = 0
-        yield "\n".join(document)
-
-    def _refuse_document(self, line: int) -> None:
-        raise UserError(
-            f"{self.name}, line {line}: the document that begins here is longer than "
-            f"{self._options.max_document_chars:,} characters. Documents are divided by blank "
-            "lines; put some in, or read each line as a document (line_documents)."
-        )
-
-    def _json(self, blocks: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
-        for number, lines in blocks:
-            for position, line in enumerate(lines):
-                if line and not line.isspace():
-                    yield self._json_line(line, number + position)
-
-    def _json_line(self, line: str, number: int) -> str:
-        where = f"{self.name}, line {number}"
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            detail = str(error) if isinstance(error, ValueError) else "nested too deeply"
-            raise UserError(
-                f"{where}: not JSON: {detail}. Each line of a .jsonl file is one JSON object; it "
-                f"starts {line[:40]!r}."
-            ) from error
-        if not isinstance(value, dict):
-            raise UserError(
-                f"{where}: a JSON {_json_type(value)}, not an object with a field "
-                f"{self._options.field!r}."
-            )
-        return paragraphs(field_text(value, self._options.field, where))
-
-    def record(self) -> dict[str, Any]:
-        """Name, bytes and sha256 of the file as it lies on disk."""
-        return {"name": self.name, "bytes": self.size, "sha256": self._sha256}
