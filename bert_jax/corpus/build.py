@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -131,18 +130,22 @@ def build_corpus(
         threshold = int(heldout_rate * _HASH_RANGE)
         build.run(staged.path, threshold)
         if heldout_rate:
-            enough = build.distinct_documents >= _MIN_DOCUMENTS
-            if enough and build.heldout_documents < MIN_HELDOUT_DOCUMENTS:
+            num_heldout = build.writers["heldout"].num_documents
+            if len(build.smallest) == _MIN_DOCUMENTS and num_heldout < MIN_HELDOUT_DOCUMENTS:
                 build.run(staged.path, int(build.smallest[MIN_HELDOUT_DOCUMENTS - 1]) + 1)
-            elif not enough and build.heldout_documents:
+            elif len(build.smallest) < _MIN_DOCUMENTS and num_heldout:
                 build.run(staged.path, 0)
-        meta = {
-            "heldout_rate": heldout_rate,
-            "splitter": splitter,
-            "text_bytes": build.text_bytes,
-            "sources": [source.record() for source in resolved],
-        }
-        build.finish(meta)
+        records = [source.record() for source in resolved]
+        for name, writer in build.writers.items():
+            if writer.num_documents:  # an empty held-out store is left out
+                writer.finish(
+                    part=name,
+                    heldout_rate=heldout_rate,
+                    splitter=splitter,
+                    text_bytes=build.text_bytes,
+                    sources=records,
+                )
+        build.close()
         staged.commit()
     out = Path(out)
     return BuiltCorpus(
@@ -169,7 +172,7 @@ class _Build:
         """Write both stores; documents with a hash below `threshold` are held out."""
         self.close()
         self.text_bytes = 0
-        self.smallest = np.zeros(0, np.uint64)  # the smallest distinct hashes of documents
+        self.smallest = np.zeros(0, np.uint64)  # at most `_MIN_DOCUMENTS` hashes of documents
         self.writers = {
             name: StoreWriter(directory / name, self.tokenizer) for name in ("train", "heldout")
         }
@@ -196,17 +199,8 @@ class _Build:
                 rate = self.text_bytes / 1e6 / max(time.perf_counter() - begin, 1e-9)
                 bar.set_postfix_str(f"{rate:.1f} MB/s of text", refresh=False)
                 bar.update(sum(source.bytes_read for source in self.sources) - bar.n)
-        if not self.writers["train"].num_documents + self.heldout_documents:
+        if not sum(writer.num_documents for writer in self.writers.values()):
             raise UserError("the sources hold no text that gives a token: the corpus is empty.")
-
-    @property
-    def heldout_documents(self) -> int:
-        return self.writers["heldout"].num_documents
-
-    @property
-    def distinct_documents(self) -> int:
-        """Number of distinct documents; counted to `_MIN_DOCUMENTS` only."""
-        return len(self.smallest)
 
     def _append(self, block: EncodedBlock, threshold: int) -> None:
         self.text_bytes += block.text_bytes
@@ -226,13 +220,6 @@ class _Build:
                 sentence_lengths[sentences ^ flip],
                 document_lengths[heldout ^ flip],
             )
-
-    def finish(self, meta: dict[str, Any]) -> None:
-        """Completes the stores; an empty held-out one is left out."""
-        for name, writer in self.writers.items():
-            if writer.num_documents:
-                writer.finish(part=name, **meta)
-        self.close()
 
     def close(self) -> None:
         """Remove what is not finished."""

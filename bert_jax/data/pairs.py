@@ -5,17 +5,15 @@ of the published data creation). A chunk is the sentences of one document up to 
 cut at a random sentence into A and B. Half of the time, and always when the chunk is one sentence,
 B comes from a random sentence of another document instead, and the sentences of B go back to be
 used next. Pairs longer than the row lose tokens from the longer one, each from a random end.
-One difference: a short target is drawn for each chunk, where the published code draws it for each
-document, which would turn a whole book into rows of a few tokens.
+A short target is drawn for each chunk; the published code draws one for each document.
 
 `sop` is the sentence-order task of Lan et al. 2019 (ALBERT, section 3.1): the same chunks, B always
 follows A, and the two are swapped half of the time. A chunk of one sentence is cut at a random
 token; one of a single token has no order and is left out.
 
-How the plan is made: every document is a lane and all lanes advance together, one row a turn.
-Documents longer than `_BLOCK_ROWS` rows are cut into several lanes, so that a corpus of few long
-documents has enough of them; a lane ends like a document, which makes one row in about
-`_BLOCK_ROWS` short. Every random number is a hash of (seed, pass, first sentence of the chunk).
+Every document is a lane and all lanes advance together, one row a turn. Documents longer than
+`_BLOCK_ROWS` rows are cut into several lanes; a lane ends like a document. Every random number is a
+hash of (seed, pass, first sentence of the chunk).
 """
 
 from collections.abc import Iterator
@@ -82,15 +80,9 @@ class PairPlan:
         return 1 - int(np.maximum(new, 0).sum()) / num_tokens
 
     def batch(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build rows as [CLS] A [SEP] B [SEP] and padding.
+        """Build rows, (B,) int64 numbers, as [CLS] A [SEP] B [SEP] and padding.
 
-        Args:
-          store: the store that was planned.
-          rows: (B,) int64 row numbers.
-
-        Returns:
-          tokens (B, L) of the store's dtype, type_ids (B, L) uint8, segment_ids (B, L) uint8,
-          pair_labels (B,) int32.
+        The store is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
         """
         length = self.length
         a_end = self.a_len[rows].astype(np.int64)[:, None] + 2  # where B begins
@@ -183,9 +175,9 @@ def plan_pairs(
     Args:
       store: at least two documents under `nsp`.
       length: L, special tokens included, 5 to 65,535.
-      pairing: `nsp` or `sop`.
+      pairing: which task the pairs are for.
       short_rate: share of chunks whose target is uniform in [2, L - 3] instead of L - 3.
-      seed: with everything else, determines the plan.
+      seed: seed of all random numbers.
       num_passes: plans of the corpus laid end to end, each from other random numbers.
 
     Raises:
@@ -203,20 +195,14 @@ def plan_pairs(
         for number in range(num_passes)
         for part in _plan_pass(store, length, pairing, short_rate, (seed, number))
     ]
-    position = np.uint32 if store.tokens.size < 2**32 else np.int64
-    dtypes = (position, np.uint16, position, np.uint16, np.uint8)
-    # Column by column, so that only one is ever held twice.
-    columns = []
-    for i, dtype in enumerate(dtypes):
-        columns.append(np.concatenate([p[i] for p in parts] or [np.empty(0, dtype)], dtype=dtype))
-        for p in parts:
-            p[i] = np.empty(0, dtype)
-    if not columns[0].size:
+    if not any(part[0].size for part in parts):
         raise UserError(
             f"the corpus {store.path or 'in memory'} makes no rows under pairing "
             f"'{pairing}': it has {store.num_tokens} token(s) in {store.num_documents} "
             "document(s)"
         )
+    # Column by column, so that only one is ever held twice.
+    columns = [np.concatenate([part.pop(0) for part in parts]) for _ in range(5)]
     return PairPlan(length, *columns)
 
 
@@ -230,11 +216,9 @@ def truncate(
     and back, so the number cut at the front is binomial: a count of random bits.
 
     Args:
-      a_len: (k,) int64.
-      b_len: (k,) int64.
+      a_len, b_len: (k,) int64.
       room: tokens that A and B may have together, at least 2.
-      a_key: key of the coins for A.
-      b_key: key of the coins for B.
+      a_key, b_key: keys of the coins.
       rows: (k,) counters of the coins.
 
     Returns:
@@ -361,7 +345,7 @@ def _random_partners(
     target: np.ndarray,
     keys: list[int],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """First token and length of each row's random B, from a random sentence of another document.
+    """Return first token and length of each row's random B, from a sentence of another document.
 
     Sentences follow until `target` tokens are there or the document ends. The document is uniform
     over all but the row's own: one fewer is drawn from, and those from its own number on move up.
@@ -376,6 +360,7 @@ def _random_partners(
     first += below(hash_u64(keys[_SENTENCE], cursor[order]), last - first)
     start = sentences[first]
     filled = np.searchsorted(sentences, start + np.maximum(target[order], 1))
-    result = np.empty((2, cursor.size), np.int64)
-    result[:, order] = start, sentences[np.minimum(filled, last)] - start
-    return result[0], result[1]
+    first_token, length = np.empty((2, cursor.size), np.int64)
+    first_token[order] = start
+    length[order] = sentences[np.minimum(filled, last)] - start
+    return first_token, length

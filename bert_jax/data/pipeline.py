@@ -88,16 +88,12 @@ def plan_examples(store: TokenStore, config: DataConfig, length: int, seed: int)
     Raises:
       UserError: the length is too short, or the corpus cannot serve the pairing.
     """
-    key = hash_key(seed, _PLAN)
-    if config.pairing == "none":
-        return plan_packing(store, length, seed=key, num_passes=config.num_passes)
+    key, num_passes = hash_key(seed, _PLAN), config.num_passes
+    pairing, short_rate = config.pairing, config.short_rate
+    if pairing == "none":
+        return plan_packing(store, length, seed=key, num_passes=num_passes)
     return plan_pairs(
-        store,
-        length,
-        pairing=config.pairing,
-        short_rate=config.short_rate,
-        seed=key,
-        num_passes=config.num_passes,
+        store, length, pairing=pairing, short_rate=short_rate, seed=key, num_passes=num_passes
     )
 
 
@@ -279,10 +275,9 @@ class EvalBatches:
           length: L.
           batch_size: B over all processes.
           max_rows: at most so many rows, a fixed random sample.
-          process_index: which slice of each batch.
-          process_count: how many slices.
-          seed: of the plan and the sample, not the training seed: runs are compared on the same
-            rows.
+          process_index: slice of each batch to read.
+          process_count: number of slices.
+          seed: not the training seed: runs are compared on the same rows.
 
         Raises:
           UserError: the batch does not divide among the processes, or the store cannot serve the

@@ -32,11 +32,9 @@ def hash_key(*words: int) -> int:
 
 
 def hash_u64(key: int, counters: np.ndarray) -> np.ndarray:
-    """64 random bits for each counter: uint64 of the counters' shape.
+    """Return 64 random bits for each counter: uint64 of the counters' shape, at least one axis.
 
-    Args:
-      key: as `hash_key` gives it; different purposes take different keys.
-      counters: integers of any dtype and shape, at least one axis.
+    The key is one of `hash_key`; different purposes take different keys.
     """
     x = counters.astype(np.uint64)  # a copy, mixed in place below
     x *= np.uint64(_GOLDEN)  # odd, so still one to one
@@ -47,7 +45,7 @@ def hash_u64(key: int, counters: np.ndarray) -> np.ndarray:
 
 
 def below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
-    """Integers in [0, bound) from the high 32 of 64 random bits; bound at most 2^32.
+    """Return integers in [0, bound) from the high 32 of 64 random bits; bound at most 2^32.
 
     Lemire 2019, "Fast random integer generation in an interval", without the rejection: a value's
     probability is off by at most bound / 2^32 of itself.
@@ -59,19 +57,12 @@ def below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
 
 
 def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Where a random permutation of [0, n) sends each position, without building it.
+    """Return where a random permutation of [0, n) sends positions: (k,) int64 of (k,) integers.
 
     A Feistel network over the smallest power of two that holds n, walked until it comes back below
     n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): less than two evaluations a
-    position on average, memory of the size of `positions`.
-
-    Args:
-      positions: (k,) integers in [0, n).
-      n: size of the permuted range, 1 to 2^62.
-      key: picks the permutation.
-
-    Returns:
-      (k,) int64, the images.
+    position on average, memory of the size of `positions`. The key picks the permutation; n is at
+    most 2^62.
     """
     if not 1 <= n <= 2**62:
         raise ValueError(f"n is {n}; a permutation needs 1 <= n <= 2^62")

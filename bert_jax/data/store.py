@@ -70,17 +70,17 @@ class TokenStore:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the store."""
+        """Length of `tokens`."""
         return len(self.tokens)
 
     @property
     def num_sentences(self) -> int:
-        """Sentences in the store."""
+        """Number of sentences."""
         return len(self.sentence_offsets) - 1
 
     @property
     def num_documents(self) -> int:
-        """Documents in the store."""
+        """Number of documents."""
         return len(self.document_offsets) - 1
 
     def take_spans(
@@ -178,8 +178,7 @@ def open_store(
         verify: read everything and compare with the fingerprint (about 1 GB/s).
 
     Raises:
-        UserError: nothing there, not complete, damaged, of another version, or of another
-            tokenizer.
+        UserError: nothing there, incomplete, damaged, of another version or another tokenizer.
     """
     path = Path(path)
     header = _read_header(path)
@@ -212,10 +211,8 @@ def open_store(
     sentences = _map(path, "sentence_offsets", OFFSET_DTYPE, num_sentences + 1)
     documents = _map(path, "document_offsets", OFFSET_DTYPE, num_documents + 1)
     counts = np.array(_map(path, "unigram_counts", OFFSET_DTYPE, vocab_size))
-    for name, array, end in (
-        ("sentence", sentences, num_tokens),
-        ("document", documents, num_sentences),
-    ):
+    offsets = (("sentence", sentences, num_tokens), ("document", documents, num_sentences))
+    for name, array, end in offsets:
         if array[0] != 0 or array[-1] != end:
             raise _damaged(
                 path, f"{name}_offsets.bin runs from {array[0]} to {array[-1]}, not 0 to {end}"

@@ -26,11 +26,7 @@ from bert_jax.files.staging import StagedDirectory, disk_full, sync_directory, w
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
-    """Make sure that ids can be stored: jax reads past the end of a table without a word.
-
-    Args:
-        tokens: (n,) integers.
-        tokenizer: the one that made them.
+    """Make sure that ids, (n,) integers, can be stored: jax reads past a table without a word.
 
     Raises:
         UserError: an id outside the vocabulary, or a special one other than [UNK].
@@ -62,22 +58,15 @@ class StoreWriter:
         path: the store's directory.
         tokenizer: gives vocabulary size, special ids and fingerprint, and is saved in the store.
         overwrite: replace a complete store at `path` when the new one is complete.
-        meta: further entries of `corpus.json`, such as the sources; `finish` takes more.
 
     Raises:
         UserError: `path` exists and may not be replaced, or cannot be written.
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        tokenizer: StoreTokenizer,
-        *,
-        overwrite: bool = False,
-        meta: dict[str, Any] | None = None,
+        self, path: str | Path, tokenizer: StoreTokenizer, *, overwrite: bool = False
     ) -> None:
         self._tokenizer = tokenizer
-        self._meta = dict(meta or {})
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._unigram_counts = np.zeros(tokenizer.vocab_size, np.int64)
         self.num_tokens = 0
@@ -104,14 +93,13 @@ class StoreWriter:
         """Add documents.
 
         Args:
-            tokens: (n,) integers, the token ids of all sentences, one after the other.
-            sentence_lengths: (s,) integers, tokens in each sentence; each at least 1, sum n.
-            document_lengths: (d,) integers, sentences in each document; each at least 1, sum s.
+            tokens: (n,) ids of all sentences, one after the other.
+            sentence_lengths: (s,) tokens in each sentence; each at least 1, sum n.
+            document_lengths: (d,) sentences in each document; each at least 1, sum s.
 
         Raises:
             ValueError: the lengths do not add up, or one is below 1.
-            UserError: an id is outside the vocabulary or is a special token other than [UNK], or
-                the disk is full.
+            UserError: see `check_ids`, or the disk is full.
         """
         tokens = np.asarray(tokens)
         sentence_lengths = np.asarray(sentence_lengths, OFFSET_DTYPE)
@@ -148,10 +136,9 @@ class StoreWriter:
             raise disk_full(self.path, error) from error
 
     def finish(self, **meta: Any) -> TokenStore:
-        """Completes the store, makes it appear at `path` and opens it.
+        """Complete the store, make it appear at `path` and open it.
 
-        Args:
-            **meta: further entries of `corpus.json`.
+        Further entries of `corpus.json`, such as the sources, are in `meta`.
 
         Raises:
             UserError: there are no documents, or the disk is full.
@@ -168,7 +155,6 @@ class StoreWriter:
             self._tokenizer.save(self._staged.path / "tokenizer")
             sync_directory(self._staged.path / "tokenizer")
             header = {
-                **self._meta,
                 **meta,
                 "format": FORMAT,
                 "version": VERSION,

@@ -24,7 +24,7 @@ _ARCHIVES = {
 """Compressions by the end of file names: the library's name, and the function that unpacks."""
 
 
-class Split(NamedTuple):
+class PreparedSplit(NamedTuple):
     """Examples of a prepared data set."""
 
     features: Any
@@ -34,13 +34,13 @@ class Split(NamedTuple):
     version: str
 
 
-def open_tfds(name: str, dataset: str, split: str) -> Split:
+def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
     """Return a split of a data set that is prepared; downloads nothing.
 
     Args:
         name: what the user wrote, for messages.
-        dataset: its name at TensorFlow Datasets, for example glue/cola.
-        split: its name.
+        dataset: name at TensorFlow Datasets, for example glue/cola.
+        split: name of the split.
 
     Raises:
         UserError: tensorflow-datasets is missing, there is no such data set or split, or it is not
@@ -56,20 +56,16 @@ def open_tfds(name: str, dataset: str, split: str) -> Split:
     if not prepared:
         raise UserError(
             f"{name} is not prepared: {builder.data_path} is not there (TFDS_DATA_DIR names "
-            f"another place). Prepare it once: bert-jax tfds {dataset}"
+            f"another directory). Prepare it once: bert-jax tfds {dataset}"
         )
-    return Split(builder.info.features, examples, str(builder.version))
+    return PreparedSplit(builder.info.features, examples, str(builder.version))
 
 
 def prepare_tfds(dataset: str) -> Path:
     """Download a data set and write it as array_record files, unless that is done.
 
-    Args:
-        dataset: its name at TensorFlow Datasets, for example glue/cola. It goes where
-            TFDS_DATA_DIR says, by default to ~/tensorflow_datasets.
-
-    Returns:
-        Its directory.
+    The data set, for example glue/cola, goes where TFDS_DATA_DIR says, by default to
+    ~/tensorflow_datasets. Returns its directory.
 
     Raises:
         UserError: tensorflow-datasets is missing, there is no such data set, its server does not
@@ -97,7 +93,13 @@ def prepare_tfds(dataset: str) -> Path:
             return Path(builder.data_path)
         except Exception as error:  # its own errors have no common class
             if not _unpack(downloads / builder.name, extracted):
-                raise UserError(_why_not(dataset, error)) from error
+                why = f"could not be prepared: {type(error).__name__}: {_first_line(error)}"
+                if "No module named 'tensorflow'" in str(error):
+                    why = (
+                        "cannot be prepared without TensorFlow. Where that is installed, run tfds "
+                        f"build {dataset} --file_format=array_record; what it writes is read here"
+                    )
+                raise UserError(f"{dataset}: {why}") from error
 
 
 def _library(name: str) -> Any:
@@ -112,7 +114,7 @@ def _library(name: str) -> Any:
 
 
 def _unpack(downloads: Path, extracted: Path) -> int:
-    """Unpacks the archives that are not; returns how many."""
+    """Unpack the archives that are not unpacked yet; return how many."""
     count = 0
     for path in sorted(downloads.glob("*")):
         for suffix, (method, extract) in _ARCHIVES.items():
@@ -123,15 +125,6 @@ def _unpack(downloads: Path, extracted: Path) -> int:
                 extract(path, target)
                 count += 1
     return count
-
-
-def _why_not(dataset: str, error: Exception) -> str:
-    if "No module named 'tensorflow'" in str(error):
-        return (
-            f"{dataset}: the code that prepares it needs TensorFlow. Where that is installed, run "
-            f"tfds build {dataset} --file_format=array_record; what it writes is read here"
-        )
-    return f"{dataset} could not be prepared: {type(error).__name__}: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:

@@ -32,13 +32,13 @@ class FakeTokenizer:
         (directory / "tokenizer.json").write_text("{}")
 
 
-def write(path: Path, tokenizer: FakeTokenizer | None = None, blocks=None, **options):
+def write(path: Path, tokenizer: FakeTokenizer | None = None, blocks=None, meta=None, **options):
     if blocks is None:
         blocks = [([5, 6, 7, 8, 9], [2, 1, 2], [2, 1]), ([5, 5, 5], [3], [1])]
     with StoreWriter(path, tokenizer or FakeTokenizer(), **options) as writer:
         for block in blocks:
             writer.append(*(np.array(part) for part in block))
-        return writer.finish()
+        return writer.finish(**(meta or {}))
 
 
 def names(directory: Path) -> list[str]:
