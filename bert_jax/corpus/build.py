@@ -239,13 +239,10 @@ def iter_texts(
     max_bytes: int | None = None,
     options: ReadOptions | None = None,
 ) -> Iterator[str]:
-    """Paragraphs, for training a tokenizer.
+    """Yield paragraphs of the sources, for training a tokenizer.
 
-    Args:
-        sources: as for `build_corpus`.
-        max_bytes: at most about so much text, evenly spread over the whole corpus, which is read
-            once; the sample is held in memory. None: everything, streamed.
-        options: how to read the sources.
+    With `max_bytes` they are about so much text, evenly spread over the whole corpus, which is read
+    once; the sample is held in memory. Otherwise they are everything, streamed.
     """
     blocks = _blocks(resolve_sources(sources, options))
     if max_bytes is not None:
@@ -259,28 +256,20 @@ def iter_texts(
 def _spread(blocks: Iterable[bytes], max_bytes: int) -> list[bytes]:
     """Every k-th piece, where k doubles whenever there are too many: one pass, no total needed."""
     piece_bytes = max(64, min(1 << 16, max_bytes // 64))
+    pieces = (
+        b"".join(lines)
+        for block in blocks
+        for lines in grouped(block.splitlines(keepends=True), len, piece_bytes + 1)
+    )
     kept: list[bytes] = []
     size = 0
     stride = 1
-    count = 0
-    for block in blocks:
-        for piece in _pieces(block, piece_bytes):
-            if count % stride == 0:
-                kept.append(piece)
-                size += len(piece)
-            count += 1
-            while size > max_bytes and len(kept) > 1:
-                kept = kept[::2]
-                size = sum(map(len, kept))
-                stride *= 2
+    for number, piece in enumerate(pieces):
+        if number % stride == 0:
+            kept.append(piece)
+            size += len(piece)
+        while size > max_bytes and len(kept) > 1:
+            kept = kept[::2]
+            size = sum(map(len, kept))
+            stride *= 2
     return kept
-
-
-def _pieces(block: bytes, size: int) -> Iterator[bytes]:
-    """Return a block cut at line ends into pieces of `size` bytes or little more."""
-    begin = 0
-    while begin < len(block):
-        end = block.find(b"\n", begin + size)
-        end = len(block) if end < 0 else end + 1
-        yield block[begin:end]
-        begin = end

@@ -29,38 +29,25 @@ class EncodedBlock(NamedTuple):
     """UTF-8 bytes of the block, documents without tokens included."""
 
 
-class _Worker(NamedTuple):
-    tokenizer: Tokenizer
-    split: Splitter
-
-
-_worker: _Worker | None = None
+_worker: tuple[Tokenizer, Splitter] | None = None
 
 
 def start_worker(tokenizer: Tokenizer, splitter: str) -> None:
-    """Set up this process for `encode_block`.
-
-    Args:
-        tokenizer: turns sentences into ids.
-        splitter: for `get_splitter`.
-    """
+    """Set up this process for `encode_block`."""
     global _worker
     # One process for each core: threads inside would only get in each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = _Worker(tokenizer, get_splitter(splitter))
+    _worker = tokenizer, get_splitter(splitter)
 
 
 def encode_block(block: bytes) -> EncodedBlock:
-    """Split and tokenize documents.
-
-    Args:
-        block: UTF-8; paragraphs end in a newline, documents in two.
+    """Split and tokenize documents: UTF-8, paragraphs end in a newline, documents in two.
 
     Raises:
         UserError: the tokenizer gave an id that cannot be stored.
     """
     assert _worker is not None
-    split = _worker.split
+    tokenizer, split = _worker
     documents = block.split(b"\n\n")
     sentences: list[str] = []
     ends: list[int] = []  # in `sentences`, of each document
@@ -68,8 +55,8 @@ def encode_block(block: bytes) -> EncodedBlock:
         for paragraph in document.decode().split("\n"):
             sentences += split(paragraph)
         ends.append(len(sentences))
-    tokens, lengths = _encode(_worker.tokenizer, sentences)
-    lengths, pieces = _cut(tokens, lengths, _worker.tokenizer.continues_word)
+    tokens, lengths = _encode(tokenizer, sentences)
+    lengths, pieces = _cut(tokens, lengths, tokenizer.continues_word)
     # Sentences and documents without tokens (control characters, lone marks) are dropped.
     filled = np.concatenate([[0], np.cumsum(pieces)])
     counts = np.diff(filled[np.array([0, *ends])])

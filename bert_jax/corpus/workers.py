@@ -61,7 +61,7 @@ def map_ordered(
     initializer: Callable[..., None] | None = None,
     arguments: tuple[Any, ...] = (),
 ) -> Generator[R, None, None]:
-    """`map` over processes: results in the order of the items, with few items in flight.
+    """Map over processes: results in the order of the items, with few items in flight.
 
     Processes are spawned, since forking a process that runs threads (jax does) can hang. With one
     worker everything runs in this process.
@@ -71,7 +71,6 @@ def map_ordered(
         items: read as results are taken, at most three for each worker ahead.
         num_workers: processes.
         initializer: run once in each process, with `arguments`.
-        arguments: for the initializer.
 
     Raises:
         UserError: a worker was killed.

@@ -49,14 +49,10 @@ class FastTokenizer(Tokenizer):
     kind = "fast"
 
     def __init__(self, pipeline: Pipeline, *, where: str = "tokenizer.json") -> None:
-        """Build the tokenizer.
-
-        Args:
-            pipeline: from `read_pipeline`.
-            where: names its file in error messages.
+        """Build the tokenizer; `where` names the file of the pipeline in error messages.
 
         Raises:
-            UserError: the library cannot run it.
+            UserError: the library cannot run the pipeline.
         """
         super().__init__(pipeline.vocab)
         self.pipeline = pipeline
@@ -212,18 +208,15 @@ def piece_decoder() -> decoders.Decoder:
 def _without_spaces(
     text: str, spans: Int32[np.ndarray, "n 2"], bare: np.ndarray
 ) -> Int32[np.ndarray, "n 2"]:
-    """Spans without the white space at their ends; those of a bare space are empty.
+    """Return the library's spans without white space at their ends.
 
-    Args:
-        text: what was encoded.
-        spans: the library's.
-        bare: (n,) which tokens are a space and nothing else.
+    Those of a `bare` token, which is a space and nothing else, are empty.
     """
-    places = np.arange(len(text) + 1, dtype=np.int32)
+    positions = np.arange(len(text) + 1, dtype=np.int32)
     solid = np.array([not char.isspace() for char in text], bool)
-    following = np.where(np.append(solid, True), places, len(text))
+    following = np.where(np.append(solid, True), positions, len(text))
     following = np.minimum.accumulate(following[::-1])[::-1]
-    preceding = np.maximum.accumulate(np.where(np.append(True, solid), places, 0))
+    preceding = np.maximum.accumulate(np.where(np.append(True, solid), positions, 0))
     # The library's spans of what normalisation makes or moves may step back.
     starts, ends = np.maximum.accumulate(spans, axis=0).T if len(spans) else spans.T
     starts = np.minimum(following[starts], ends)

@@ -52,11 +52,7 @@ class SentencePieceTokenizer(Tokenizer):
     kind = "sentencepiece"
 
     def __init__(self, model: bytes, *, where: str = "SentencePiece model") -> None:
-        """Load a serialised model.
-
-        Args:
-            model: the content of a `.model` file.
-            where: names it in error messages.
+        """Load the content of a `.model` file, which `where` names in error messages.
 
         Raises:
             UserError: not a model, or one whose special pieces are missing or match raw text.
@@ -220,8 +216,7 @@ def train_sentencepiece(
         byte_fallback: characters without a piece become bytes instead of [UNK].
         character_coverage: share of the characters, most frequent first, that get a piece; use 1.0
             for small alphabets.
-        max_lines: the trainer holds its sentences in memory; of more lines than this a uniform
-            sample of this size is used, the same each time.
+        max_lines: size of the uniform sample of lines that is held in memory, the same each time.
         progress: show a bar while reading.
 
     Returns:

@@ -188,7 +188,7 @@ class Tokenizer(ABC):
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """One or two texts with special tokens around them."""
 
     ids: np.ndarray
@@ -197,21 +197,18 @@ class Row(NamedTuple):
     """Where the second text begins; n where there is none."""
 
 
-def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> Row:
-    """[CLS] first [SEP], or [CLS] first [SEP] second [SEP], by the roles of a tokenizer's tokens.
+def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> TokenRow:
+    """Return [CLS] first [SEP], or [CLS] first [SEP] second [SEP], of (n,) ids of texts.
 
-    Args:
-        tokenizer: says which tokens they are, and how many are between two texts.
-        first: (n,) ids without special tokens.
-        second: the same.
+    The tokenizer says which tokens they are, and how many separators are between two texts.
     """
     special = tokenizer.special_ids
     cls, sep = np.array([special.cls], np.int32), np.array([special.sep], np.int32)
     if second is None:
-        return Row(np.concatenate([cls, first, sep]), len(first) + 2)
+        return TokenRow(np.concatenate([cls, first, sep]), len(first) + 2)
     between = np.repeat(sep, tokenizer.num_between)
     row = np.concatenate([cls, first, between, second, sep])
-    return Row(row, len(first) + 1 + tokenizer.num_between)
+    return TokenRow(row, len(first) + 1 + tokenizer.num_between)
 
 
 def num_special(tokenizer: Tokenizer, pair: bool) -> int:

@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.tokenization.tokenizer import (
-    CONFIG_NAME,
-    MAX_FILE_BYTES,
-    MAX_TOKENS,
-    ROLES,
-    AddedToken,
-)
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, AddedToken
 from bert_jax.tokenization.tokenizer_parts import MAP_NAME, ROBERTAS, Reading
-from bert_jax.untrusted.json_file import read_json_object
-from bert_jax.untrusted.whole_file import read_text
 
 _OTHER_ROLES = {"cls_token": "bos_token", "sep_token": "eos_token"}
 _USUAL = {
@@ -38,18 +30,16 @@ class Pipeline:
     Attributes:
         kind: `byte_level_bpe`, `bpe` or `unigram`.
         vocab: tokens in the order of their ids, special ones included.
-        scores: of `unigram`, a logarithm for each token; else empty.
-        merges: of the others, pairs in the order of their priority; else empty.
-        normalizer: parts as in the file, in order.
-        pre_tokenizer: the same.
-        byte_fallback: characters without a token become their bytes.
-        fuse_unk: characters without a token in a row become one.
-        unk_in_model: those characters become the unknown token; else they are left out.
+        scores: logarithm for each token of `unigram`; else empty.
+        merges: pairs in the order of their priority; empty for `unigram`.
+        normalizer: parts as in the file, in order; `pre_tokenizer` alike.
+        byte_fallback: whether characters without a token become their bytes.
+        fuse_unk: whether characters without a token in a row become one.
+        unk_in_model: whether those characters become the unknown token; else they are left out.
         roles: tokens for padding, unknown, beginning, separator, mask.
         specials: other added tokens, kept whole where a text spells them.
         eats_space: `roles` that take the space before them, where Transformers reads them.
-        num_between: separators between the two texts of a row.
-        trim_offsets: in Transformers, offsets of byte-level BPE leave out spaces; here all do.
+        trim_offsets: whether offsets leave out spaces in Transformers; here all do.
     """
 
     kind: str
@@ -142,18 +132,15 @@ def read_pipeline(reading: Reading) -> Pipeline:
 
 def _from_two_files(reading: Reading) -> dict[str, Any]:
     """Return the `tokenizer.json` of RoBERTa's older pair of files."""
-    merges = reading.path.with_name("merges.txt")
-    if not merges.is_file():
+    if not reading.path.with_name("merges.txt").is_file():
         raise UserError(f"{reading.path} has no merges.txt beside it; a byte-level BPE needs both")
-    lines = read_text(merges, max_bytes=MAX_FILE_BYTES).removesuffix("\n").split("\n")
-    if len(lines) > MAX_TOKENS:
-        raise UserError(f"{merges} has more than {MAX_TOKENS:,} lines; that is no list of merges")
-    lines = [line.removesuffix("\r") for line in lines[lines[0].startswith("#version") :]]
-    vocab = read_json_object(reading.path, max_bytes=MAX_FILE_BYTES)
+    merges = reading.lines("merges.txt")
+    merges = merges[merges[0].startswith("#version") :]
+    vocab = reading.whole
     prefix = reading.config.get("add_prefix_space", False)
     trim = reading.config.get("trim_offsets")
     return {
-        "model": {"type": "BPE", "vocab": vocab, "merges": lines},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": prefix},
         "post_processor": {"type": "ByteLevel", "trim_offsets": trim},
         "added_tokens": [

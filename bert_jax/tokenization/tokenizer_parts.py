@@ -19,6 +19,7 @@ from bert_jax.tokenization.tokenizer import (
     AddedToken,
 )
 from bert_jax.untrusted.json_file import read_json_object, short
+from bert_jax.untrusted.whole_file import read_text
 
 MAP_NAME = "special_tokens_map.json"
 ROBERTAS = 2
@@ -54,6 +55,15 @@ class Reading:
         """Return the content of a JSON file beside this one; empty where there is none."""
         file = self.path.with_name(name)
         return read_json_object(file, max_bytes=MAX_FILE_BYTES) if file.is_file() else {}
+
+    def lines(self, name: str) -> list[str]:
+        """Return the lines of a text file beside this one, or of this one."""
+        path = self.path.with_name(name)
+        # Not splitlines: U+2028 is a token of the published multilingual uncased vocabulary.
+        lines = read_text(path, max_bytes=MAX_FILE_BYTES).removesuffix("\n").split("\n")
+        if len(lines) > MAX_TOKENS:
+            raise UserError(f"{path} has more than {MAX_TOKENS:,} lines, the limit")
+        return [line.removesuffix("\r") for line in lines]
 
     def refuse(self, what: str) -> NoReturn:
         """End the reading, with the name of the file."""

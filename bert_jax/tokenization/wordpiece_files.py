@@ -10,16 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.tokenization.tokenizer import (
-    CONFIG_NAME,
-    MAX_FILE_BYTES,
-    MAX_TOKEN_CHARS,
-    MAX_TOKENS,
-    SPECIAL_TOKENS,
-)
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, MAX_TOKEN_CHARS, SPECIAL_TOKENS
 from bert_jax.tokenization.tokenizer_parts import Reading
 from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceOptions, WordPieceTokenizer
-from bert_jax.untrusted.whole_file import read_text
 
 
 def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPieceTokenizer:
@@ -53,7 +46,7 @@ def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPi
         listed, where = reading.whole.get("added_tokens"), f"{path}, model.vocab entry {{}}"
         beside = path.with_name("vocab.txt")
     else:
-        vocab, listed, where, beside = _read_vocab_txt(path), None, f"{path}, line {{}}", None
+        vocab, listed, where, beside = reading.lines(path.name), None, f"{path}, line {{}}", None
         cjk = config.whole.get("tokenize_chinese_chars", True)
         options = WordPieceOptions(
             lowercase=not has_upper_case(vocab) if wanted is None else wanted,
@@ -63,7 +56,7 @@ def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPi
         )
     pieces = list(vocab)
     added = [t for t in reading.added(listed, vocab) if t.content not in SPECIAL_TOKENS]
-    if beside and beside.is_file() and _read_vocab_txt(beside) not in (pieces, vocab):
+    if beside and beside.is_file() and reading.lines(beside.name) not in (pieces, vocab):
         raise UserError(
             f"{path} and {beside.name} beside it list different tokens; remove the wrong one"
         )
@@ -83,15 +76,6 @@ def has_upper_case(vocab: list[str]) -> bool:
     """
     words = (token.removeprefix(CONTINUATION) for token in vocab)
     return any(word != word.lower() and word.isalpha() for word in words)
-
-
-def _read_vocab_txt(path: Path) -> list[str]:
-    text = read_text(path, max_bytes=MAX_FILE_BYTES)
-    if text.count("\n") > MAX_TOKENS:
-        raise UserError(f"{path} has more than {MAX_TOKENS:,} lines; that is no vocabulary")
-    # Not splitlines: U+2028 is a token of the published multilingual uncased vocabulary.
-    lines = text.removesuffix("\n").split("\n")
-    return [line.removesuffix("\r") for line in lines]
 
 
 def _optional_flag(reading: Reading, field: str) -> bool | None:

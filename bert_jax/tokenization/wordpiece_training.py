@@ -52,13 +52,12 @@ def train_wordpiece(
         texts: read once; memory grows with the number of distinct words only.
         vocab_size: tokens in all, the five special ones included.
         lowercase, strip_accents, split_cjk: see `WordPieceOptions`.
-        min_frequency: a pair rarer than this is not merged.
-        limit_alphabet: only so many characters, the most frequent, get tokens; words with others
+        min_frequency: least number of times that a merged pair occurs.
+        limit_alphabet: number of characters, the most frequent, that get tokens; words with others
             become [UNK].
-        character_coverage: only so many characters, the most frequent, get tokens that they make up
-            this share of the texts. Where neither this nor `limit_alphabet` is given, 1,000
-            characters do, or as many as make up 99.95%, as far as the vocabulary holds them, and
-            all of them where merging pairs leaves room.
+        character_coverage: share of the texts that characters with tokens make up. Where neither
+            this nor `limit_alphabet` is given, 1,000 characters get tokens, or as many as make up
+            99.95%, as far as the vocabulary holds them, and all where merging pairs leaves room.
         progress: show a bar on stderr.
 
     Returns:

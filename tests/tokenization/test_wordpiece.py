@@ -305,7 +305,7 @@ def test_absurdly_large_files_are_refused(tmp_path: Path, monkeypatch: Any) -> N
     with pytest.raises(UserError, match="larger than"):
         load_tokenizer(path)
     path.write_bytes(GOOD)
-    monkeypatch.setattr("bert_jax.tokenization.wordpiece_files.MAX_TOKENS", 5)
+    monkeypatch.setattr("bert_jax.tokenization.tokenizer_parts.MAX_TOKENS", 5)
     with pytest.raises(UserError, match="more than 5 lines"):
         load_tokenizer(path)
 

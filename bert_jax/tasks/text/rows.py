@@ -7,7 +7,7 @@ import numpy as np
 from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.problems import counted
 from bert_jax.tasks.rows import Rows
-from bert_jax.tokenization.tokenizer import Row, Tokenizer, make_row, num_special
+from bert_jax.tokenization.tokenizer import Tokenizer, TokenRow, make_row, num_special
 
 
 def text_rows(
@@ -41,7 +41,7 @@ def cut_rows(
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]
     seconds = iter(tokenizer.encode_batch([pair for pair in pairs if pair is not None]))
-    rows: list[Row] = []
+    rows: list[TokenRow] = []
     long: list[int] = []
     for number, (pair, first) in enumerate(zip(pairs, firsts, strict=True)):
         room = max_length - num_special(tokenizer, pair is not None)
