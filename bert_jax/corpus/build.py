@@ -102,9 +102,9 @@ def build_corpus(
     of at least four distinct documents, the two with the smallest hashes are held out.
 
     Args:
-        sources: names, paths and globs (see `resolve_sources`), or sources.
-        tokenizer: must be picklable; each worker gets a copy.
-        out: appears by one rename when everything is in it.
+        sources: see `resolve_sources`.
+        tokenizer: picklable tokenizer; each worker gets a copy.
+        out: directory that appears by one rename when everything is in it.
         heldout_rate: share of the documents to hold out, at least 0 and below 1.
         splitter: `fast`, `lines` or `syntok`.
         num_workers: processes; all cores by default. 1 runs in this process.

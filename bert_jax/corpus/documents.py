@@ -26,11 +26,7 @@ class ReadOptions:
 
 
 class Source(ABC):
-    """One place that text comes from.
-
-    `size` and `bytes_read` count the same bytes (of the file as it lies on disk), for a progress
-    bar.
-    """
+    """One place that text comes from; `size` and `bytes_read` count bytes of the file on disk."""
 
     def __init__(self, name: str, size: int = 0, field: str | None = None) -> None:
         self.name, self.size, self.bytes_read = name, size, 0
@@ -42,10 +38,7 @@ class Source(ABC):
         """Read documents from the beginning; those without text are empty."""
 
     def documents(self) -> Iterator[str]:
-        """Read the source from its beginning; each call starts over.
-
-        Yields:
-            Each document as paragraphs joined by newlines, none of them blank.
+        """Read the source from its beginning: documents are non-blank paragraphs, one a line.
 
         Raises:
             UserError: the source cannot be read, is damaged or holds no text.

@@ -106,14 +106,10 @@ class FileSource(Source):
         r"""Return the lines of a text file, in blocks.
 
         UTF-8 with or without a byte order mark; lines end in \n, \r\n or \r. A stray NUL becomes a
-        space.
-
-        Yields:
-            The number of the first line of the block (from 1) and its lines without their ends.
+        space. A block has the number of its first line (from 1) and its lines without their ends.
 
         Raises:
-            UserError: not UTF-8, mostly binary, a line too long, or a damaged compressed file; the
-                message names file, line and byte.
+            UserError: not UTF-8, mostly binary, a line too long; names file, line and byte.
         """
         limit = self._options.max_line_bytes
         rest = b""

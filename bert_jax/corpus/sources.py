@@ -23,13 +23,10 @@ _SUPPORTED = (
 def resolve_sources(
     specs: Sequence[str | Source], options: ReadOptions | None = None
 ) -> list[Source]:
-    """Return the sources that a list of names, paths and globs stands for, in a fixed order.
+    """Return the sources that names stand for, in a fixed order.
 
-    Args:
-        specs: paths or globs (`**` goes into directories), `tfds:NAME[:SPLIT]`, `python-docs`. The
-            files of a glob come sorted by name; a file named twice is read once. What is a source
-            already is kept as it is.
-        options: how to read.
+    Names are paths or globs (`**` goes into directories), `tfds:NAME[:SPLIT]`, `python-docs`. The
+    files of a glob come sorted by name; a file named twice is read once. Sources stay as they are.
 
     Raises:
         UserError: nothing named, nothing matched, a directory, or an unknown kind of file.

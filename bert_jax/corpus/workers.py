@@ -69,8 +69,8 @@ def map_ordered(
     Args:
         function: a function of a module.
         items: read as results are taken, at most three for each worker ahead.
-        num_workers: processes.
-        initializer: run once in each process, with `arguments`.
+        num_workers: number of processes.
+        initializer: function that each process runs first, with `arguments`.
 
     Raises:
         UserError: a worker was killed.

@@ -46,12 +46,6 @@ class PackedPlan:
     def __len__(self) -> int:
         return self.row_offsets.size - 1
 
-    @property
-    def efficiency(self) -> float:
-        """Share of all rows that is not padding."""
-        used = int(self.piece_len.sum(dtype=np.int64)) + NUM_SPECIAL * self.piece_len.size
-        return used / (len(self) * self.length)
-
     def batch(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers, as [CLS] piece [SEP], repeated, and padding.
 
@@ -178,6 +172,11 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
     # Rows that are alike so far, by the positions still free in them: [how many, their pieces].
     open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
     done: list[tuple[int, tuple[int, ...]]] = []
+
+    def put(rows: int, pieces: tuple[int, ...], room: int) -> None:
+        full = room <= NUM_SPECIAL or len(pieces) == MAX_SEGMENTS
+        (done if full else open_rows[room]).append((rows, pieces))
+
     for piece_length in range(len(histogram) - 1, 0, -1):
         size = piece_length + NUM_SPECIAL
         left = int(histogram[piece_length])
@@ -190,7 +189,7 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
                 repeat, last = divmod(left, per_row)
                 for rows, each in ((repeat, per_row), (1, last)):
                     if rows and each:
-                        _put(open_rows, done, rows, (piece_length,) * each, length - each * size)
+                        put(rows, (piece_length,) * each, length - each * size)
                 break
             rows, pieces = open_rows[room].pop()
             # The same rows take as many more of this length as they hold: one step, not several.
@@ -199,20 +198,6 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
             if used < rows:
                 open_rows[room].append((rows - used, pieces))
             left -= used * each
-            _put(open_rows, done, used, pieces + (piece_length,) * each, room - each * size)
+            put(used, pieces + (piece_length,) * each, room - each * size)
             room = size
-    done += [entry for entries in open_rows.values() for entry in entries]
-    return done
-
-
-def _put(
-    open_rows: dict[int, list[tuple[int, tuple[int, ...]]]],
-    done: list[tuple[int, tuple[int, ...]]],
-    rows: int,
-    pieces: tuple[int, ...],
-    room: int,
-) -> None:
-    if room <= NUM_SPECIAL or len(pieces) == MAX_SEGMENTS:
-        done.append((rows, pieces))
-    else:
-        open_rows[room].append((rows, pieces))
+    return done + [entry for entries in open_rows.values() for entry in entries]

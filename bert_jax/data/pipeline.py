@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import ClassVar, Literal
 
 import grain
@@ -100,9 +101,8 @@ def plan_examples(store: TokenStore, config: DataConfig, length: int, seed: int)
 class ExampleStream:
     """Training batches by step number; safe to read from several threads.
 
-    Phases follow each other; each reads the plan of its length from the start, every row once in an
-    order of its own, then again in another order. The plans are made when a phase is first read
-    and kept.
+    Each phase reads the plan of its length from the start, every row once in an order of its own,
+    then again in another order. Plans are made when a phase is first read, and kept.
     """
 
     def __init__(
@@ -127,10 +127,9 @@ class ExampleStream:
                         f"'{config.pairing}' it must be {least} to {most:,}"
                     )
         # Python integers: the sum must not wrap.
-        self._first_step, self._first_row = [0], [0]
-        for phase in self.phases:
-            self._first_step.append(self._first_step[-1] + phase.num_steps)
-            self._first_row.append(self._first_row[-1] + phase.num_steps * phase.batch_size)
+        rows = (phase.num_steps * phase.batch_size for phase in self.phases)
+        self._first_row = list(accumulate(rows, initial=0))
+        self._first_step = list(accumulate((p.num_steps for p in self.phases), initial=0))
         if self._first_row[-1] > _MAX_ROWS:
             raise UserError(
                 f"training.phases hold {self._first_row[-1]} rows in all; a row's number in the "
@@ -200,8 +199,7 @@ class ExampleStream:
 class TrainBatches:
     """Batches of one process from a step to the end, built ahead in threads by Grain.
 
-    Its state is `next_step`, one integer, for any number of processes: to resume, start a new one
-    there.
+    The state is `next_step`, one integer for any number of processes: to resume, start there.
     """
 
     def __init__(
@@ -274,9 +272,8 @@ class EvalBatches:
           config: pairing and short_rate are used.
           length: L.
           batch_size: B over all processes.
-          max_rows: at most so many rows, a fixed random sample.
-          process_index: slice of each batch to read.
-          process_count: number of slices.
+          max_rows: most rows, a fixed random sample.
+          process_index, process_count: slice of each batch to read, and number of slices.
           seed: not the training seed: runs are compared on the same rows.
 
         Raises:
@@ -312,11 +309,9 @@ class EvalBatches:
     def _filled(self, rows: np.ndarray, first: int) -> dict[str, np.ndarray]:
         """Return the batch of some rows, filled up to this process's share."""
         filler = {"tokens": self._store.special_ids.pad, "pair_labels": -1}
-        batch = self._plan.batch(self._store, rows if rows.size else np.zeros(1, np.int64))
+        batch = self._plan.batch(self._store, np.resize(rows, self._share))
         for name, array in batch.items():
-            full = np.full((self._share, *array.shape[1:]), filler.get(name, 0), array.dtype)
-            full[: rows.size] = array[: rows.size]
-            batch[name] = full
+            array[rows.size :] = filler.get(name, 0)
         batch["row_index"] = np.arange(first, first + self._share, dtype=np.uint32)
         return batch
 

@@ -88,9 +88,7 @@ class TokenStore:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Fill the rows of a batch with stretches of tokens, laid end to end, and padding.
 
-        Stretch i covers the next `spans[i]` positions and reads upwards from `starts[i]`. One
-        repeat, one add and one take for the batch: indices stay int64, because numpy would convert
-        narrower ones.
+        Stretch i covers the next `spans[i]` positions and reads upwards from `starts[i]`.
 
         Args:
             starts: (k,) int64 first token of each stretch. Positions for special tokens read
@@ -105,6 +103,7 @@ class TokenStore:
         Raises:
             UserError: an id is outside the vocabulary; jax would read it as another id.
         """
+        # Indices stay int64, because numpy would convert narrower ones.
         index = np.repeat(starts - (np.cumsum(spans) - spans), spans)
         index += np.arange(index.size)
         rows = np.empty((used.size, length), self.tokens.dtype)
@@ -128,8 +127,7 @@ class TokenStore:
     def unigram_entropy(self) -> float:
         """Entropy in nats of the distribution of the tokens that are not special.
 
-        The loss of a model that knows how frequent each token is and nothing else: the line that
-        a masked-LM loss has to fall below.
+        A model that knows how frequent each token is, and nothing else, has this masked-LM loss.
         """
         counts = np.asarray(self.unigram_counts, dtype=np.float64).copy()
         counts[list(asdict(self.special_ids).values())] = 0.0

@@ -49,15 +49,11 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
 
 
 class StoreWriter:
-    """Writes a token store, block by block, in memory that does not grow with the corpus.
+    """A token store that is written block by block, in memory that does not grow with the corpus.
 
     A context manager. The store is built in `path.tmp-<process>` beside `path` and renamed by
-    `finish`; leaving the block without it, by an error or not, removes what was written.
-
-    Args:
-        path: the store's directory.
-        tokenizer: gives vocabulary size, special ids and fingerprint, and is saved in the store.
-        overwrite: replace a complete store at `path` when the new one is complete.
+    `finish`; leaving the block without it, by an error or not, removes what was written. The
+    tokenizer is saved in the store. `overwrite` replaces a complete store at `path`.
 
     Raises:
         UserError: `path` exists and may not be replaced, or cannot be written.

@@ -35,12 +35,9 @@ class PreparedSplit(NamedTuple):
 
 
 def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
-    """Return a split of a data set that is prepared; downloads nothing.
+    """Return a split of a data set that is prepared; download nothing.
 
-    Args:
-        name: what the user wrote, for messages.
-        dataset: name at TensorFlow Datasets, for example glue/cola.
-        split: name of the split.
+    Messages begin with `name`, which the user wrote; `dataset` is for example glue/cola.
 
     Raises:
         UserError: tensorflow-datasets is missing, there is no such data set or split, or it is not

@@ -135,7 +135,7 @@ class FastTokenizer(Tokenizer):
         spans = np.array(found.offsets, np.int32).reshape(-1, 2)
         return Encoding(ids, _without_spaces(text, spans, ids == self._bare))
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " _"]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text."""
         texts = [replace_surrogates(text) for text in texts]
         found = self._run(self._fast.encode_batch_fast, texts, add_special_tokens=False)

@@ -113,7 +113,7 @@ class SentencePieceTokenizer(Tokenizer):
         spans = _spans(text, found["pieces"], normal, np.array(starts, np.int64))
         return Encoding(np.array(found["ids"], np.int32), spans)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " _"]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text; the arrays are read-only."""
         texts = [replace_surrogates(text) for text in texts]
         return self._fast.encode(texts, return_type="numpy", num_threads=1)

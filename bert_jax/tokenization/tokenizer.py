@@ -159,8 +159,8 @@ class Tokenizer(ABC):
     def save(self, directory: Path) -> None:
         """Write what `load_tokenizer` reads, all files or none.
 
-        They are written beside `directory` under a temporary name first. A directory that is
-        missing or empty then appears in one rename; in another, each file replaces its predecessor.
+        A directory that is missing or empty appears in one rename; in another, each file replaces
+        its predecessor.
         """
         directory = Path(directory)
         for name in sorted({*chain(*KIND_FILES.values())} - {*KIND_FILES[self.kind]}):

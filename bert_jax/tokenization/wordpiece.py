@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from jaxtyping import Int32
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.data.store import SpecialIds
@@ -99,9 +98,9 @@ class WordPieceTokenizer(Tokenizer):
 
         Args:
             vocab: tokens in the order of their ids.
-            options: see `WordPieceOptions`.
+            options: defaults to those of `WordPieceOptions`.
             added: entries of the vocabulary that are kept whole where a text spells them.
-            where: names an entry in error messages; `{}` becomes its position, from 1.
+            where: name of an entry in error messages; `{}` becomes its position, from 1.
 
         Raises:
             UserError: an entry is empty, repeated, too long or not one line of text; a special
@@ -151,7 +150,7 @@ class WordPieceTokenizer(Tokenizer):
         offsets = np.array(found.offsets, np.int32).reshape(-1, 2)
         return Encoding(np.array(found.ids, np.int32), offsets)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " _"]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text.
 
         No step of the algorithm looks across whitespace, so a text's ids are those of its
