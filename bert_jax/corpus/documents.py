@@ -1,14 +1,35 @@
-"""Documents of a source: what reading them needs and yields."""
+"""Documents of a source, and of text and JSON lines files, in memory of a fixed size."""
 
 import hashlib
+import json
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from bert_jax.errors import UserError, nearest
 from bert_jax.tokenization.tokenizer import replace_surrogates
+from bert_jax.untrusted.compressed import SUFFIXES as COMPRESSED
+from bert_jax.untrusted.compressed import decompress
+
+_MAGIC = {
+    b"\x1f\x8b": "gzip-compressed (name it .gz)",
+    b"\xfd7zXZ\x00": "xz-compressed (name it .xz)",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed (name it .zst)",
+    b"BZh": "bzip2-compressed (decompress it first)",
+    b"PK\x03\x04": "a zip archive (unpack it first)",
+    b"%PDF": "a PDF document (extract its text first)",
+    b"PAR1": "a parquet file (name it .parquet)",
+    b"\xff\xfe": "UTF-16 (convert it: iconv -f UTF-16 -t UTF-8)",
+    b"\xfe\xff": "UTF-16 (convert it: iconv -f UTF-16 -t UTF-8)",
+}
+
+
+_JSON_TYPES = {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+
+_Blocks = Iterable[tuple[int, list[str]]]
 
 
 @dataclass(frozen=True)
@@ -94,3 +115,163 @@ def missing_field(field: str, present: list[str]) -> str:
     hint = f" Did you mean {near!r}?" if near else ""
     listed = ", ".join(present[:20]) or "none"
     return f"no field {field!r}; the fields present are {listed}.{hint}"
+
+
+class FileSource(Source):
+    """A text or JSON lines file, possibly compressed."""
+
+    def __init__(self, name: str, options: ReadOptions, *, is_json: bool = False) -> None:
+        super().__init__(name, Path(name).stat().st_size)
+        self._options, self._is_json = options, is_json
+
+    def _texts(self) -> Iterator[str]:
+        try:
+            with open(self.name, "rb") as file:
+
+                def read(size: int) -> bytes:
+                    data = file.read(size)
+                    self.bytes_read += len(data)
+                    self._digest.update(data)
+                    return data
+
+                blocks = self._blocks(decompress(read, self.name))
+                yield from self._json_texts(blocks) if self._is_json else self._plain_texts(blocks)
+        except OSError as error:
+            where = f" beyond byte {self.bytes_read}" if self.bytes_read else ""
+            raise UserError(f"cannot read {self.name}{where}: {error.strerror}.") from error
+
+    def _plain_texts(self, blocks: _Blocks) -> Iterator[str]:
+        if self._options.line_documents:
+            for _, lines in blocks:
+                yield from (line.strip() for line in lines)
+            return
+        document: list[str] = []
+        size = 0
+        begin = 1
+        for number, lines in blocks:
+            for position, line in enumerate(lines):
+                stripped = line.strip()
+                if stripped:
+                    if not document:
+                        begin = number + position
+                    document.append(stripped)
+                    size += len(stripped)
+                    if size > self._options.max_document_chars:
+                        raise UserError(
+                            f"{self.name}, line {begin}: the document that begins here is longer "
+                            f"than {self._options.max_document_chars:,} characters. Documents are "
+                            "divided by blank lines; put some in, or read each line as a document "
+                            "(line_documents)."
+                        )
+                elif document:
+                    yield "\n".join(document)
+                    document = []
+                    size = 0
+        yield "\n".join(document)
+
+    def _json_texts(self, blocks: _Blocks) -> Iterator[str]:
+        field = self._options.field
+        for number, lines in blocks:
+            for position, line in enumerate(lines):
+                if not line or line.isspace():
+                    continue
+                where = f"{self.name}, line {number + position}"
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    detail = error if isinstance(error, ValueError) else "nested too deeply"
+                    raise UserError(
+                        f"{where}: not JSON: {detail}. Each line of a .jsonl file is one JSON "
+                        f"object; it starts {line[:40]!r}."
+                    ) from error
+                if not isinstance(value, dict):
+                    kind = _JSON_TYPES.get(type(value), "null")
+                    raise UserError(
+                        f"{where}: a JSON {kind}, not an object with a field {field!r}."
+                    )
+                yield paragraphs(field_text(value, field, where))
+
+    def _blocks(self, content: Iterable[bytes]) -> _Blocks:
+        r"""Return the lines of a text file, in blocks.
+
+        UTF-8 with or without a byte order mark; lines end in \n, \r\n or \r. A stray NUL becomes a
+        space. A block has the number of its first line (from 1) and its lines without their ends.
+
+        Raises:
+            UserError: not UTF-8, mostly binary, a line too long; names file, line and byte.
+        """
+        limit = self._options.max_line_bytes
+        rest = b""
+        line = 1
+        offset = 0  # of `rest` in the decompressed content, in bytes
+        for data in content:
+            whole = rest + data
+            # The last \r may be the first half of a \r\n that the next block completes.
+            cut = (
+                max(whole.rfind(b"\n", len(rest)), whole.rfind(b"\r", max(0, len(rest) - 1), -1))
+                + 1
+            )
+            if not cut:
+                if len(whole) > limit:
+                    self._refuse_long(line, len(whole))
+                rest = whole
+                continue
+            lines = self._decode(whole[:cut], line, offset).split("\n")
+            lines.pop()  # what follows the last line end: nothing
+            if len(whole) > limit:
+                for number, text in enumerate(lines):
+                    if len(text) * 4 > limit and len(text.encode()) > limit:
+                        self._refuse_long(line + number, len(text.encode()))
+            yield line, lines
+            line += len(lines)
+            offset += cut
+            rest = whole[cut:]
+        if rest:
+            if len(rest) > limit:
+                self._refuse_long(line, len(rest))
+            yield line, self._decode(rest, line, offset).removesuffix("\n").split("\n")
+
+    def _decode(self, data: bytes, line: int, offset: int) -> str:
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            self._refuse_bytes(data, error, line, offset)
+        if not offset:
+            text = text.removeprefix("\ufeff")  # byte order mark
+        if "\r" in text:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        if "\0" in text:
+            if text.count("\0") * 100 > len(text):
+                before = text[: text.index("\0")].count("\n")
+                raise UserError(
+                    f"{self.name}, line {line + before}: NUL bytes; this is a binary file or "
+                    "UTF-16 without a mark. Sources are UTF-8 text (iconv -f UTF-16 -t UTF-8 "
+                    "converts)."
+                )
+            text = text.replace("\0", " ")
+        return text
+
+    def _refuse_bytes(
+        self, data: bytes, error: UnicodeDecodeError, line: int, offset: int
+    ) -> NoReturn:
+        before = data[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        number = line + before.count(b"\n")
+        column = len(before) - (before.rfind(b"\n") + 1) + 1
+        hint = "Convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8."
+        if Path(self.name).suffix.lower() not in COMPRESSED:
+            with open(self.name, "rb") as again:
+                head = again.read(8)
+            for magic, what in _MAGIC.items():
+                if head.startswith(magic):
+                    hint = f"It looks {what}." if "compressed" in what else f"It looks like {what}."
+        raise UserError(
+            f"{self.name}, line {number}: not UTF-8: byte 0x{data[error.start]:02x} at byte "
+            f"{column} of the line, {offset + error.start} of the text. {hint}"
+        )
+
+    def _refuse_long(self, line: int, size: int) -> NoReturn:
+        raise UserError(
+            f"{self.name}, line {line}: {size:,} bytes or more on one line, more than the limit of "
+            f"{self._options.max_line_bytes:,}. Text has one paragraph on each line; put line ends "
+            "in, or raise the limit (max_line_bytes) if the line is meant."
+        )

@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_jax.corpus.documents import ReadOptions, Source
-from bert_jax.corpus.lines import FileSource
+from bert_jax.corpus.documents import FileSource, ReadOptions, Source
 from bert_jax.errors import UserError, nearest
 from bert_jax.untrusted.compressed import plain_suffix
 

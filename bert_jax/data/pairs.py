@@ -276,6 +276,7 @@ def _plan_pass(
     keys = [hash_key(*seed, purpose) for purpose in range(_NUM_PURPOSES)]
     room = length - NUM_SPECIAL
     position = np.uint32 if store.tokens.size < 2**32 else np.int64
+    dtypes = (position, np.uint16, position, np.uint16, np.uint8)
     lane_starts, lane_ends = _lanes(store, _BLOCK_ROWS * length)
     cursor, end = lane_starts[:0], lane_ends[:0]
     taken = 0
@@ -328,12 +329,7 @@ def _plan_pass(
         if pairing == "sop":
             paired = np.minimum(a_len, b_len) > 0
             columns = [column[paired] for column in columns]
-        yield [
-            column.astype(dtype)
-            for column, dtype in zip(
-                columns, (position, np.uint16, position, np.uint16, np.uint8), strict=True
-            )
-        ]
+        yield [column.astype(dtype) for column, dtype in zip(columns, dtypes, strict=True)]
         alive = np.flatnonzero(next_cursor < end)
         cursor, end = next_cursor[alive], end[alive]
 

@@ -25,8 +25,6 @@ from bert_jax.tokenization.tokenizer import (
     AddedToken,
     Encoding,
     Tokenizer,
-    added_entries,
-    num_pieces,
     replace_surrogates,
 )
 from bert_jax.tokenization.tokenizer_json import Pipeline
@@ -54,12 +52,12 @@ class FastTokenizer(Tokenizer):
         Raises:
             UserError: the library cannot run the pipeline.
         """
-        super().__init__(pipeline.vocab)
+        super().__init__(pipeline.vocab, pipeline.specials)
         self.pipeline = pipeline
         self._where = where
         self.special_ids = SpecialIds(*(self._ids[token] for token in pipeline.roles))
-        added = [token.content for token in pipeline.specials]
-        self._named = {self._ids[token]: token for token in (*pipeline.roles, *added)}
+        named = (*pipeline.roles, *(token.content for token in self.added))
+        self._named = {self._ids[token]: token for token in named}
         first = _SPACES if pipeline.kind == "byte_level_bpe" else (SPACE,)
         self.continues_word = np.array(
             [
@@ -103,7 +101,7 @@ class FastTokenizer(Tokenizer):
         """Return a `tokenizer.json` for which the five special tokens are text within text."""
         pipeline = self.pipeline
         model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}
-        pieces = pipeline.vocab[: num_pieces(pipeline.vocab, pipeline.specials)]
+        pieces = self._pieces()
         if pipeline.kind == "unigram":
             # A space never reaches the model, so that these names match nothing.
             pairs = [
@@ -122,7 +120,7 @@ class FastTokenizer(Tokenizer):
             "version": "1.0",
             "truncation": None,
             "padding": None,
-            "added_tokens": added_entries(pipeline.specials, self._ids),
+            "added_tokens": self._added_entries(),
             "normalizer": _sequence("normalizers", pipeline.normalizer),
             "pre_tokenizer": _sequence("pretokenizers", pipeline.pre_tokenizer),
             "model": model,
@@ -157,7 +155,7 @@ class FastTokenizer(Tokenizer):
             named = list(zip(pipeline.vocab, pipeline.scores, strict=True))
             model["vocab"] = named[: len(model["vocab"])]
         roles = [AddedToken(token, lstrip=token in pipeline.eats_space) for token in pipeline.roles]
-        definition["added_tokens"] = added_entries((*roles, *pipeline.specials), ids)
+        definition["added_tokens"] = self._added_entries(roles)
         cls, sep = pipeline.roles[2], pipeline.roles[3]
         definition["decoder"] = json.loads(self._decoder.__getstate__())
         template = processors.TemplateProcessing(

@@ -15,8 +15,8 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
         path: a directory holding `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or
             one `*.model`, or such a file. A `tokenizer.json` that is no WordPiece counts before a
             `*.model` beside it (XLM-R's has other ids), unless that is an exported one of ours.
-        lowercase: for a `vocab.txt` with no `tokenizer_config.json` beside it, which says neither:
-            whether text is lower-cased. None: it is unless the vocabulary has upper-case words.
+        lowercase: whether a `vocab.txt` without `tokenizer_config.json` is of lower-cased text;
+            defaults to true unless the vocabulary has upper-case words.
 
     Raises:
         UserError: nothing there, two kinds at once, or a file that is not a sound tokenizer.
@@ -69,21 +69,15 @@ def _find(directory: Path) -> Path:
     if models and whole.is_file() and _is_fast(Reading(whole)):
         return whole
     wordpiece = [p for n in KIND_FILES["wordpiece"] if (p := directory / n).is_file()]
-    if wordpiece and models:
+    found = wordpiece[:1] + models
+    if len(found) > 1:
         raise UserError(
-            f"{directory} holds two tokenizers, {wordpiece[0].name} and {models[0].name}; name one "
-            "of the files"
-        )
-    if len(models) > 1:
-        raise UserError(
-            f"{directory} holds {len(models)} SentencePiece models, {models[0].name} and "
-            f"{models[1].name} among them; name one of the files"
+            f"{directory} holds {len(found)} tokenizers, {found[0].name} and {found[1].name} among "
+            "them; name one of the files"
         )
     pair = [directory / name for name in KIND_FILES["fast"][1:]]
-    if not wordpiece and not models and all(file.is_file() for file in pair):
-        return pair[0]
-    if not wordpiece and not models:
+    if not found and not all(file.is_file() for file in pair):
         raise UserError(
             f"{directory} holds no tokenizer: none of tokenizer.json, vocab.txt, *.model is there"
         )
-    return (wordpiece or models)[0]
+    return (found or pair)[0]

@@ -9,7 +9,7 @@ tokens that a model's makers added (`AddedToken`) are kept whole where a text sp
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, groupby
 from pathlib import Path
@@ -22,7 +22,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.staging import write_synced
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""In the order of the fields of `SpecialIds`."""
+"""Names in the order of the fields of `SpecialIds`."""
 
 SPACE = "▁"
 """Mark of a space in pieces of SentencePiece."""
@@ -66,20 +66,6 @@ class AddedToken:
     """Left out where Transformers decodes without special tokens."""
 
 
-def num_pieces(vocab: Sequence[str], added: Iterable[AddedToken]) -> int:
-    """Entries of a vocabulary without the added tokens at its end, which no word is cut into."""
-    names, size = {token.content for token in added}, len(vocab)
-    while size and vocab[size - 1] in names:
-        size -= 1
-    return size
-
-
-def added_entries(added: Iterable[AddedToken], ids: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the field `added_tokens` of a `tokenizer.json`."""
-    found = [{"id": ids[token.content], **asdict(token)} for token in added]
-    return sorted(found, key=lambda entry: int(entry["id"]))
-
-
 class Encoding(NamedTuple):
     """A text's tokens, without special tokens."""
 
@@ -107,12 +93,26 @@ class Tokenizer(ABC):
     mask_takes_blank = False
     """Whether the mask stands for a word with the blank before it, as RoBERTa's does."""
 
-    def __init__(self, vocab: Iterable[str]) -> None:
+    def __init__(self, vocab: Iterable[str], added: Iterable[AddedToken] = ()) -> None:
         self.vocab = tuple(vocab)
         self.vocab_size = len(self.vocab)
         self._ids = {token: id for id, token in enumerate(self.vocab)}
+        self.added = tuple(sorted(added, key=lambda token: self._ids[token.content]))
         self._named: dict[int, str] = {}
         """Names of the ids that `decode` sets apart from the text around them."""
+
+    def _added_entries(self, roles: Iterable[AddedToken] = ()) -> list[dict[str, Any]]:
+        """Return the field `added_tokens` of a `tokenizer.json`."""
+        tokens = (*roles, *self.added)
+        entries = [{"id": self._ids[token.content], **asdict(token)} for token in tokens]
+        return sorted(entries, key=lambda entry: entry["id"])
+
+    def _pieces(self) -> tuple[str, ...]:
+        """Return the vocabulary without the added tokens at its end, which no word is cut into."""
+        names, size = {token.content for token in self.added}, self.vocab_size
+        while size and self.vocab[size - 1] in names:
+            size -= 1
+        return self.vocab[:size]
 
     @abstractmethod
     def encode(self, text: str) -> Encoding:

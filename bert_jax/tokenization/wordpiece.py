@@ -33,8 +33,6 @@ from bert_jax.tokenization.tokenizer import (
     AddedToken,
     Encoding,
     Tokenizer,
-    added_entries,
-    num_pieces,
     replace_surrogates,
 )
 
@@ -108,16 +106,15 @@ class WordPieceTokenizer(Tokenizer):
         """
         options = options or WordPieceOptions()
         _check_vocab(vocab, where)
-        super().__init__(vocab)
+        super().__init__(vocab, added)
         ids = self._ids
         self.options = options
         self.special_ids = SpecialIds(*(ids[t] for t in SPECIAL_TOKENS))
         self.continues_word = np.array(
             [t.startswith(CONTINUATION) and len(t) > len(CONTINUATION) for t in self.vocab]
         )
-        self.added = tuple(sorted(added, key=lambda token: ids[token.content]))
         self.continues_word[[ids[token.content] for token in self.added]] = False
-        entries = added_entries(self.added, ids)
+        entries = self._added_entries()
         determines: dict[str, Any] = {
             "kind": "wordpiece",
             "version": 1,
@@ -128,7 +125,7 @@ class WordPieceTokenizer(Tokenizer):
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
         self._fast = tokenizers.Tokenizer(
             models.WordPiece(
-                {token: id for id, token in enumerate(vocab[: num_pieces(vocab, self.added)])},
+                {token: id for id, token in enumerate(self._pieces())},
                 unk_token="[UNK]",
                 max_input_chars_per_word=options.max_word_chars,
                 continuing_subword_prefix=CONTINUATION,
@@ -220,8 +217,8 @@ class WordPieceTokenizer(Tokenizer):
             **dict(zip(ROLES, SPECIAL_TOKENS, strict=True)),
         }
         if self.added:
-            entries = added_entries(self.added, self._ids)
-            config["added_tokens_decoder"] = {str(entry.pop("id")): entry for entry in entries}
+            entries = {str(entry.pop("id")): entry for entry in self._added_entries()}
+            config["added_tokens_decoder"] = entries
         files = {
             "tokenizer.json": whole.to_str(pretty=True),
             "vocab.txt": "".join(token + "\n" for token in self.vocab),

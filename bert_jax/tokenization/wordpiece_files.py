@@ -28,7 +28,8 @@ def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPi
     path = reading.path
     config = Reading(path.with_name(CONFIG_NAME))  # for messages
     config.whole = reading.config
-    stated = _optional_flag(config, "do_lower_case")
+    flags = (None, True, False)
+    stated = config.one_of("do_lower_case", config.whole.get("do_lower_case"), flags)
     if None not in (lowercase, stated) and lowercase != stated:
         config.refuse(
             f"do_lower_case is {stated}, the option says lowercase={lowercase}; drop the option or "
@@ -47,11 +48,12 @@ def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPi
         beside = path.with_name("vocab.txt")
     else:
         vocab, listed, where, beside = reading.lines(path.name), None, f"{path}, line {{}}", None
+        accents = config.whole.get("strip_accents")
         cjk = config.whole.get("tokenize_chinese_chars", True)
         options = WordPieceOptions(
             lowercase=not has_upper_case(vocab) if wanted is None else wanted,
-            strip_accents=_optional_flag(config, "strip_accents"),
-            split_cjk=config.one_of("tokenize_chinese_chars", cjk, (True, False)),
+            strip_accents=config.one_of("strip_accents", accents, flags),
+            split_cjk=config.one_of("tokenize_chinese_chars", cjk, flags[1:]),
             max_word_chars=_max_word_chars(config, "", config.whole),
         )
     pieces = list(vocab)
@@ -76,11 +78,6 @@ def has_upper_case(vocab: list[str]) -> bool:
     """
     words = (token.removeprefix(CONTINUATION) for token in vocab)
     return any(word != word.lower() and word.isalpha() for word in words)
-
-
-def _optional_flag(reading: Reading, field: str) -> bool | None:
-    found = reading.whole.get(field)
-    return None if found is None else reading.flag(field, found)
 
 
 def _max_word_chars(reading: Reading, part: str, found: Mapping[str, Any]) -> int:

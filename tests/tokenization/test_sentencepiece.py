@@ -291,7 +291,7 @@ def test_a_damaged_piece_is_named() -> None:
 def test_two_models_in_a_directory_are_refused(tmp_path: Path) -> None:
     for name in ("a.model", "b.model"):
         (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(UserError, match="2 SentencePiece models"):
+    with pytest.raises(UserError, match="2 tokenizers, "):
         load_tokenizer(tmp_path)
 
 

@@ -471,7 +471,7 @@ def test_where_no_tokenizer_is(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "x.bin")
     (tmp_path / "vocab.txt").write_bytes(GOOD)
     (tmp_path / "a.model").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"two tokenizers, vocab.txt and a.model"):
+    with pytest.raises(UserError, match=r"2 tokenizers, vocab.txt and a.model"):
         load_tokenizer(tmp_path)
 
 
