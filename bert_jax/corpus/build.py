@@ -204,21 +204,15 @@ class _Build:
 
     def _append(self, block: EncodedBlock, threshold: int) -> None:
         self.text_bytes += block.text_bytes
-        if not len(block.hashes):
-            return
         self.smallest = np.unique(np.concatenate([self.smallest, block.hashes]))[:_MIN_DOCUMENTS]
         heldout = block.hashes < np.uint64(threshold)
-        if not heldout.any():
-            self.writers["train"].append(*block.arrays)
-            return
         tokens, sentence_lengths, document_lengths = block.arrays
-        sentences = np.repeat(heldout, document_lengths)
-        positions = np.repeat(sentences, sentence_lengths)
-        for name, flip in (("train", True), ("heldout", False)):
+        for name, kept in (("train", ~heldout), ("heldout", heldout)):
+            sentences = np.repeat(kept, document_lengths)
             self.writers[name].append(
-                tokens[positions ^ flip],
-                sentence_lengths[sentences ^ flip],
-                document_lengths[heldout ^ flip],
+                tokens[np.repeat(sentences, sentence_lengths)],
+                sentence_lengths[sentences],
+                document_lengths[kept],
             )
 
     def close(self) -> None:

@@ -19,11 +19,11 @@ _MAGIC = {
     b"\xfd7zXZ\x00": "xz-compressed (name it .xz)",
     b"\x28\xb5\x2f\xfd": "zstd-compressed (name it .zst)",
     b"BZh": "bzip2-compressed (decompress it first)",
-    b"PK\x03\x04": "a zip archive (unpack it first)",
-    b"%PDF": "a PDF document (extract its text first)",
-    b"PAR1": "a parquet file (name it .parquet)",
-    b"\xff\xfe": "UTF-16 (convert it: iconv -f UTF-16 -t UTF-8)",
-    b"\xfe\xff": "UTF-16 (convert it: iconv -f UTF-16 -t UTF-8)",
+    b"PK\x03\x04": "like a zip archive (unpack it first)",
+    b"%PDF": "like a PDF document (extract its text first)",
+    b"PAR1": "like a parquet file (name it .parquet)",
+    b"\xff\xfe": "like UTF-16 (convert it: iconv -f UTF-16 -t UTF-8)",
+    b"\xfe\xff": "like UTF-16 (convert it: iconv -f UTF-16 -t UTF-8)",
 }
 
 
@@ -49,7 +49,7 @@ class ReadOptions:
 class Source(ABC):
     """One place that text comes from; `size` and `bytes_read` count bytes of the file on disk."""
 
-    def __init__(self, name: str, size: int = 0, field: str | None = None) -> None:
+    def __init__(self, name: str, size: int = 0, field: str = "") -> None:
         self.name, self.size, self.bytes_read = name, size, 0
         self._field = field
         self._digest = hashlib.sha256()
@@ -235,7 +235,17 @@ class FileSource(Source):
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
-            self._refuse_bytes(data, error, line, offset)
+            before = data[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            number, column = line + before.count(b"\n"), len(before) - before.rfind(b"\n")
+            hint = "Convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8."
+            if Path(self.name).suffix.lower() not in COMPRESSED:
+                with open(self.name, "rb") as again:
+                    head = again.read(8)
+                hint = next((f"It looks {_MAGIC[m]}." for m in _MAGIC if head.startswith(m)), hint)
+            raise UserError(
+                f"{self.name}, line {number}: not UTF-8: byte 0x{data[error.start]:02x} at byte "
+                f"{column} of the line, {offset + error.start} of the text. {hint}"
+            ) from error
         if not offset:
             text = text.removeprefix("\ufeff")  # byte order mark
         if "\r" in text:
@@ -250,24 +260,6 @@ class FileSource(Source):
                 )
             text = text.replace("\0", " ")
         return text
-
-    def _refuse_bytes(
-        self, data: bytes, error: UnicodeDecodeError, line: int, offset: int
-    ) -> NoReturn:
-        before = data[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        number = line + before.count(b"\n")
-        column = len(before) - (before.rfind(b"\n") + 1) + 1
-        hint = "Convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8."
-        if Path(self.name).suffix.lower() not in COMPRESSED:
-            with open(self.name, "rb") as again:
-                head = again.read(8)
-            for magic, what in _MAGIC.items():
-                if head.startswith(magic):
-                    hint = f"It looks {what}." if "compressed" in what else f"It looks like {what}."
-        raise UserError(
-            f"{self.name}, line {number}: not UTF-8: byte 0x{data[error.start]:02x} at byte "
-            f"{column} of the line, {offset + error.start} of the text. {hint}"
-        )
 
     def _refuse_long(self, line: int, size: int) -> NoReturn:
         raise UserError(

@@ -9,7 +9,6 @@ gather, and `corpus.json` beside them:
 
 import functools
 import hashlib
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -145,7 +144,9 @@ class StoreTokenizer(Protocol):
     vocab_size: int
     special_ids: SpecialIds
     fingerprint: str
-    save: Callable[[Path], None]
+
+    def save(self, directory: Path) -> None:
+        """Write the tokenizer's files into a new directory."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,9 @@ from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,
     ROLES,
     SPACE,
-    AddedToken,
     Encoding,
     Tokenizer,
+    added_fields,
     replace_surrogates,
 )
 from bert_jax.tokenization.tokenizer_json import Pipeline
@@ -69,7 +68,7 @@ class FastTokenizer(Tokenizer):
         prefixed = last.get("add_prefix_space", last.get("prepend_scheme") != "never")
         self.word_prefix = "" if prefixed else " "
         self.num_between = pipeline.num_between
-        described = vars(pipeline) | {"specials": [asdict(token) for token in pipeline.specials]}
+        described = vars(pipeline) | {"specials": [*map(added_fields, pipeline.specials)]}
         del described["trim_offsets"]  # does not determine ids
         if self.num_between == 1:  # fingerprints from before it could be another number stay
             del described["num_between"]
@@ -154,7 +153,12 @@ class FastTokenizer(Tokenizer):
         if pipeline.kind == "unigram":
             named = list(zip(pipeline.vocab, pipeline.scores, strict=True))
             model["vocab"] = named[: len(model["vocab"])]
-        roles = [AddedToken(token, lstrip=token in pipeline.eats_space) for token in pipeline.roles]
+        roles = [
+            tokenizers.AddedToken(
+                token, lstrip=token in pipeline.eats_space, normalized=False, special=True
+            )
+            for token in pipeline.roles
+        ]
         definition["added_tokens"] = self._added_entries(roles)
         cls, sep = pipeline.roles[2], pipeline.roles[3]
         definition["decoder"] = json.loads(self._decoder.__getstate__())
@@ -176,7 +180,7 @@ class FastTokenizer(Tokenizer):
             **names,
         }
         if self.mask_takes_blank:
-            config["mask_token"] = {"__type": "AddedToken", **asdict(roles[4])}
+            config["mask_token"] = {"__type": "AddedToken", **added_fields(roles[4])}
         # Not the library's own text, in which a score may differ in its last digit.
         files = {"tokenizer.json": definition, CONFIG_NAME: config, MAP_NAME: names}
         return {

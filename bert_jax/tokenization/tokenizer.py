@@ -3,19 +3,19 @@
 No tokenizer ever turns text into one of the five special ids: the characters "[MASK]" in a corpus
 are four or five ordinary tokens. Otherwise a text could place its own masks and separators into
 training rows. Code that wants a special id takes it from `special_ids` and inserts it itself. Other
-tokens that a model's makers added (`AddedToken`) are kept whole where a text spells them.
+tokens that a model's makers added (`added`) are kept whole where a text spells them.
 """
 
 import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from tokenizers import AddedToken
 
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
@@ -49,21 +49,13 @@ ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 """Fields of `CONFIG_NAME` that name the special tokens, in the order of `SPECIAL_TOKENS`."""
 
 
-@dataclass(frozen=True)
-class AddedToken:
-    """A token that is matched in text before the text is cut into pieces."""
+ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+"""Fields of an added token besides its content."""
 
-    content: str
-    single_word: bool = False
-    """Not inside a word."""
-    lstrip: bool = False
-    """With the white space before it."""
-    rstrip: bool = False
-    """With the white space after it."""
-    normalized: bool = False
-    """Matched in normalised text, in lower case for example."""
-    special: bool = True
-    """Left out where Transformers decodes without special tokens."""
+
+def added_fields(token: AddedToken) -> dict[str, Any]:
+    """Return the entry of an added token in a `tokenizer.json`, without its id."""
+    return {name: getattr(token, name) for name in ("content", *ADDED_FLAGS)}
 
 
 class Encoding(NamedTuple):
@@ -98,13 +90,14 @@ class Tokenizer(ABC):
         self.vocab_size = len(self.vocab)
         self._ids = {token: id for id, token in enumerate(self.vocab)}
         self.added = tuple(sorted(added, key=lambda token: self._ids[token.content]))
+        """Tokens that are matched in text before the text is cut into pieces."""
         self._named: dict[int, str] = {}
         """Names of the ids that `decode` sets apart from the text around them."""
 
     def _added_entries(self, roles: Iterable[AddedToken] = ()) -> list[dict[str, Any]]:
         """Return the field `added_tokens` of a `tokenizer.json`."""
         tokens = (*roles, *self.added)
-        entries = [{"id": self._ids[token.content], **asdict(token)} for token in tokens]
+        entries = [{"id": self._ids[token.content], **added_fields(token)} for token in tokens]
         return sorted(entries, key=lambda entry: entry["id"])
 
     def _pieces(self) -> tuple[str, ...]:

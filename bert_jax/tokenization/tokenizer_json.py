@@ -9,18 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import AddedToken
+
 from bert_jax.errors import UserError
-from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, AddedToken
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, SPECIAL_TOKENS
 from bert_jax.tokenization.tokenizer_parts import MAP_NAME, ROBERTAS, Reading
 
 _OTHER_ROLES = {"cls_token": "bos_token", "sep_token": "eos_token"}
-_USUAL = {
-    "pad_token": ("<pad>", "[PAD]"),
-    "unk_token": ("<unk>", "[UNK]"),
-    "cls_token": ("<s>", "[CLS]"),
-    "sep_token": ("</s>", "[SEP]"),
-    "mask_token": ("<mask>", "[MASK]"),
-}
+_ROBERTAS_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,7 @@ def _from_two_files(reading: Reading) -> dict[str, Any]:
         "post_processor": {"type": "ByteLevel", "trim_offsets": trim},
         "added_tokens": [
             {"content": token, "id": vocab[token], "special": True, "lstrip": token == "<mask>"}
-            for token, _ in _USUAL.values()
+            for token in _ROBERTAS_NAMES
             if token in vocab
         ],
     }
@@ -155,11 +151,11 @@ def _roles(reading: Reading, ids: Mapping[str, int]) -> tuple[str, ...]:
     """Return the special tokens: as the files beside say, else by the usual names."""
     sources = (reading.config, reading.beside(MAP_NAME))
     found: list[str] = []
-    for role in ROLES:
+    for role, *usual in zip(ROLES, _ROBERTAS_NAMES, SPECIAL_TOKENS, strict=True):
         names = (role, _OTHER_ROLES.get(role, role))
         values = [source.get(name) for name in names for source in sources]
         values = [value.get("content") if isinstance(value, dict) else value for value in values]
-        values += [token for token in _USUAL[role] if token in ids]
+        values += [token for token in usual if token in ids]
         stated = next((value for value in values if value is not None), None)
         if not isinstance(stated, str) or stated not in ids:
             right = f"a token of the vocabulary is needed, named in {CONFIG_NAME} or {MAP_NAME}"

@@ -5,18 +5,19 @@ import binascii
 import functools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tokenizers import AddedToken
+
 from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import (
+    ADDED_FLAGS,
     CONFIG_NAME,
     MAX_FILE_BYTES,
     MAX_TOKEN_CHARS,
     MAX_TOKENS,
     SPACE,
-    AddedToken,
 )
 from bert_jax.untrusted.json_file import read_json_object, short
 from bert_jax.untrusted.whole_file import read_text
@@ -29,7 +30,6 @@ _MAX_CHARSMAP = 1 << 20
 """Bytes; XLM-R's, of all of Unicode, has 240,000."""
 _MAX_REPLACED = 256
 """Bytes that such a map may make of one character; NFKC makes 33 at most."""
-_ADDED_FLAGS = [field.name for field in fields(AddedToken)[1:]]
 _PLAIN = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "StripAccents", "Lowercase")
 # One character or class, once or repeated: takes time in proportion to the text.
 _LINEAR = re.compile(r"(?:\\s|\\n|[^\\\[\](){}*+?.|^$]|\[[^\]\\^]{1,64}\])(?:\+|\{[1-9],\})?")
@@ -100,6 +100,12 @@ class Reading:
             self.wrong(name, found, f"a token of 1 to {MAX_TOKEN_CHARS} characters is needed")
         return found
 
+    def listing(self, name: str, found: object, most: int) -> list[Any]:
+        """Check a list."""
+        if not isinstance(found, list) or len(found) > most:
+            self.wrong(name, found, f"a list of at most {most:,}")
+        return found
+
     def parts(self, name: str, members: str) -> list[dict[str, Any]]:
         """Return a part of the file, or the parts of a sequence."""
         found = self.whole.get(name)
@@ -108,10 +114,9 @@ class Reading:
         part = self.mapping(name, found)
         if part.get("type") != "Sequence":
             return [part]
-        listed = part.get(members)
-        if not isinstance(listed, list) or len(listed) > _MAX_PARTS:
-            self.wrong(f"{name}.{members}", listed, f"a list of at most {_MAX_PARTS}")
-        return [self.mapping(f"{name}.{members}[{i}]", each) for i, each in enumerate(listed)]
+        name = f"{name}.{members}"
+        listed = self.listing(name, part.get(members), _MAX_PARTS)
+        return [self.mapping(f"{name}[{i}]", each) for i, each in enumerate(listed)]
 
     def normalizer(self, part: Mapping[str, Any]) -> dict[str, Any]:
         """Check a part that changes characters."""
@@ -215,9 +220,7 @@ class Reading:
                 for pair in (maker.get("cls"), maker.get("sep"))
             )
             return [cls, "A", *[sep] * (1 if kind == "BertProcessing" else ROBERTAS), "B", sep]
-        pair = maker.get("pair")
-        if not isinstance(pair, list) or len(pair) > _MAX_PARTS:
-            self.wrong("post_processor.pair", pair, f"a list of at most {_MAX_PARTS}")
+        pair = self.listing("post_processor.pair", maker.get("pair"), _MAX_PARTS)
         return [
             f"{token.get('id')}"
             for piece in pair
@@ -250,9 +253,7 @@ class Reading:
         self.one_of("model.ignore_merges", model.get("ignore_merges") or False, (False,))
         tokens = self.vocab(model)
         known = set(tokens)
-        listed = model.get("merges")
-        if not isinstance(listed, list) or len(listed) > MAX_TOKENS:
-            self.wrong("model.merges", listed, f"a list of at most {MAX_TOKENS:,}")
+        listed = self.listing("model.merges", model.get("merges"), MAX_TOKENS)
         merges: dict[tuple[str, str], None] = {}
         for i, merge in enumerate(listed):
             pair = merge.split(" ") if isinstance(merge, str) else merge
@@ -294,9 +295,8 @@ class Reading:
             listed: the field `added_tokens` of a `tokenizer.json`.
             vocab: tokens in the order of their ids; added tokens beyond its end join it.
         """
-        if not isinstance(listed, list | None) or len(listed or ()) > MAX_TOKENS:
-            self.wrong("added_tokens", listed, "a list is needed")
-        found = self._with_beside(listed or [], vocab)
+        listed = [] if listed is None else self.listing("added_tokens", listed, MAX_TOKENS)
+        found = self._with_beside(listed, vocab)
         entries = [self.mapping(f"added_tokens[{i}]", each) for i, each in enumerate(found)]
         for i, entry in enumerate(entries):
             if type(entry.get("id")) is not int:
@@ -312,7 +312,7 @@ class Reading:
                     f"added_tokens[{i}] gives {content[:80]!r} the id {id!r:.40}; that is another "
                     f"token's, or beyond the next one ({len(vocab)})"
                 )
-            flags = {n: self.flag(f"added_tokens[{i}].{n}", entry.get(n)) for n in _ADDED_FLAGS}
+            flags = {n: self.flag(f"added_tokens[{i}].{n}", entry.get(n)) for n in ADDED_FLAGS}
             result[content] = AddedToken(content, **flags)
         return tuple(result.values())
 

@@ -30,7 +30,6 @@ from bert_jax.tokenization.tokenizer import (
     MAX_TOKENS,
     ROLES,
     SPECIAL_TOKENS,
-    AddedToken,
     Encoding,
     Tokenizer,
     replace_surrogates,
@@ -88,7 +87,7 @@ class WordPieceTokenizer(Tokenizer):
         self,
         vocab: Sequence[str],
         options: WordPieceOptions | None = None,
-        added: Sequence[AddedToken] = (),
+        added: Sequence[tokenizers.AddedToken] = (),
         *,
         where: str = "vocabulary, entry {}",
     ) -> None:
@@ -134,7 +133,7 @@ class WordPieceTokenizer(Tokenizer):
         self._fast.normalizer = options.normalizer()
         self._fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         # Not the special ones: they would be matched in text before anything else.
-        self._fast.add_tokens([tokenizers.AddedToken(**asdict(token)) for token in self.added])
+        self._fast.add_tokens(list(self.added))
         self._decoder = decoders.WordPiece(prefix=CONTINUATION)
         self._cache: dict[str, bytes] = {}
 
