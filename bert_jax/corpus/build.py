@@ -108,9 +108,7 @@ def build_corpus(
         heldout_rate: share of the documents to hold out, at least 0 and below 1.
         splitter: `fast`, `lines` or `syntok`.
         num_workers: processes; all cores by default. 1 runs in this process.
-        options: how to read the sources.
         overwrite: replace a corpus that is there already, once the new one is complete.
-        progress: show a bar on a terminal.
 
     Raises:
         UserError: bad input (see `sources`), no text at all, `out` exists, disk full, or a worker
@@ -242,9 +240,7 @@ def iter_texts(
     if max_bytes is not None:
         blocks = iter(_spread(blocks, max_bytes))
     for block in blocks:
-        for paragraph in block.decode().split("\n"):
-            if paragraph:
-                yield paragraph
+        yield from filter(None, block.decode().split("\n"))
 
 
 def _spread(blocks: Iterable[bytes], max_bytes: int) -> list[bytes]:

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from bert_jax.corpus.documents import ReadOptions, Source, field_text, missing_field, paragraphs
 from bert_jax.data.tfds import open_tfds
@@ -45,13 +44,11 @@ class ParquetSource(Source):
             # ValueError: text that is not UTF-8, a date that Python cannot hold.
             raise UserError(f"{self.name} is not a sound parquet file: {error}") from error
 
-    def record(self) -> dict[str, Any]:
-        """Return name, bytes, sha256 and column."""
-        return {**super().record(), "field": self._field}
-
 
 class TfdsSource(Source):
     """A TensorFlow Datasets data set in array_record format, read without TensorFlow."""
+
+    unit = "examples"
 
     def __init__(self, name: str, options: ReadOptions) -> None:
         super().__init__(name, field=options.field)  # the size is known once opened
@@ -59,23 +56,13 @@ class TfdsSource(Source):
         self._split = split[0] if split else "train"
         if not self._dataset:
             raise UserError(f"{name!r} names no data set; write tfds:NAME or tfds:NAME:SPLIT.")
-        self._version = ""
 
     def _texts(self) -> Iterator[str]:
         prepared = open_tfds(self.name, self._dataset, self._split)
-        self._version, self.size = prepared.version, len(prepared.examples)
+        self.size = len(prepared.examples)
+        self._details["version"] = prepared.version
         for row, example in enumerate(prepared.examples, 1):
             text = paragraphs(field_text(example, self._field, f"{self.name}, example {row}"))
             self._digest.update(text.encode() + b"\0")
             self.bytes_read = row
             yield text
-
-    def record(self) -> dict[str, Any]:
-        """Return name, version, number of examples, field and sha256 of the text."""
-        return {
-            "name": self.name,
-            "version": self._version,
-            "examples": self.bytes_read,
-            "field": self._field,
-            "sha256": self._digest.hexdigest(),
-        }

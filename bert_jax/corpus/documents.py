@@ -49,9 +49,13 @@ class ReadOptions:
 class Source(ABC):
     """One place that text comes from; `size` and `bytes_read` count bytes of the file on disk."""
 
+    unit = "bytes"
+    """Unit of `size` in `record`."""
+
     def __init__(self, name: str, size: int = 0, field: str = "") -> None:
         self.name, self.size, self.bytes_read = name, size, 0
         self._field = field
+        self._details = {"field": field} if field else {}
         self._digest = hashlib.sha256()
 
     @abstractmethod
@@ -77,7 +81,8 @@ class Source(ABC):
 
     def record(self) -> dict[str, Any]:
         """Return what identifies the content, for `corpus.json`; after reading."""
-        return {"name": self.name, "bytes": self.size, "sha256": self._digest.hexdigest()}
+        found = {"name": self.name, self.unit: self.size, "sha256": self._digest.hexdigest()}
+        return found | self._details
 
 
 def paragraphs(text: str) -> str:
@@ -252,9 +257,9 @@ class FileSource(Source):
             text = text.replace("\r\n", "\n").replace("\r", "\n")
         if "\0" in text:
             if text.count("\0") * 100 > len(text):
-                before = text[: text.index("\0")].count("\n")
+                number = line + text[: text.index("\0")].count("\n")
                 raise UserError(
-                    f"{self.name}, line {line + before}: NUL bytes; this is a binary file or "
+                    f"{self.name}, line {number}: NUL bytes; this is a binary file or "
                     "UTF-16 without a mark. Sources are UTF-8 text (iconv -f UTF-16 -t UTF-8 "
                     "converts)."
                 )

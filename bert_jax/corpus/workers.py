@@ -66,11 +66,8 @@ def map_ordered(
     Processes are spawned, since forking a process that runs threads (jax does) can hang. With one
     worker everything runs in this process.
 
-    Args:
-        function: a function of a module.
-        items: read as results are taken, at most three for each worker ahead.
-        num_workers: number of processes.
-        initializer: function that each process runs first, with `arguments`.
+    Items are read as results are taken, at most three for each worker ahead. Each process runs
+    `initializer` first.
 
     Raises:
         UserError: a worker was killed.

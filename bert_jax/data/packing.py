@@ -86,14 +86,8 @@ def plan_packing(
     The first pass cuts documents from their beginning. Later ones cut documents longer than a row
     at a random offset first, so that the same rows do not come again.
 
-    Args:
-      store: at least one token.
-      length: L, special tokens included, 3 to 65,535.
-      seed: seed of all random numbers.
-      num_passes: plans of the corpus laid end to end.
-
     Raises:
-      UserError: the length has no room for a token, or the corpus is empty.
+      UserError: the length, special tokens included, is not 3 to 65,535, or the corpus is empty.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(

@@ -172,16 +172,12 @@ def plan_pairs(
 ) -> PairPlan:
     """Plan sentence pairs of at most `length` tokens over the whole store.
 
-    Args:
-      store: at least two documents under `nsp`.
-      length: L, special tokens included, 5 to 65,535.
-      pairing: which task the pairs are for.
-      short_rate: share of chunks whose target is uniform in [2, L - 3] instead of L - 3.
-      seed: seed of all random numbers.
-      num_passes: plans of the corpus laid end to end, each from other random numbers.
+    A share of `short_rate` of the chunks has a target uniform in [2, L - 3] instead of L - 3.
+    Passes are plans of the corpus laid end to end, each from other random numbers.
 
     Raises:
-      UserError: the length has no room for two tokens, or the corpus cannot make pairs.
+      UserError: the length, special tokens included, is not 5 to 65,535, or the corpus cannot make
+        pairs.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(

@@ -62,10 +62,8 @@ class DataConfig:
         if not 0 <= self.short_rate <= 1:
             raise UserError(f"data.short_rate is {self.short_rate}; it must be in [0, 1]")
         for name, least in (("num_passes", 1), ("num_threads", 0), ("prefetch_batches", 1)):
-            if getattr(self, name) < least:
-                raise UserError(
-                    f"data.{name} is {getattr(self, name)}; it must be at least {least}"
-                )
+            if (value := getattr(self, name)) < least:
+                raise UserError(f"data.{name} is {value}; it must be at least {least}")
 
 
 @dataclass(frozen=True)
@@ -121,10 +119,10 @@ class ExampleStream:
         ranges = {"length": lengths, "batch_size": (1, _MAX_ROWS), "num_steps": (1, _MAX_ROWS)}
         for i, phase in enumerate(self.phases):
             for name, (least, most) in ranges.items():
-                if not least <= getattr(phase, name) <= most:
+                if not least <= (value := getattr(phase, name)) <= most:
                     raise UserError(
-                        f"training.phases[{i}].{name} is {getattr(phase, name)}; with pairing "
-                        f"'{config.pairing}' it must be {least} to {most:,}"
+                        f"training.phases[{i}].{name} is {value}; with pairing '{config.pairing}' "
+                        f"it must be {least} to {most:,}"
                     )
         # Python integers: the sum must not wrap.
         rows = (phase.num_steps * phase.batch_size for phase in self.phases)

@@ -217,7 +217,6 @@ def train_sentencepiece(
         character_coverage: share of the characters, most frequent first, that get a piece; use 1.0
             for small alphabets.
         max_lines: size of the uniform sample of lines that is held in memory, the same each time.
-        progress: show a bar while reading.
 
     Returns:
         A tokenizer whose `vocab_size` is smaller than asked, with a logged warning, where the texts

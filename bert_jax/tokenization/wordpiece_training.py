@@ -58,7 +58,6 @@ def train_wordpiece(
         character_coverage: share of the texts that characters with tokens make up. Where neither
             this nor `limit_alphabet` is given, 1,000 characters get tokens, or as many as make up
             99.95%, as far as the vocabulary holds them, and all where merging pairs leaves room.
-        progress: show a bar on stderr.
 
     Returns:
         A tokenizer whose `vocab_size` is smaller than asked, with a logged warning, where the texts
