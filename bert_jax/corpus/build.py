@@ -51,7 +51,7 @@ class BuiltCorpus:
     seconds: float
 
     def summary(self) -> str:
-        """Return counts, rate and path, for people."""
+        """Return counts, rate, and the sentence pairs of rows of the default length, for people."""
         rate = self.text_bytes / 1e6 / max(self.seconds, 1e-9)
         lines = [
             f"{self.path}: {self.text_bytes / 1e6:.1f} MB of text in {self.seconds:.1f} s "
@@ -65,17 +65,13 @@ class BuiltCorpus:
                 f"  {name}: {store.num_documents:,} documents, {store.num_sentences:,} sentences, "
                 f"{store.num_tokens:,} tokens, {store.unknown_rate:.2%} of them [UNK]"
             )
-        return "\n".join([*lines, *self._pairs()])
-
-    def _pairs(self) -> list[str]:
-        """Describe the sentence pairs of the training text in rows of the default length."""
         try:
             plan = plan_pairs(self.train, DEFAULT_LENGTH)
         except UserError as error:
-            return [f"Warning: {error}"]
+            return "\n".join([*lines, f"Warning: {error}"])
         clause, warning = losses(plan, self.train, DEFAULT_PAIRING)
-        line = f"  as sentence pairs: {len(plan):,} rows of {plan.length} tokens; {clause}"
-        return [line, warning] if warning else [line]
+        lines.append(f"  as sentence pairs: {len(plan):,} rows of {plan.length} tokens; {clause}")
+        return "\n".join([*lines, warning] if warning else lines)
 
 
 def is_corpus(path: Path) -> bool:

@@ -7,7 +7,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from bert_jax.corpus.datasets import ParquetSource, TfdsSource
 from bert_jax.corpus.documents import FileSource, ReadOptions, Source
+from bert_jax.corpus.pydocs import PythonDocs
 from bert_jax.errors import UserError, nearest
 from bert_jax.untrusted.compressed import plain_suffix
 
@@ -78,19 +80,13 @@ def _match(spec: str) -> list[str]:
 
 def _open(name: str, options: ReadOptions) -> Source:
     if name == PYTHON_DOCS:
-        from bert_jax.corpus.pydocs import PythonDocs
-
         return PythonDocs()
     if name.startswith("tfds:"):
-        from bert_jax.corpus.datasets import TfdsSource
-
         return TfdsSource(name, options)
     kind = plain_suffix(name)
     if kind in _JSON_SUFFIXES:
         return FileSource(name, options, is_json=True)
     if kind == ".parquet" == Path(name).suffix.lower():
-        from bert_jax.corpus.datasets import ParquetSource
-
         return ParquetSource(name, options)
     if kind in _TEXT_SUFFIXES or kind[1:].isdigit():  # log.1, part.00017
         return FileSource(name, options)

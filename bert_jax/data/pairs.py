@@ -91,9 +91,8 @@ class PairPlan:
         spans = np.concatenate([a_end, length - a_end], axis=1)
         tokens, real = store.take_spans(starts.ravel(), spans.ravel(), row_end, length)
         tokens[:, 0] = store.special_ids.cls
-        row_start = np.arange(rows.size)[:, None] * length
-        last = np.concatenate([row_start + a_end, row_start + row_end]) - 1
-        tokens.reshape(-1)[last] = store.special_ids.sep
+        seps = np.concatenate([a_end, row_end], axis=1) - 1
+        np.put_along_axis(tokens, seps, store.special_ids.sep, axis=1)
         of_b = np.arange(length, dtype=np.int32) >= a_end.astype(np.int32)
         return {
             "tokens": tokens,

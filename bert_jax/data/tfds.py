@@ -1,8 +1,7 @@
 """TensorFlow Datasets without TensorFlow: preparing a data set, reading one that is prepared.
 
-Most of that library works without TensorFlow; unpacking a downloaded archive does not. It takes an
-archive as unpacked where its directory is there already, so archives are unpacked here, within
-bounds, and the preparation is started again.
+The library unpacks archives by TensorFlow, and takes an archive as unpacked where its directory is
+there. So archives are unpacked here, within bounds, and the preparation is started again.
 """
 
 import contextlib

@@ -25,10 +25,8 @@ class Pipeline:
 
     Attributes:
         kind: `byte_level_bpe`, `bpe` or `unigram`.
-        vocab: tokens in the order of their ids, special ones included.
         scores: logarithm for each token of `unigram`; else empty.
         merges: pairs in the order of their priority; empty for `unigram`.
-        normalizer: parts as in the file, in order; `pre_tokenizer` alike.
         byte_fallback: whether characters without a token become their bytes.
         fuse_unk: whether characters without a token in a row become one.
         unk_in_model: whether those characters become the unknown token; else they are left out.
