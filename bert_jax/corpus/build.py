@@ -32,7 +32,6 @@ BLOCK_BYTES = 1 << 20
 DEFAULT_LENGTH = 128
 """Tokens in a row of the first phase of `PretrainConfig`."""
 _MAX_WORKERS = 1024
-_HASH_RANGE = 1 << 64
 MIN_HELDOUT_DOCUMENTS = 2
 """Sentence pairs take a random partner from another document, so evaluation needs two."""
 _MIN_DOCUMENTS = 4  # fewer distinct ones are not divided
@@ -121,7 +120,7 @@ def build_corpus(
         staged = stack.enter_context(StagedDirectory(out, is_corpus, overwrite=overwrite))
         build = _Build(resolved, tokenizer, splitter, num_workers or num_cores(), progress)
         stack.callback(build.close)
-        threshold = int(heldout_rate * _HASH_RANGE)
+        threshold = int(heldout_rate * 2**64)
         build.run(staged.path, threshold)
         if heldout_rate:
             num_heldout = build.writers["heldout"].num_documents

@@ -266,9 +266,7 @@ class EvalBatches:
         """Plan the rows.
 
         Args:
-          store: held-out documents.
           config: pairing and short_rate are used.
-          length: L.
           batch_size: B over all processes.
           max_rows: most rows, a fixed random sample.
           process_index, process_count: slice of each batch to read, and number of slices.

@@ -94,7 +94,6 @@ class TokenStore:
                 whatever lies there, the ends of the array included; the caller overwrites them.
             spans: (k,) int64, of sum B * L.
             used: (B, 1) positions of each row that are not padding.
-            length: L.
 
         Returns:
             Tokens (B, L) of the store's dtype, and (B, L) bool, false for padding.

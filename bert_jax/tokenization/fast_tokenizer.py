@@ -58,12 +58,8 @@ class FastTokenizer(Tokenizer):
         named = (*pipeline.roles, *(token.content for token in self.added))
         self._named = {self._ids[token]: token for token in named}
         first = _SPACES if pipeline.kind == "byte_level_bpe" else (SPACE,)
-        self.continues_word = np.array(
-            [
-                not (id in self._named or token.startswith(first))
-                for id, token in enumerate(self.vocab)
-            ]
-        )
+        self.continues_word = np.array([not token.startswith(first) for token in self.vocab])
+        self.continues_word[list(self._named)] = False
         last = pipeline.pre_tokenizer[-1]
         prefixed = last.get("add_prefix_space", last.get("prepend_scheme") != "never")
         self.word_prefix = "" if prefixed else " "
@@ -142,10 +138,9 @@ class FastTokenizer(Tokenizer):
         return self._run(self._decoder.decode, tokens).strip(" ")
 
     def _files(self) -> dict[str, bytes]:
-        """Return tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+        """Return files that `AutoTokenizer` loads too, and makes the same rows with.
 
-        `AutoTokenizer` loads them; there, special tokens are matched in text. It makes the rows
-        that are made here.
+        There, special tokens are matched in text.
         """
         pipeline, ids = self.pipeline, self._ids
         definition = self._definition()
@@ -197,14 +192,8 @@ def _sequence(members: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any] |
 
 def piece_decoder() -> decoders.Decoder:
     """Return what joins pieces with "▁" for a space, and bytes."""
-    return decoders.Sequence(
-        [
-            decoders.Replace(SPACE, " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
 
 
 def _without_spaces(

@@ -76,12 +76,9 @@ class SentencePieceTokenizer(Tokenizer):
         super().__init__(pieces)
         self.special_ids = self._find_specials(where)
         self._named = dict(zip(vars(self.special_ids).values(), SPECIAL_TOKENS, strict=True))
-        self.continues_word = np.array(
-            [
-                not (piece.startswith(SPACE) or id in self._named or self._fast.is_control(id))
-                for id, piece in enumerate(pieces)
-            ]
-        )
+        self.continues_word = np.array([not piece.startswith(SPACE) for piece in pieces])
+        self.continues_word[list(self._named)] = False
+        self.continues_word[list(map(self._fast.is_control, range(len(pieces))))] = False
         self.fingerprint = hashlib.sha256(b"sentencepiece\0" + model).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:

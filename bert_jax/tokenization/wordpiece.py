@@ -95,7 +95,7 @@ class WordPieceTokenizer(Tokenizer):
 
         Args:
             vocab: tokens in the order of their ids.
-            options: defaults to those of `WordPieceOptions`.
+            options: defaults to `WordPieceOptions()`.
             added: entries of the vocabulary that are kept whole where a text spells them.
             where: name of an entry in error messages; `{}` becomes its position, from 1.
 
