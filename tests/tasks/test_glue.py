@@ -373,11 +373,11 @@ def test_tfds_from_a_tar(tfds, tmp_path):
 
 
 def test_tfds_scores_of_the_test_set_are_no_scores(monkeypatch):
-    from bert_jax.data.tfds import Split
+    from bert_jax.data.tfds import PreparedSplit
     from bert_jax.tasks.tables import files as table_files
 
     example = {"sentence1": b"a", "sentence2": b"b", "label": np.float32(-1), "idx": np.int32(7)}
-    split = Split(dict.fromkeys(example), [example], "1.0.0")
+    split = PreparedSplit(dict.fromkeys(example), [example], "1.0.0")
     monkeypatch.setattr(table_files, "open_tfds", lambda *_: split)
     (read,) = read_glue_tfds("stsb", "test").examples
     assert (read.id, read.text, read.text_pair, read.label) == ("7", "a", "b", None)
