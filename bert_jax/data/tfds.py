@@ -89,16 +89,14 @@ def prepare_tfds(dataset: str) -> Path:
             return Path(builder.data_path)
         except Exception as error:  # its own errors have no common class
             if not _unpack(downloads / builder.name, extracted):
-                why = (
-                    f"{dataset} could not be prepared: {type(error).__name__}: {_first_line(error)}"
-                )
+                why = f"could not be prepared: {type(error).__name__}: {_first_line(error)}"
                 if "No module named 'tensorflow'" in str(error):
                     why = (
-                        f"{dataset}: the code that prepares it needs TensorFlow. Where that is "
-                        f"installed, run tfds build {dataset} --file_format=array_record; what it "
-                        "writes is read here"
+                        "cannot be prepared: its code needs TensorFlow. Where that is installed, run "
+                        f"tfds build {dataset} --file_format=array_record; what it writes is read "
+                        "here"
                     )
-                raise UserError(why) from error
+                raise UserError(f"{dataset} {why}") from error
 
 
 def _library(name: str) -> Any:

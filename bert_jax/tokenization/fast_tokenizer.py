@@ -66,11 +66,10 @@ class FastTokenizer(Tokenizer):
         self.num_between = pipeline.num_between
         described = vars(pipeline) | {"specials": [*map(added_fields, pipeline.specials)]}
         del described["trim_offsets"]  # does not determine ids
-        if self.num_between == 1:  # fingerprints from before it could be another number stay
+        if self.num_between == 1:  # keeps the fingerprints of older versions
             del described["num_between"]
-        self.fingerprint = hashlib.sha256(
-            json.dumps(["fast", 1, described], sort_keys=True).encode()
-        ).hexdigest()
+        text = json.dumps(["fast", 1, described], sort_keys=True)
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
         self.mask_takes_blank = pipeline.roles[4] in pipeline.eats_space
         self._bare = self._ids.get(SPACE if last["type"] == "Metaspace" else "Ġ", -1)
         byte_level = pipeline.kind == "byte_level_bpe"
@@ -149,9 +148,7 @@ class FastTokenizer(Tokenizer):
             named = list(zip(pipeline.vocab, pipeline.scores, strict=True))
             model["vocab"] = named[: len(model["vocab"])]
         roles = [
-            tokenizers.AddedToken(
-                token, lstrip=token in pipeline.eats_space, normalized=False, special=True
-            )
+            tokenizers.AddedToken(token, lstrip=token in pipeline.eats_space, special=True)
             for token in pipeline.roles
         ]
         definition["added_tokens"] = self._added_entries(roles)

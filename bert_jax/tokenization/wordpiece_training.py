@@ -191,11 +191,7 @@ class _Alphabet:
         return sum(self.counts[:size]) / sum(self.counts)
 
     def choose(self, vocab_size: int, limit: int | None, coverage: float | None) -> int:
-        """How many characters get tokens; see `train_wordpiece`.
-
-        Raises:
-            UserError: their tokens and the special ones are more than `vocab_size`.
-        """
+        """Return how many characters get tokens; UserError if they exceed `vocab_size`."""
         costs = [(char in self.first) + (char in self.rest) for char in self.characters]
         used = [len(SPECIAL_TOKENS), *(len(SPECIAL_TOKENS) + n for n in accumulate(costs))]
         room = bisect_right(used, vocab_size) - 1
