@@ -92,9 +92,9 @@ def prepare_tfds(dataset: str) -> Path:
                 why = f"could not be prepared: {type(error).__name__}: {_first_line(error)}"
                 if "No module named 'tensorflow'" in str(error):
                     why = (
-                        "cannot be prepared: its code needs TensorFlow. Where that is installed, run "
-                        f"tfds build {dataset} --file_format=array_record; what it writes is read "
-                        "here"
+                        "cannot be prepared: its code needs TensorFlow. Where that is installed, "
+                        f"run tfds build {dataset} --file_format=array_record; what it writes is "
+                        "read here"
                     )
                 raise UserError(f"{dataset} {why}") from error
 
