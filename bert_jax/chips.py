@@ -26,15 +26,13 @@ v6e, the clock would be 3.5 GHz and the compiler's estimate 1.4 times faster tha
 
 from dataclasses import dataclass, replace
 
-from bert_jax.errors import UserError
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Accelerator:
     """The rates that any accelerator has."""
 
     name: str
-    """How people call it: "v5e", "H100 SXM"."""
+    """Name in common use: "v5e", "H100 SXM"."""
     device_kinds: tuple[str, ...]
     """`jax.Device.device_kind`, the usual one first."""
     bf16_flops: float
@@ -43,18 +41,13 @@ class Accelerator:
     """Memory, of a chip."""
     hbm_bytes_per_s: float
     """Memory bandwidth, of a chip."""
-    devices_per_chip: int = 1
+    devices_per_chip: int
     """Number of JAX's devices in one chip."""
     source: str
-    """Where the numbers are from."""
-
-    @property
-    def device_kind(self) -> str:
-        """The usual `jax.Device.device_kind`."""
-        return self.device_kinds[0]
+    """Source of the numbers."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Chip(Accelerator):
     """A TPU: what `bert-jax plan` needs to turn cycles and bytes into seconds."""
 
@@ -63,14 +56,9 @@ class Chip(Accelerator):
     ici_links: int
     """Links per chip: two per dimension of the torus."""
     ici_bytes_per_s_per_link: float
-    """One way."""
-    ici_wraps_at: int
-    """A torus dimension has wrap-around links when its size is a multiple of this ([book]): 16 on
-    the two-dimensional kinds, 4 on the three-dimensional ones (whole optical cubes)."""
-    chips_per_host: int
-    """Chips of a full host, which share the DCN bandwidth."""
+    """Rate of a link, one way."""
     dcn_bytes_per_s: float
-    """Data-centre network, one way, share of a chip."""
+    """Data-centre network, one way, share of a chip: the host's rate over its chips."""
     cores: int
     """TensorCores of a chip; a device of two ("megacore") splits every operation over both."""
     mxu_side: int
@@ -85,9 +73,12 @@ class Chip(Accelerator):
         return self.ici_links * self.ici_bytes_per_s_per_link
 
     @property
-    def vector_ops_per_s(self) -> float:
-        """32-bit elementwise operations, all cores of a chip."""
-        return self.cores * 8 * 128 * self.alus * self.clock_hz
+    def ici_wraps_at(self) -> int:
+        """Divisor of the sizes at which a torus dimension has wrap-around links ([book]).
+
+        16 on the two-dimensional kinds, 4 on the three-dimensional ones (whole optical cubes).
+        """
+        return 16 if self.ici_links == 4 else 4
 
     @property
     def per_device(self) -> "Chip":
@@ -109,183 +100,55 @@ _DOCS = "docs.cloud.google.com/tpu/docs/"
 _BOOK = "jax-ml.github.io/scaling-book/tpus"
 _GIB = 2**30
 
-CHIPS = {
-    chip.name: chip
-    for chip in (
-        Chip(
-            name="v4",
-            device_kinds=("TPU v4",),
-            bf16_flops=275e12,
-            hbm_bytes=32 * _GIB,
-            hbm_bytes_per_s=1200e9,
-            clock_hz=1.05e9,
-            ici_links=6,
-            ici_bytes_per_s_per_link=45e9,
-            ici_wraps_at=4,
-            chips_per_host=4,
-            dcn_bytes_per_s=25e9 / 4,
-            cores=2,
-            mxu_side=128,
-            alus=2,
-            source=f"{_DOCS}v4 (peak, HBM); {_BOOK} (ICI, DCN); ISCA 2023 TPU v4 paper (clock)",
-        ),
-        Chip(
-            name="v5e",
-            device_kinds=("TPU v5 lite", "TPU v5e"),
-            bf16_flops=197e12,
-            hbm_bytes=16 * _GIB,
-            hbm_bytes_per_s=819e9,
-            clock_hz=1.5e9,
-            ici_links=4,
-            ici_bytes_per_s_per_link=50e9,
-            ici_wraps_at=16,
-            chips_per_host=8,
-            dcn_bytes_per_s=25e9 / 8,
-            cores=1,
-            mxu_side=128,
-            alus=4,
-            source=f"{_DOCS}v5e (peak, HBM, 400 GB/s bidirectional ICI, 2 x 100 Gbit/s a host); "
-            f"{_BOOK} (clock, ICI per link)",
-        ),
-        Chip(
-            name="v5p",
-            device_kinds=("TPU v5", "TPU v5p"),
-            bf16_flops=459e12,
-            hbm_bytes=95 * _GIB,
-            hbm_bytes_per_s=2765e9,
-            clock_hz=1.75e9,
-            ici_links=6,
-            ici_bytes_per_s_per_link=100e9,
-            ici_wraps_at=4,
-            chips_per_host=4,
-            dcn_bytes_per_s=50e9 / 8,
-            cores=2,
-            mxu_side=128,
-            alus=4,
-            source=f"{_DOCS}v5p (peak, HBM, 1,200 GB/s bidirectional ICI, 50 Gbit/s DCN a chip); "
-            f"{_BOOK} (clock, ICI per link)",
-        ),
-        Chip(
-            name="v6e",
-            device_kinds=("TPU v6 lite", "TPU v6e"),
-            bf16_flops=918e12,
-            hbm_bytes=32 * _GIB,
-            hbm_bytes_per_s=1638e9,
-            clock_hz=1.75e9,
-            ici_links=4,
-            ici_bytes_per_s_per_link=100e9,
-            ici_wraps_at=16,
-            chips_per_host=8,
-            dcn_bytes_per_s=100e9 / 8,
-            cores=1,
-            mxu_side=256,
-            alus=4,
-            source=f"{_DOCS}v6e (peak, HBM, 800 GB/s bidirectional ICI, 25.6 Tbit/s DCN a pod); "
-            "clock derived",
-        ),
-        Chip(
-            name="tpu7x",
-            device_kinds=("TPU7x",),
-            bf16_flops=2307e12,
-            hbm_bytes=192 * _GIB,
-            hbm_bytes_per_s=7380e9,
-            devices_per_chip=2,
-            clock_hz=2.2e9,
-            ici_links=6,
-            ici_bytes_per_s_per_link=100e9,
-            ici_wraps_at=4,
-            chips_per_host=4,
-            dcn_bytes_per_s=100e9 / 8,
-            cores=2,
-            mxu_side=256,
-            alus=4,
-            source=f"{_DOCS}tpu7x (peak, HBM size); HBM rate as in jax's tpu_info.py, within 0.3%; "
-            "ICI and DCN taken as v5p's links and 100 Gbit/s a chip, unconfirmed; clock derived",
-        ),
-    )
-}
+# Columns after the source: clock, ICI links and rate, DCN, cores, side of an MXU, ALUs.
+_TPUS = (
+    Chip("v4", ("TPU v4",), 275e12, 32 * _GIB, 1200e9, 1,
+         f"{_DOCS}v4 (peak, HBM); {_BOOK} (ICI, DCN); ISCA 2023 TPU v4 paper (clock)",
+         1.05e9, 6, 45e9, 25e9 / 4, 2, 128, 2),
+    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 16 * _GIB, 819e9, 1,
+         f"{_DOCS}v5e (peak, HBM, 400 GB/s bidirectional ICI, 2 x 100 Gbit/s a host); "
+         f"{_BOOK} (clock, ICI per link)",
+         1.5e9, 4, 50e9, 25e9 / 8, 1, 128, 4),
+    Chip("v5p", ("TPU v5", "TPU v5p"), 459e12, 95 * _GIB, 2765e9, 1,
+         f"{_DOCS}v5p (peak, HBM, 1,200 GB/s bidirectional ICI, 50 Gbit/s DCN a chip); "
+         f"{_BOOK} (clock, ICI per link)",
+         1.75e9, 6, 100e9, 50e9 / 8, 2, 128, 4),
+    Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 32 * _GIB, 1638e9, 1,
+         f"{_DOCS}v6e (peak, HBM, 800 GB/s bidirectional ICI, 25.6 Tbit/s DCN a pod); "
+         "clock derived",
+         1.75e9, 4, 100e9, 100e9 / 8, 1, 256, 4),
+    Chip("tpu7x", ("TPU7x",), 2307e12, 192 * _GIB, 7380e9, 2,
+         f"{_DOCS}tpu7x (peak, HBM size); HBM rate as in jax's tpu_info.py, within 0.3%; "
+         "ICI and DCN taken as v5p's links and 100 Gbit/s a chip, unconfirmed; clock derived",
+         2.2e9, 6, 100e9, 100e9 / 8, 2, 256, 4),
+)  # fmt: skip
+CHIPS = {chip.name: chip for chip in _TPUS}
 """TPUs by name: the part of a topology's name before the colon. v4 and v5p are taken as one device
 a chip ("megacore", the default of Cloud TPU)."""
 
 _A100 = "NVIDIA A100 data sheet: 312 TFLOP/s BFLOAT16 Tensor Core"
 _HOPPER = "NVIDIA data sheet, half of the figure 'with sparsity'"
-
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        Accelerator(
-            name="A100 40GB",
-            device_kinds=("NVIDIA A100-SXM4-40GB",),
-            bf16_flops=312e12,
-            hbm_bytes=40 * 10**9,
-            hbm_bytes_per_s=1555e9,
-            source=_A100,
-        ),
-        Accelerator(
-            name="A100 80GB",
-            device_kinds=("NVIDIA A100-SXM4-80GB",),
-            bf16_flops=312e12,
-            hbm_bytes=80 * 10**9,
-            hbm_bytes_per_s=2039e9,
-            source=_A100,
-        ),
-        Accelerator(
-            name="A100 80GB PCIe",
-            device_kinds=("NVIDIA A100 80GB PCIe",),
-            bf16_flops=312e12,
-            hbm_bytes=80 * 10**9,
-            hbm_bytes_per_s=1935e9,
-            source=_A100,
-        ),
-        Accelerator(
-            name="H100 SXM",
-            device_kinds=("NVIDIA H100 80GB HBM3",),
-            bf16_flops=989.4e12,
-            hbm_bytes=80 * 10**9,
-            hbm_bytes_per_s=3350e9,
-            source=f"H100: {_HOPPER} (1,979 TFLOP/s)",
-        ),
-        Accelerator(
-            name="H100 PCIe",
-            device_kinds=("NVIDIA H100 PCIe",),
-            bf16_flops=756.5e12,
-            hbm_bytes=80 * 10**9,
-            hbm_bytes_per_s=2000e9,
-            source=f"H100: {_HOPPER} (1,513 TFLOP/s)",
-        ),
-        Accelerator(
-            name="H200",
-            device_kinds=("NVIDIA H200",),
-            bf16_flops=989.4e12,
-            hbm_bytes=141 * 10**9,
-            hbm_bytes_per_s=4800e9,
-            source=f"H200: {_HOPPER} (1,979 TFLOP/s)",
-        ),
-    )
-}
+_H100_SXM, _H100_PCIE, _H200 = (
+    f"H100: {_HOPPER} (1,979 TFLOP/s)",
+    f"H100: {_HOPPER} (1,513 TFLOP/s)",
+    f"H200: {_HOPPER} (1,979 TFLOP/s)",
+)
+_GPUS = (
+    Accelerator("A100 40GB", ("NVIDIA A100-SXM4-40GB",), 312e12, 40 * 10**9, 1555e9, 1, _A100),
+    Accelerator("A100 80GB", ("NVIDIA A100-SXM4-80GB",), 312e12, 80 * 10**9, 2039e9, 1, _A100),
+    Accelerator("A100 80GB PCIe", ("NVIDIA A100 80GB PCIe",), 312e12, 80 * 10**9, 1935e9, 1, _A100),
+    Accelerator("H100 SXM", ("NVIDIA H100 80GB HBM3",), 989.4e12, 80 * 10**9, 3350e9, 1, _H100_SXM),
+    Accelerator("H100 PCIe", ("NVIDIA H100 PCIe",), 756.5e12, 80 * 10**9, 2000e9, 1, _H100_PCIE),
+    Accelerator("H200", ("NVIDIA H200",), 989.4e12, 141 * 10**9, 4800e9, 1, _H200),
+)
+GPUS = {gpu.name: gpu for gpu in _GPUS}
+"""GPUs by name."""
 
 _BY_KIND: dict[str, Accelerator] = {
-    kind: accelerator
-    for accelerator in (*CHIPS.values(), *GPUS.values())
-    for kind in accelerator.device_kinds
+    kind: accelerator for accelerator in (*_TPUS, *_GPUS) for kind in accelerator.device_kinds
 }
 
 
 def find_accelerator(device_kind: str) -> Accelerator | None:
     """Return the row of what JAX reports as `device_kind`; None when it is not in the table."""
     return _BY_KIND.get(device_kind)
-
-
-def chip_of_topology(topology: str) -> Chip:
-    """Return the chip of a topology's name: "v5e" of "v5e:4x4".
-
-    Raises:
-        UserError: no such chip in the table.
-    """
-    name = topology.partition(":")[0]
-    if name not in CHIPS:
-        raise UserError(
-            f"topology {topology!r}: {name!r} is no TPU this program knows; "
-            f"use one of {', '.join(CHIPS)}, as in v5e:4x4"
-        )
-    return CHIPS[name]

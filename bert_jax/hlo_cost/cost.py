@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.chips import Chip
-from bert_jax.hlo_cost.kernels import work_of
+from bert_jax.hlo_cost.kernels import Work, work_of
 from bert_jax.hlo_cost.program import Collective, Op, Program
 
 MXU_SHARE = 0.5
@@ -49,13 +49,10 @@ class Cost:
 
 
 def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
-    """Predicts the time of a step.
+    """Predict the time of a step of one device, which has its share of the chip.
 
-    Args:
-        program: Program of one device.
-        chip: The chip; its share is taken where a chip is several devices.
-        torus: Chips in each dimension of the slice, (4, 4) for v5e:4x4; empty: unknown, then one
-            ring without wrap-around is assumed for a part of the devices.
+    `torus` is the chips in each dimension of the slice, (4, 4) for v5e:4x4; empty: unknown, then
+    one ring without wrap-around is assumed for a part of the devices.
     """
     device = chip.per_device
     parts: dict[str, float] = defaultdict(float)
@@ -97,7 +94,7 @@ def op_seconds(op: Op, device: Chip) -> float:
     if op.cycles is not None:
         return op.runs * op.cycles / device.clock_hz
     seconds = op.bytes / device.hbm_bytes_per_s
-    work = work_of(op.kernel) if op.kernel else None
+    work = _work(op)
     if work is not None:
         memory = op.hbm_bytes / device.hbm_bytes_per_s
         arrays = work.mxu_flops(device.mxu_side) / device.bf16_flops
@@ -112,17 +109,12 @@ def op_seconds(op: Op, device: Chip) -> float:
     return op.runs * seconds
 
 
-def readable(op: Op) -> bool:
-    """Whether all that a Pallas kernel does could be counted."""
-    work = work_of(op.kernel) if op.kernel else None
-    return work is not None and work.exact
+def _work(op: Op) -> Work | None:
+    return work_of(op.kernel) if op.kernel else None
 
 
 def collective_seconds(
-    exchange: Collective,
-    device: Chip,
-    program: Program,
-    torus: Sequence[int] = (),
+    exchange: Collective, device: Chip, program: Program, torus: Sequence[int] = ()
 ) -> float:
     """Seconds of one run, alone on the network.
 
@@ -176,9 +168,10 @@ def _how(program: Program, chip: Chip) -> dict[str, str]:
         "asynchronous ones count for what they last longer than the work beside them",
         "copies exposed": "DMA between HBM and the core's memory: what lasts longer than all else",
     }
-    unread = [op for op in program.ops if op.kind == "pallas" and not readable(op)]
+    kernels = [op for op in program.ops if op.kind == "pallas"]
+    unread = {op.name for op in kernels if not ((work := _work(op)) and work.exact)}
     if unread:
-        names = ", ".join(sorted({op.name for op in unread}))
+        names = ", ".join(sorted(unread))
         how["kernels not counted"] = (
             "programs that cannot be read whole: stated FLOPs at "
             f"{STATED_EFFICIENCY:.0%} of the peak, or bytes / HBM bandwidth: {names}"

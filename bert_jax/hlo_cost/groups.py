@@ -12,7 +12,7 @@ MIXED = "mixed"
 """The axis of groups that are no product of mesh axes."""
 
 _EXPLICIT = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
-_IOTA = re.compile(r"replica_groups=(\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(
     r"replica_groups=@?mesh\[([^\]]*)\](?:, ?device_ids=\((.*?)\)(?= ?\{))? ?\{([^}]*)\}"
 )
@@ -44,11 +44,8 @@ def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...],
     if match := _MESH.search(attributes):
         return _mesh_groups(*match.groups())
     if match := _IOTA.search(attributes):
-        shape, dims, permutation = re.fullmatch(
-            r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", match.group(1)
-        ).groups()  # type: ignore[union-attr]
-        groups, size = _numbers(shape)
-        return _rows(_iota(dims, permutation).reshape(groups, size))
+        shape, dims, permutation = match.groups()
+        return _rows(_iota(dims, permutation).reshape(_numbers(shape)))
     if match := _PAIRS.search(attributes):
         return tuple(tuple(_numbers(pair)) for pair in _LIST.findall(match.group(1)))
     if match := _EXPLICIT.search(attributes):
@@ -95,15 +92,10 @@ def _rows(array: np.ndarray) -> tuple[tuple[int, ...], ...]:
 def axes_of_groups(
     groups: Iterable[tuple[int, ...]], mesh_shape: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Return the mesh axes over which these groups run, in mesh order.
+    """Return the mesh axes over which groups of positions in `mesh.devices.flat` run, in order.
 
-    Args:
-        groups: Positions in `mesh.devices.flat`.
-        mesh_shape: Sizes by axis name, in order.
-
-    Returns:
-        () where every group is one device; one axis also for groups over a part of it; ("mixed",)
-        where no product of axes gives the groups.
+    () where every group is one device; one axis also for groups over a part of the axis; ("mixed",)
+    where no product of axes gives the groups.
     """
     return _axes_of_groups(frozenset(frozenset(g) for g in groups), tuple(mesh_shape.items()))
 
@@ -126,8 +118,8 @@ def _axes_of_groups(
             rows = ids.transpose(*rest, *chosen).reshape(-1, group_size).tolist()
             if frozenset(frozenset(row) for row in rows) == wanted:
                 return tuple(shape[axis][0] for axis in chosen)
-    places = (np.unravel_index(sorted(group), sizes) for group in wanted)
-    differ = {axis for place in places for axis, n in enumerate(place) if len(set(n.tolist())) > 1}
+    coordinates = (np.unravel_index(sorted(group), sizes) for group in wanted)
+    differ = {axis for c in coordinates for axis, n in enumerate(c) if len(set(n.tolist())) > 1}
     return (shape[differ.pop()][0],) if len(differ) == 1 else (MIXED,)
 
 
@@ -138,6 +130,6 @@ def axes_of_pairs(
     sizes = list(mesh_shape.values())
     moved: set[int] = set()
     for source, target in pairs:
-        places = np.unravel_index([source, target], sizes)
-        moved.update(axis for axis, (a, b) in enumerate(places) if a != b)
+        coordinates = np.unravel_index([source, target], sizes)
+        moved.update(axis for axis, (a, b) in enumerate(coordinates) if a != b)
     return tuple(name for axis, name in enumerate(mesh_shape) if axis in moved)

@@ -6,21 +6,13 @@ operation with the cycles the compiler estimated for it (`estimated_cycles` in i
 a pair of -start and -done is one operation. Pure text to data: neither jax nor libtpu is needed.
 """
 
-import functools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from bert_jax.hlo_cost.groups import MIXED, axes_of_groups, axes_of_pairs, parse_groups
-from bert_jax.hlo_cost.hlo_text import (
-    Computation,
-    Instruction,
-    Module,
-    parse_text,
-    shape_bytes,
-)
+from bert_jax.hlo_cost.hlo_text import Computation, Instruction, Module, parse_text, shape_bytes
 from bert_jax.hlo_cost.instructions import (
     COLLECTIVES,
     FREE,
@@ -33,7 +25,7 @@ from bert_jax.hlo_cost.instructions import (
     stated_number,
     touched_by,
 )
-from bert_jax.hlo_cost.loops import UNKNOWN, Scope, body_scope, trip_count
+from bert_jax.hlo_cost.loops import Scope, body_scope, trip_count
 from bert_jax.hlo_cost.program import Collective, Loop, Op, Program, Transfer
 
 SENTINEL = 2**50
@@ -55,16 +47,9 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
     module = parse_text(text)
     inside, across = _split_slices(mesh_shape, module.num_partitions)
     walk = _Walk(module, inside, across)
-    entry = module.computations[module.entry]
-    walk.computation(Scope(module, entry, lambda _: UNKNOWN), 1)
-    return Program(
-        tuple(walk.ops),
-        tuple(walk.collectives),
-        tuple(walk.transfers),
-        tuple(walk.loops),
-        dict(mesh_shape),
-        math.prod(inside.values()),
-    )
+    walk.computation(Scope(module, module.computations[module.entry], lambda _: None), 1)
+    lists = (tuple(each) for each in (walk.ops, walk.collectives, walk.transfers, walk.loops))
+    return Program(*lists, math.prod(inside.values()))
 
 
 def _split_slices(
@@ -83,17 +68,17 @@ def _split_slices(
     return inside, across
 
 
-_CYCLES = re.compile(r'"estimated_cycles":"(-?\d+)"')
+_RENDEZVOUS = r'_xla_host_transfer_rendezvous="([^"]*)"'
 
 
 @dataclass
 class _Flight:
-    """A collective under way: what is known when it starts."""
+    """A collective under way."""
 
-    fields: dict[str, Any]
-    overlapped: float = 0.0
-    fused: bool = False
+    exchange: Collective
+    fused: bool
     """It advances only inside the fusions that carry it (TPU's async collective fusions)."""
+    overlapped: float = 0.0
 
 
 @dataclass
@@ -137,10 +122,8 @@ class _Walk:
         if opcode == "conditional":
             return self._conditional(instruction, scope, runs), []
         if opcode == "async-start" and (inside := self._offloaded(instruction.calls or "")):
-            exchange, computation = inside
-            kind = self._kind(instruction, exchange)
-            flight = self._flight(exchange, instruction, computation, runs, kind)
-            self._start(instruction.name, flight, True, flying)
+            exchange = self._exchange(*inside, instruction, runs)
+            self._start(instruction.name, exchange, flying)
             return 0, []
         if opcode == "async-done":
             begun = instruction
@@ -153,20 +136,25 @@ class _Walk:
         if base in COLLECTIVES:
             if opcode.endswith("-done"):
                 self._finish(instruction.operands[0], flying)
+                return 0, []
+            exchange = self._exchange(instruction, scope.computation, instruction, runs)
+            if opcode.endswith("-start"):
+                self._start(instruction.name, exchange, flying)
             else:
-                flight = self._flight(instruction, instruction, scope.computation, runs, base)
-                self._start(instruction.name, flight, opcode.endswith("-start"), flying)
+                self._add(exchange)
             return 0, []
-        rendezvous = instruction.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"')
+        rendezvous = instruction.attribute(_RENDEZVOUS)
         if opcode == "send" and rendezvous and "_xla_megascale" in instruction.attributes:
-            self._start(rendezvous, self._between_slices(instruction, scope, runs), True, flying)
+            exchange = self._between_slices(instruction, rendezvous, scope, runs)
+            self._start(rendezvous, exchange, flying)
             return 0, []
         if opcode == "recv-done":
             begun = scope.computation.instructions[instruction.operands[0]]
-            self._finish(begun.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"') or "", flying)
+            self._finish(begun.attribute(_RENDEZVOUS) or "", flying)
             return 0, []
         if opcode in TRANSFERS:
-            self._transfer(instruction, scope.computation, runs)
+            # The arrays that a -start makes, not the array it takes them from.
+            self.transfers.append(Transfer(shape_bytes(started_shape(instruction.shape)), runs))
             return 0, []
         if opcode.endswith("-done"):
             return 0, []
@@ -177,31 +165,28 @@ class _Walk:
     def _loop(self, instruction: Instruction, scope: Scope, runs: int) -> int:
         trips = trip_count(instruction, scope)
         body = body_scope(instruction, scope)
+        counted = 1 if trips is None else trips
         cycles = 0
-        place = len(self.loops)
+        position = len(self.loops)  # before the loops of its body
         if body is not None and trips != 0:
-            cycles = self.computation(body, runs * (1 if trips is None else trips))
+            cycles = self.computation(body, runs * counted)
         source = self.module.source(instruction)
-        self.loops.insert(place, Loop(instruction.name, trips, runs, cycles, source))
-        return cycles * (1 if trips is None else trips)
+        self.loops.insert(position, Loop(instruction.name, trips, runs, cycles, source))
+        return cycles * counted
 
     def _conditional(self, instruction: Instruction, scope: Scope, runs: int) -> int:
         """Count the branch with the most cycles."""
-        names = re.findall(
-            r"%?([\w.\-]+)",
-            instruction.attribute(r"branch_computations=\{([^}]*)\}") or "",
-        ) or [
-            name
-            for side in ("true", "false")
-            if (name := instruction.attribute(rf"{side}_computation=%?([\w.\-]+)"))
-        ]
+        listed = instruction.attribute(r"branch_computations=\{([^}]*)\}") or ""
+        names = re.findall(r"%?([\w.\-]+)", listed) or re.findall(
+            r"(?:true|false)_computation=%?([\w.\-]+)", instruction.attributes
+        )
         if not names:
             return 0
         tried = []
-        for number, name in enumerate(names):
+        for name, operand in zip(names, instruction.operands[1:], strict=True):
             walk = _Walk(self.module, self.mesh_shape, self.slices)
             inner = scope.called(instruction, name)
-            inner.argument = functools.partial(_operand, scope, instruction.operands[number + 1])
+            inner.argument = lambda _, operand=operand: scope.value(operand)
             tried.append((walk.computation(inner, runs), walk))
         cycles, branch = max(tried, key=lambda pair: pair[0])
         self.ops += branch.ops
@@ -227,23 +212,18 @@ class _Walk:
             if i.opcode == "custom-call"
         }
         if inner and "AsyncCollectiveStart" in targets:
-            for key, exchange in zip(keys, inner, strict=True):
-                kind = self._kind(instruction, exchange)
-                flight = self._flight(exchange, instruction, called, runs, kind)
-                flight.fused = True
-                self._start(key, flight, True, flying)
+            for key, i in zip(keys, inner, strict=True):
+                exchange = self._exchange(i, called, instruction, runs)
+                self._start(key, exchange, flying, fused=True)
             return 0, []
         if inner and "AsyncCollectiveDone" in targets:
             for key in keys:
                 self._finish(key, flying)
             return 0, []
         started = [key for key in keys if key in flying]
-        for key, exchange in zip(keys, inner, strict=True):
+        for key, i in zip(keys, inner, strict=True):
             if key not in flying:
-                kind = self._kind(instruction, exchange)
-                self._start(
-                    key, self._flight(exchange, instruction, called, runs, kind), False, flying
-                )
+                self._add(self._exchange(i, called, instruction, runs))
         if inner and not started:
             return 0, []
         return self._op(instruction, computation, runs), started
@@ -254,104 +234,87 @@ class _Walk:
         A call inside a call: the inner computation takes the arguments of the outer one.
         """
         computation = self.module.computations.get(name)
-        for instruction in computation.instructions.values() if computation else ():
-            if computation is not None and instruction.opcode in COLLECTIVES:
+        if computation is None:
+            return None
+        for instruction in computation.instructions.values():
+            if instruction.opcode in COLLECTIVES:
                 return instruction, computation
             listed = instruction.attribute(r"called_computations=\{%?([\w.\-]+)\}")
             if listed and (found := self._offloaded(listed)):
                 return found
         return None
 
-    def _kind(self, fusion: Instruction, exchange: Instruction) -> str:
-        """Return the kind: an all-reduce of which only a slice is kept is a reduce-scatter."""
-        scatter = "all-reduce-scatter" in (fusion.calls or "") or (
-            "AllReduceScatter" in fusion.attributes
-        )
-        return "reduce-scatter" if scatter else exchange.opcode
+    def _exchange(
+        self, inner: Instruction, computation: Computation, outer: Instruction, runs: int
+    ) -> Collective:
+        """Return the collective `inner` of `computation`, which stands for `outer` in the schedule.
 
-    def _flight(
-        self,
-        exchange: Instruction,
-        outer: Instruction,
-        computation: Computation,
-        runs: int,
-        kind: str,
-    ) -> _Flight:
-        groups = parse_groups(exchange.attributes, self.module.num_partitions)
-        permute = kind == "collective-permute"
+        An all-reduce in a fusion that keeps only a slice is a reduce-scatter.
+        """
+        kind = inner.opcode.removesuffix("-start")
+        if outer is not inner and (
+            "all-reduce-scatter" in (outer.calls or "") or "AllReduceScatter" in outer.attributes
+        ):
+            kind = "reduce-scatter"
+        groups = parse_groups(inner.attributes, self.module.num_partitions)
+        axes_of = axes_of_pairs if kind == "collective-permute" else axes_of_groups
         size = max(len(group) for group in groups)
-        operand = computation.operand_bytes(exchange)
-        metadata = exchange if exchange.op_name else outer
-        return _Flight(
-            {
-                "name": outer.name,
-                "kind": kind,
-                "network": "ici",
-                "bytes": operand * size if kind == "all-gather" else operand,
-                "axes": (axes_of_pairs if permute else axes_of_groups)(groups, self.mesh_shape),
-                "group_size": size,
-                "runs": runs,
-                "source": self.module.source(metadata),
-                "phase": phase_of(metadata.op_name),
-                "colors": int(outer.attribute(r"\bcolors:(\d+)") or 0),
-                "torus": outer.attribute(r'"strategy":"(\w+)"')
-                or exchange.attribute(r'"strategy":"(\w+)"')
-                or "",
-            }
+        operand = computation.operand_bytes(inner)
+        metadata = inner if inner.op_name else outer
+        return Collective(
+            name=outer.name,
+            kind=kind,
+            network="ici",
+            bytes=operand * size if kind == "all-gather" else operand,
+            axes=axes_of(groups, self.mesh_shape),
+            group_size=size,
+            runs=runs,
+            source=self.module.source(metadata),
+            phase=phase_of(metadata.op_name),
+            colors=int(outer.attribute(r"\bcolors:(\d+)") or 0),
         )
 
-    def _between_slices(self, send: Instruction, scope: Scope, runs: int) -> _Flight:
-        """Count an exchange over the data-centre network, which the host sends for the device."""
+    def _between_slices(
+        self, send: Instruction, rendezvous: str, scope: Scope, runs: int
+    ) -> Collective:
+        """Return an exchange over the data-centre network, which the host sends for the device."""
         kind = send.attribute(r'_xla_megascale_transfer_type="(\w+)"') or "send"
         payload = scope.computation.instructions[send.operands[0]]
-        fields = {
-            "name": send.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"'),
-            "kind": kind.lower().replace("_", "-"),
-            "network": "dcn",
-            "bytes": payload.num_bytes,
-            "axes": tuple(self.slices) or (MIXED,),
-            "group_size": math.prod(self.slices.values()),
-            "runs": runs,
-            "source": self.module.source(payload),
-            "phase": phase_of(payload.op_name),
-        }
-        return _Flight(fields)
+        return Collective(
+            name=rendezvous,
+            kind=kind.lower().replace("_", "-"),
+            network="dcn",
+            bytes=payload.num_bytes,
+            axes=tuple(self.slices) or (MIXED,),
+            group_size=math.prod(self.slices.values()),
+            runs=runs,
+            source=self.module.source(payload),
+            phase=phase_of(payload.op_name),
+        )
+
+    def _add(self, exchange: Collective) -> None:
+        if exchange.axes:  # else groups of one device: nothing is sent
+            self.collectives.append(exchange)
 
     def _start(
-        self, key: str, flight: _Flight, asynchronous: bool, flying: dict[str, _Flight]
+        self, key: str, exchange: Collective, flying: dict[str, _Flight], *, fused: bool = False
     ) -> None:
-        if not flight.fields["axes"]:
-            return  # groups of one device: nothing is sent
-        flight.fields["asynchronous"] = asynchronous
-        if asynchronous:
-            flying[key] = flight
-        else:
-            self._land(flight)
+        if exchange.axes:
+            flying[key] = _Flight(replace(exchange, asynchronous=True), fused)
 
     def _finish(self, key: str, flying: dict[str, _Flight]) -> None:
         if key in flying:
             self._land(flying.pop(key))
 
     def _land(self, flight: _Flight) -> None:
-        self.collectives.append(
-            Collective(**flight.fields, overlapped_cycles=round(flight.overlapped))
-        )
-
-    def _transfer(self, instruction: Instruction, computation: Computation, runs: int) -> None:
-        """Count a transfer: the arrays that a -start makes, not the array it takes them from."""
-        moved = started_shape(instruction.shape)
-        self.transfers.append(
-            Transfer(instruction.name, shape_bytes(moved), runs, "S(5)" in instruction.shape)
-        )
+        self._add(replace(flight.exchange, overlapped_cycles=round(flight.overlapped)))
 
     def _op(self, instruction: Instruction, computation: Computation, runs: int) -> int:
         target = instruction.attribute(r'custom_call_target="([^"]*)"')
         if target in FREE_CALLS:
             return 0
-        found = _CYCLES.search(instruction.attributes)
-        cycles = int(found.group(1)) if found else None
-        if cycles is not None and not 0 <= cycles < SENTINEL:
-            cycles = None
+        estimated = instruction.attribute(r'"estimated_cycles":"(\d+)"')  # none where negative
+        cycles = int(estimated) if estimated and int(estimated) < SENTINEL else None
         shapes = [instruction.shape] + [
             computation.instructions[name].shape
             for name in instruction.operands
@@ -364,7 +327,6 @@ class _Walk:
         self.ops.append(
             Op(
                 name=kernel_name(instruction) if kernel else instruction.name,
-                opcode=instruction.opcode,
                 kind="pallas" if kernel else "copy" if instruction.opcode == "copy" else "xla",
                 cycles=None if kernel else cycles,
                 runs=runs,
@@ -379,8 +341,3 @@ class _Walk:
             )
         )
         return 0 if kernel else cycles or 0
-
-
-def _operand(scope: Scope, name: str, _: int) -> Any:
-    """Return the one argument of a branch."""
-    return scope.value(name)

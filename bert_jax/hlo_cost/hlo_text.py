@@ -104,16 +104,11 @@ class Module:
             file = self.tables.get("FileNames", {}).get(_int_of("file_name_id", row), "").strip('"')
             _, inside, path = file.rpartition(f"/{PACKAGE}/")
             if inside:
-                name = self.tables.get("FunctionNames", {}).get(
-                    _int_of("function_name_id", row), ""
-                )
-                return f"{path}:{_int_of('line', row)} {_plain(name.strip(chr(34)))}".strip()
+                names = self.tables.get("FunctionNames", {})
+                name = names.get(_int_of("function_name_id", row), "").strip('"')
+                name = name.replace(".<locals>", "")
+                return f"{path}:{_int_of('line', row)} {name}".strip()
         return ""
-
-
-def _plain(function: str) -> str:
-    """`apply_updates.<locals>.<lambda>` without the noise."""
-    return function.replace(".<locals>", "")
 
 
 def _int_of(key: str, text: str) -> int:
@@ -136,7 +131,10 @@ def parse_text(text: str) -> Module:
     for line in lines:
         if current is not None:
             if _START.match(line) or line == "}" or line.startswith("}, "):
-                _add_instruction(current, pending)
+                if instruction := _parse_instruction(pending):
+                    current.instructions[instruction.name] = instruction
+                    if pending.lstrip().startswith("ROOT "):
+                        current.root = instruction.name
                 pending = line
                 current = None if line.startswith("}") else current
             else:
@@ -156,19 +154,14 @@ def parse_text(text: str) -> Module:
     return module
 
 
-def _add_instruction(computation: Computation, line: str) -> None:
-    instruction = _parse_instruction(line)
-    if instruction is not None:
-        computation.instructions[instruction.name] = instruction
-        if line.lstrip().startswith("ROOT "):
-            computation.root = instruction.name
-
-
 def _parse_instruction(line: str) -> Instruction | None:
     start = _START.match(line)
     if start is None:
         return None
-    end = _shape_end(line, start.end())
+    begin = start.end()
+    end = _closing(line, begin) + 1 if line[begin] == "(" else line.find(" ", begin)
+    if end < 0:
+        return None
     opcode = _OPCODE.match(line, end)
     if opcode is None:
         return None
@@ -177,18 +170,11 @@ def _parse_instruction(line: str) -> Instruction | None:
     return Instruction(
         name=start.group(2),
         opcode=opcode.group(1),
-        shape=line[start.end() : end],
+        shape=line[begin:end],
         operands=() if opcode.group(1) == "constant" else tuple(_OPERAND.findall(inner)),
         literal=inner,
         attributes=line[close + 1 :],
     )
-
-
-def _shape_end(line: str, start: int) -> int:
-    if line[start] == "(":
-        return _closing(line, start) + 1
-    end = line.find(" ", start)
-    return len(line) if end < 0 else end
 
 
 def _closing(line: str, start: int) -> int:

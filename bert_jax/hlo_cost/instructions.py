@@ -3,49 +3,21 @@
 from bert_jax.hlo_cost.hlo_text import Instruction, arrays
 
 COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
-
-
-# What costs the core nothing of its own: names for values, and the ends of what started before.
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+    "collective-permute", "collective-broadcast",
+)  # fmt: skip
 FREE = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "after-all",
-    "partition-id",
-    "replica-id",
-    "optimization-barrier",
-    "opt-barrier",
-    "add-dependency",
-    "async-update",
-    "recv",
-}
-
-
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
+    "replica-id", "optimization-barrier", "opt-barrier", "add-dependency", "async-update", "recv",
+}  # fmt: skip
+"""Instructions that cost the core nothing: names for values, and ends of what started before."""
 TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
-
-
-# Markers of the compiler: no code is generated for them.
 FREE_CALLS = {
-    "AllocateBuffer",
-    "AssumeGatherIndicesInBound",
-    "ConcatBitcast",
-    "GatherScatterIndicesBitpacked",
-    "Sharding",
-    "SPMDFullToShardShape",
-    "SPMDShardToFullShape",
-    "MoveToHost",
-    "MoveToDevice",
-}
+    "AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast",
+    "GatherScatterIndicesBitpacked", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape",
+    "MoveToHost", "MoveToDevice",
+}  # fmt: skip
+"""Markers of the compiler: no code is generated for them."""
 
 
 def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:

@@ -34,21 +34,14 @@ class Work:
     """False: a loop's length was not to be found, its body is counted once."""
 
     @property
-    def flops(self) -> int:
-        """Operations of the products."""
-        return sum(2 * m * k * n * times for m, k, n, times, _ in self.products)
-
-    @property
     def num_products(self) -> int:
         """Matrix products, in all steps."""
         return sum(times for *_, times, _ in self.products)
 
     def mxu_flops(self, side: int) -> int:
-        """FLOPs for which the systolic arrays are busy: contraction and columns fill whole sides.
+        """FLOPs for which systolic arrays of this side are busy: half-filled ones take as long.
 
-        Args:
-            side: Side of one array: 128, or 256 from v6e on, which multiplies half-filled arrays no
-                faster. Products of float32 at full precision take six passes.
+        Contraction and columns fill whole sides. float32 at full precision takes six passes.
         """
         return sum(
             2 * m * _up(k, side) * _up(n, side) * times * (6 if full else 1)
@@ -61,60 +54,26 @@ def _up(size: int, to: int) -> int:
 
 
 _VECTOR = re.compile(r"vector<((?:\d+x)*)([a-z]+\d+)>")
-_EUP = {
-    "exp",
-    "exp2",
-    "log",
-    "log1p",
-    "rsqrt",
-    "sqrt",
-    "tanh",
-    "erf",
-    "sin",
-    "cos",
-    "powf",
-    "divf",
+_TRANSCENDENTAL = {
+    "exp", "exp2", "log", "log1p", "rsqrt", "sqrt", "tanh", "erf", "sin", "cos", "powf", "divf",
     "reciprocal",
-}
-# Names for registers, moves between memory and registers (their own slots), and control.
-_FREE = {
-    "constant",
-    "shape_cast",
-    "broadcast",
-    "load",
-    "store",
-    "vector_store",
-    "vector_load",
-    "strided_load",
-    "strided_store",
-    "extract_strided_slice",
-    "extract",
-    "bitcast",
-    "yield",
-    "return",
-    "matmul",
-    "iota",
-    "memref_slice",
-    "memref_squeeze",
-    "memref_bitcast",
-    "reinterpret_cast",
-    "assume_multiple",
-    "if",
-    "for",
-    "while",
-    "condition",
-}
+}  # fmt: skip
+_FREE = {  # names for registers, moves between memory and registers (their own slots), and control
+    "constant", "shape_cast", "broadcast", "load", "store", "vector_store", "vector_load",
+    "strided_load", "strided_store", "extract_strided_slice", "extract", "bitcast", "yield",
+    "return", "matmul", "iota", "memref_slice", "memref_squeeze", "memref_bitcast",
+    "reinterpret_cast", "assume_multiple", "if", "for", "while", "condition",
+}  # fmt: skip
+_INTEGERS: dict[str, Callable[[int, int], int]] = {
+    "addi": operator.add, "subi": operator.sub, "muli": operator.mul,
+}  # fmt: skip
 
 
 @lru_cache(maxsize=256)
 def work_of(body: str) -> Work | None:
-    """Count what the kernel does.
+    """Count what a kernel does, by its Mosaic bytecode in base64 (`custom_call_config.body`).
 
-    Args:
-        body: `custom_call_config.body` of a `tpu_custom_call`: Mosaic bytecode in base64.
-
-    Returns:
-        None where it cannot be read (another version of the bytecode, or no Mosaic program).
+    None where it cannot be read: another version of the bytecode, or no Mosaic program.
     """
     from jax._src.lib import tpu  # type: ignore[attr-defined]
     from jaxlib.mlir import ir
@@ -134,12 +93,8 @@ def work_of(body: str) -> Work | None:
 
 def _count(function: Any) -> Work:
     attributes = function.attributes
-    bounds = (
-        re.findall(r"\d+", str(attributes["iteration_bounds"]).partition(":")[2])
-        if ("iteration_bounds" in attributes)
-        else []
-    )
-    steps = math.prod(int(bound) for bound in bounds)
+    bounds = str(attributes["iteration_bounds"]) if "iteration_bounds" in attributes else ""
+    steps = math.prod(map(int, re.findall(r"\d+", bounds.partition(":")[2])))
     products: list[tuple[int, int, int, int, bool]] = []
     vector = transcendentals = 0
     exact = True
@@ -149,16 +104,13 @@ def _count(function: Any) -> Work:
         if name == "matmul":
             products.append((*_product(operation), times, "fp32" in str(operation.attributes)))
         elif name not in _FREE:
-            elements = max((_padded(str(value.type)) for value in _values(operation)), default=0)
-            if name in _EUP:
+            values = [*operation.results, *operation.operands]
+            elements = max((_padded(str(value.type)) for value in values), default=0)
+            if name in _TRANSCENDENTAL:
                 transcendentals += times * elements
             else:
                 vector += times * elements
     return Work(steps, tuple(products), vector, transcendentals, exact)
-
-
-def _values(operation: Any) -> list[Any]:
-    return [*operation.results, *operation.operands]
 
 
 def _operations(operation: Any, times: int) -> Iterator[tuple[Any, int, bool]]:
@@ -181,13 +133,6 @@ def _trips(loop: Any) -> int | None:
     if low is None or high is None or not step:
         return None
     return max(0, -(-(high - low) // step))
-
-
-_INTEGERS: dict[str, Callable[[int, int], int]] = {
-    "addi": operator.add,
-    "subi": operator.sub,
-    "muli": operator.mul,
-}
 
 
 def _integer(value: Any) -> int | None:
@@ -214,7 +159,7 @@ def _dims(type_text: str) -> list[int]:
 
 def _product(operation: Any) -> tuple[int, int, int]:
     """(rows of all batches, contraction, columns)."""
-    left, _, _ = (_dims(str(value.type)) for value in list(operation.operands)[:3])
+    left = _dims(str(operation.operands[0].type))
     result = _dims(str(operation.results[0].type))
     columns = result[-1]
     rows = math.prod(result) // columns

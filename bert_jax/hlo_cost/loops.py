@@ -3,11 +3,12 @@
 The text carries no trip counts. XLA sinks, widens, unrolls and peels loops and puts the increment
 or the comparison into fusions, so matching shapes of loops would miss some. Instead the handful of
 integers that the condition depends on is interpreted, from the initial values to the iteration in
-which the condition is false. What cannot be known that way (it depends on data) is unknown.
+which the condition is false. A value that depends on data is None here, and so is a trip count that
+depends on such a value.
 """
 
 import operator
-from collections import defaultdict
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,16 +19,6 @@ MAX_TRIPS = 4096
 """Loops that are still running then count as unknown; a train step has none that long."""
 
 _MAX_DEPTH = 150
-
-
-class _Unknown:
-    """A value that depends on data."""
-
-    def __repr__(self) -> str:
-        return "unknown"
-
-
-UNKNOWN = _Unknown()
 
 
 @dataclass(frozen=True)
@@ -42,31 +33,20 @@ class _Tuple:
     element: Callable[[int], Any]
 
 
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "EQ": operator.eq,
-    "NE": operator.ne,
-    "LT": operator.lt,
-    "LE": operator.le,
-    "GT": operator.gt,
-    "GE": operator.ge,
-}
-
-
-def _divide(a: int, b: int) -> Any:
+def _divide(a: int, b: int) -> int | None:
     """Integer division of XLA truncates towards zero."""
-    return UNKNOWN if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return None if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
-def _remainder(a: int, b: int) -> Any:
-    return UNKNOWN if b == 0 else a - b * _divide(a, b)
-
-
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    name.upper(): getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
     "divide": _divide,
-    "remainder": _remainder,
+    "remainder": lambda a, b: None if b == 0 else a - b * _divide(a, b),
     "minimum": min,
     "maximum": max,
     "negate": operator.neg,
@@ -74,36 +54,26 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "and": operator.and_,
     "or": operator.or_,
     "xor": operator.xor,
+    "not": lambda a: not a if isinstance(a, bool) else ~a,
     "select": lambda condition, a, b: a if condition else b,
     "clamp": lambda low, x, high: min(max(low, x), high),
 }
-
 _SAME = {
-    "copy",
-    "bitcast",
-    "bitcast-convert",
-    "reshape",
-    "convert",
-    "copy-start",
-    "copy-done",
-    "optimization-barrier",
-    "opt-barrier",
-}
+    "copy", "bitcast", "bitcast-convert", "reshape", "convert", "copy-start", "copy-done",
+    "optimization-barrier", "opt-barrier",
+}  # fmt: skip
 
 
 def _wrap(value: Any, shape: str) -> Any:
     """Integers of the type: s32 and u32 overflow as the hardware does."""
     if isinstance(value, bool) or not isinstance(value, int):
         return value
-    kind, digits = shape[:1], ""
-    for char in shape[1:]:
-        if not char.isdigit():
-            break
-        digits += char
-    if kind not in "su" or not digits:
+    kind = re.match(r"([su])(\d+)", shape)
+    if kind is None:
         return value
-    value &= (1 << int(digits)) - 1
-    return value - (1 << int(digits)) if kind == "s" and value >> (int(digits) - 1) else value
+    bits = int(kind.group(2))
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if kind.group(1) == "s" and value >> (bits - 1) else value
 
 
 @dataclass
@@ -116,11 +86,11 @@ class Scope:
     _known: dict[str, Any] = field(default_factory=dict)
 
     def value(self, name: str, depth: int = 0) -> Any:
-        """Return the value of an instruction: an int, a bool, a tuple, or UNKNOWN."""
+        """Return the value of an instruction: an int, a bool, a tuple, or None."""
         if name not in self._known:
             instruction = self.computation.instructions.get(name)
             if instruction is None or depth > _MAX_DEPTH:
-                return UNKNOWN
+                return None
             self._known[name] = _wrap(self._compute(instruction, depth + 1), instruction.shape)
         return self._known[name]
 
@@ -149,26 +119,20 @@ class Scope:
         if opcode == "get-tuple-element":
             whole = self.value(operands[0], depth)
             index = int(instruction.attribute(r"\bindex=(\d+)") or 0)
-            return whole.element(index) if isinstance(whole, _Tuple) else UNKNOWN
+            return whole.element(index) if isinstance(whole, _Tuple) else None
         if opcode in ("fusion", "call") and instruction.calls in self.module.computations:
             return self.called(instruction, instruction.calls, depth).root(depth)
         if opcode == "while":
             body = body_scope(instruction, self)
-            return UNKNOWN if body is None else body.argument(0)
-        return self._arithmetic(instruction, depth)
-
-    def _arithmetic(self, instruction: Instruction, depth: int) -> Any:
-        compare = instruction.opcode == "compare"
-        if not compare and instruction.opcode not in (*_ARITHMETIC, "not"):
-            return UNKNOWN
-        values = [self.value(name, depth) for name in instruction.operands]
-        if not all(isinstance(value, int) for value in values):
-            return UNKNOWN
-        if compare:
-            return _COMPARE[instruction.attribute(r"direction=(\w+)") or "EQ"](*values)
-        if instruction.opcode == "not":
-            return not values[0] if isinstance(values[0], bool) else ~values[0]
-        return _ARITHMETIC[instruction.opcode](*values)
+            return body and body.argument(0)
+        if opcode == "compare":
+            compute = _COMPARE[instruction.attribute(r"direction=(\w+)") or "EQ"]
+        elif opcode in _ARITHMETIC:
+            compute = _ARITHMETIC[opcode]
+        else:
+            return None
+        values = [self.value(name, depth) for name in operands]
+        return compute(*values) if all(isinstance(value, int) for value in values) else None
 
 
 def _literal(text: str) -> Any:
@@ -177,7 +141,7 @@ def _literal(text: str) -> Any:
     try:
         return int(text.strip("{} "))
     except ValueError:
-        return UNKNOWN
+        return None
 
 
 def _loop_parts(instruction: Instruction, module: Module) -> tuple[Computation, Computation] | None:
@@ -200,7 +164,7 @@ def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
         after = probe.root()
         unchanged = isinstance(after, _Tuple) and after.element(index) == _Passed(index)
         before = scope.value(instruction.operands[0])
-        return before.element(index) if unchanged and isinstance(before, _Tuple) else UNKNOWN
+        return before.element(index) if unchanged and isinstance(before, _Tuple) else None
 
     return Scope(scope.module, body, lambda _: _Tuple(element))
 
@@ -211,7 +175,7 @@ def trip_count(instruction: Instruction, scope: Scope) -> int | None:
     if stated is not None:
         return int(stated)
     parts = _loop_parts(instruction, scope.module)
-    initial = scope.value(instruction.operands[0]) if instruction.operands else UNKNOWN
+    initial = scope.value(instruction.operands[0]) if instruction.operands else None
     if parts is None or not isinstance(initial, _Tuple):
         return None
     condition, body = parts
@@ -226,10 +190,7 @@ def trip_count(instruction: Instruction, scope: Scope) -> int | None:
 
     def after(indices: Iterable[int], state: Callable[[int], Any]) -> dict[int, Any]:
         root = run(body, state)
-        known = isinstance(root, _Tuple)
-        return defaultdict(
-            lambda: UNKNOWN, {i: root.element(i) if known else UNKNOWN for i in indices}
-        )
+        return {i: root.element(i) if isinstance(root, _Tuple) else None for i in indices}
 
     # Which elements of the state matter: those the condition reads, and those they are made from.
     run(condition, initial.element)
@@ -237,16 +198,14 @@ def trip_count(instruction: Instruction, scope: Scope) -> int | None:
     while known != len(needed):
         known = len(needed)
         after(tuple(needed), initial.element)
-    state: dict[int, Any] = defaultdict(
-        lambda: UNKNOWN, {index: initial.element(index) for index in needed}
-    )
+    state = {index: initial.element(index) for index in needed}
     for trips in range(MAX_TRIPS):
-        going = run(condition, state.__getitem__)
+        going = run(condition, state.get)
         if not isinstance(going, int):
             return None
         if not going:
             return trips
-        before, state = state, after(tuple(state), state.__getitem__)
+        before, state = state, after(tuple(state), state.get)
         if before == state:
             return None
     return None

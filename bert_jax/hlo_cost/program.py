@@ -1,6 +1,5 @@
 """The operations of one step of one device, as data: `hlo.parse_program` makes them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -9,7 +8,6 @@ class Op:
     """One operation of the core, as often as it runs in a step."""
 
     name: str
-    opcode: str
     kind: str
     """"xla", "pallas", or "copy" (moves of whole arrays that the core waits for)."""
     cycles: int | None
@@ -49,29 +47,24 @@ class Collective:
     group_size: int
     """Devices in a group; 2 for a permutation; the number of slices between slices."""
     runs: int
-    asynchronous: bool
-    """Other work is scheduled between its start and its end."""
-    overlapped_cycles: int
-    """Cycles of the work scheduled beside it in one run; what runs beside several at once is
-    divided among them."""
     source: str
     phase: str
-    torus: str = ""
-    """The strategy XLA chose for it, where it says: `UniDirectionNDRingStrategy`, …"""
     colors: int = 0
-    """Rings that this strategy runs at once, each on one link of a device; 0: it does not say."""
+    """Rings that XLA's strategy runs at once, each on one link of a device; 0: not stated."""
+    asynchronous: bool = False
+    """Other work is scheduled between its start and its end."""
+    overlapped_cycles: int = 0
+    """Cycles of the work scheduled beside it in one run; what runs beside several at once is
+    divided among them."""
 
 
 @dataclass(frozen=True)
 class Transfer:
     """A copy between memories that runs beside the core (DMA), as often as it runs in a step."""
 
-    name: str
     bytes: int
-    """Moved in one run."""
+    """Bytes moved in one run."""
     runs: int
-    host: bool
-    """From or to the host's memory, not only between HBM and the core's."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,6 @@ class Program:
     collectives: tuple[Collective, ...]
     transfers: tuple[Transfer, ...]
     loops: tuple[Loop, ...]
-    mesh_shape: Mapping[str, int]
     devices_per_slice: int
 
     @property

@@ -1,7 +1,6 @@
 """The program's operations, loops and collectives, from golden TPU programs and from snippets."""
 
 import importlib.util
-import math
 import re
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from bert_jax.hlo_cost.groups import axes_of_groups, axes_of_pairs, parse_groups
 from bert_jax.hlo_cost.hlo import SENTINEL, parse_program
 from bert_jax.hlo_cost.hlo_text import parse_text, shape_bytes
 from bert_jax.hlo_cost.instructions import phase_of
-from bert_jax.hlo_cost.loops import UNKNOWN, Scope, trip_count
+from bert_jax.hlo_cost.loops import Scope, trip_count
 
 GOLDEN = Path(__file__).with_name("golden")
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
@@ -26,7 +25,7 @@ def trips(text: str) -> int | None:
     module = parse_text("HloModule m, is_scheduled=true\n\n" + text)
     entry = module.computations[module.entry]
     loop = next(i for i in entry.instructions.values() if i.opcode == "while")
-    return trip_count(loop, Scope(module, entry, lambda _: UNKNOWN))
+    return trip_count(loop, Scope(module, entry, lambda _: None))
 
 
 LOOP = """
@@ -337,7 +336,7 @@ def test_asynchronous_pairs_count_once_and_share_the_work_beside_them():
     assert program.cycles == 167
 
 
-def test_the_strategy_of_a_collective_is_read():
+def test_the_rings_of_a_collective_are_read():
     debug = "StrategyRing{colors:1 phases:1 cores:{4}}"
     (found,) = entry(
         "ROOT %r = f32[16,128] all-reduce(%a), channel_id=1, replica_groups=[2,4]<=[8], "
@@ -346,7 +345,7 @@ def test_the_strategy_of_a_collective_is_read():
         data=2,
         fsdp=4,
     ).collectives
-    assert (found.torus, found.colors) == ("StrategyRing", 1)
+    assert found.colors == 1
 
 
 def test_an_all_reduce_of_which_a_slice_is_kept_is_a_reduce_scatter():
@@ -461,7 +460,6 @@ def test_the_compiler_still_writes_what_is_read_here(tmp_path):
     assert len(program.unknown_loops) == 1
     assert program.cycles > 10_000
     assert re.search(r'"estimated_cycles":"\d+"', text)
-    assert math.prod(program.mesh_shape.values()) == 1
 
 
 def test_a_collective_on_a_sparse_core_runs_beside_the_work():

@@ -66,7 +66,7 @@ def made_plan(
         group_size=shards, runs=2, asynchronous=False, overlapped_cycles=0, source="", phase="",
     )  # fmt: skip
     layers = Op(
-        name="fusion.1", opcode="fusion", kind="xla", runs=s.accumulation, bytes=0, hbm_bytes=0,
+        name="fusion.1", kind="xla", runs=s.accumulation, bytes=0, hbm_bytes=0,
         cycles=round(1.5 * ideal / s.accumulation * topology.chip.clock_hz), source="", phase="",
     )  # fmt: skip
     update = dataclasses.replace(layers, runs=1, cycles=round(2e-3 * topology.chip.clock_hz))
@@ -75,7 +75,6 @@ def made_plan(
         collectives=(reduced, dataclasses.replace(reduced, name="all-reduce.2", runs=1)),
         transfers=(),
         loops=(),
-        mesh_shape=compiled.mesh_shape,
         devices_per_slice=topology.num_devices // topology.num_slices,
     )
     return Plan(phase, config, compiled, flops, program, cost)
