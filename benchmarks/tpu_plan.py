@@ -24,11 +24,11 @@ from pathlib import Path
 
 from bert_jax.config.command_line import load_config
 from bert_jax.plan.compile import default_cache, with_vocabulary
+from bert_jax.plan.output import memory_per_chip
+from bert_jax.plan.planner import Planner
 from bert_jax.plan.predict import Plan
-from bert_jax.plan.report import memory_per_chip
 from bert_jax.plan.search import Pace
 from bert_jax.plan.topology import parse_topology
-from bert_jax.plan.tunnel import Tunnel
 from bert_jax.training.config import PretrainConfig
 
 STEPS = ("configured", "usual", "fast")
@@ -117,21 +117,21 @@ def published(
         topology = parse_topology(name)
         fast = step == "fast"
         config = configuration((FAST_MODELS if fast else MODELS)[model], length, dropout)
-        tunnel = Tunnel(config, 0, topology, cache=cache, say=say)
-        settings = tunnel.settings()
+        planner = Planner(config, 0, topology, cache=cache)
+        settings = planner.configured
         if step != "configured":
             kind = topology.chip.name, fast
             if kind not in picked:
                 micro, parts = arguments.batch or (1, 1)
-                given = None if arguments.batch else tunnel.pace(settings)
+                given = None if arguments.batch else planner.pace(settings)
                 picked[kind] = given or Pace(micro, parts, {})
             pace = picked[kind]
             settings = (
-                tunnel.with_batch(settings, pace.rows, pace.accumulation)
+                planner.with_batch(settings, pace.rows, pace.accumulation)
                 if fast
-                else tunnel.usual(settings, pace)
+                else planner.usual(settings, pace)
             )
-        rows.append(Row(model, length, dropout, name, step, tunnel.plan(settings)))
+        rows.append(Row(model, length, dropout, name, step, planner.plan(settings)))
         say(" ".join(rows[-1].cells))
     return rows
 
@@ -139,9 +139,9 @@ def published(
 def megatron(name: str, topology: str, cache: Path | None) -> list[Row]:
     """A model that needs its state split: mesh, micro-batches and recomputation are the tool's."""
     config, _ = with_vocabulary(load_config(PretrainConfig, f"pretrain/{name}"))
-    tunnel = Tunnel(config, 0, parse_topology(topology), cache=cache, say=say)
-    found = tunnel.settings_that_fit()
-    plan = tunnel.plan(tunnel.settings() if found is None else found.settings)
+    planner = Planner(config, 0, parse_topology(topology), cache=cache)
+    found = planner.settings_that_fit()
+    plan = planner.plan(planner.configured if found is None else found.settings)
     chosen = ""
     if found is not None:
         s = found.settings

@@ -3,95 +3,85 @@
 import dataclasses
 import json
 import math
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.plan import report
-from bert_jax.plan.compile import row_flops, with_vocabulary
+from bert_jax.plan import output
+from bert_jax.plan.compile import with_vocabulary
+from bert_jax.plan.planner import Planner
 from bert_jax.plan.predict import Plan
-from bert_jax.plan.search import Fit, Found, Pace, Settings
+from bert_jax.plan.search import Found, Pace, Settings, with_phase
 from bert_jax.plan.topology import Topology, parse_topology
-from bert_jax.plan.tunnel import Tunnel
 from bert_jax.training.config import PretrainConfig
 
 _FEW_TOKENS = 2048
-"""A chip with fewer in a micro-batch spends most of a step on what does not depend on them."""
+"""Tokens of a chip's micro-batch below which most of a step does not depend on them."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """The arguments of the verb, as given."""
-
-    topologies: tuple[str, ...]
-    phase: str = "0"
-    """A number, or `all`."""
-    batch_per_chip: int | None = None
-    fit: bool = False
-    fast: bool = False
-    json: bool = False
-    plot: Path | None = None
-    cache: Path | None = None
-
-
-def run_plan(config: PretrainConfig, request: Request) -> int:
-    """Compiles and prints; 0 if all fits, 1 if something does not (what would is printed).
+def run_plan(
+    config: PretrainConfig,
+    topologies: Sequence[str],
+    *,
+    phase: str,
+    batch_per_chip: int | None,
+    fit: bool,
+    fast: bool,
+    as_json: bool,
+    plot: Path | None,
+    cache: Path | None,
+) -> int:
+    """Compile and print; 0 if all fits, 1 if something does not (what would is printed).
 
     Raises:
         UserError: a topology, phase or batch that does not exist, or no libtpu.
     """
-    topologies = [parse_topology(name) for name in request.topologies]
-    phases = _phases(config, request.phase)
+    parsed = [parse_topology(name) for name in topologies]
+    phases = _phases(config, phase)
     config, vocabulary = with_vocabulary(config)
-    if request.plot is not None and not request.plot.absolute().parent.is_dir():
-        raise UserError(f"--plot {request.plot}: there is no directory {request.plot.parent}")
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise UserError(f"--plot {plot}: there is no directory {plot.parent}")
     cases = []
-    for topology in topologies:
-        for phase in phases:
+    for topology in parsed:
+        for number in phases:
             batched = config
-            if request.batch_per_chip is not None:
-                batched = with_rows_per_chip(config, phase, topology, request.batch_per_chip)
-            cases.append((batched, phase, topology))
-    say = _Progress()
-    if not request.json:
+            if batch_per_chip is not None:
+                batched = with_rows_per_chip(config, number, topology, batch_per_chip)
+            cases.append((batched, number, topology))
+    if not as_json:
         print(vocabulary)
-    done: list[_Answer] = []
-    for batched, phase, topology in cases:
-        tunnel = Tunnel(batched, phase, topology, cache=request.cache, say=say)
-        answer = (_fit if request.fit else _fast if request.fast else _as_configured)(tunnel)
-        say.done()
-        done.append(answer)
-        if not request.json:
-            print("\n" + "\n".join([*answer.before, report.text(answer.plan), *answer.after]))
-    plans = [answer.plan for answer in done]
-    if request.json:
-        record = {
-            "schema": report.SCHEMA,
-            "vocabulary": vocabulary,
-            "plans": [{**report.as_dict(answer.plan), **answer.record} for answer in done],
-        }
+    answers: list[_Answer] = []
+    for case in cases:
+        planner = Planner(*case, cache=cache)
+        answer = (_fit if fit else _fast if fast else _as_configured)(planner)
+        answers.append(answer)
+        if not as_json:
+            print("\n" + "\n".join([*answer.before, output.as_text(answer.plan), *answer.after]))
+    plans = [answer.plan for answer in answers]
+    if as_json:
+        records = [{**output.as_dict(answer.plan), **answer.record} for answer in answers]
+        record = {"schema": output.SCHEMA, "vocabulary": vocabulary, "plans": records}
         print(json.dumps(record))
     elif len(plans) > 1:
-        print("\n" + report.comparison(plans))
-    if request.plot is not None:
-        report.draw(plans, request.plot)
-    return 0 if all(answer.record["configuration_fits"] for answer in done) else 1
+        print("\n" + output.comparison(plans))
+    if plot is not None:
+        output.draw(plans, plot)
+    return 0 if all(answer.record["configuration_fits"] for answer in answers) else 1
 
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """For one topology and phase."""
+    """The answer for one topology and phase."""
 
     plan: Plan
     """Plan of the configured settings, or of those that fit where they do not."""
     record: dict[str, Any]
     """Entries of the JSON output beside the plan."""
-    before: tuple[str, ...] = ()
+    before: Sequence[str] = ()
     """Lines above the plan's report."""
-    after: tuple[str, ...] = ()
+    after: Sequence[str] = ()
+    """Lines below."""
 
 
 def with_rows_per_chip(
@@ -100,12 +90,8 @@ def with_rows_per_chip(
     """Return the configuration with so many rows a chip in each micro-batch of a phase."""
     if rows < 1:
         raise UserError(f"--batch-per-chip is {rows}; it must be at least 1")
-    phases = list(config.training.phases)
-    phases[phase] = dataclasses.replace(
-        phases[phase], batch_size=rows * topology.num_chips * config.training.accumulation
-    )
-    training = dataclasses.replace(config.training, phases=tuple(phases))
-    return dataclasses.replace(config, training=training)
+    batch_size = rows * topology.num_chips * config.training.accumulation
+    return with_phase(config, phase, batch_size=batch_size)
 
 
 def _phases(config: PretrainConfig, wanted: str) -> list[int]:
@@ -119,116 +105,141 @@ def _phases(config: PretrainConfig, wanted: str) -> list[int]:
     return [int(wanted)]
 
 
-def _as_configured(tunnel: Tunnel) -> _Answer:
+def _as_configured(planner: Planner) -> _Answer:
     """Return the configured settings, or settings that fit with the overrides for them."""
-    configured = tunnel.settings()
-    plan = tunnel.plan(configured)
-    if plan.compiled.fits:
-        hint: tuple[str, ...] = ()
-        if plan.compiled.rows_per_chip * plan.compiled.length < _FEW_TOKENS:
-            hint = ("", f"{plan.compiled.rows_per_chip:g} rows a chip leave it idle: --fast says "
-                    "what larger steps would reach, --fit finds the largest")  # fmt: skip
-        return _Answer(plan, {"configuration_fits": True}, after=hint)
-    found = tunnel.settings_that_fit()
-    record: dict[str, Any] = {"configuration_fits": False, "configured": report.as_dict(plan)}
+    plan = planner.plan(planner.configured)
+    compiled = plan.compiled
+    if compiled.fits:
+        hint = ("", f"{compiled.rows_per_chip:g} rows a chip leave it idle: --fast says "
+                "what larger steps would reach, --fit finds the largest")  # fmt: skip
+        few = compiled.rows_per_chip * compiled.length < _FEW_TOKENS
+        return _Answer(plan, {"configuration_fits": True}, after=hint if few else ())
+    found = planner.settings_that_fit()
+    record: dict[str, Any] = {"configuration_fits": False, "configured": output.as_dict(plan)}
     if found is None:
         nothing = (
             "",
             "No mesh, number of micro-batches or rematerialisation was found with which "
-            f"{configured.rows} rows a step fit on {tunnel.topology.name}: more chips are needed",
+            f"{compiled.rows} rows a step fit on {planner.topology.name}: more chips are needed",
         )
         return _Answer(plan, {**record, "overrides": None}, after=nothing)
-    overrides = found.settings.overrides(tunnel.config, tunnel.phase)
+    overrides = planner.overrides(found.settings)
     before = (
-        report.text(plan),
+        output.as_text(plan),
         "",
         "what fits, and is the fastest found, with the same rows a step; add to the command:",
         "  " + " ".join(overrides),
         *_tried_lines(found),
         "",
     )
-    better = tunnel.plan(found.settings)
-    return _Answer(better, {**record, "overrides": overrides}, before=before)
+    return _Answer(planner.plan(found.settings), {**record, "overrides": overrides}, before)
 
 
-def _fit(tunnel: Tunnel) -> _Answer:
+def _fit(planner: Planner) -> _Answer:
     """Return the largest batch per chip, with the configured mesh if any batch fits on it."""
-    settings = tunnel.settings()
-    fit = tunnel.fit(settings)
-    configuration_fits = fit.largest > 0
+    settings = planner.configured
+    fit = planner.fit(settings)
+    record: dict[str, Any] = {"configuration_fits": fit.largest > 0}
     if not fit.largest:
-        found = tunnel.settings_that_fit()
+        found = planner.settings_that_fit()
         if found is None:
-            plan = tunnel.plan(tunnel.with_batch(settings, 1, settings.accumulation))
-            after = ("", "not one row a chip fits: more chips are needed")
-            return _Answer(plan, {"configuration_fits": False, "overrides": None}, after=after)
+            plan = planner.plan(planner.with_batch(settings, 1, settings.accumulation))
+            after = ["", "not one row a chip fits: more chips are needed"]
+            return _Answer(plan, {**record, "overrides": None}, after=after)
         settings = dataclasses.replace(found.settings, accumulation=1)
-        fit = tunnel.fit(settings)
-    best = tunnel.with_batch(settings, fit.best, settings.accumulation)
-    overrides = best.overrides(tunnel.config, tunnel.phase)
-    record = {
-        "configuration_fits": configuration_fits,
-        "overrides": overrides,
-        "fit": _fit_dict(tunnel, settings, fit),
+        fit = planner.fit(settings)
+    best = planner.with_batch(settings, fit.best, settings.accumulation)
+    overrides = planner.overrides(best)
+    largest, fastest = (planner.rows_per_chip(settings, rows) for rows in (fit.largest, fit.best))
+    mfus = {
+        f"{planner.rows_per_chip(settings, rows):g}": planner.mfu(
+            planner.rows(settings, rows), seconds
+        )
+        for rows, seconds in fit.predicted.items()
     }
-    lines = _fit_lines(tunnel, settings, fit, overrides)
-    return _Answer(tunnel.plan(best), record, after=tuple(lines))
+    record |= {
+        "overrides": overrides,
+        "fit": {
+            "largest_rows_per_chip": largest,
+            "best_rows_per_chip": fastest,
+            "predicted_mfu_by_rows_per_chip": mfus,
+        },
+    }
+    after = [
+        "",
+        f"largest batch that fits: {largest:g} rows a chip; highest MFU of those "
+        f"compiled: {fastest:g} rows a chip",
+        "  " + " ".join(overrides),
+        "MFU by rows a chip, as a line through two compilations of reduced depth:",
+        *(f"  {rows:>6}  {mfu:6.1%}  {'█' * round(mfu * 40)}" for rows, mfu in mfus.items()),
+    ]
+    configured, least = planner.configured.rows, planner.rows(settings, fit.best)
+    if 0 < least < configured:
+        unit = planner.topology.num_devices // settings.tensor
+        counts = range(math.ceil(configured / least), configured + 1)
+        parts = next((n for n in counts if configured % (n * unit) == 0), None)
+        if parts:
+            after.append(
+                f"to keep the configured {configured:,} rows a step: "
+                f"--config.training.accumulation={parts * settings.accumulation}"
+            )
+    return _Answer(planner.plan(best), record, after=after)
 
 
-def _fast(tunnel: Tunnel) -> _Answer:
+def _fast(planner: Planner) -> _Answer:
     """Return the configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
-    configured = settings = tunnel.settings()
+    configured = settings = planner.configured
     # A batch that does not divide over the chips is no error here: the others do.
-    plan = tunnel.plan(configured) if tunnel.divides(configured) else None
+    plan = planner.plan(configured) if planner.divides(configured) else None
     fits = plan is not None and plan.compiled.fits
     record: dict[str, Any] = {"configuration_fits": fits}
-    pace = tunnel.pace(settings)
-    if pace is None and (found := tunnel.settings_that_fit()) is not None:
+    pace = planner.pace(settings)
+    if pace is None and (found := planner.settings_that_fit()) is not None:
         settings = found.settings
-        pace = tunnel.pace(settings)
+        pace = planner.pace(settings)
     if pace is None:
-        plan = plan or tunnel.plan(tunnel.with_batch(settings, 1, 1))
+        plan = plan or planner.plan(planner.with_batch(settings, 1, 1))
         after = ("", "no micro-batch fits: more chips are needed")
         return _Answer(plan, {**record, "overrides": None}, after=after)
-    usual = lead = tunnel.usual(settings, pace)
+    usual = lead = planner.usual(settings, pace)
     batches = []
     if plan is not None:
-        lead = configured if fits else tunnel.split(settings, pace, configured.rows)
+        lead = configured if fits else planner.split(settings, pace, configured.rows)
         name = "configured" if fits else "configured, split"
-        batches.append(_batch(tunnel, name, lead, tunnel.plan(lead).seconds))
+        batches.append(_batch(planner, name, lead, planner.plan(lead).seconds))
     if not fits:
-        record["configured"] = None if plan is None else report.as_dict(plan)
-        record["overrides"] = lead.overrides(tunnel.config, tunnel.phase)
-    batches.append(_batch(tunnel, "0.5 M tokens", usual, tunnel.plan(usual).seconds))
-    best = pace.tried[pace.rows]
-    fastest = tunnel.with_batch(settings, pace.rows, pace.accumulation)
-    seconds = best.part * pace.accumulation + best.once
-    batches.append(_batch(tunnel, "highest MFU", fastest, seconds))
-    table = _mfu_table(tunnel, settings, pace)
+        record["configured"] = None if plan is None else output.as_dict(plan)
+        record["overrides"] = planner.overrides(lead)
+    batches.append(_batch(planner, "0.5 M tokens", usual, planner.plan(usual).seconds))
+    fastest = planner.with_batch(settings, pace.rows, pace.accumulation)
+    seconds = pace.tried[pace.rows].seconds(pace.accumulation)
+    batches.append(_batch(planner, "highest MFU", fastest, seconds))
+    table = _mfu_table(planner, settings, pace)
     record |= {"batches": batches, "predicted_mfu_by_rows_and_micro_batches": table}
     before = _batch_lines(batches)
     if plan is None:
-        shards = tunnel.topology.num_devices // configured.tensor
+        shards = planner.topology.num_devices // configured.tensor
         before.insert(
             0, f"the configured {configured.rows} rows a step do not divide over {shards} shards"
         )
-    return _Answer(tunnel.plan(lead), record, tuple(before), tuple(_table_lines(table)))
+    return _Answer(planner.plan(lead), record, before, _table_lines(table))
 
 
-def _batch(tunnel: Tunnel, name: str, settings: Settings, seconds: float | None) -> dict[str, Any]:
-    """One batch that a step could have; `seconds` None: it does not fit."""
-    rows, length = settings.rows, tunnel.config.training.phases[tunnel.phase].length
-    chips = tunnel.topology.num_chips
+def _batch(
+    planner: Planner, name: str, settings: Settings, seconds: float | None
+) -> dict[str, Any]:
+    """Describe a batch that a step could have; `seconds` None: it does not fit."""
+    rows, length = settings.rows, planner.length
     return {
         "name": name,
         "batch_size": rows,
         "tokens": rows * length,
-        "rows_per_chip": rows / settings.accumulation / chips,
+        "rows_per_chip": rows / settings.accumulation / planner.topology.num_chips,
         "accumulation": settings.accumulation,
         "step_seconds": seconds,
         "tokens_per_second": seconds and rows * length / seconds,
-        "mfu": seconds and _mfu(tunnel, rows, seconds),
-        "overrides": settings.overrides(tunnel.config, tunnel.phase),
+        "mfu": seconds and planner.mfu(rows, seconds),
+        "overrides": planner.overrides(settings),
     }
 
 
@@ -245,77 +256,27 @@ def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
     return [*lines, "the last one from compilations of 1 and 2 layers; now the first one:", ""]
 
 
-def _mfu_table(tunnel: Tunnel, settings: Settings, pace: Pace) -> dict[str, dict[str, float]]:
+def _mfu_table(planner: Planner, settings: Settings, pace: Pace) -> dict[str, dict[str, float]]:
     """MFU by rows a chip and micro-batches a step; empty where they do not fit."""
-    per_chip = tunnel.topology.chip.devices_per_chip / settings.tensor
     table: dict[str, dict[str, float]] = {}
     for rows, tried in pace.tried.items():
-        row = table[f"{rows * per_chip:g}"] = {}
-        for count in (2**n for n in range(5) if tried.part):
-            step = tunnel.with_batch(settings, rows, count).rows
-            row[str(count)] = _mfu(tunnel, step, tried.part * count + tried.once)
+        row = table[f"{planner.rows_per_chip(settings, rows):g}"] = {}
+        for count in (1, 2, 4, 8, 16) if tried.part else ():
+            step = planner.with_batch(settings, rows, count).rows
+            row[str(count)] = planner.mfu(step, tried.seconds(count))
     return table
 
 
 def _table_lines(table: dict[str, dict[str, float]]) -> list[str]:
     counts = next(row for row in table.values() if row)
-    return [
+    lines = [
         "",
         "MFU by rows a chip and micro-batches a step, from compilations of 1 and 2 layers:",
         "          " + "".join(f"{count:>8}" for count in counts),
-        *(
-            f"  {rows:>6}  "
-            + ("".join(f"{share:8.1%}" for share in row.values()) or "does not fit")
-            for rows, row in table.items()
-        ),
     ]
-
-
-def _fit_dict(tunnel: Tunnel, settings: Settings, fit: Fit) -> dict[str, Any]:
-    per_chip = tunnel.topology.chip.devices_per_chip / settings.tensor
-    return {
-        "largest_rows_per_chip": fit.largest * per_chip,
-        "best_rows_per_chip": fit.best * per_chip,
-        "predicted_mfu_by_rows_per_chip": {
-            f"{rows * per_chip:g}": _mfu(tunnel, tunnel.rows(settings, rows), seconds)
-            for rows, seconds in fit.predicted.items()
-        },
-    }
-
-
-def _mfu(tunnel: Tunnel, rows: int, seconds: float) -> float:
-    """MFU of a step of so many global rows."""
-    config, length = tunnel.config, tunnel.config.training.phases[tunnel.phase].length
-    flops = row_flops(config, length)
-    peak = tunnel.topology.num_chips * tunnel.topology.chip.bf16_flops
-    return flops * rows / (seconds * peak)
-
-
-def _fit_lines(tunnel: Tunnel, settings: Settings, fit: Fit, overrides: Sequence[str]) -> list[str]:
-    per_chip = tunnel.topology.chip.devices_per_chip / settings.tensor
-    lines = [
-        "",
-        f"largest batch that fits: {fit.largest * per_chip:g} rows a chip; highest MFU of those "
-        f"compiled: {fit.best * per_chip:g} rows a chip",
-        "  " + " ".join(overrides),
-        "MFU by rows a chip, as a line through two compilations of reduced depth:",
-    ]
-    for rows, seconds in fit.predicted.items():
-        mfu = _mfu(tunnel, tunnel.rows(settings, rows), seconds)
-        lines.append(f"  {rows * per_chip:6g}  {mfu:6.1%}  {'█' * round(mfu * 40)}")
-    configured = tunnel.settings().rows
-    parts = configured / tunnel.rows(settings, fit.best) if fit.best else 0
-    if parts > 1:
-        shards = tunnel.topology.num_devices // settings.tensor
-        wanted = next(
-            (n for n in range(math.ceil(parts), configured + 1) if configured % (n * shards) == 0),
-            None,
-        )
-        if wanted:
-            lines.append(
-                f"to keep the configured {configured:,} rows a step: "
-                f"--config.training.accumulation={wanted * settings.accumulation}"
-            )
+    for rows, row in table.items():
+        cells = "".join(f"{share:8.1%}" for share in row.values()) or "does not fit"
+        lines.append(f"  {rows:>6}  {cells}")
     return lines
 
 
@@ -328,21 +289,3 @@ def _tried_lines(found: Found) -> list[str]:
             f"device, {guess.seconds * 1e3:.1f} ms ({how})"
         )
     return lines
-
-
-class _Progress:
-    """A line on standard error for each compilation, and how long it took."""
-
-    def __init__(self) -> None:
-        self._begun = 0.0
-
-    def __call__(self, line: str) -> None:
-        self.done()
-        self._begun = time.perf_counter()
-        print(f"[plan] {line} ...", end="", file=sys.stderr, flush=True)
-
-    def done(self) -> None:
-        """End the line that is open."""
-        if self._begun:
-            print(f" {time.perf_counter() - self._begun:.0f} s", file=sys.stderr, flush=True)
-        self._begun = 0.0

@@ -5,6 +5,7 @@ al. 2019 (bytes of state per parameter). Rates are of `chips.py`; efficiencies a
 near what compiled steps show.
 """
 
+import dataclasses
 from functools import lru_cache
 
 from bert_jax.objectives.objective import num_params
@@ -24,14 +25,7 @@ tensor parallelism."""
 
 
 def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: Settings) -> Guess:
-    """Peak bytes of a device and seconds of a step.
-
-    Args:
-        config: Model, optimizer and row length.
-        phase: Number of the phase with the length.
-        topology: The chips.
-        settings: Mesh, micro-batches, rematerialisation.
-    """
+    """Estimate the peak bytes of a device and the seconds of a step."""
     model, chip = config.model, topology.chip
     devices = topology.num_devices
     per_device = 1 / chip.devices_per_chip
@@ -92,8 +86,7 @@ def rows_that_may_fit(
     shards = topology.num_devices // settings.tensor
 
     def peak(rows: int) -> int:
-        wanted = Settings(settings.fsdp, settings.tensor, 1, settings.remat,
-                          settings.scan_unroll, rows * shards)  # fmt: skip
+        wanted = dataclasses.replace(settings, accumulation=1, rows=rows * shards)
         return on_paper(config, phase, topology, wanted).peak
 
     per_row = peak(2) - peak(1)

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from bert_jax.parallel.sharding import divisors
 from bert_jax.training.config import PretrainConfig
@@ -21,6 +21,8 @@ MAX_TENSOR = 16
 """Tensor parallelism exchanges activations four times a layer; beyond a few links it starves."""
 MOST_PARTS, ENOUGH = 16, 0.97
 """Micro-batches of a step at most, and the share of their speed that fewer must reach."""
+MAX_REDUCED, MAX_WHOLE = 6, 3
+"""Compilations of a search at most: of reduced depth, and whole."""
 SHRINK_BELOW = 0.97
 """Share of the predicted MFU below which a batch near the memory's limit is tried smaller: the
 compiler fits what hardly fits by computing parts twice."""
@@ -40,14 +42,10 @@ class Settings:
 
     def apply(self, config: PretrainConfig, phase: int) -> PretrainConfig:
         """Return the configuration with these settings; other phases keep their batch."""
-        phases = list(config.training.phases)
-        phases[phase] = dataclasses.replace(phases[phase], batch_size=self.rows)
-        training = dataclasses.replace(
-            config.training, phases=tuple(phases), accumulation=self.accumulation
-        )
+        config = with_phase(config, phase, batch_size=self.rows)
         return dataclasses.replace(
             config,
-            training=training,
+            training=dataclasses.replace(config.training, accumulation=self.accumulation),
             mesh=dataclasses.replace(config.mesh, data=-1, fsdp=self.fsdp, tensor=self.tensor),
             model=dataclasses.replace(config.model, remat=self.remat, scan_unroll=self.scan_unroll),
         )
@@ -62,12 +60,17 @@ class Settings:
             "model.remat": (model.remat, self.remat),
             "model.scan_unroll": (model.scan_unroll, self.scan_unroll),
             "training.accumulation": (training.accumulation, self.accumulation),
-            f"training.phases[{phase}].batch_size": (
-                training.phases[phase].batch_size,
-                self.rows,
-            ),
+            f"training.phases[{phase}].batch_size": (training.phases[phase].batch_size, self.rows),
         }
         return [f"--config.{name}={new}" for name, (old, new) in wanted.items() if new != old]
+
+
+def with_phase(config: PretrainConfig, phase: int, **changes: Any) -> PretrainConfig:
+    """Return the configuration with changed fields of one phase."""
+    phases = list(config.training.phases)
+    phases[phase] = dataclasses.replace(phases[phase], **changes)
+    training = dataclasses.replace(config.training, phases=tuple(phases))
+    return dataclasses.replace(config, training=training)
 
 
 def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Settings:
@@ -109,12 +112,8 @@ def candidates(
 ) -> list[Settings]:
     """Every way to compute a step of the configured rows that the sizes allow.
 
-    Args:
-        config: The run; the global batch stays as it is.
-        phase: Number of the phase with the batch.
-        num_devices: Number of devices of all slices.
-        num_slices: `data` spans the slices, so its size is a multiple of them.
-        possible: Last word on a mesh (the torus may not have it).
+    `data` spans the slices, so its size is a multiple of `num_slices`. `possible` has the last word
+    on a mesh: the torus may not have it.
     """
     model = config.model
     rows = config.training.phases[phase].batch_size
@@ -146,10 +145,9 @@ class Found:
     """Result of the search."""
 
     settings: Settings
-    guess: Guess
-    """Guess of the last, whole compilation."""
     tried: tuple[tuple[Settings, Guess, str], ...]
-    """Compilations on the way: settings, result, "reduced depth" or "whole"."""
+    """Compilations on the way: settings, result, "reduced depth" or "whole"; the last is that of
+    `settings`."""
 
 
 def fastest_that_fits(
@@ -158,9 +156,6 @@ def fastest_that_fits(
     reduced: Measure,
     whole: Measure,
     usable: int,
-    *,
-    max_measured: int = 6,
-    max_whole: int = 3,
 ) -> Found | None:
     """Return the fastest of the choices whose peak is within `usable` bytes; None if none is.
 
@@ -170,8 +165,6 @@ def fastest_that_fits(
         reduced: A prediction from a compilation of reduced depth.
         whole: The compiler's answer, with the peak it needs where it refuses.
         usable: Bytes of a device.
-        max_measured: Calls of `reduced` at most.
-        max_whole: Calls of `whole` at most.
     """
     # What is measured corrects the paper for all candidates of its kind; those of a kind that was
     # not measured yet get the benefit of the doubt in time, and not in memory.
@@ -180,7 +173,6 @@ def fastest_that_fits(
     open_choices = {settings: paper(settings) for settings in choices}
     measured: dict[Settings, Guess] = {}
     tried: list[tuple[Settings, Guess, str]] = []
-    num_whole = 0
 
     def corrected(settings: Settings) -> Guess:
         if settings in measured:
@@ -198,7 +190,7 @@ def fastest_that_fits(
         else:  # on paper nothing fits: the smallest has the best chance
             best = min(open_choices, key=lambda s: (corrected(s).peak, s))
         if best not in measured:
-            if len([t for t in tried if t[2] == "reduced depth"]) >= max_measured:
+            if len(measured) == MAX_REDUCED:
                 break
             measured[best] = reduced(best)
             tried.append((best, measured[best], "reduced depth"))
@@ -209,13 +201,12 @@ def fastest_that_fits(
             if measured[best].peak > usable:
                 del open_choices[best]
             continue
-        if num_whole == max_whole:
+        if len(tried) - len(measured) == MAX_WHOLE:
             break
-        num_whole += 1
         answer = whole(best)
         tried.append((best, answer, "whole"))
         if answer.peak <= usable:
-            return Found(best, answer, tuple(tried))
+            return Found(best, tuple(tried))
         memory_error[_kind(best)] = answer.peak / max(open_choices[best].peak, 1)
         del open_choices[best]
     return None
@@ -229,8 +220,6 @@ class Fit:
     """Rows per batch shard of the largest batch that was compiled and fits; 0: none."""
     best: int
     """Rows per batch shard with the highest MFU among what was compiled."""
-    compiled: dict[int, Guess]
-    """Rows per shard to the compiler's answer."""
     predicted: dict[int, float]
     """Rows per shard to predicted seconds of a step, by the two measurements."""
 
@@ -240,8 +229,6 @@ def largest_batch(
     whole: Callable[[int], Guess],
     usable: int,
     first_guess: int,
-    *,
-    max_whole: int = 3,
 ) -> Fit:
     """Return the most rows per batch shard that fit, and the fastest per row.
 
@@ -252,7 +239,6 @@ def largest_batch(
         whole: Rows to the compiler's answer, with the peak it needs where it refuses.
         usable: Bytes of a device.
         first_guess: Rows that may fit.
-        max_whole: Calls of `whole` at most.
     """
     # Well below the guess: near the limit the compiler takes long, and its line is bent.
     high = round_rows(max(first_guess * 5 // 8, 2))
@@ -266,7 +252,7 @@ def largest_batch(
 
     rows = round_rows(math.floor(low + (usable - at_low.peak) / per_row))
     compiled: dict[int, Guess] = {}
-    while rows >= 1 and len(compiled) < max_whole and rows not in compiled:
+    while rows >= 1 and len(compiled) < MAX_WHOLE and rows not in compiled:
         answer = compiled[rows] = whole(rows)
         if answer.peak > usable:
             over = (answer.peak - usable) / per_row
@@ -281,7 +267,6 @@ def largest_batch(
     return Fit(
         largest=largest,
         best=min(fitting, key=lambda rows: fitting[rows].seconds / rows, default=0),
-        compiled=compiled,
         predicted={rows: seconds(rows) for rows in ladder},
     )
 
@@ -297,6 +282,10 @@ class Pass:
     once: float
     """Seconds of what a step does once: the gradients' reduction, the optimizer."""
 
+    def seconds(self, parts: int) -> float:
+        """Seconds of a step of so many micro-batches."""
+        return self.part * parts + self.once
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -309,15 +298,8 @@ class Pace:
     """Passes by rows, including passes that do not fit."""
 
 
-def fastest_pace(
-    measure: Callable[[int], Pass],
-    ladder: Sequence[int],
-    usable: int,
-    *,
-    most: int = MOST_PARTS,
-    enough: float = ENOUGH,
-) -> Pace | None:
-    """Rows of a micro-batch and how many of them make a step, for the highest MFU.
+def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: int) -> Pace | None:
+    """Rows of a micro-batch and how many of them make a step, for the highest MFU; None: none fit.
 
     Micro-batches so small that what a layer hands to the next stays in the core's own memory are
     faster per row than one large batch; how many there are decides what the rest costs a row.
@@ -326,11 +308,6 @@ def fastest_pace(
         measure: Rows to what a step takes.
         ladder: Rows to try, ascending; given up once larger ones are slower or do not fit.
         usable: Bytes of a device.
-        most: Micro-batches of a step at most.
-        enough: Share of the speed of `most` that the fewest powers of two must reach.
-
-    Returns:
-        None if nothing fits.
     """
     tried: dict[int, Pass] = {}
 
@@ -342,13 +319,13 @@ def fastest_pace(
         tried[rows] = measure(rows)
         if tried[rows].peak > usable:
             break
-        if best is not None and per_row(rows, most) >= per_row(best, most):
+        if best is not None and per_row(rows, MOST_PARTS) >= per_row(best, MOST_PARTS):
             break
         best = rows
     if best is None:
         return None
-    parts = 1
-    while parts < most and per_row(best, most) < enough * per_row(best, parts):
+    parts = 1  # the fewest, of powers of two, that are as fast as the most, nearly
+    while parts < MOST_PARTS and per_row(best, MOST_PARTS) < ENOUGH * per_row(best, parts):
         parts *= 2
     return Pace(best, parts, tried)
 

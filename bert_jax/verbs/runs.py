@@ -158,27 +158,27 @@ def _run(
 def plan(arguments: argparse.Namespace) -> int:
     """Compiles for TPUs that are not there."""
     from bert_jax.config.command_line import load_config
-    from bert_jax.plan.command import Request, run_plan
+    from bert_jax.plan.command import run_plan
     from bert_jax.plan.compile import default_cache
     from bert_jax.saved.model import read_model
     from bert_jax.training.config import PretrainConfig
     from bert_jax.training.initial import with_architecture
 
-    request = Request(
-        topologies=tuple(arguments.topology),
-        phase=arguments.phase,
-        batch_per_chip=arguments.batch_per_chip,
-        fit=arguments.fit,
-        fast=arguments.fast,
-        json=arguments.json,
-        plot=arguments.plot,
-        cache=None if arguments.no_cache else arguments.cache or default_cache(),
-    )
     config = load_config(PretrainConfig, arguments.config, arguments.fields)
     if config.init:
         initial = read_model(config.init).config
         config = with_architecture(config, initial).with_vocabulary(initial.vocab_size)
-    return run_plan(config, request)
+    return run_plan(
+        config,
+        arguments.topology,
+        phase=arguments.phase,
+        batch_per_chip=arguments.batch_per_chip,
+        fit=arguments.fit,
+        fast=arguments.fast,
+        as_json=arguments.json,
+        plot=arguments.plot,
+        cache=None if arguments.no_cache else arguments.cache or default_cache(),
+    )
 
 
 def print_fields(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from made_plans import made_plan
 
 from bert_jax import cli
 from bert_jax.errors import UserError
-from bert_jax.plan import topology, tunnel
+from bert_jax.plan import planner, topology
 
 
 class Answer(NamedTuple):
@@ -23,8 +23,8 @@ Run = Callable[..., Answer]
 
 @pytest.fixture
 def run(capsys, monkeypatch) -> Run:
-    monkeypatch.setattr(tunnel, "predict", made_plan)
-    monkeypatch.setattr(tunnel.Tunnel, "_mesh_is_possible", lambda self, settings: True)
+    monkeypatch.setattr(planner, "predict", made_plan)
+    monkeypatch.setattr(planner.Planner, "_mesh_is_possible", lambda self, settings: True)
 
     def run(*argv: object) -> Answer:
         capsys.readouterr()
@@ -125,7 +125,7 @@ def test_the_overrides_fit_when_given(run: Run):
 
 
 def test_nothing_fits(run: Run, monkeypatch):
-    monkeypatch.setattr(tunnel, "candidates", lambda *a, **k: [])
+    monkeypatch.setattr(planner, "candidates", lambda *a, **k: [])
     answer = run("--topology=v5e:2x2", "--batch-per-chip=4096")
     assert answer.code == 1
     assert "more chips are needed" in answer.out
@@ -253,7 +253,7 @@ def test_no_libtpu(run: Run, monkeypatch):
     def refuse(*arguments: object, **options: object):
         raise UserError(topology._NO_LIBTPU)
 
-    monkeypatch.setattr(tunnel, "predict", refuse)
+    monkeypatch.setattr(planner, "predict", refuse)
     answer = run("--topology=v5e:4x4", "--json")
     assert answer.code == 2
     assert answer.out == ""

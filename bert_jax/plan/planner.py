@@ -1,15 +1,19 @@
 """Runs the search on real compilations, whole or of reduced depth."""
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.hlo_cost.cost import estimate
 from bert_jax.hlo_cost.program import Program
-from bert_jax.plan.compile import usable_bytes
+from bert_jax.parallel.sharding import MeshConfig, make_mesh
+from bert_jax.plan.compile import row_flops, usable_bytes
 from bert_jax.plan.predict import Plan, predict
 from bert_jax.plan.prior import on_paper, rows_that_may_fit
 from bert_jax.plan.search import (
@@ -39,21 +43,19 @@ USUAL_TOKENS = 2**19
 """Tokens of a step that a model of this kind is often trained with: 4,096 rows of 128."""
 
 
-class Tunnel:
-    """One phase of a configuration on one topology; what is compiled once is kept."""
+class Planner:
+    """One phase of a configuration on one topology; what is compiled once is kept.
+
+    `rows_per_shard` are the rows of a micro-batch on one batch shard.
+    """
 
     def __init__(
-        self,
-        config: PretrainConfig,
-        phase: int,
-        topology: Topology,
-        *,
-        cache: Path | None,
-        say: Callable[[str], None] = lambda line: None,
+        self, config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None
     ):
-        """`say` gets a line before each compilation; `config` must have a vocabulary size."""
-        self.config, self.phase, self.topology = config, phase, topology
-        self.cache, self.say = cache, say
+        """`config` must have a vocabulary size."""
+        self.config, self.phase, self.topology, self.cache = config, phase, topology, cache
+        self.length = config.training.phases[phase].length
+        self.configured = settings_of(config, phase, topology.num_devices)
         self._plans: dict[tuple[Settings, int], Plan] = {}
         self._meshes: dict[tuple[int, int], bool] = {}
 
@@ -63,35 +65,30 @@ class Tunnel:
         named = [plan.compiled.has for plan in self._plans.values()]
         return named[-1] if named else usable_bytes(self.topology)
 
-    def settings(self) -> Settings:
-        """Return the configured settings."""
-        return settings_of(self.config, self.phase, self.topology.num_devices)
-
     def plan(self, settings: Settings, num_layers: int | None = None) -> Plan:
-        """Compiles with these settings, whole or with fewer layers."""
-        depth = num_layers or self.config.model.num_layers
+        """Compile with these settings, whole or with fewer layers."""
+        layers = self.config.model.num_layers
+        depth = num_layers or layers
         if (settings, depth) not in self._plans:
             config = settings.apply(self.config, self.phase)
-            if depth != self.config.model.num_layers:
+            part = ""
+            if depth != layers:
                 model = dataclasses.replace(config.model, num_layers=depth)
                 config = dataclasses.replace(config, model=model)
-            self.say(f"compiling {self._described(settings, depth)}")
-            self._plans[settings, depth] = predict(
-                config, self.phase, self.topology, cache=self.cache
-            )
+                part = f", {depth} of {layers} layers"
+            with _progress(
+                f"compiling {self.topology.name} phase {self.phase}: fsdp {settings.fsdp}, tensor "
+                f"{settings.tensor}, {settings.rows} rows, accumulation {settings.accumulation}, "
+                f"remat {settings.remat}{part}"
+            ):
+                plan = predict(config, self.phase, self.topology, cache=self.cache)
+            self._plans[settings, depth] = plan
         return self._plans[settings, depth]
 
-    def plans(self) -> list[Plan]:
-        """All that was compiled, in order."""
-        return list(self._plans.values())
-
-    def paper(self, settings: Settings) -> Guess:
-        """Return a prediction without compiling."""
-        return on_paper(self.config, self.phase, self.topology, settings)
-
-    def whole(self, settings: Settings) -> Guess:
-        """Return the compiler's answer for the whole depth."""
-        return _guess(self.plan(settings))
+    def whole(self, settings: Settings, num_layers: int | None = None) -> Guess:
+        """Return the compiler's answer, for the whole depth or for fewer layers."""
+        plan = self.plan(settings, num_layers)
+        return Guess(max(plan.compiled.memory.peak, plan.compiled.needs), plan.seconds or 0.0)
 
     def reduced(self, settings: Settings) -> Guess:
         """From two shallow compilations, continued as a line in the layers.
@@ -101,12 +98,25 @@ class Tunnel:
         layers = self.config.model.num_layers
         if settings.scan_unroll < layers or layers <= max(DEPTHS):
             return self.whole(settings)
-        shallow, deeper = (_guess(self.plan(settings, depth)) for depth in DEPTHS)
+        shallow, deeper = (self.whole(settings, depth) for depth in DEPTHS)
         more = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
         return Guess(
             peak=int(shallow.peak + (deeper.peak - shallow.peak) * more),
             seconds=shallow.seconds + (deeper.seconds - shallow.seconds) * more,
         )
+
+    def overrides(self, settings: Settings) -> list[str]:
+        """Return the arguments that turn the configuration into one with these settings."""
+        return settings.overrides(self.config, self.phase)
+
+    def mfu(self, rows: int, seconds: float) -> float:
+        """MFU of a step of so many global rows."""
+        peak = self.topology.num_chips * self.topology.chip.bf16_flops
+        return row_flops(self.config, self.length) * rows / (seconds * peak)
+
+    def rows_per_chip(self, settings: Settings, rows_per_shard: int) -> float:
+        """Rows of a micro-batch on one chip: a chip may be two devices, or a part of a shard."""
+        return rows_per_shard * (self.topology.chip.devices_per_chip / settings.tensor)
 
     def settings_that_fit(self) -> Found | None:
         """Return the fastest mesh, micro-batches and rematerialisation at the configured batch."""
@@ -117,7 +127,13 @@ class Tunnel:
             num_slices=self.topology.num_slices,
             possible=self._mesh_is_possible,
         )
-        return fastest_that_fits(choices, self.paper, self.reduced, self.whole, self.usable)
+        return fastest_that_fits(
+            choices,
+            lambda settings: on_paper(self.config, self.phase, self.topology, settings),
+            self.reduced,
+            self.whole,
+            self.usable,
+        )
 
     def fit(self, settings: Settings) -> Fit:
         """Return the largest batch with mesh, micro-batches and rematerialisation of `settings`."""
@@ -140,14 +156,13 @@ class Tunnel:
         loop over layers is compiled whole.
         """
         layers = self.config.model.num_layers
-        length = self.config.training.phases[self.phase].length
         depths = (1, 2) if settings.scan_unroll >= layers > 2 else (layers,)
         # Other phases keep their batch, which so many micro-batches need not divide.
         training = self.config.training
         phase = dataclasses.replace(training.phases[self.phase], share=1.0)
         training = dataclasses.replace(training, phases=(phase,), accumulation=1)
         config = dataclasses.replace(self.config, training=training)
-        alone = Tunnel(config, 0, self.topology, cache=self.cache, say=self.say)
+        alone = Planner(config, 0, self.topology, cache=self.cache)
 
         def measure(rows: int) -> Pass:
             parts = self.with_batch(settings, rows, PARTS)
@@ -156,7 +171,7 @@ class Tunnel:
                 plan = alone.plan(parts, depth)
                 if plan.program is None or plan.cost is None:
                     return Pass(plan.compiled.needs, 0.0, 0.0)
-                part = part_seconds(plan.program, self.topology)
+                part = _part_seconds(plan.program, self.topology)
                 once = plan.cost.seconds - PARTS * part
                 passes.append((plan.compiled.memory.peak, part, once))
             first, last = passes[0], passes[-1]
@@ -165,7 +180,7 @@ class Tunnel:
             )
             return Pass(int(peak), part, once)
 
-        ladder = [tokens // length for tokens in PACE_TOKENS if tokens >= length]
+        ladder = [tokens // self.length for tokens in PACE_TOKENS if tokens >= self.length]
         pace = fastest_pace(measure, ladder, self.usable)
         if pace is None:
             return None
@@ -176,7 +191,7 @@ class Tunnel:
 
     def usual(self, settings: Settings, pace: Pace) -> Settings:
         """Return a step of about `USUAL_TOKENS` in the micro-batches of `pace`."""
-        rows = USUAL_TOKENS // self.config.training.phases[self.phase].length
+        rows = USUAL_TOKENS // self.length
         unit = self.rows(dataclasses.replace(settings, accumulation=1), pace.rows)
         return self.split(settings, pace, round(rows / unit) * unit if rows > unit else rows)
 
@@ -210,30 +225,18 @@ class Tunnel:
 
     def _mesh_is_possible(self, settings: Settings) -> bool:
         """Whether the torus can be cut so: each mesh axis must be a product of its dimensions."""
-        from bert_jax.parallel.sharding import MeshConfig, make_mesh
-
         key = settings.fsdp, settings.tensor
         if key not in self._meshes:
+            mesh = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor)
             try:
-                make_mesh(
-                    MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor), devices(self.topology)
-                )
+                make_mesh(mesh, devices(self.topology))
                 self._meshes[key] = True
             except (UserError, NotImplementedError):
                 self._meshes[key] = False
         return self._meshes[key]
 
-    def _described(self, settings: Settings, depth: int) -> str:
-        layers = self.config.model.num_layers
-        part = f", {depth} of {layers} layers" if depth != layers else ""
-        return (
-            f"{self.topology.name} phase {self.phase}: fsdp {settings.fsdp}, tensor "
-            f"{settings.tensor}, {settings.rows} rows, accumulation {settings.accumulation}, "
-            f"remat {settings.remat}{part}"
-        )
 
-
-def part_seconds(program: Program, topology: Topology) -> float:
+def _part_seconds(program: Program, topology: Topology) -> float:
     """Seconds of one of `PARTS` micro-batches."""
 
     def inside(items: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -252,6 +255,12 @@ def part_seconds(program: Program, topology: Topology) -> float:
     return estimate(part, topology.chip, topology.shape).seconds
 
 
-def _guess(plan: Plan) -> Guess:
-    compiled = plan.compiled
-    return Guess(max(compiled.memory.peak, compiled.needs), plan.seconds or 0.0)
+@contextlib.contextmanager
+def _progress(line: str) -> Iterator[None]:
+    """Say on standard error what is done, and how long it took."""
+    print(f"[plan] {line} ...", end="", file=sys.stderr, flush=True)
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        print(f" {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)

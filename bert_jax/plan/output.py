@@ -1,17 +1,18 @@
-"""A plan for people (tables and bars on the terminal, a picture) and for machines (JSON)."""
+"""Output of `bert-jax plan`: tables and bars for the terminal, a picture, JSON."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax.files.staging import staged_file
+from bert_jax.hlo_cost.cost import Cost
 from bert_jax.plan.predict import Plan
 
 SCHEMA = 2
 """Raised when a field of the JSON changes its meaning or goes."""
 _BAR = 40
-_MEMORY = ("parameters", "optimizer", "batch", "temporaries", "other")
-_MEMORY_NOTES = {
+_MEMORY = {
     "parameters": "float32",
     "optimizer": "moments, float32",
     "batch": "",
@@ -53,11 +54,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "usable_per_chip": compiled.has * chip.devices_per_chip,
         "needs_per_chip": (compiled.needs or compiled.memory.peak) * chip.devices_per_chip,
         "collectives": [
-            {
-                "kind": e.kind, "network": e.network, "axes": list(e.axes),
-                "group_size": e.group_size, "runs": e.runs, "bytes": e.bytes,
-            }
-            for e in plan.exchanges
+            {**dataclasses.asdict(exchange), "axes": list(exchange.axes)}
+            for exchange in plan.exchanges
         ],
         "step_seconds": plan.seconds,
         "cycles": None if plan.program is None else plan.program.cycles,
@@ -76,7 +74,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def text(plan: Plan) -> str:
+def as_text(plan: Plan) -> str:
     """Return the whole report of one plan, about 50 lines."""
     return "\n".join(_lines(plan))
 
@@ -100,7 +98,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield ""
     yield from _collective_lines(plan)
     yield ""
-    yield from _time_lines(plan)
+    yield from _time_lines(plan, plan.cost)
 
 
 def _memory_lines(plan: Plan) -> Iterator[str]:
@@ -108,8 +106,8 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     memory = memory_per_chip(plan)
     usable = compiled.has * chip.devices_per_chip
     yield f"memory per chip, of {_size(usable)} usable ({_size(chip.hbm_bytes)} HBM)"
-    for name in _MEMORY:
-        yield _row(name, _size(memory[name]), memory[name] / usable, _MEMORY_NOTES[name])
+    for name, note in _MEMORY.items():
+        yield _row(name, _size(memory[name]), memory[name] / usable, note)
     peak = max(memory["peak"], compiled.needs * chip.devices_per_chip)
     yield _row("peak", _size(peak), peak / usable, f"{peak / usable:.0%}")
     if not compiled.fits:
@@ -130,12 +128,8 @@ def _collective_lines(plan: Plan) -> Iterator[str]:
         yield "  none"
 
 
-def _time_lines(plan: Plan) -> Iterator[str]:
-    cost, seconds, mfu, rate = plan.cost, plan.seconds, plan.mfu, plan.tokens_per_second
-    assert cost is not None
-    assert seconds is not None
-    assert mfu is not None
-    assert rate is not None
+def _time_lines(plan: Plan, cost: Cost) -> Iterator[str]:
+    seconds, mfu, rate = cost.seconds, plan.mfu or 0.0, plan.tokens_per_second or 0.0
     yield (
         f"predicted step {seconds * 1e3:.2f} ms, {rate:,.0f} tokens/s "
         f"({rate / plan.topology.num_chips:,.0f} a chip), MFU {mfu:.1%}"
@@ -197,9 +191,9 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
     _stack(memory, labels, [
         {name: memory_per_chip(plan)[name] / 2**30 for name in _MEMORY} for plan in plans
     ])  # fmt: skip
-    for place, plan in enumerate(plans):
+    for row, plan in enumerate(plans):
         limit = plan.compiled.has * plan.topology.chip.devices_per_chip / 2**30
-        memory.plot([limit, limit], [place - 0.4, place + 0.4], color="#1a202c", linewidth=2)
+        memory.plot([limit, limit], [row - 0.4, row + 0.4], color="#1a202c", linewidth=2)
     memory.set(xlabel="GiB per chip (line: usable)", title="Memory")
     _stack(time, labels, [_shares_of_time(plan) for plan in plans])
     time.set(xlabel="ms per step", title="Time, by source file")
