@@ -31,7 +31,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device (see `report` for chips of two devices)."""
+    """Bytes on one device (`output` adds up those of a chip)."""
 
     parameters: int
     optimizer: int
@@ -109,7 +109,7 @@ def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
 def compile_step(
     config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None
 ) -> Compiled:
-    """Lowers and compiles the train step of one phase; nothing runs and no array is made.
+    """Lower and compile the train step of one phase; nothing runs and no array is made.
 
     Args:
         config: The run; `model.vocab_size` must be set (`with_vocabulary`).
@@ -123,6 +123,7 @@ def compile_step(
     found = devices(topology)
     import jax
 
+    from bert_jax.data.store import token_dtype
     from bert_jax.parallel.sharding import batch_sharding, check_batch_size, make_mesh
     from bert_jax.training.state import abstract_state
     from bert_jax.training.step import make_train_step
@@ -134,12 +135,16 @@ def compile_step(
     )
     step_config = _planned_step(config)
     state = abstract_state(step_config, mesh)
-    sharding = batch_sharding(mesh)
-    batch = {
-        name: jax.ShapeDtypeStruct(dimensions, dtype, sharding=sharding)
-        for name, (dimensions, dtype) in _batch_shapes(
-            shape.batch_size, shape.length, config.model.vocab_size
-        ).items()
+    rows, length = shape.batch_size, shape.length
+    batch = {  # as `data/pipeline.py` delivers it
+        name: jax.ShapeDtypeStruct(dimensions, dtype, sharding=batch_sharding(mesh))
+        for name, dimensions, dtype in (
+            ("tokens", (rows, length), token_dtype(config.model.vocab_size)),
+            ("type_ids", (rows, length), np.uint8),
+            ("segment_ids", (rows, length), np.uint8),
+            ("pair_labels", (rows,), np.int32),
+            ("row_index", (rows,), np.uint32),
+        )
     }
     known = Memory(
         parameters=_bytes_per_device(state.params),
@@ -148,54 +153,46 @@ def compile_step(
         temporaries=0,
         other=0,
     )
-    common: dict[str, Any] = {
-        "topology": topology,
-        "mesh_shape": dict(mesh.shape),
-        "rows": shape.batch_size,
-        "accumulation": config.training.accumulation,
-        "length": shape.length,
-    }
-    usable = usable_bytes(topology)
-    if known.peak > usable:  # no need to ask the compiler
+    compiled = Compiled(
+        topology=topology,
+        mesh_shape=dict(mesh.shape),
+        rows=rows,
+        accumulation=config.training.accumulation,
+        length=length,
+        memory=known,
+        has=usable_bytes(topology),
+    )
+    if known.peak > compiled.has:  # no need to ask the compiler
         words = "parameters, optimizer and batch alone are more than the memory"
-        return Compiled(**common, memory=known, has=usable, refused=words, needs=known.peak)
+        return dataclasses.replace(compiled, refused=words, needs=known.peak)
     begun = time.perf_counter()
     step: Any = make_train_step(step_config, mesh)  # a jitted function
     lowered = step.lower(state, batch)
     lowering_seconds = time.perf_counter() - begun
-    path = None
-    answer = None
-    if cache is not None:
-        path = cache / f"{_key(lowered.as_text(), topology, mesh)}.zst"
-        answer = _read(path)
-    cached = answer is not None
-    if answer is None:
-        answer = _compile(lowered)
-        if path is not None:
-            _write(path, answer)
-    stats = answer["memory"]
+    path = None if cache is None else cache / f"{_key(lowered.as_text(), topology, mesh)}.zst"
+    kept = path and _read(path)
+    answer = kept or _compile(lowered)
+    if path and not kept:
+        _write(path, answer)
+    memory, stats = known, answer["memory"]
     if stats:
-        arguments = known.parameters + known.optimizer + known.batch
-        known = dataclasses.replace(
-            known,
-            temporaries=stats["temp"],
-            other=stats["argument"] - arguments + stats["output"] - stats["alias"] + stats["code"],
-        )
+        other = stats["argument"] - known.peak + stats["output"] - stats["alias"] + stats["code"]
+        memory = dataclasses.replace(known, temporaries=stats["temp"], other=other)
     needs, has = _needs_and_has(answer["refused"])
     if needs and "HLO temporaries" in answer["refused"]:  # arguments come on top
         needs += known.peak
     if needs:
-        known = dataclasses.replace(known, temporaries=max(needs - known.peak, 0))
-    return Compiled(
-        **common,
-        memory=known,
-        has=has or usable,
+        memory = dataclasses.replace(known, temporaries=max(needs - known.peak, 0))
+    return dataclasses.replace(
+        compiled,
+        memory=memory,
+        has=has or compiled.has,
         refused=answer["refused"],
         needs=needs,
         hlo=answer["hlo"],
         lowering_seconds=lowering_seconds,
         compile_seconds=answer["seconds"],
-        cached=cached,
+        cached=bool(kept),
     )
 
 
@@ -218,30 +215,15 @@ def _planned_step(config: PretrainConfig) -> Any:
     from bert_jax.data.store import SpecialIds
     from bert_jax.training.corpus import open_corpus, settings_of, step_config
 
-    # `auto` would ask for the default backend, which is the CPU here.
-    if config.model.dtype == "auto":
-        config = dataclasses.replace(
-            config, model=dataclasses.replace(config.model, dtype="bfloat16")
-        )
+    if config.model.dtype == "auto":  # would ask for the default backend, which is the CPU here
+        model = dataclasses.replace(config.model, dtype="bfloat16")
+        config = dataclasses.replace(config, model=model)
     if config.data.corpus and Path(config.data.corpus).exists():
         return step_config(config, open_corpus(config.data.corpus))
     vocab_size = config.model.vocab_size
     special = (0, 100, 101, 102, 103) if vocab_size > 103 else (0, 1, 2, 3, 4)
     continues_word = np.zeros(vocab_size, bool) if config.masking.whole_word else None
     return settings_of(config, SpecialIds(*special), continues_word)
-
-
-def _batch_shapes(rows: int, length: int, vocab_size: int) -> dict[str, tuple[Any, Any]]:
-    """Return shape and type of each array that `data/pipeline.py` delivers."""
-    from bert_jax.data.store import token_dtype
-
-    return {
-        "tokens": ((rows, length), token_dtype(vocab_size)),
-        "type_ids": ((rows, length), np.uint8),
-        "segment_ids": ((rows, length), np.uint8),
-        "pair_labels": ((rows,), np.int32),
-        "row_index": ((rows,), np.uint32),
-    }
 
 
 def _bytes_per_device(tree: Any) -> int:
@@ -261,48 +243,40 @@ def _compile(lowered: Any) -> dict[str, Any]:
                 compiler_options={
                     "xla_dump_to": directory,
                     "xla_dump_hlo_as_text": True,
-                    "xla_dump_hlo_module_re": "jit_train_step",
+                    "xla_dump_hlo_module_re": "jit_",  # the step, not what is extracted from it
                 }
             )
         except Exception as error:  # XlaRuntimeError or its successors: known by its words
             message = str(error)
             if "RESOURCE_EXHAUSTED" not in message or _needs_and_has(message)[0] == 0:
                 raise
-            return {
-                "refused": message.split("\n\n")[0][:2000],
-                "seconds": time.perf_counter() - begun,
-                "memory": None,
-                "hlo": "",
+            refused, text, memory = message.split("\n\n")[0][:2000], "", None
+        else:
+            refused, text = "", _program_text(compiled, Path(directory))
+            stats = compiled.memory_analysis()
+            memory = {
+                "argument": stats.argument_size_in_bytes,
+                "output": stats.output_size_in_bytes,
+                "alias": stats.alias_size_in_bytes,
+                "temp": stats.temp_size_in_bytes,
+                "code": stats.generated_code_size_in_bytes,
             }
-        text = _program_text(compiled, Path(directory))
-    stats = compiled.memory_analysis()
-    return {
-        "refused": "",
-        "seconds": time.perf_counter() - begun,
-        "memory": {
-            "argument": stats.argument_size_in_bytes,
-            "output": stats.output_size_in_bytes,
-            "alias": stats.alias_size_in_bytes,
-            "temp": stats.temp_size_in_bytes,
-            "code": stats.generated_code_size_in_bytes,
-        },
-        "hlo": text,
-    }
+    seconds = time.perf_counter() - begun
+    return {"refused": refused, "seconds": seconds, "memory": memory, "hlo": text}
 
 
 def _program_text(compiled: Any, directory: Path) -> str:
     """Return the optimised program; `directory` has what the compiler wrote about it."""
     try:
         with quiet():
-            text: str = compiled.as_text()
+            return str(compiled.as_text())
     except Exception:
         # XLA (of jax 0.10) cannot read back programs in which a collective that a SparseCore runs
         # takes an argument on the way ("async-update instruction should have 1 operands").
         written = sorted(directory.glob("*.after_codegen.txt"))
         if len(written) != 1:
             raise
-        text = written[0].read_text()
-    return text
+        return written[0].read_text()
 
 
 def _needs_and_has(message: str) -> tuple[int, int]:
@@ -325,10 +299,10 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
     """Return a key that changes with the compiler's answer and the source lines it names."""
     digest = hashlib.sha256()
     for package in ("jax", "jaxlib", "libtpu"):
-        try:
-            digest.update(f"{package} {metadata.version(package)}\n".encode())
-        except metadata.PackageNotFoundError:
-            digest.update(f"{package} unknown\n".encode())
+        version = "unknown"
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            version = metadata.version(package)
+        digest.update(f"{package} {version}\n".encode())
     order = ",".join(str(device.id) for device in mesh.devices.flat)
     digest.update(f"{topology.name} {dict(mesh.shape)} {order}\n".encode())
     digest.update(os.environ.get("LIBTPU_INIT_ARGS", "").encode())
@@ -360,13 +334,3 @@ def _write(path: Path, answer: Mapping[str, Any]) -> None:
             kept += entry.stat().st_size
             if kept > _CACHE_BYTES:
                 entry.unlink(missing_ok=True)
-
-
-__all__ = [
-    "Compiled",
-    "Memory",
-    "compile_step",
-    "default_cache",
-    "row_flops",
-    "with_vocabulary",
-]

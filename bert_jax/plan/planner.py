@@ -111,8 +111,8 @@ class Planner:
 
     def mfu(self, rows: int, seconds: float) -> float:
         """MFU of a step of so many global rows."""
-        peak = self.topology.num_chips * self.topology.chip.bf16_flops
-        return row_flops(self.config, self.length) * rows / (seconds * peak)
+        flops = row_flops(self.config, self.length) * rows
+        return flops / (seconds * self.topology.bf16_flops)
 
     def rows_per_chip(self, settings: Settings, rows_per_shard: int) -> float:
         """Rows of a micro-batch on one chip: a chip may be two devices, or a part of a shard."""

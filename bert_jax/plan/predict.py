@@ -3,7 +3,6 @@
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bert_jax.hlo_cost.cost import Cost, estimate
 from bert_jax.hlo_cost.hlo import parse_program
@@ -42,7 +41,7 @@ class Plan:
 
     @property
     def topology(self) -> Topology:
-        """Where it would run."""
+        """Slice that the step is compiled for."""
         return self.compiled.topology
 
     @property
@@ -58,41 +57,30 @@ class Plan:
     @property
     def mfu(self) -> float | None:
         """Model FLOPs over what the chips' bfloat16 peak would have done in the time."""
-        peak = self.topology.num_chips * self.topology.chip.bf16_flops
-        return self.seconds and self.flops / (self.seconds * peak)
+        return self.seconds and self.flops / (self.seconds * self.topology.bf16_flops)
 
     @property
     def ideal_seconds(self) -> float:
         """The model's FLOPs at the chips' peak: what an MFU of 100% would take."""
-        return self.flops / (self.topology.num_chips * self.topology.chip.bf16_flops)
+        return self.flops / self.topology.bf16_flops
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """Collectives by kind and axes, the most bytes first."""
         if self.program is None:
             return ()
-        runs: dict[tuple[Any, ...], int] = defaultdict(int)
-        size: dict[tuple[Any, ...], int] = defaultdict(int)
+        groups = defaultdict(list)
         for c in self.program.collectives:
-            key = (c.kind, c.network, c.axes, c.group_size)
-            runs[key] += c.runs
-            size[key] += c.runs * c.bytes
-        found = [Exchange(*(*key, runs[key], size[key])) for key in runs]
+            groups[c.kind, c.network, c.axes, c.group_size].append(c)
+        found = [
+            Exchange(*key, sum(c.runs for c in group), sum(c.runs * c.bytes for c in group))
+            for key, group in groups.items()
+        ]
         return tuple(sorted(found, key=lambda e: -e.bytes))
 
 
 def predict(config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None) -> Plan:
-    """Compiles the step and estimates its time.
-
-    Args:
-        config: The run, with a vocabulary size.
-        phase: Number of the phase.
-        topology: The slice.
-        cache: Directory of earlier compilations; None: none.
-
-    Raises:
-        UserError: as `compile_step`.
-    """
+    """Compile the step (`compile_step`) and estimate its time."""
     compiled = compile_step(config, phase, topology, cache=cache)
     shape = config.training.phases[phase]
     flops = shape.batch_size * row_flops(config, shape.length)

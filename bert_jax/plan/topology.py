@@ -22,6 +22,12 @@ _SMALL_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _SMALL_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _MAX_CHIPS_3D = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
 """Largest slice of each 3-D kind that can be asked for (docs.cloud.google.com/tpu/docs)."""
+_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x", "v7": "tpu7x", "ironwood": "tpu7x",
+            "trillium": "v6e", "v6lite": "v6e"}  # fmt: skip
+_NO_LIBTPU = (
+    "bert-jax plan compiles with libtpu, which is not installed (no TPU is needed): "
+    "pip install 'bert_jax[plan]'"
+)
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # no question to the metadata server of a cloud machine
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise two plans at once abort on a lock file
@@ -56,6 +62,11 @@ class Topology:
         """Number of devices as JAX counts them: a chip may be two devices."""
         return self.num_chips * self.chip.devices_per_chip
 
+    @property
+    def bf16_flops(self) -> float:
+        """FLOP/s at best, of all chips."""
+        return self.num_chips * self.chip.bf16_flops
+
 
 def parse_topology(name: str) -> Topology:
     """Read `CHIP:AxB[xC][,slices=N]`.
@@ -70,27 +81,27 @@ def parse_topology(name: str) -> Topology:
             "v5e:16x16, v5p:4x4x8, tpu7x:4x4x4, v5e:1x1 (one chip), v5e:16x16,slices=2"
         )
     kind, dimensions, slices = match.groups()
-    chip = CHIPS.get(kind)
-    if not isinstance(chip, Chip):
-        known = [key for key, value in CHIPS.items() if isinstance(value, Chip)]
-        near = nearest(kind, [*known, *_ALIASES])
+    if kind not in CHIPS:
+        near = nearest(kind, [*CHIPS, *_ALIASES])
         hint = f"; did you mean {_ALIASES.get(near, near)}?" if near else "."
         raise UserError(
-            f"--topology {name!r}: there is no chip {kind!r}{hint} Known: {', '.join(known)}"
+            f"--topology {name!r}: there is no chip {kind!r}{hint} Known: {', '.join(CHIPS)}"
         )
     shape = tuple(int(n) for n in dimensions.split("x"))
     if not _exists(kind, shape):
-        near_shapes = ", ".join(
-            f"{kind}:{'x'.join(map(str, shape))}" for shape in _nearest(kind, shape)
-        )
+        rule = "2-D, up to 16x16"
+        if kind in _MAX_CHIPS_3D:
+            most = f"{_MAX_CHIPS_3D[kind]:,}"
+            rule = f"3-D, multiples of 4 in ascending order above 2x4x4, at most {most} chips"
+        near_shapes = (f"{kind}:{'x'.join(map(str, near))}" for near in _nearest(kind, shape))
         raise UserError(
-            f"--topology {name!r}: {kind} is not offered in this shape ({_rule(kind)}); near it: "
-            f"{near_shapes}"
+            f"--topology {name!r}: {kind} is not offered in this shape ({rule}); near it: "
+            + ", ".join(near_shapes)
         )
     num_slices = int(slices or 1)
     if not 1 <= num_slices <= 64:
         raise UserError(f"--topology {name!r}: slices is {num_slices}; it must be 1 to 64")
-    return Topology(chip, shape, num_slices)
+    return Topology(CHIPS[kind], shape, num_slices)
 
 
 def devices(topology: Topology) -> list[Any]:
@@ -140,15 +151,9 @@ def prepare_environment() -> None:
     jax.config.update("jax_platforms", "cpu")  # it has read the environment if imported before
 
 
-_NO_LIBTPU = (
-    "bert-jax plan compiles with libtpu, which is not installed (no TPU is needed): "
-    "pip install 'bert_jax[plan]'"
-)
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what C++ writes to standard error: libtpu looks for a TPU and warn of finding none.
+    """Drop what C++ writes to standard error: libtpu looks for a TPU and warns.
 
     Python's own standard error, which a progress line uses, is kept out of the way too: nothing of
     ours may be written inside.
@@ -168,10 +173,6 @@ def quiet() -> Iterator[None]:
         os.close(saved)
 
 
-_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x", "v7": "tpu7x", "ironwood": "tpu7x",
-            "trillium": "v6e", "v6lite": "v6e"}  # fmt: skip
-
-
 def _exists(kind: str, shape: tuple[int, ...]) -> bool:
     if kind not in _MAX_CHIPS_3D:
         return shape in _SMALL_2D
@@ -181,23 +182,12 @@ def _exists(kind: str, shape: tuple[int, ...]) -> bool:
     return shape in _SMALL_3D or cubes
 
 
-def _rule(kind: str) -> str:
-    if kind not in _MAX_CHIPS_3D:
-        return "2-D, up to 16x16"
-    return (
-        f"3-D, multiples of 4 in ascending order above 2x4x4, at most {_MAX_CHIPS_3D[kind]:,} chips"
-    )
-
-
 def _nearest(kind: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Four shapes that exist, the nearest number of chips first."""
-    known: list[tuple[int, ...]]
+    known: list[tuple[int, ...]] = [*_SMALL_2D]
     if kind in _MAX_CHIPS_3D:
-        sizes = (4, 8, 12, 16, 20, 24, 28)
-        cubes = itertools.combinations_with_replacement(sizes, 3)
+        cubes = itertools.combinations_with_replacement(range(4, 32, 4), 3)
         known = [*_SMALL_3D, *(cube for cube in cubes if _exists(kind, cube))]
-    else:
-        known = [*_SMALL_2D]
     wanted = max(math.prod(shape), 1)
 
     def distance(other: tuple[int, ...]) -> tuple[float, float]:
