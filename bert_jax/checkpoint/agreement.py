@@ -33,21 +33,13 @@ def barrier(name: str) -> None:
 
 def all_agree(ok: bool) -> bool:
     """Whether `ok` holds in all processes."""
-    return worst(0 if ok else 1) == 0
-
-
-def worst(code: int) -> int:
-    """Return the highest number of all processes."""
     if jax.process_count() == 1:
-        return code
-    return int(multihost_utils.process_allgather(jax.numpy.asarray(code)).max())
+        return ok
+    return bool(multihost_utils.process_allgather(jax.numpy.asarray(int(ok))).min())
 
 
 def by_first(act: Callable[[], Any]) -> Any:
-    """Call `act` in process 0 alone and give its answer to all processes.
-
-    Args:
-        act: Returns what JSON can hold.
+    """Call `act` in process 0 alone and give its answer, which JSON can hold, to all processes.
 
     Raises:
         ElsewhereError: In the other processes, when `act` raised in process 0.
@@ -61,16 +53,12 @@ def by_first(act: Callable[[], Any]) -> Any:
         except Exception as raised:
             error = raised
     code = 0 if error is None else exit_code(error) or 1
-    answer, message, code = _from_first([answer, f"{error}", code])
+    content = np.frombuffer(json.dumps([answer, f"{error}", code]).encode(), np.uint8)
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
+    padded = np.resize(content, length)  # only the size of what other processes send counts
+    answer, message, code = json.loads(bytes(multihost_utils.broadcast_one_to_all(padded)))
     if error is not None:
         raise error
     if code:
         raise ElsewhereError(f"process 0: {message}", code)
     return answer
-
-
-def _from_first(value: Any) -> Any:
-    content = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
-    padded = np.resize(content, length)  # of other processes, the size alone counts
-    return json.loads(bytes(multihost_utils.broadcast_one_to_all(padded)))

@@ -31,13 +31,10 @@ _MAX_PIECES = 32
 
 
 def leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, str]:
-    """Digests of named arrays, 8 hexadecimal digits each.
+    """Compute digests of named arrays, 8 hexadecimal digits each, of one mesh or on one device.
 
     Collective: with several processes all must call it, and all get the same answer. Waits for the
     arrays.
-
-    Args:
-        leaves: Arrays that lie on the devices of one mesh, or on one device.
     """
     by_mesh: dict[Mesh | None, dict[str, jax.Array]] = {}
     for name, leaf in leaves.items():
@@ -58,17 +55,11 @@ def text(digest: int | np.integer) -> str:
 
 
 def block_digest(block: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
-    """Compute the share of an array's digest that one block adds, on the host.
-
-    Args:
-        block: Part of the array.
-        start: Index of its first element.
-        shape: Shape of the whole array.
-    """
+    """Compute on the host what the block at index `start` adds to the digest of its array."""
     words = _host_words(block)
-    shape = (*shape, *words.shape[block.ndim :])
-    start = (*start, *(0 for _ in words.shape[block.ndim :]))
-    return _host_sum(words, _linear(start, shape), _strides(shape)) & 0xFFFFFFFF
+    strides = _strides((*shape, *words.shape[block.ndim :]))
+    first = sum(index * stride for index, stride in zip(start, strides, strict=False))
+    return _host_sum(words, first, strides) & 0xFFFFFFFF
 
 
 def _host_words(block: np.ndarray) -> np.ndarray:
@@ -114,13 +105,12 @@ def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...])
             for axis, names in enumerate(spec):
                 names = () if names is None else (names,) if isinstance(names, str) else names
                 used |= set(names)
-                place = jnp.uint32(0)
+                number = jnp.uint32(0)  # of the part along this axis
                 for name in names:
-                    place = place * np.uint32(mesh.shape[name]) + jax.lax.axis_index(name).astype(
-                        jnp.uint32
-                    )
+                    index = jax.lax.axis_index(name).astype(jnp.uint32)
+                    number = number * np.uint32(mesh.shape[name]) + index
                 step = strides[axis] * part.shape[axis] & 0xFFFFFFFF
-                offset += place * np.uint32(step)
+                offset += number * np.uint32(step)
             for name in mesh.axis_names:
                 if name not in used:  # copies: only the first counts
                     first_copy *= (jax.lax.axis_index(name) == 0).astype(jnp.uint32)
@@ -169,7 +159,3 @@ def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
 def _strides(shape: Sequence[int]) -> list[int]:
     """Elements between neighbours along each axis of a row-major array."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-
-
-def _linear(start: Sequence[int], shape: Sequence[int]) -> int:
-    return sum(first * stride for first, stride in zip(start, _strides(shape), strict=True))

@@ -20,19 +20,12 @@ import jax
 from etils import epath
 
 from bert_jax.checkpoint import storage
-from bert_jax.checkpoint.agreement import by_first, worst
+from bert_jax.checkpoint.agreement import all_agree, by_first
 from bert_jax.checkpoint.digest import leaf_digests
-from bert_jax.checkpoint.reading import Damaged, Restored, restore_newest
+from bert_jax.checkpoint.reading import Restored, restore_newest
 from bert_jax.checkpoint.record import Record, RecordFaultError, grouped, named_leaves, read_record
 from bert_jax.checkpoint.retention import Retention
-from bert_jax.checkpoint.storage import (
-    AnyPath,
-    Pending,
-    as_path,
-    one_line,
-    save_fault,
-    saved_steps,
-)
+from bert_jax.checkpoint.storage import AnyPath, as_path, one_line, save_fault, saved_steps
 from bert_jax.checkpoint.verify import (
     Verdict,
     VerificationStoppedError,
@@ -133,9 +126,9 @@ class Checkpoints:
         self.wait()
         if by_first(lambda: (self._directory / str(step)).exists()):
             return
-        self._save = _Save(step)
+        pending, fault = None, None
         try:
-            self._make_directory()
+            by_first(self._make_directory)  # inside Orbax, processes would wait for each other
             leaves = named_leaves(state)
             digests = leaf_digests(leaves)
             record = Record(
@@ -148,15 +141,15 @@ class Checkpoints:
                     for name, leaf in leaves.items()
                 },
             )
-            self._save.pending = storage.write_async(
+            pending = storage.write_async(
                 self._directory / str(step), grouped(leaves), record.to_json()
             )
         except Exception as error:  # Orbax raises many types for the same full disk
-            self._save.error = error
-        self._save.start(self._saved)
+            fault = error
+        self._save = _Save(step, pending, fault, self._saved)
 
     def _saved(self, save: "_Save") -> None:
-        """Take note of a save; the thread that waited for the save calls this method."""
+        """Take note of a save, in the thread that waited for the save."""
         if save.error is None:
             self._reader.start(save.step)
         else:  # at once, not when the next save is due
@@ -171,7 +164,7 @@ class Checkpoints:
         save, self._save = self._save, None
         error = save.wait() if save else None
         damaged = self._reader.take_damaged()
-        if not worst(1 if error or damaged else 0):
+        if all_agree(not (error or damaged)):
             self._failures = 0 if save else self._failures
             return True
         self._failures += 1
@@ -188,18 +181,15 @@ class Checkpoints:
             raise SaveFailedError(
                 f"{self._failures} saves in a row have failed, so the run stops. "
                 + self._explained(step, reason)
-                + " Mend that and give the command again: the run continues from there"
+                + " Fix that and rerun the command: the run continues from there"
             ) from error
         return False
 
     def save_last(self, step: int, state: Any, *, read_back: bool, **content: Any) -> None:
         """Save until a save has worked: no later save will make up for a failure.
 
-        Args:
-            step: Step, as in `save`.
-            state: State, as in `save`.
-            read_back: Wait for the verification too; it may take as long as the save.
-            **content: `config`, `extra` and `metrics`, as in `save`.
+        `content` is `config`, `extra` and `metrics`, as in `save`. With `read_back`, wait for the
+        verification too; it may take as long as the save.
 
         Raises:
             SaveFailedError: It failed too often.
@@ -235,13 +225,10 @@ class Checkpoints:
         )
 
     def _make_directory(self) -> None:
-        """All processes learn of a failure here; inside Orbax they would wait for each other.
+        """Make the directory once at most, and the work directory never.
 
-        Made once at most, and the work directory never: where one is gone, a disk is not mounted.
+        Where one is gone, a disk is not mounted.
         """
-        by_first(self._make_here)
-
-    def _make_here(self) -> None:
         if not self._made:
             self._directory.mkdir(exist_ok=True)
         self._made = True
@@ -257,18 +244,17 @@ class Checkpoints:
         if restored.damaged:
             _log.warning("%s", restored.warning())
         for bad in restored.damaged:
-            place = storage.set_aside(self._directory / str(bad.step), self._aside)
-            self._report("damaged", bad.step, f"{bad.fault}; moved to {place}")
+            moved = storage.set_aside(self._directory / str(bad.step), self._aside)
+            self._report("damaged", bad.step, f"{bad.fault}; moved to {moved}")
 
     def _prune(self) -> None:
         """Delete what the policy lets go; called once a newer checkpoint was read back."""
         saved = saved_steps(self._directory)
-        for step in saved:
-            if self._retention.keep_best and step not in self._metrics:
-                try:
+        for step in saved if self._retention.keep_best else ():
+            if step not in self._metrics:
+                self._metrics[step] = {}
+                with contextlib.suppress(RecordFaultError):
                     self._metrics[step] = read_record(self._directory / str(step)).metrics
-                except RecordFaultError:
-                    self._metrics[step] = {}
         verified = verified_steps(self._directory)
         if not verified:
             return
@@ -279,31 +265,28 @@ class Checkpoints:
 
 
 class _Save:
-    """One save on its way to the disk, waited for by a thread."""
+    """One save on its way to the disk, waited for by a thread that then calls `then`."""
 
-    def __init__(self, step: int):
-        self.step = step
-        self.pending: Pending | None = None
-        self.error: Exception | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self, then: "Callable[[_Save], None]") -> None:
-        self._thread = threading.Thread(target=self._run, args=(then,), name="save", daemon=True)
+    def __init__(
+        self, step: int, pending: Any, error: Exception | None, then: "Callable[[_Save], None]"
+    ):
+        self.step, self.error = step, error
+        self._pending, self._then = pending, then
+        self._thread = threading.Thread(target=self._run, name="save", daemon=True)
         self._thread.start()
 
     def wait(self) -> Exception | None:
-        """Why it failed, or None."""
-        assert self._thread is not None
+        """Return the error that made the save fail, or None."""
         self._thread.join()
         return self.error
 
-    def _run(self, then: "Callable[[_Save], None]") -> None:
-        if self.error is None and self.pending is not None:
+    def _run(self) -> None:
+        if self._pending is not None:
             try:
-                self.pending.result()
+                self._pending.result()
             except Exception as error:
                 self.error = error
-        then(self)
+        self._then(self)
 
 
 class _Reader:
@@ -318,7 +301,7 @@ class _Reader:
         self._next: int | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._damaged: Damaged | None = None
+        self._damaged: Verdict | None = None
 
     def start(self, step: int) -> None:
         if jax.process_index() != 0 or self._stopping.is_set():
@@ -338,7 +321,7 @@ class _Reader:
         self._stopping.set()
         self.wait()
 
-    def take_damaged(self) -> Damaged | None:
+    def take_damaged(self) -> Verdict | None:
         with self._lock:
             damaged, self._damaged = self._damaged, None
         return damaged
@@ -367,7 +350,7 @@ class _Reader:
             if not verdict.intact:
                 storage.set_aside(path, owner._aside)
                 with self._lock:
-                    self._damaged = Damaged(step, verdict.fault)
+                    self._damaged = verdict
                 return
         owner._prune()
 

@@ -29,7 +29,7 @@ from bert_jax.checkpoint.record import (
     ungrouped,
 )
 from bert_jax.checkpoint.storage import AnyPath, as_path, read_arrays, saved_steps
-from bert_jax.checkpoint.verify import file_fault, verify_checkpoint
+from bert_jax.checkpoint.verify import Verdict, file_fault, verify_checkpoint
 from bert_jax.errors import UserError
 
 _log = logging.getLogger("bert_jax")
@@ -51,14 +51,6 @@ class OutOfSightError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Damaged:
-    """A checkpoint that was passed over."""
-
-    step: int
-    fault: str
-
-
-@dataclass(frozen=True)
 class Restored:
     """Content of a checkpoint."""
 
@@ -67,7 +59,7 @@ class Restored:
     state: Any
     """The whole state, or the nested dict of parameters from `load_newest`."""
     record: Record
-    damaged: tuple[Damaged, ...] = ()
+    damaged: tuple[Verdict, ...] = ()
     """Newer checkpoints that were passed over."""
 
     def warning(self) -> str:
@@ -79,28 +71,25 @@ class Restored:
         return f"Skipped damaged {noun} {what}. Using the checkpoint of step {self.step}."
 
 
+def load_newest(directory: AnyPath) -> Restored | None:
+    """Restore the parameters alone of the newest intact checkpoint, onto one device."""
+    return restore_newest(directory, None)
+
+
 def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
     """Return the newest intact checkpoint, or None where there is none; nothing on disk changes.
 
     Args:
         directory: Directory of checkpoints.
         abstract: The state with a `jax.ShapeDtypeStruct` per array that carries the sharding the
-            array shall have; it need not be the one that was saved.
+            array shall have; it need not be the one that was saved. None: as `load_newest`.
 
     Raises:
         DamagedCheckpointError: There are checkpoints and none is intact.
         UserError: An intact checkpoint holds arrays of other names, shapes or dtypes.
     """
-    return _newest(as_path(directory), abstract)
-
-
-def load_newest(directory: AnyPath) -> Restored | None:
-    """Restore the parameters alone of the newest intact checkpoint, onto one device."""
-    return _newest(as_path(directory), None)
-
-
-def _newest(directory: epath.Path, abstract: Any) -> Restored | None:
-    damaged: list[Damaged] = []
+    directory = as_path(directory)
+    damaged: list[Verdict] = []
     wanted = None if abstract is None else named_leaves(abstract)
     for step in reversed(by_first(lambda: saved_steps(directory))):
         record, leaves, fault = _read(directory / str(step), wanted)
@@ -108,7 +97,7 @@ def _newest(directory: epath.Path, abstract: Any) -> Restored | None:
             assert record is not None
             state = nested_params(leaves) if abstract is None else filled(abstract, leaves)
             return Restored(step, state, record, tuple(damaged))
-        damaged.append(Damaged(step, fault))
+        damaged.append(Verdict(step, fault))
     if damaged:
         what = "; ".join(f"{bad.step}: {bad.fault}" for bad in damaged)
         raise DamagedCheckpointError(
@@ -121,7 +110,7 @@ def _newest(directory: epath.Path, abstract: Any) -> Restored | None:
 def _read(
     path: epath.Path, wanted: dict[str, Any] | None
 ) -> tuple[Record | None, dict[str, jax.Array], str]:
-    """Read and check one checkpoint: (record, arrays by name, what is wrong or "")."""
+    """Read and check one checkpoint: (record, arrays by name, fault or "")."""
     groups = () if wanted is not None else (storage.PARAMS, storage.RECORD)
     _await_sight(path)
     fault = file_fault(path, (jax.process_index(), jax.process_count()), groups)
@@ -168,10 +157,6 @@ def _record_or_fault(path: epath.Path) -> tuple[dict[str, Any], str]:
 def _common_fault(path: epath.Path, fault: str) -> str:
     """Return the fault of a checkpoint in the words of process 0; "" where no process found one.
 
-    Args:
-        path: The checkpoint.
-        fault: Finding of this process.
-
     Raises:
         OutOfSightError: Another process found a fault, and process 0, which then reads the whole
             checkpoint, finds none. Such a checkpoint must not be passed over.
@@ -191,13 +176,10 @@ def _common_fault(path: epath.Path, fault: str) -> str:
 
 
 def _check_same(path: epath.Path, arrays: dict[str, list[Any]], wanted: dict[str, Any]) -> None:
-    for name in sorted({*arrays, *wanted}):
-        has = "no such array"
-        if name in arrays:
-            has = f"{arrays[name][1]} {tuple(arrays[name][0])}"
-        wants = "no such array"
-        if name in wanted:
-            wants = f"{wanted[name].dtype} {tuple(wanted[name].shape)}"
+    saved = {name: f"{dtype} {tuple(shape)}" for name, (shape, dtype, _) in arrays.items()}
+    needed = {name: f"{array.dtype} {tuple(array.shape)}" for name, array in wanted.items()}
+    for name in sorted({*saved, *needed}):
+        has, wants = (each.get(name, "no such array") for each in (saved, needed))
         if has != wants:
             raise UserError(
                 f"{path}: array {name} is {has} in the checkpoint and {wants} in this run; they "

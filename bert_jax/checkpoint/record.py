@@ -3,9 +3,7 @@
 An array's name is its path in the state, joined by "/": `params/encoder/...`, `opt_state/...`.
 """
 
-import json
 import math
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +11,7 @@ import jax
 import numpy as np
 
 from bert_jax.checkpoint import storage
-from bert_jax.checkpoint.storage import PARAMS, REST, AnyPath
+from bert_jax.checkpoint.storage import PARAMS, REST, AnyPath, json_crc
 from bert_jax.errors import UserError
 
 FORMAT = 2
@@ -44,7 +42,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON values that are written."""
         content = {"format": FORMAT, **self.__dict__}
-        return {**content, "crc32": _crc(content)}
+        return {**content, "crc32": json_crc(content)}
 
 
 class RecordFaultError(ValueError):
@@ -64,7 +62,7 @@ def read_record(checkpoint: AnyPath) -> Record:
     except Exception as error:
         reason = storage.damage(error, checkpoint)
         raise RecordFaultError(f"its record cannot be read: {reason}") from error
-    if crc != _crc(content):
+    if crc != json_crc(content):
         raise RecordFaultError("its record does not match its CRC")
     version = content.pop("format", None)
     if version != FORMAT:
@@ -95,7 +93,7 @@ def filled(abstract: Any, leaves: dict[str, Any]) -> Any:
 
 def grouped(leaves: dict[str, Any]) -> dict[str, Any]:
     """Leaves as they are stored: nested parameters, and (unless absent) the rest by name."""
-    rest = {name: leaf for name, leaf in leaves.items() if not name.startswith(_PREFIX)}
+    rest = {name: leaf for name, leaf in leaves.items() if not is_param(name)}
     return {PARAMS: nested_params(leaves), **({REST: rest} if rest else {})}
 
 
@@ -105,11 +103,9 @@ def ungrouped(groups: dict[str, Any]) -> dict[str, Any]:
     return {**params, **groups.get(REST, {})}
 
 
-def place_of(name: str) -> tuple[str, str]:
-    """Return the group of an array, and its name within it."""
-    if name.startswith(_PREFIX):
-        return PARAMS, name.removeprefix(_PREFIX)
-    return REST, name
+def group_of(name: str) -> tuple[str, str]:
+    """Return the group of an array, and its name within the group."""
+    return (PARAMS, name.removeprefix(_PREFIX)) if is_param(name) else (REST, name)
 
 
 def is_param(name: str) -> bool:
@@ -128,7 +124,3 @@ def nested_params(leaves: dict[str, Any]) -> dict[str, Any]:
                 node = node.setdefault(parent, {})
             node[last] = leaf
     return tree
-
-
-def _crc(content: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())

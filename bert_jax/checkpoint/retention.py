@@ -41,7 +41,7 @@ class Retention:
 
         Args:
             saved: Steps of all checkpoints, ascending.
-            verified: Steps among them whose checkpoints were read back.
+            verified: Steps among them that were read back.
             metrics: Evaluations by step.
             lowest_at: Step of the lowest training loss. The newest verified checkpoint that is no
                 newer stays too, or where all are newer, the oldest: the way back from a divergence.

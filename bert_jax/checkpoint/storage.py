@@ -11,9 +11,10 @@ import json
 import logging
 import re
 import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorstore
@@ -42,14 +43,6 @@ _SAVE_FAULTS = {
 
 AnyPath: TypeAlias = epath.Path | Path
 """Local, or `gs://`."""
-
-
-@runtime_checkable
-class Pending(Protocol):
-    """A save under way."""
-
-    def result(self) -> None:
-        """Wait until the save is complete, and raise the error that made it fail."""
 
 
 def is_remote(directory: AnyPath) -> bool:
@@ -91,7 +84,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 
 def try_to_write(directory: AnyPath) -> None:
-    """Make something in a directory and remove it; in a bucket, does nothing.
+    """Make something in a directory and remove it; in a bucket, do nothing.
 
     Raises:
         OSError: The directory is gone, or does not take it.
@@ -119,44 +112,42 @@ def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
     checkpoint, target = as_path(checkpoint), as_path(target)
     target.mkdir(parents=True, exist_ok=True)
     taken = len(list(target.glob(f"{checkpoint.name}.*")))
-    place = target / f"{checkpoint.name}.{taken}"
+    aside = target / f"{checkpoint.name}.{taken}"
     if is_remote(checkpoint):
         import fsspec
 
         (checkpoint / _COMMITTED).unlink(missing_ok=True)  # half a checkpoint is none
-        fsspec.filesystem("gs").copy(f"{checkpoint}/", f"{place}/", recursive=True)
+        fsspec.filesystem("gs").copy(f"{checkpoint}/", f"{aside}/", recursive=True)
         checkpoint.rmtree()
     else:
-        checkpoint.rename(place)
-    return place
+        checkpoint.rename(aside)
+    return aside
 
 
 def write_async(
     checkpoint: AnyPath, arrays: dict[str, dict[str, Any]], record: dict[str, Any]
-) -> Pending:
+) -> Any:
     """Start a save; returns when the arrays are copied, so that the caller may donate them.
 
-    Collective. The directory appears when everything is written.
+    Collective. The directory, which must not exist, appears when everything is written. `result()`
+    of what is returned waits until then, and raises the error that made the save fail.
 
     Args:
-        checkpoint: Must not exist.
+        checkpoint: Directory of the checkpoint.
         arrays: The groups "params" (nested) and, where there is more, "rest" (flat).
         record: JSON values.
     """
     with _context():
         # Orbax writes the record later, when the caller may have changed what is in it.
-        pending: Pending = ocp.save_checkpointables_async(
+        return ocp.save_checkpointables_async(
             as_path(checkpoint), {**arrays, RECORD: json.loads(json.dumps(record))}
         )
-    return pending
 
 
 def write_tree(directory: AnyPath, tree: dict[str, Any]) -> None:
-    """Write a nested dict of arrays as Orbax does by default, for readers without this package.
+    """Write a nested dict of arrays on the host as Orbax does by default, to a new directory.
 
-    Args:
-        directory: Must not exist.
-        tree: Arrays on the host.
+    For readers without this package.
     """
     ocp.save(as_path(directory), tree)
 
@@ -178,15 +169,10 @@ def read_record(checkpoint: AnyPath) -> dict[str, Any]:
 
 
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Read groups of arrays onto devices; collective.
+    """Read groups of arrays onto devices; collective. Returns them, and "" or the fault.
 
-    Args:
-        checkpoint: Directory of the checkpoint.
-        wanted: Groups, as for `write_async`, with a `jax.ShapeDtypeStruct` (and its sharding) in
-            place of every array.
-
-    Returns:
-        The groups, and "" or why they cannot be read.
+    `wanted` has groups, as for `write_async`, with a `jax.ShapeDtypeStruct` (and its sharding) in
+    place of every array.
     """
     loaded: dict[str, Any] = {}
     fault = ""
@@ -209,16 +195,10 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
 
 
 def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
-    """Return the arrays that Orbax would restore, by its own lists; not collective.
+    """Return (group, name) of the arrays that Orbax would restore, by its own lists.
 
-    The lists are read here: Orbax's function for it goes through caches that keep what lay at the
-    same path before.
-
-    Args:
-        checkpoint: Directory of the checkpoint.
-
-    Returns:
-        (group, name) as `host_blocks` takes them.
+    Not collective. The lists are read here: Orbax's function for it goes through caches that keep
+    what lay at the same path before.
     """
     checkpoint = as_path(checkpoint)
     listed = set()
@@ -241,10 +221,7 @@ def host_blocks(
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...], tuple[int, ...]]]:
     """Read one array piece by piece into host memory, without devices; not collective.
 
-    Args:
-        checkpoint: Directory of the checkpoint.
-        group: "params" or "rest".
-        name: Name of the array within the group: keys of nested dicts joined by "/".
+    The name within the group, "params" or "rest", has keys of nested dicts joined by "/".
 
     Yields:
         (block, index of its first element, shape of the array). A block is as large as what one
@@ -252,15 +229,11 @@ def host_blocks(
     """
     base = str(as_path(checkpoint) / group) + "/"
     inner = name.replace("/", ".") if group == PARAMS else name  # Orbax joins nested keys by a dot
-    array = tensorstore.open(
-        {
-            "driver": "zarr3",
-            "kvstore": {"driver": "ocdbt", "base": _kvstore(base), "path": inner + "/"},
-        },
-        open=True,
-    ).result()
+    store = {"driver": "ocdbt", "base": _kvstore(base), "path": inner + "/"}
+    array = tensorstore.open({"driver": "zarr3", "kvstore": store}, open=True).result()
     shape = tuple(array.shape)
-    steps = [max(1, step or size) for step, size in zip(_chunk(array), shape, strict=True)]
+    chunk = array.chunk_layout.read_chunk.shape or shape
+    steps = [max(1, step or size) for step, size in zip(chunk, shape, strict=True)]
     for start in itertools.product(*map(range, [0] * len(shape), shape, steps)):
         part = tuple(
             slice(first, min(first + step, size))
@@ -305,16 +278,16 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}"
 
 
+def json_crc(content: dict[str, Any]) -> int:
+    """Compute the CRC that a JSON object carries of its other entries."""
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
 def _read_object(path: epath.Path) -> dict[str, Any]:
     content = parse_json(path.read_bytes(), where=str(path), allow_nan=True)
     if not isinstance(content, dict):
         raise ValueError("no JSON object")
     return content
-
-
-def _chunk(array: Any) -> tuple[int, ...]:
-    chunk: tuple[int, ...] = tuple(array.chunk_layout.read_chunk.shape or array.shape)
-    return chunk
 
 
 def _kvstore(directory: str) -> dict[str, str]:

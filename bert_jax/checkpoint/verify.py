@@ -1,8 +1,9 @@
-"""Reading a checkpoint back: every file by size and CRC, every array by its digest.
+"""Reading checkpoints back (`bert-jax verify`): every file by its CRC, every array by its digest.
 
 Runs on the host, array by array: no device is touched and no process waits for another.
 """
 
+import contextlib
 import json
 import zlib
 from collections.abc import Callable
@@ -10,18 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from etils import epath
+from tqdm import tqdm
 
 from bert_jax.checkpoint.digest import block_digest, text
-from bert_jax.checkpoint.record import Record, RecordFaultError, place_of, read_record
+from bert_jax.checkpoint.record import RecordFaultError, group_of, read_record
 from bert_jax.checkpoint.storage import (
     AnyPath,
     as_path,
     damage,
     host_blocks,
     is_remote,
+    json_crc,
     listed_arrays,
     saved_steps,
 )
+from bert_jax.errors import UserError
 from bert_jax.untrusted.json_file import parse_json
 
 _MARK = "verified.json"
@@ -65,10 +69,10 @@ def verify_checkpoint(
     progress: Callable[[int], None] = lambda num_bytes: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Verdict:
-    """Read every file and every array of a checkpoint.
+    """Read every file and every array of a checkpoint, the directory of one step.
 
     Args:
-        checkpoint: The directory of one step.
+        checkpoint: The directory.
         mark: Write `verified.json` into it when it is intact, so that `file_fault` can tell later
             which file has changed.
         progress: Gets the bytes of each array or piece that was read.
@@ -80,8 +84,7 @@ def verify_checkpoint(
     """
     checkpoint = as_path(checkpoint)
     step = int(checkpoint.name)
-    fault = file_fault(checkpoint)
-    if fault:
+    if fault := file_fault(checkpoint):
         return Verdict(step, fault)
     try:
         record = read_record(checkpoint)
@@ -91,7 +94,7 @@ def verify_checkpoint(
     for name, (_, _, digest) in record.arrays.items():
         total = 0
         try:
-            for block, start, shape in host_blocks(checkpoint, *place_of(name)):
+            for block, start, shape in host_blocks(checkpoint, *group_of(name)):
                 if stopped():
                     raise VerificationStoppedError
                 total += block_digest(block, start, shape)
@@ -103,12 +106,62 @@ def verify_checkpoint(
             return Verdict(step, f"array {name} cannot be read: {damage(error, checkpoint)}")
         if text(total) != digest:
             return Verdict(step, f"array {name} differs from its digest")
-    fault = _listing_fault(checkpoint, record)
-    if fault:
+    if fault := _listing_fault(checkpoint, {group_of(name) for name in record.arrays}):
         return Verdict(step, fault)
     if mark and not is_verified(checkpoint):
         _write_mark(checkpoint)
     return Verdict(step, "", num_bytes, len(record.arrays))
+
+
+def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
+    """Read every file and array of the checkpoints in a directory; changes nothing.
+
+    Args:
+        directory: Directory of checkpoints.
+        only: Step of the one checkpoint to read; None: all.
+        progress: Show a bar on standard error.
+
+    Raises:
+        UserError: There is no checkpoint, or none of that step.
+    """
+    directory = as_path(directory)
+    steps = saved_steps(directory)
+    if not steps:
+        raise UserError(
+            f"{directory} holds no checkpoint; give the work directory of a `bert-jax pretrain` "
+            "run that has saved at least once"
+        )
+    if only is not None and only not in steps:
+        there = ", ".join(map(str, steps))
+        raise UserError(f"{directory} has no checkpoint of step {only}; there are {there}")
+    verdicts = []
+    for step in [only] if only is not None else steps:
+        path = directory / str(step)
+        num_bytes = None
+        with contextlib.suppress(RecordFaultError):
+            num_bytes = read_record(path).num_bytes
+        with tqdm(
+            total=num_bytes, desc=f"step {step:,}", unit="B", unit_scale=True,
+            leave=False, disable=not progress,
+        ) as bar:  # fmt: skip
+            verdicts.append(verify_checkpoint(path, progress=bar.update))
+    return verdicts
+
+
+def audit_report(verdicts: list[Verdict]) -> list[str]:
+    """Return a line for each checkpoint and one for all."""
+    width = max(len(f"{verdict.step:,}") for verdict in verdicts)
+    lines = []
+    for verdict in verdicts:
+        found = f"intact    {verdict.num_arrays} arrays, {verdict.num_bytes / 1e6:,.1f} MB"
+        if not verdict.intact:
+            found = f"DAMAGED   {verdict.fault}"
+        lines.append(f"step {verdict.step:>{width},}  {found}")
+    intact = [verdict.step for verdict in verdicts if verdict.intact]
+    if len(verdicts) == 1:
+        return lines
+    newest = f"the newest intact one is that of step {intact[-1]:,}" if intact else "none is intact"
+    return [*lines, f"{len(intact)} of {len(verdicts)} checkpoints are intact; {newest}"]
 
 
 def file_fault(
@@ -128,7 +181,7 @@ def file_fault(
         path = checkpoint / _MARK
         content: dict[str, Any] = parse_json(path.read_bytes(), where=str(path))
         files: dict[str, list[Any]] = content["files"]
-        if content["crc32"] != _crc(files):
+        if content["crc32"] != json_crc(files):
             return f"{_MARK} does not match its CRC"
         names = [name for name in sorted(files) if not groups or name.split("/")[0] in groups]
         for name in names[part[0] :: part[1]]:
@@ -146,7 +199,7 @@ def file_fault(
     return ""
 
 
-def _listing_fault(checkpoint: epath.Path, record: Record) -> str:
+def _listing_fault(checkpoint: epath.Path, recorded: set[tuple[str, str]]) -> str:
     """Name a fault of the files by which arrays are restored; "" where there is none.
 
     The arrays themselves are read without them.
@@ -155,11 +208,8 @@ def _listing_fault(checkpoint: epath.Path, record: Record) -> str:
         listed = listed_arrays(checkpoint)
     except Exception as error:  # whatever is in them
         return f"the list of its arrays cannot be read: {damage(error, checkpoint)}"
-    recorded = {place_of(name) for name in record.arrays}
-    if listed == recorded:
-        return ""
-    wrong = ", ".join("/".join(place) for place in sorted(listed ^ recorded)[:3])
-    return f"the list of its arrays differs from its record: {wrong}"
+    wrong = ", ".join("/".join(array) for array in sorted(listed ^ recorded)[:3])
+    return wrong and f"the list of its arrays differs from its record: {wrong}"
 
 
 def _write_mark(checkpoint: epath.Path) -> None:
@@ -167,7 +217,7 @@ def _write_mark(checkpoint: epath.Path) -> None:
         str(path.relative_to(checkpoint)): [path.stat().length, _file_crc(path)]
         for path in _files(checkpoint)
     }
-    content = json.dumps({"files": files, "crc32": _crc(files)})
+    content = json.dumps({"files": files, "crc32": json_crc(files)})
     if is_remote(checkpoint):  # an object appears whole
         (checkpoint / _MARK).write_text(content)
     else:
@@ -189,7 +239,3 @@ def _file_crc(path: epath.Path) -> int:
         while block := file.read(_BLOCK):
             crc = zlib.crc32(block, crc)
     return crc
-
-
-def _crc(files: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(files, sort_keys=True).encode())

@@ -246,7 +246,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 def verify(arguments: argparse.Namespace) -> int:
     """Read all checkpoints back."""
-    from bert_jax.checkpoint.audit import audit, audit_report
+    from bert_jax.checkpoint.verify import audit, audit_report
     from bert_jax.files.remote import open_workdir
 
     place = open_workdir(arguments.workdir)

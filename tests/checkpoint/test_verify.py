@@ -21,9 +21,9 @@ from bert_jax.checkpoint import (
     load_newest,
     verify_checkpoint,
 )
-from bert_jax.checkpoint.audit import audit, audit_report
 from bert_jax.checkpoint.reading import restore_newest
 from bert_jax.checkpoint.record import read_record
+from bert_jax.checkpoint.verify import audit, audit_report
 from bert_jax.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from bert_jax.checkpoint import Checkpoints, Retention, storage
-from bert_jax.checkpoint.record import grouped, place_of, read_record
+from bert_jax.checkpoint.record import group_of, grouped, read_record
 from bert_jax.config.mapping import to_dict
 from bert_jax.training.config import PretrainConfig
 
@@ -67,7 +67,7 @@ def change_a_value(checkpoint: Path, name: str) -> None:
     record, leaves = read_record(checkpoint), {}
     for each, (shape, dtype, _) in record.arrays.items():
         leaves[each] = np.empty(shape, dtype)
-        for block, start, _ in storage.host_blocks(checkpoint, *place_of(each)):
+        for block, start, _ in storage.host_blocks(checkpoint, *group_of(each)):
             place = zip(start, block.shape, strict=True)
             leaves[each][tuple(slice(first, first + size) for first, size in place)] = block
     leaves[name].reshape(-1).view(np.uint8)[0] ^= 1
