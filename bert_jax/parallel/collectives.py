@@ -72,13 +72,10 @@ def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[.
 
 
 def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
-    """Make the layout that a model is told inside `on_local_rows`.
+    """Make the layout that a model with this compute type is told inside `on_local_rows`.
 
-    Args:
-        mesh: The mesh.
-        specs: PartitionSpec of each parameter of the model: an entry `encoder`, heads, and entries
-            that hold further models.
-        dtype: Compute type of the model.
+    `specs` has the PartitionSpec of each parameter of the model: an entry `encoder`, heads, and
+    entries that hold further models.
     """
     gather_layer = None
     if mesh.shape["fsdp"] > 1 and "encoder" in specs:
@@ -105,14 +102,13 @@ def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any) -> Any:
         name = path[-1].key
         if any(entry.key == "layers" for entry in path):
             return param  # each layer gathers its own
+        travels = used = param.dtype
         if name == "kernel":
             travels = used = dtype
         elif name == "token" and _is_split(spec, mesh):
             # Looked up and multiplied by: float32, so that both gradients are added in it before
             # they are reduced once, and the sum over a frequent token's places is not in bfloat16.
-            travels, used = dtype, param.dtype
-        else:
-            travels = used = param.dtype
+            travels = dtype
         return _gather(param, mesh, spec, travels, used)
 
     return jax.tree_util.tree_map_with_path(one, params, specs)

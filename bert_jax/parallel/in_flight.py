@@ -14,10 +14,8 @@ def in_flight(
 ) -> Iterator[tuple[Item, Any]]:
     """Yield each item with its result as numpy arrays, in order.
 
-    Args:
-        dispatch: Starts the computation of an item and returns its arrays on the device.
-        items: Inputs.
-        ahead: Largest number of results that wait on the device, beyond the one that is read.
+    `dispatch` starts the computation of an item and returns its arrays on the device. At most
+    `ahead` results wait there, beyond the one that is read.
     """
     waiting: deque[tuple[Item, Any]] = deque()
     for item in items:
@@ -25,6 +23,5 @@ def in_flight(
         if len(waiting) > ahead:
             first, result = waiting.popleft()
             yield first, jax.device_get(result)
-    while waiting:
-        first, result = waiting.popleft()
+    for first, result in waiting:
         yield first, jax.device_get(result)

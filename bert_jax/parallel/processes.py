@@ -62,11 +62,7 @@ class Cluster:
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
     """Return the cluster that this process is part of, or None where it is alone.
 
-    Looks at nothing but its arguments.
-
-    Args:
-        environ: The environment.
-        on_tpu: Whether computations run on TPU chips of this machine.
+    Looks at nothing but its arguments. `on_tpu`: computations run on TPU chips of this machine.
 
     Raises:
         UserError: The variables are incomplete or contradict each other.
@@ -254,9 +250,8 @@ def _stop_all() -> Callable[[int, Any], None]:
 
 
 def _timed_out(cluster: Cluster, seconds: int) -> str:
-    me = "this process"
-    if cluster.index is not None and cluster.count is not None:
-        me = f"process {cluster.index} of {cluster.count}"
+    known = cluster.index is not None and cluster.count is not None
+    me = f"process {cluster.index} of {cluster.count}" if known else "this process"
     where = f" at {cluster.address}" if cluster.address else ""
     return (
         f"{me} waited {seconds} s{where} and not all processes of the run came ({cluster.source}). "

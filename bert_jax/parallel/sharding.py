@@ -1,6 +1,5 @@
 """The device mesh, and where every array of training lies on it."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,6 +71,11 @@ class MeshConfig:
         if sum(getattr(self, name) == -1 for name in AXES) > 1:
             raise UserError(f"{self}: only one of mesh.data, mesh.fsdp, mesh.tensor may be -1")
 
+    @property
+    def fields(self) -> str:
+        """The three sizes, for messages."""
+        return ", ".join(f"mesh.{name}={getattr(self, name)}" for name in AXES)
+
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Return the mesh of `config` over `devices` (default: all of them).
@@ -86,9 +90,9 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         sizes[sizes.index(-1)] = len(devices) // fixed
     if math.prod(sizes) != len(devices):
         raise UserError(
-            f"mesh.data={config.data}, mesh.fsdp={config.fsdp}, mesh.tensor={config.tensor} do not "
-            f"fill {len(devices)} devices; the three must multiply to {len(devices)}, or one be -1 "
-            f"and the others' product divide it (divisors: {_listed(divisors(len(devices)))})"
+            f"{config.fields} do not fill {len(devices)} devices; the three must multiply to "
+            f"{len(devices)}, or one be -1 and the others' product divide it (divisors: "
+            f"{_divisors(len(devices))})"
         )
     slices = _slices(devices, config.num_slices)
     if sizes[0] % len(slices):
@@ -96,8 +100,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         raise UserError(
             f"mesh.data is {sizes[0]} on {len(slices)} slices of {per_slice} devices; it must be a "
             f"multiple of {len(slices)}, because mesh.fsdp x mesh.tensor = {sizes[1] * sizes[2]} "
-            "must lie inside a slice: let their product be one of "
-            f"{_listed(divisors(per_slice))}"
+            f"must lie inside a slice: let their product be one of {_divisors(per_slice)}"
         )
     sizes[0] //= len(slices)
     # Inside a slice the order suits the network between its chips; an axis may take part of one of
@@ -111,12 +114,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 def make_trial_mesh(
     config: MeshConfig, num_trials: int, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Make a mesh (trial, data, fsdp, tensor): as few devices a trial as keep all of them busy.
+    """Make a mesh (trial, data, fsdp, tensor) over `devices` (default: all of them).
 
-    Args:
-        config: The mesh of one trial; `data` -1 takes the devices that the trials leave.
-        num_trials: Trials of one program.
-        devices: Devices to arrange; all by default.
+    A trial, with the mesh of `config`, has as few devices as keep all of them busy; `data` -1 takes
+    the devices that the trials leave.
 
     Raises:
         UserError: The sizes do not fit the number of devices.
@@ -126,39 +127,35 @@ def make_trial_mesh(
     count, rest = divmod(len(devices), math.prod(sizes))
     if rest:
         raise UserError(
-            f"mesh.data={config.data}, mesh.fsdp={config.fsdp}, mesh.tensor={config.tensor} do not "
-            f"divide {len(devices)} devices; let their product be one of "
-            f"{_listed(divisors(len(devices)))}"
+            f"{config.fields} do not divide {len(devices)} devices; let their product be one of "
+            f"{_divisors(len(devices))}"
         )
     trials = math.gcd(num_trials, count)
-    inner = dataclasses.replace(config, data=-1) if config.data == -1 else config
     size = len(devices) // trials
     if config.data != -1 and math.prod(sizes) != size:
         raise UserError(
-            f"mesh.data={config.data}, mesh.fsdp={config.fsdp}, mesh.tensor={config.tensor} take "
-            f"{math.prod(sizes)} devices a trial, and {num_trials} trials at once on "
-            f"{len(devices)} devices leave {size} to each; leave mesh.data at -1"
+            f"{config.fields} take {math.prod(sizes)} devices a trial, and {num_trials} trials at "
+            f"once on {len(devices)} devices leave {size} to each; leave mesh.data at -1"
         )
-    groups = [devices[n * size : (n + 1) * size] for n in range(trials)]
-    parts = [make_mesh(inner, group).devices for group in groups]
+    parts = [make_mesh(config, group).devices for group in _groups(devices, trials)]
     return Mesh(np.stack(parts), (TRIAL, *AXES), axis_types=(AxisType.Auto,) * (1 + len(AXES)))
 
 
-def num_slices(devices: Sequence[Any]) -> int:
-    """TPU slices among `devices`; 1 on other platforms."""
-    return len(_slices(devices, 0))
+def _groups(devices: list[Any], count: int) -> list[list[Any]]:
+    """`devices`, in their order, in so many equal groups."""
+    size = len(devices) // count
+    return [devices[n * size : (n + 1) * size] for n in range(count)]
 
 
-def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
-    """`devices` by slice."""
+def _slices(devices: list[Any], count: int) -> list[list[Any]]:
+    """`devices` by slice; `count` is `MeshConfig.num_slices`."""
     if count:
         if len(devices) % count:
             raise UserError(
                 f"mesh.num_slices is {count} and does not divide {len(devices)} devices; "
-                f"{_listed(divisors(len(devices)))} would work"
+                f"{_divisors(len(devices))} would work"
             )
-        size = len(devices) // count
-        return [list(devices[n * size : (n + 1) * size]) for n in range(count)]
+        return _groups(devices, count)
     groups: dict[int, list[Any]] = {}
     for device in devices:
         # Other platforms may number hosts here, which need not be far from each other.
@@ -189,12 +186,7 @@ def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSp
 
 
 def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
-    """NamedSharding per parameter: a tree like `shapes`.
-
-    Args:
-        logical_axes: Tree of tuples of axis names.
-        shapes: The same tree of arrays or shape structs.
-        mesh: The mesh.
+    """NamedSharding per parameter: a tree like `shapes`, with tuples of names in `logical_axes`.
 
     Raises:
         UserError: a dimension does not divide over its mesh axes; says which sizes would.
@@ -208,7 +200,17 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
         if len(spec) != len(shape.shape):
             raise AssertionError(f"{where}: shape {shape.shape} has logical axes {axes}")
         for size, axis, entry in zip(shape.shape, axes, spec, strict=True):
-            _check_divides(size, axis, entry, mesh, where)
+            names = (entry,) if isinstance(entry, str) else entry or ()
+            parts = math.prod(mesh.shape[name] for name in names)
+            if size % parts:
+                assert axis is not None
+                field = _SIZE_FIELDS.get(axis, f"axis {axis} of {where}")
+                mesh_field = " x ".join(f"mesh.{name}" for name in names)
+                raise UserError(
+                    f"{field} is {size} and does not divide over {mesh_field} = {parts} (parameter "
+                    f"{where}); {_nearest_multiples(size, parts)} would work, or {mesh_field} one "
+                    f"of {_divisors(size)}"
+                )
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(one, shapes, logical_axes)
@@ -311,9 +313,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """Put this process's rows into global arrays on the mesh, without a copy between processes.
 
-    Args:
-        batch: Arrays whose axis 0 is this process's rows of the batch, in `data_shard` order.
-        mesh: The mesh.
+    Axis 0 of each array is this process's rows of the batch, in `data_shard` order.
 
     Raises:
         UserError: the rows do not divide over the mesh.
@@ -327,20 +327,6 @@ def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Ar
     }
 
 
-def _check_divides(size: int, axis: str | None, entry: Any, mesh: Mesh, where: str) -> None:
-    names = (entry,) if isinstance(entry, str) else entry or ()
-    parts = math.prod(mesh.shape[name] for name in names)
-    if size % parts:
-        assert axis is not None
-        field = _SIZE_FIELDS.get(axis, f"axis {axis} of {where}")
-        mesh_field = " x ".join(f"mesh.{name}" for name in names)
-        raise UserError(
-            f"{field} is {size} and does not divide over {mesh_field} = {parts} (parameter "
-            f"{where}); {_nearest_multiples(size, parts)} would work, or {mesh_field} one of "
-            f"{_listed(divisors(size))}"
-        )
-
-
 def _nearest_multiples(size: int, unit: int) -> str:
     below, above = size // unit * unit, -(-size // unit) * unit
     return f"{below} or {max(above, unit)}" if below and below != above else f"{max(above, unit)}"
@@ -351,6 +337,6 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    shown = [str(n) for n in numbers]
-    return ", ".join(shown if len(shown) <= 12 else [*shown[:12], "..."])
+def _divisors(number: int) -> str:
+    some = [str(n) for n in divisors(number)]
+    return ", ".join(some if len(some) <= 12 else [*some[:12], "..."])
