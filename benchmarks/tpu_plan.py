@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.config.command_line import load_config
-from bert_jax.plan.compile import default_cache, with_vocabulary
+from bert_jax.plan.compile import Plan, default_cache, with_vocabulary
 from bert_jax.plan.output import memory_per_chip
 from bert_jax.plan.planner import Planner
-from bert_jax.plan.predict import Plan
 from bert_jax.plan.search import Pace
 from bert_jax.plan.topology import parse_topology
 from bert_jax.training.config import PretrainConfig
@@ -60,19 +59,18 @@ class Row:
     @property
     def cells(self) -> list[str]:
         """As `HEADINGS`."""
-        compiled = self.plan.compiled
+        plan = self.plan
         chip = self.plan.topology.chip
-        memory = memory_per_chip(self.plan)
-        gib = f"{max(memory['peak'], compiled.needs * chip.devices_per_chip) / 2**30:.2f}"
+        gib = f"{plan.peak * chip.devices_per_chip / 2**30:.2f}"
         fast = ["-"] * 3
         if self.plan.seconds and self.plan.mfu and self.plan.tokens_per_second:
             per_chip = self.plan.tokens_per_second / self.plan.topology.num_chips
             fast = [f"{self.plan.seconds * 1e3:.1f}", f"{per_chip:,.0f}", f"{self.plan.mfu:.3f}"]
         return [
             self.model, str(self.length), f"{self.dropout:g}", self.topology,
-            self.step, f"{compiled.rows:,}",
-            f"{compiled.rows_per_chip:g} x {compiled.accumulation}",
-            "yes" if compiled.fits else "no",
+            self.step, f"{plan.rows:,}",
+            f"{plan.rows_per_chip:g} x {plan.accumulation}",
+            "yes" if plan.fits else "no",
             f"{gib} / {chip.hbm_bytes / 2**30:g}", *fast, self.chosen,
         ]  # fmt: skip
 
@@ -170,7 +168,7 @@ def bars(rows: Sequence[Row]) -> list[str]:
     by_key = {(r.model, r.length, r.dropout, r.topology, r.step): r for r in rows}
     for (model, length, dropout, topology, step), row in by_key.items():
         where = f"{model} L={length} dropout {dropout:g} {topology} {step}"
-        if not row.plan.compiled.fits:
+        if not row.plan.fits:
             missed.append(f"{where}: does not fit")
         least = LEAST_MFU.get((model, length))
         mfu = row.plan.mfu

@@ -9,9 +9,8 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.plan import output
-from bert_jax.plan.compile import with_vocabulary
+from bert_jax.plan.compile import Plan, with_vocabulary
 from bert_jax.plan.planner import Planner
-from bert_jax.plan.predict import Plan
 from bert_jax.plan.search import Found, Pace, Settings, with_phase
 from bert_jax.plan.topology import Topology, parse_topology
 from bert_jax.training.config import PretrainConfig
@@ -108,11 +107,10 @@ def _phases(config: PretrainConfig, wanted: str) -> list[int]:
 def _as_configured(planner: Planner) -> _Answer:
     """Return the configured settings, or settings that fit with the overrides for them."""
     plan = planner.plan(planner.configured)
-    compiled = plan.compiled
-    if compiled.fits:
-        hint = ("", f"{compiled.rows_per_chip:g} rows a chip leave it idle: --fast says "
+    if plan.fits:
+        hint = ("", f"{plan.rows_per_chip:g} rows a chip leave it idle: --fast says "
                 "what larger steps would reach, --fit finds the largest")  # fmt: skip
-        few = compiled.rows_per_chip * compiled.length < _FEW_TOKENS
+        few = plan.rows_per_chip * plan.length < _FEW_TOKENS
         return _Answer(plan, {"configuration_fits": True}, after=hint if few else ())
     found = planner.settings_that_fit()
     record: dict[str, Any] = {"configuration_fits": False, "configured": output.as_dict(plan)}
@@ -120,7 +118,7 @@ def _as_configured(planner: Planner) -> _Answer:
         nothing = (
             "",
             "No mesh, number of micro-batches or rematerialisation was found with which "
-            f"{compiled.rows} rows a step fit on {planner.topology.name}: more chips are needed",
+            f"{plan.rows} rows a step fit on {planner.topology.name}: more chips are needed",
         )
         return _Answer(plan, {**record, "overrides": None}, after=nothing)
     overrides = planner.overrides(found.settings)
@@ -191,7 +189,7 @@ def _fast(planner: Planner) -> _Answer:
     configured = settings = planner.configured
     # A batch that does not divide over the chips is no error here: the others do.
     plan = planner.plan(configured) if planner.divides(configured) else None
-    fits = plan is not None and plan.compiled.fits
+    fits = plan is not None and plan.fits
     record: dict[str, Any] = {"configuration_fits": fits}
     pace = planner.pace(settings)
     if pace is None and (found := planner.settings_that_fit()) is not None:

@@ -1,4 +1,7 @@
-"""The real train step of a configuration, compiled for a TPU slice that is not there."""
+"""The real train step of a configuration, compiled for a TPU slice that is not there.
+
+A `Plan` is what is known of the step then: memory, seconds, tokens and MFU per chip.
+"""
 
 import contextlib
 import dataclasses
@@ -9,8 +12,9 @@ import os
 import re
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,9 @@ import zstandard
 
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
+from bert_jax.hlo_cost.cost import Cost, estimate
+from bert_jax.hlo_cost.hlo import parse_program
+from bert_jax.hlo_cost.program import Program
 from bert_jax.plan.topology import Topology, devices, quiet
 from bert_jax.training.config import PretrainConfig
 
@@ -48,30 +55,57 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """One train step, compiled; or refused by the compiler because it needs too much memory."""
+class Exchange:
+    """Collectives of one kind over the same mesh axes, as often as they run in a step."""
 
+    kind: str
+    network: str
+    axes: tuple[str, ...]
+    group_size: int
+    runs: int
+    bytes: int
+    """Bytes of all runs together, per device; whole arrays where parts are reduced or gathered."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The train step of a phase on a topology; or its refusal, where it needs too much memory."""
+
+    config: PretrainConfig
+    phase: int
     topology: Topology
     mesh_shape: dict[str, int]
     """Mesh axes and their sizes, in the order of `mesh.devices`."""
-    rows: int
-    """Global rows of a step, over all micro-batches."""
-    accumulation: int
-    length: int
     memory: Memory
     """Memory; for a refused step as far as known (`temporaries` as the compiler says)."""
-    has: int
+    usable: int
     """Bytes of a device that a program may use."""
     refused: str = ""
     """The compiler's words; empty: it fits."""
     needs: int = 0
     """Bytes of a device that a refused step needs."""
-    hlo: str = field(default="", repr=False)
-    """The optimised program; empty for a refused step."""
+    program: Program | None = None
+    cost: Cost | None = None
+    """Cost, as `program` None for a refused step."""
     lowering_seconds: float = 0.0
     compile_seconds: float = 0.0
     cached: bool = False
     """The compiler's answer was read from the disk; `compile_seconds` are those of the time."""
+
+    @property
+    def rows(self) -> int:
+        """Global rows of a step, over all micro-batches."""
+        return self.config.training.phases[self.phase].batch_size
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        return self.config.training.phases[self.phase].length
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step."""
+        return self.config.training.accumulation
 
     @property
     def fits(self) -> bool:
@@ -79,9 +113,51 @@ class Compiled:
         return not self.refused
 
     @property
+    def peak(self) -> int:
+        """Bytes of a device at the highest, whether it has them or not."""
+        return max(self.memory.peak, self.needs)
+
+    @property
     def rows_per_chip(self) -> float:
         """Rows per chip of a micro-batch, which decide the activations' memory."""
         return self.rows / self.accumulation / self.topology.num_chips
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted time of one step."""
+        return None if self.cost is None else self.cost.seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """All chips, padding included."""
+        return self.seconds and self.rows * self.length / self.seconds
+
+    @property
+    def flops(self) -> int:
+        """Model FLOPs of a step, all rows."""
+        return self.rows * row_flops(self.config, self.length)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs over what the chips' bfloat16 peak would have done in the time."""
+        return self.seconds and self.flops / (self.seconds * self.topology.bf16_flops)
+
+    @property
+    def ideal_seconds(self) -> float:
+        """The model's FLOPs at the chips' peak: what an MFU of 100% would take."""
+        return self.flops / self.topology.bf16_flops
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Collectives by kind and axes, the most bytes first."""
+        groups = defaultdict(list)
+        for c in self.program.collectives if self.program else ():
+            groups[c.kind, c.network, c.axes, c.group_size].append(c)
+        found = [
+            Exchange(*key, sum(c.runs for c in group), sum(c.runs * c.bytes for c in group))
+            for key, group in groups.items()
+        ]
+        return tuple(sorted(found, key=lambda e: -e.bytes))
 
 
 def default_cache() -> Path:
@@ -100,22 +176,19 @@ def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
     if config.model.vocab_size:
         size = config.model.vocab_size
         return config, f"vocabulary: {size:,} tokens, as configured"
-    return (
-        config.with_vocabulary(ASSUMED_VOCAB_SIZE),
-        f"vocabulary: {ASSUMED_VOCAB_SIZE:,} tokens assumed (no corpus; model.vocab_size sets it)",
+    said = (
+        f"vocabulary: {ASSUMED_VOCAB_SIZE:,} tokens assumed (no corpus; model.vocab_size sets it)"
     )
+    return config.with_vocabulary(ASSUMED_VOCAB_SIZE), said
 
 
 def compile_step(
     config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None
-) -> Compiled:
-    """Lower and compile the train step of one phase; nothing runs and no array is made.
+) -> Plan:
+    """Lower and compile the train step of one phase, and estimate its time; nothing runs.
 
-    Args:
-        config: The run; `model.vocab_size` must be set (`with_vocabulary`).
-        phase: Number of the phase: its length and batch size.
-        topology: The slice.
-        cache: Directory of earlier answers; None: neither read nor written.
+    `config` must have a vocabulary size (`with_vocabulary`). `cache` is a directory of earlier
+    answers; None: neither read nor written.
 
     Raises:
         UserError: batch, model or mesh do not fit the number of devices; libtpu is missing.
@@ -153,18 +226,10 @@ def compile_step(
         temporaries=0,
         other=0,
     )
-    compiled = Compiled(
-        topology=topology,
-        mesh_shape=dict(mesh.shape),
-        rows=rows,
-        accumulation=config.training.accumulation,
-        length=length,
-        memory=known,
-        has=usable_bytes(topology),
-    )
-    if known.peak > compiled.has:  # no need to ask the compiler
+    plan = Plan(config, phase, topology, dict(mesh.shape), known, usable_bytes(topology))
+    if known.peak > plan.usable:  # no need to ask the compiler
         words = "parameters, optimizer and batch alone are more than the memory"
-        return dataclasses.replace(compiled, refused=words, needs=known.peak)
+        return dataclasses.replace(plan, refused=words, needs=known.peak)
     begun = time.perf_counter()
     step: Any = make_train_step(step_config, mesh)  # a jitted function
     lowered = step.lower(state, batch)
@@ -174,8 +239,9 @@ def compile_step(
     answer = kept or _compile(lowered)
     if path and not kept:
         _write(path, answer)
-    memory, stats = known, answer["memory"]
+    memory, stats, program = known, answer["memory"], None
     if stats:
+        program = parse_program(answer["hlo"], plan.mesh_shape)
         other = stats["argument"] - known.peak + stats["output"] - stats["alias"] + stats["code"]
         memory = dataclasses.replace(known, temporaries=stats["temp"], other=other)
     needs, has = _needs_and_has(answer["refused"])
@@ -184,12 +250,13 @@ def compile_step(
     if needs:
         memory = dataclasses.replace(known, temporaries=max(needs - known.peak, 0))
     return dataclasses.replace(
-        compiled,
+        plan,
         memory=memory,
-        has=has or compiled.has,
+        usable=has or plan.usable,
         refused=answer["refused"],
         needs=needs,
-        hlo=answer["hlo"],
+        program=program,
+        cost=program and estimate(program, topology.chip, topology.shape),
         lowering_seconds=lowering_seconds,
         compile_seconds=answer["seconds"],
         cached=bool(kept),
@@ -238,14 +305,11 @@ def _bytes_per_device(tree: Any) -> int:
 def _compile(lowered: Any) -> dict[str, Any]:
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
+        # Of modules, the step alone, not those that the compiler extracts from it.
+        options = {"xla_dump_to": directory, "xla_dump_hlo_as_text": True,
+                   "xla_dump_hlo_module_re": "jit_"}  # fmt: skip
         try:
-            compiled = lowered.compile(
-                compiler_options={
-                    "xla_dump_to": directory,
-                    "xla_dump_hlo_as_text": True,
-                    "xla_dump_hlo_module_re": "jit_",  # the step, not what is extracted from it
-                }
-            )
+            compiled = lowered.compile(compiler_options=options)
         except Exception as error:  # XlaRuntimeError or its successors: known by its words
             message = str(error)
             if "RESOURCE_EXHAUSTED" not in message or _needs_and_has(message)[0] == 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bert_jax.files.staging import staged_file
 from bert_jax.hlo_cost.cost import Cost
-from bert_jax.plan.predict import Plan
+from bert_jax.plan.compile import Plan
 
 SCHEMA = 2
 """Raised when a field of the JSON changes its meaning or goes."""
@@ -24,35 +24,35 @@ _COLORS = ("#2b6cb0", "#4299e1", "#90cdf4", "#c2410c", "#a0aec0")
 
 def memory_per_chip(plan: Plan) -> dict[str, int]:
     """Bytes per chip by kind, and their `peak`; a chip may be two devices."""
-    memory, n = plan.compiled.memory, plan.topology.chip.devices_per_chip
+    memory, n = plan.memory, plan.topology.chip.devices_per_chip
     return {**{name: getattr(memory, name) * n for name in _MEMORY}, "peak": memory.peak * n}
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
     """Everything about a plan that JSON can hold; seconds, bytes per chip, FLOPs."""
-    compiled, cost, chip = plan.compiled, plan.cost, plan.topology.chip
+    cost, chip = plan.cost, plan.topology.chip
     model = plan.config.model
     return {
         "topology": plan.topology.name,
         "chips": plan.topology.num_chips,
         "phase": plan.phase,
-        "length": compiled.length,
-        "batch_size": compiled.rows,
-        "accumulation": compiled.accumulation,
-        "rows_per_chip": compiled.rows_per_chip,
-        "mesh": dict(compiled.mesh_shape),
+        "length": plan.length,
+        "batch_size": plan.rows,
+        "accumulation": plan.accumulation,
+        "rows_per_chip": plan.rows_per_chip,
+        "mesh": dict(plan.mesh_shape),
         "model": {
             name: getattr(model, name)
             for name in ("vocab_size", "num_layers", "hidden_dim", "num_heads", "remat",
                          "scan_unroll", "hidden_dropout_rate", "attention_dropout_rate")
         },
         "optimizer": plan.config.optimizer.name,
-        "fits": compiled.fits,
-        "refused": compiled.refused or None,
+        "fits": plan.fits,
+        "refused": plan.refused or None,
         "memory_per_chip": memory_per_chip(plan),
         "hbm_per_chip": chip.hbm_bytes,
-        "usable_per_chip": compiled.has * chip.devices_per_chip,
-        "needs_per_chip": (compiled.needs or compiled.memory.peak) * chip.devices_per_chip,
+        "usable_per_chip": plan.usable * chip.devices_per_chip,
+        "needs_per_chip": (plan.needs or plan.memory.peak) * chip.devices_per_chip,
         "collectives": [
             {**dataclasses.asdict(exchange), "axes": list(exchange.axes)}
             for exchange in plan.exchanges
@@ -68,9 +68,9 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "top": []
         if cost is None
         else [{"seconds": s, "source": source, "name": name} for s, source, name in cost.top],
-        "lowering_seconds": compiled.lowering_seconds,
-        "compile_seconds": compiled.compile_seconds,
-        "cached": compiled.cached,
+        "lowering_seconds": plan.lowering_seconds,
+        "compile_seconds": plan.compile_seconds,
+        "cached": plan.cached,
     }  # fmt: skip
 
 
@@ -80,16 +80,15 @@ def as_text(plan: Plan) -> str:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    compiled = plan.compiled
-    mesh = " x ".join(f"{name} {size}" for name, size in compiled.mesh_shape.items())
-    parts = f" in {compiled.accumulation} micro-batches" if compiled.accumulation > 1 else ""
+    mesh = " x ".join(f"{name} {size}" for name, size in plan.mesh_shape.items())
+    parts = f" in {plan.accumulation} micro-batches" if plan.accumulation > 1 else ""
     count = plan.topology.num_chips
     chips = f"{count} chip{'s' if count > 1 else ''}"
-    compiled_in = "cached" if compiled.cached else f"{compiled.compile_seconds:.0f} s"
+    compiled_in = "cached" if plan.cached else f"{plan.compile_seconds:.0f} s"
     yield (
         f"{plan.topology.name}  {chips}, mesh {mesh}  phase {plan.phase}: "
-        f"L={compiled.length}, {compiled.rows} rows a step{parts}, {compiled.rows_per_chip:g} a "
-        f"chip at once  (lowered in {compiled.lowering_seconds:.0f} s, compiled: {compiled_in})"
+        f"L={plan.length}, {plan.rows} rows a step{parts}, {plan.rows_per_chip:g} a "
+        f"chip at once  (lowered in {plan.lowering_seconds:.0f} s, compiled: {compiled_in})"
     )
     yield ""
     yield from _memory_lines(plan)
@@ -102,15 +101,15 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 
 def _memory_lines(plan: Plan) -> Iterator[str]:
-    compiled, chip = plan.compiled, plan.topology.chip
+    chip = plan.topology.chip
     memory = memory_per_chip(plan)
-    usable = compiled.has * chip.devices_per_chip
+    usable = plan.usable * chip.devices_per_chip
     yield f"memory per chip, of {_size(usable)} usable ({_size(chip.hbm_bytes)} HBM)"
     for name, note in _MEMORY.items():
         yield _row(name, _size(memory[name]), memory[name] / usable, note)
-    peak = max(memory["peak"], compiled.needs * chip.devices_per_chip)
+    peak = plan.peak * chip.devices_per_chip
     yield _row("peak", _size(peak), peak / usable, f"{peak / usable:.0%}")
-    if not compiled.fits:
+    if not plan.fits:
         yield (
             f"does not fit: the compiler refuses it, it needs {_size(peak)} a chip and has "
             f"{_size(usable)}: {_size(peak - usable)} too much"
@@ -163,15 +162,15 @@ def comparison(plans: Sequence[Plan]) -> str:
 
 
 def _comparison_row(plan: Plan) -> str:
-    compiled, chip = plan.compiled, plan.topology.chip
-    peak = max(compiled.memory.peak, compiled.needs) * chip.devices_per_chip / 2**30
+    chip = plan.topology.chip
+    peak = plan.peak * chip.devices_per_chip / 2**30
     time = f"{'-':>12} {'-':>13} {'-':>6}"
     if plan.seconds and plan.mfu and plan.tokens_per_second:
         time = f"{plan.seconds * 1e3:12.2f} {plan.tokens_per_second:13,.0f} {plan.mfu:6.1%}"
     return (
-        f"{plan.topology.name:18} {plan.topology.num_chips:5} {plan.phase:6} {compiled.length:5} "
-        f"{compiled.rows:7} {compiled.rows_per_chip:10g} {compiled.accumulation:6}  "
-        f"{'yes' if compiled.fits else 'no':4} {peak:6.2f}/{chip.hbm_bytes / 2**30:g} GiB {time}"
+        f"{plan.topology.name:18} {plan.topology.num_chips:5} {plan.phase:6} {plan.length:5} "
+        f"{plan.rows:7} {plan.rows_per_chip:10g} {plan.accumulation:6}  "
+        f"{'yes' if plan.fits else 'no':4} {peak:6.2f}/{chip.hbm_bytes / 2**30:g} GiB {time}"
     )
 
 
@@ -187,12 +186,12 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
     figure = Figure(figsize=(11, 2.6 + 0.55 * len(plans)), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     memory, time = figure.subplots(1, 2)
-    labels = [f"{p.topology.name} L={p.compiled.length}" for p in plans]
+    labels = [f"{p.topology.name} L={p.length}" for p in plans]
     _stack(memory, labels, [
         {name: memory_per_chip(plan)[name] / 2**30 for name in _MEMORY} for plan in plans
     ])  # fmt: skip
     for row, plan in enumerate(plans):
-        limit = plan.compiled.has * plan.topology.chip.devices_per_chip / 2**30
+        limit = plan.usable * plan.topology.chip.devices_per_chip / 2**30
         memory.plot([limit, limit], [row - 0.4, row + 0.4], color="#1a202c", linewidth=2)
     memory.set(xlabel="GiB per chip (line: usable)", title="Memory")
     _stack(time, labels, [_shares_of_time(plan) for plan in plans])

@@ -13,8 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.hlo_cost.cost import estimate
 from bert_jax.hlo_cost.program import Program
 from bert_jax.parallel.sharding import MeshConfig, make_mesh
-from bert_jax.plan.compile import row_flops, usable_bytes
-from bert_jax.plan.predict import Plan, predict
+from bert_jax.plan.compile import Plan, compile_step, row_flops, usable_bytes
 from bert_jax.plan.prior import on_paper, rows_that_may_fit
 from bert_jax.plan.search import (
     Fit,
@@ -62,7 +61,7 @@ class Planner:
     @property
     def usable(self) -> int:
         """Bytes of a device: the compiler's own number once it has named one."""
-        named = [plan.compiled.has for plan in self._plans.values()]
+        named = [plan.usable for plan in self._plans.values()]
         return named[-1] if named else usable_bytes(self.topology)
 
     def plan(self, settings: Settings, num_layers: int | None = None) -> Plan:
@@ -81,14 +80,14 @@ class Planner:
                 f"{settings.tensor}, {settings.rows} rows, accumulation {settings.accumulation}, "
                 f"remat {settings.remat}{part}"
             ):
-                plan = predict(config, self.phase, self.topology, cache=self.cache)
+                plan = compile_step(config, self.phase, self.topology, cache=self.cache)
             self._plans[settings, depth] = plan
         return self._plans[settings, depth]
 
     def whole(self, settings: Settings, num_layers: int | None = None) -> Guess:
         """Return the compiler's answer, for the whole depth or for fewer layers."""
         plan = self.plan(settings, num_layers)
-        return Guess(max(plan.compiled.memory.peak, plan.compiled.needs), plan.seconds or 0.0)
+        return Guess(plan.peak, plan.seconds or 0.0)
 
     def reduced(self, settings: Settings) -> Guess:
         """From two shallow compilations, continued as a line in the layers.
@@ -170,10 +169,10 @@ class Planner:
             for depth in depths:
                 plan = alone.plan(parts, depth)
                 if plan.program is None or plan.cost is None:
-                    return Pass(plan.compiled.needs, 0.0, 0.0)
+                    return Pass(plan.needs, 0.0, 0.0)
                 part = _part_seconds(plan.program, self.topology)
                 once = plan.cost.seconds - PARTS * part
-                passes.append((plan.compiled.memory.peak, part, once))
+                passes.append((plan.memory.peak, part, once))
             first, last = passes[0], passes[-1]
             peak, part, once = (
                 a + (b - a) * (layers - depths[0]) for a, b in zip(first, last, strict=True)

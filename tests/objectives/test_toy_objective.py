@@ -31,7 +31,7 @@ from bert_jax.objectives import config as objectives
 from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.objective import Forward, Metric, Objective, Shown
 from bert_jax.parallel.sharding import make_mesh
-from bert_jax.plan.predict import predict
+from bert_jax.plan.compile import compile_step
 from bert_jax.plan.topology import parse_topology
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.training.corpus import step_config
@@ -205,6 +205,6 @@ def test_a_frozen_entry_stays_and_has_no_moments(tmp_path, corpus):
 def test_a_slice_of_tpus_is_planned(tmp_path):
     pytest.importorskip("libtpu", reason="libtpu is not installed: no slice can be compiled for")
     config = config_of().with_vocabulary(64)
-    plan = predict(config, 0, parse_topology("v5e:2x2"), cache=tmp_path)
-    assert plan.compiled.fits
+    plan = compile_step(config, 0, parse_topology("v5e:2x2"), cache=tmp_path)
+    assert plan.fits
     assert plan.mfu is not None

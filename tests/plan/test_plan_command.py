@@ -23,7 +23,7 @@ Run = Callable[..., Answer]
 
 @pytest.fixture
 def run(capsys, monkeypatch) -> Run:
-    monkeypatch.setattr(planner, "predict", made_plan)
+    monkeypatch.setattr(planner, "compile_step", made_plan)
     monkeypatch.setattr(planner.Planner, "_mesh_is_possible", lambda self, settings: True)
 
     def run(*argv: object) -> Answer:
@@ -253,7 +253,7 @@ def test_no_libtpu(run: Run, monkeypatch):
     def refuse(*arguments: object, **options: object):
         raise UserError(topology._NO_LIBTPU)
 
-    monkeypatch.setattr(planner, "predict", refuse)
+    monkeypatch.setattr(planner, "compile_step", refuse)
     answer = run("--topology=v5e:4x4", "--json")
     assert answer.code == 2
     assert answer.out == ""

@@ -5,9 +5,7 @@ from pathlib import Path
 
 from bert_jax.hlo_cost.cost import Cost
 from bert_jax.hlo_cost.program import Collective, Op, Program
-from bert_jax.model.flops import train_flops
-from bert_jax.plan.compile import Compiled, Memory, usable_bytes
-from bert_jax.plan.predict import Plan
+from bert_jax.plan.compile import Memory, Plan, usable_bytes
 from bert_jax.plan.search import settings_of
 from bert_jax.plan.topology import Topology
 from bert_jax.training.config import PretrainConfig
@@ -18,7 +16,7 @@ GIB = 2**30
 def made_plan(
     config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None = None
 ) -> Plan:
-    """Stands in for `bert_jax.plan.predict.predict`."""
+    """Stands in for `bert_jax.plan.compile.compile_step`."""
     model, shape = config.model, config.training.phases[phase]
     s = settings_of(config, phase, topology.num_devices)
     shards = topology.num_devices // s.tensor
@@ -33,25 +31,20 @@ def made_plan(
         temporaries=int(rows * shape.length * model.num_layers * kept * 2**15 / s.tensor),
         other=2**20,
     )
-    has = usable_bytes(topology)
-    refused = f"needs {memory.peak}" if memory.peak > has else ""
-    compiled = Compiled(
+    usable = usable_bytes(topology)
+    plan = Plan(
+        config=config,
+        phase=phase,
         topology=topology,
         mesh_shape={"data": shards // s.fsdp, "fsdp": s.fsdp, "tensor": s.tensor},
-        rows=shape.batch_size,
-        accumulation=s.accumulation,
-        length=shape.length,
         memory=memory,
-        has=has,
-        refused=refused,
-        needs=memory.peak if refused else 0,
+        usable=usable,
         compile_seconds=1.0,
     )
-    masked = config.masking.num_predictions(shape.length)
-    flops = shape.batch_size * train_flops(model, shape.length, masked)
-    if refused:
-        return Plan(phase, config, compiled, flops, None, None)
-    ideal = flops / topology.num_chips / topology.chip.bf16_flops
+    if memory.peak > usable:
+        refused = f"needs {memory.peak}"
+        return dataclasses.replace(plan, refused=refused, needs=memory.peak)
+    ideal = plan.flops / topology.num_chips / topology.chip.bf16_flops
     parts = {"xla": 1.5 * ideal + 2e-3, "pallas": 0.0, "collectives exposed": 1e-3}
     cost = Cost(
         seconds=sum(parts.values()),
@@ -77,4 +70,4 @@ def made_plan(
         loops=(),
         devices_per_slice=topology.num_devices // topology.num_slices,
     )
-    return Plan(phase, config, compiled, flops, program, cost)
+    return dataclasses.replace(plan, program=program, cost=cost)
