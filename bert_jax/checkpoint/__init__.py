@@ -18,15 +18,6 @@ from bert_jax.checkpoint.storage import saved_steps
 from bert_jax.checkpoint.verify import Verdict, is_verified, verified_steps, verify_checkpoint
 
 __all__ = [
-    "Checkpoints",
-    "DamagedCheckpointError",
-    "Restored",
-    "Retention",
-    "SaveFailedError",
-    "Verdict",
-    "is_verified",
-    "load_newest",
-    "saved_steps",
-    "verified_steps",
-    "verify_checkpoint",
-]
+    "Checkpoints", "DamagedCheckpointError", "Restored", "Retention", "SaveFailedError", "Verdict",
+    "is_verified", "load_newest", "saved_steps", "verified_steps", "verify_checkpoint",
+]  # fmt: skip

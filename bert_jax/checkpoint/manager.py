@@ -62,12 +62,9 @@ class Checkpoints:
     ):
         """Open `directory`, and remove what interrupted saves left in it.
 
-        Args:
-            directory: Made by the first save if missing. Damaged checkpoints are moved to
-                `damaged/` beside it.
-            retention: Policy of the checkpoints that stay; None: the default.
-            max_failed_saves: After so many failures in a row `SaveFailedError` is raised.
-            report: Told in process 0, from the main thread.
+        The first save makes it if missing. Damaged checkpoints are moved to `damaged/` beside it.
+        After `max_failed_saves` in a row `SaveFailedError` is raised. `report` is called in process
+        0, from the main thread.
         """
         self._directory = as_path(directory)
         self._aside = self._directory.parent / "damaged"
@@ -172,7 +169,10 @@ class Checkpoints:
             if damaged:
                 self._report("damaged", damaged.step, f"read back, {damaged.fault}; set aside")
             if save and (error or not damaged):
-                self._clean_up()
+                try:
+                    storage.remove_unfinished(self._directory)
+                except Exception as trouble:
+                    _log.warning("Leftovers in %s stay for now: %s", self._directory, trouble)
                 reason = save_fault(error) if error else "another process could not write its part"
                 self._report("save_failed", save.step, self._explained(save.step, reason))
         if self._failures >= self._max_failures:
@@ -218,11 +218,9 @@ class Checkpoints:
             kept = saved_steps(self._directory)
         except Exception:
             kept = []
-        there = f"The newest checkpoint there is that of step {kept[-1]}." if kept else "None is."
-        return (
-            f"The checkpoint of step {step} could not be written to {self._directory}: {reason}. "
-            f"{there}"
-        )
+        there = f"The newest checkpoint there is that of step {kept[-1]}" if kept else "None is"
+        where = f"The checkpoint of step {step} could not be written to {self._directory}"
+        return f"{where}: {reason}. {there}."
 
     def _make_directory(self) -> None:
         """Make the directory once at most, and the work directory never.
@@ -233,12 +231,6 @@ class Checkpoints:
             self._directory.mkdir(exist_ok=True)
         self._made = True
         storage.try_to_write(self._directory)
-
-    def _clean_up(self) -> None:
-        try:
-            storage.remove_unfinished(self._directory)
-        except Exception as error:
-            _log.warning("Leftovers in %s stay for now: %s", self._directory, error)
 
     def _set_aside(self, restored: Restored) -> None:
         if restored.damaged:

@@ -12,34 +12,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from bert_jax.hlo_cost.groups import MIXED, axes_of_groups, axes_of_pairs, parse_groups
-from bert_jax.hlo_cost.hlo_text import Computation, Instruction, Module, parse_text, shape_bytes
-from bert_jax.hlo_cost.instructions import (
-    COLLECTIVES,
-    FREE,
-    FREE_CALLS,
-    TRANSFERS,
+from bert_jax.hlo_cost.hlo_text import (
+    Computation,
+    Instruction,
+    Module,
     hbm_bytes,
-    kernel_name,
+    parse_text,
     phase_of,
+    shape_bytes,
     started_shape,
-    stated_number,
     touched_by,
 )
 from bert_jax.hlo_cost.loops import Scope, body_scope, trip_count
 from bert_jax.hlo_cost.program import Collective, Loop, Op, Program, Transfer
 
+COLLECTIVES = (
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+    "collective-permute", "collective-broadcast",
+)  # fmt: skip
+FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
+    "replica-id", "optimization-barrier", "opt-barrier", "add-dependency", "async-update", "recv",
+}  # fmt: skip
+"""Instructions that cost the core nothing: names for values, and ends of what started before."""
+TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+FREE_CALLS = {
+    "AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast",
+    "GatherScatterIndicesBitpacked", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape",
+    "MoveToHost", "MoveToDevice",
+}  # fmt: skip
+"""Markers of the compiler: no code is generated for them."""
 SENTINEL = 2**50
 """Cycle counts from here on are the compiler's "do not know" (values near 2^63)."""
 
 
 def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
-    """Read `compiled.as_text()` of a TPU program.
+    """Read `compiled.as_text()` of a TPU program: optimised, scheduled HLO.
 
-    Args:
-        text: Optimised, scheduled HLO.
-        mesh_shape: `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
-            position in `mesh.devices.flat`, whatever the ids of the devices. A program for
-            several slices is that of one slice: the mesh's outermost axes must span the slices.
+    `mesh_shape` is `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
+    position in `mesh.devices.flat`, whatever the ids of the devices. A program for several slices
+    is that of one slice: the mesh's outermost axes must span the slices.
 
     Raises:
         ValueError: not HLO text, or a collective whose groups cannot be read.
@@ -98,7 +110,9 @@ class _Walk:
         total = 0
         flying: dict[str, _Flight] = {}
         for instruction in scope.computation.instructions.values():
-            cycles, carried = self._instruction(instruction, scope, runs, flying)
+            if self._beside_the_core(instruction, scope, runs, flying):
+                continue
+            cycles, carried = self._on_the_core(instruction, scope, runs, flying)
             total += cycles
             beside = [flying[k] for k in carried if k in flying] or [
                 flight for flight in flying.values() if not flight.fused
@@ -109,56 +123,56 @@ class _Walk:
             self._land(flight)
         return total
 
-    def _instruction(
+    def _beside_the_core(
+        self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
+    ) -> bool:
+        """Count exchanges and copies; whether the instruction takes the core no time."""
+        opcode, name = instruction.opcode, instruction.name
+        instructions = scope.computation.instructions
+        base = opcode.removesuffix("-start").removesuffix("-done")
+        rendezvous = instruction.attribute(_RENDEZVOUS) if opcode == "send" else None
+        if opcode in FREE:
+            pass
+        elif opcode == "async-start" and (inside := self._offloaded(instruction.calls or "")):
+            self._start(name, self._exchange(*inside, instruction, runs), flying)
+        elif opcode == "async-done":
+            begun = instruction
+            while begun.opcode in ("async-done", "async-update"):
+                begun = instructions[begun.operands[0]]
+            self._finish(begun.name, flying)
+        elif base in COLLECTIVES and opcode.endswith("-done"):
+            self._finish(instruction.operands[0], flying)
+        elif base in COLLECTIVES:
+            exchange = self._exchange(instruction, scope.computation, instruction, runs)
+            if opcode.endswith("-start"):
+                self._start(name, exchange, flying)
+            else:
+                self._add(exchange)
+        elif rendezvous and "_xla_megascale" in instruction.attributes:
+            exchange = self._between_slices(instruction, rendezvous, scope, runs)
+            self._start(rendezvous, exchange, flying)
+        elif opcode == "recv-done":
+            begun = instructions[instruction.operands[0]]
+            self._finish(begun.attribute(_RENDEZVOUS) or "", flying)
+        elif opcode in TRANSFERS:
+            # The arrays that a -start makes, not the array it takes them from.
+            self.transfers.append(Transfer(shape_bytes(started_shape(instruction.shape)), runs))
+        else:
+            return opcode.endswith("-done")
+        return True
+
+    def _on_the_core(
         self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
     ) -> tuple[int, list[str]]:
         """(cycles of one run, collectives under way that advance inside this instruction)."""
-        opcode = instruction.opcode
-        base = opcode.removesuffix("-start").removesuffix("-done")
-        if opcode in FREE:
-            return 0, []
+        opcode, calls = instruction.opcode, instruction.calls
         if opcode == "while":
             return self._loop(instruction, scope, runs), []
         if opcode == "conditional":
             return self._conditional(instruction, scope, runs), []
-        if opcode == "async-start" and (inside := self._offloaded(instruction.calls or "")):
-            exchange = self._exchange(*inside, instruction, runs)
-            self._start(instruction.name, exchange, flying)
-            return 0, []
-        if opcode == "async-done":
-            begun = instruction
-            while begun.opcode in ("async-done", "async-update"):
-                begun = scope.computation.instructions[begun.operands[0]]
-            self._finish(begun.name, flying)
-            return 0, []
-        if opcode == "call" or (opcode == "async-start" and instruction.calls):
-            return self.computation(scope.called(instruction, instruction.calls or ""), runs), []
-        if base in COLLECTIVES:
-            if opcode.endswith("-done"):
-                self._finish(instruction.operands[0], flying)
-                return 0, []
-            exchange = self._exchange(instruction, scope.computation, instruction, runs)
-            if opcode.endswith("-start"):
-                self._start(instruction.name, exchange, flying)
-            else:
-                self._add(exchange)
-            return 0, []
-        rendezvous = instruction.attribute(_RENDEZVOUS)
-        if opcode == "send" and rendezvous and "_xla_megascale" in instruction.attributes:
-            exchange = self._between_slices(instruction, rendezvous, scope, runs)
-            self._start(rendezvous, exchange, flying)
-            return 0, []
-        if opcode == "recv-done":
-            begun = scope.computation.instructions[instruction.operands[0]]
-            self._finish(begun.attribute(_RENDEZVOUS) or "", flying)
-            return 0, []
-        if opcode in TRANSFERS:
-            # The arrays that a -start makes, not the array it takes them from.
-            self.transfers.append(Transfer(shape_bytes(started_shape(instruction.shape)), runs))
-            return 0, []
-        if opcode.endswith("-done"):
-            return 0, []
-        if opcode == "fusion" and instruction.calls in self.module.computations:
+        if opcode == "call" or (opcode == "async-start" and calls):
+            return self.computation(scope.called(instruction, calls or ""), runs), []
+        if opcode == "fusion" and calls in self.module.computations:
             return self._fusion(instruction, scope.computation, runs, flying)
         return self._op(instruction, scope.computation, runs), []
 
@@ -313,8 +327,9 @@ class _Walk:
         target = instruction.attribute(r'custom_call_target="([^"]*)"')
         if target in FREE_CALLS:
             return 0
-        estimated = instruction.attribute(r'"estimated_cycles":"(\d+)"')  # none where negative
-        cycles = int(estimated) if estimated and int(estimated) < SENTINEL else None
+        cycles = instruction.number("estimated_cycles")  # None where negative
+        if cycles is not None and cycles >= SENTINEL:
+            cycles = None
         shapes = [instruction.shape] + [
             computation.instructions[name].shape
             for name in instruction.operands
@@ -326,17 +341,18 @@ class _Walk:
         kernel = target == "tpu_custom_call"
         self.ops.append(
             Op(
-                name=kernel_name(instruction) if kernel else instruction.name,
+                name=(kernel and instruction.attribute(r"kernel_name\W+([\w.\-]+)"))
+                or instruction.name,
                 kind="pallas" if kernel else "copy" if instruction.opcode == "copy" else "xla",
                 cycles=None if kernel else cycles,
                 runs=runs,
-                bytes=(stated_number(instruction, "bytes_accessed") if kernel else None)
+                bytes=(instruction.number("bytes_accessed") if kernel else None)
                 or sum(map(shape_bytes, touched_by(instruction, shapes))),
                 hbm_bytes=sum(map(hbm_bytes, shapes)),
                 source=self.module.source(instruction),
                 phase=phase_of(instruction.op_name),
-                flops=stated_number(instruction, "flops") if kernel else None,
-                transcendentals=stated_number(instruction, "transcendentals") if kernel else None,
+                flops=instruction.number("flops") if kernel else None,
+                transcendentals=instruction.number("transcendentals") if kernel else None,
                 kernel=(instruction.attribute(r'"body":"([^"]*)"') or "") if kernel else "",
             )
         )

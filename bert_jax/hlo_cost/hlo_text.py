@@ -37,6 +37,11 @@ class Instruction:
         match = re.search(pattern, self.attributes)
         return match.group(1) if match else None
 
+    def number(self, key: str) -> int | None:
+        """Return the number of a key in the backend_config, such as "flops", or None."""
+        value = self.attribute(rf'"{key}":\s*"?(\d+)"?')
+        return int(value) if value else None
+
     @property
     def calls(self) -> str | None:
         """The computation that a fusion, call or async-start runs."""
@@ -203,3 +208,41 @@ def arrays(shape: str) -> Iterator[tuple[int, str]]:
 def shape_bytes(shape: str) -> int:
     """Bytes of all arrays in a type."""
     return sum(size for size, _ in arrays(shape))
+
+
+def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:
+    """Shapes (result, then operands) of what is read and written: a gather reads what it gives."""
+    gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith("/gather")
+    return [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
+
+
+def phase_of(op_name: str) -> str:
+    """Return the part of a train step to which a JAX name path belongs."""
+    if "rematted_computation" in op_name or "checkpoint/" in op_name:
+        return "recomputed"
+    if "transpose(" in op_name:
+        return "backward"
+    return "forward" if "jvp(" in op_name else ""
+
+
+def hbm_bytes(shape: str) -> int:
+    """Add up the arrays of a type without a memory space in their layout (S(1) is VMEM)."""
+    return sum(size for size, layout in arrays(shape) if "S(" not in layout)
+
+
+def started_shape(shape: str) -> str:
+    """Element 1 of a tuple type, which is what a -start operation writes."""
+    depth, start = 0, 0
+    parts = []
+    for position, char in enumerate(shape):
+        if char in "([{":
+            depth += 1
+            start = position + 1 if depth == 1 else start
+        elif char in ")]}":
+            depth -= 1
+            if depth == 0:
+                parts.append(shape[start:position])
+        elif char == "," and depth == 1:
+            parts.append(shape[start:position])
+            start = position + 1
+    return parts[1] if len(parts) > 1 else shape

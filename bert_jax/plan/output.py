@@ -65,9 +65,10 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "parts": {} if cost is None else dict(cost.parts),
         "hidden": {} if cost is None else dict(cost.hidden),
         "how": {} if cost is None else dict(cost.how),
-        "top": []
-        if cost is None
-        else [{"seconds": s, "source": source, "name": name} for s, source, name in cost.top],
+        "top": [
+            {"seconds": seconds, "source": source, "name": name}
+            for seconds, source, name in (() if cost is None else cost.top)
+        ],
         "lowering_seconds": plan.lowering_seconds,
         "compile_seconds": plan.compile_seconds,
         "cached": plan.cached,
@@ -76,28 +77,21 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 def as_text(plan: Plan) -> str:
     """Return the whole report of one plan, about 50 lines."""
-    return "\n".join(_lines(plan))
-
-
-def _lines(plan: Plan) -> Iterator[str]:
     mesh = " x ".join(f"{name} {size}" for name, size in plan.mesh_shape.items())
     parts = f" in {plan.accumulation} micro-batches" if plan.accumulation > 1 else ""
     count = plan.topology.num_chips
     chips = f"{count} chip{'s' if count > 1 else ''}"
     compiled_in = "cached" if plan.cached else f"{plan.compile_seconds:.0f} s"
-    yield (
+    lines = [
         f"{plan.topology.name}  {chips}, mesh {mesh}  phase {plan.phase}: "
         f"L={plan.length}, {plan.rows} rows a step{parts}, {plan.rows_per_chip:g} a "
-        f"chip at once  (lowered in {plan.lowering_seconds:.0f} s, compiled: {compiled_in})"
-    )
-    yield ""
-    yield from _memory_lines(plan)
-    if plan.cost is None:
-        return
-    yield ""
-    yield from _collective_lines(plan)
-    yield ""
-    yield from _time_lines(plan, plan.cost)
+        f"chip at once  (lowered in {plan.lowering_seconds:.0f} s, compiled: {compiled_in})",
+        "",
+        *_memory_lines(plan),
+    ]
+    if plan.cost is not None:
+        lines += ["", *_collective_lines(plan), "", *_time_lines(plan, plan.cost)]
+    return "\n".join(lines)
 
 
 def _memory_lines(plan: Plan) -> Iterator[str]:

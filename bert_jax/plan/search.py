@@ -159,12 +159,8 @@ def fastest_that_fits(
 ) -> Found | None:
     """Return the fastest of the choices whose peak is within `usable` bytes; None if none is.
 
-    Args:
-        choices: Candidates, in any order.
-        paper: A prediction that costs nothing.
-        reduced: A prediction from a compilation of reduced depth.
-        whole: The compiler's answer, with the peak it needs where it refuses.
-        usable: Bytes of a device.
+    `paper` is a prediction that costs nothing, `reduced` one from a compilation of reduced depth,
+    `whole` the compiler's answer, with the peak it needs where it refuses.
     """
     # What is measured corrects the paper for all candidates of its kind; those of a kind that was
     # not measured yet get the benefit of the doubt in time, and not in memory.
@@ -232,13 +228,8 @@ def largest_batch(
 ) -> Fit:
     """Return the most rows per batch shard that fit, and the fastest per row.
 
-    Memory and time are lines in the rows: two measurements give them, a whole compilation checks.
-
-    Args:
-        reduced: Rows to a prediction from a compilation of reduced depth; called twice.
-        whole: Rows to the compiler's answer, with the peak it needs where it refuses.
-        usable: Bytes of a device.
-        first_guess: Rows that may fit.
+    Memory and time are lines in the rows: `reduced` gives them at two numbers of rows near
+    `first_guess`, `whole` checks; both are as in `fastest_that_fits`.
     """
     # Well below the guess: near the limit the compiler takes long, and its line is bent.
     high = round_rows(max(first_guess * 5 // 8, 2))
@@ -304,10 +295,7 @@ def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: 
     Micro-batches so small that what a layer hands to the next stays in the core's own memory are
     faster per row than one large batch; how many there are decides what the rest costs a row.
 
-    Args:
-        measure: Rows to what a step takes.
-        ladder: Rows to try, ascending; given up once larger ones are slower or do not fit.
-        usable: Bytes of a device.
+    `ladder` is the rows to try, ascending; given up once larger ones are slower or do not fit.
     """
     tried: dict[int, Pass] = {}
 
