@@ -9,9 +9,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
-from bert_jax.checkpoint import storage
-from bert_jax.checkpoint.storage import PARAMS, REST, AnyPath, json_crc
+from bert_jax.checkpoint.storage import (
+    PARAMS,
+    RECORD,
+    REST,
+    AnyPath,
+    as_path,
+    damage,
+    json_crc,
+    read_object,
+)
 from bert_jax.errors import UserError
 
 FORMAT = 2
@@ -57,10 +66,10 @@ def read_record(checkpoint: AnyPath) -> Record:
         UserError: It is intact, of another version.
     """
     try:
-        content = storage.read_record(checkpoint)
+        content = read_object(as_path(checkpoint) / RECORD / "data.json")
         crc = content.pop("crc32", None)
     except Exception as error:
-        reason = storage.damage(error, checkpoint)
+        reason = damage(error, checkpoint)
         raise RecordFaultError(f"its record cannot be read: {reason}") from error
     if crc != json_crc(content):
         raise RecordFaultError("its record does not match its CRC")
@@ -115,12 +124,6 @@ def is_param(name: str) -> bool:
 
 def nested_params(leaves: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters among named leaves as a nested dict."""
-    tree: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        if is_param(name):
-            *parents, last = name.removeprefix(_PREFIX).split("/")
-            node = tree
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[last] = leaf
+    params = {name.removeprefix(_PREFIX): leaf for name, leaf in leaves.items() if is_param(name)}
+    tree: dict[str, Any] = unflatten_dict(params, sep="/")
     return tree

@@ -158,16 +158,6 @@ def read_tree(directory: AnyPath) -> dict[str, Any]:
     return tree
 
 
-def read_record(checkpoint: AnyPath) -> dict[str, Any]:
-    """Return the record of a checkpoint, as JSON values.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is no JSON object.
-    """
-    return _read_object(as_path(checkpoint) / RECORD / "data.json")
-
-
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Read groups of arrays onto devices; collective. Returns them, and "" or the fault.
 
@@ -202,9 +192,9 @@ def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
     """
     checkpoint = as_path(checkpoint)
     listed = set()
-    for group in _read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:
+    for group in read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:
         if group != RECORD:
-            content = _read_object(checkpoint / group / "_METADATA")
+            content = read_object(checkpoint / group / "_METADATA")
             if not (content["use_ocdbt"] is content["use_zarr3"] is True):
                 raise ValueError(f"{group}/_METADATA is not of arrays in OCDBT and Zarr 3")
             for leaf in content["tree_metadata"].values():
@@ -283,7 +273,8 @@ def json_crc(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def _read_object(path: epath.Path) -> dict[str, Any]:
+def read_object(path: epath.Path) -> dict[str, Any]:
+    """Return the content of a JSON file, or raise an OSError or a ValueError."""
     content = parse_json(path.read_bytes(), where=str(path), allow_nan=True)
     if not isinstance(content, dict):
         raise ValueError("no JSON object")

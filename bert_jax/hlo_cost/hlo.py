@@ -273,7 +273,7 @@ class _Walk:
         groups = parse_groups(inner.attributes, self.module.num_partitions)
         axes_of = axes_of_pairs if kind == "collective-permute" else axes_of_groups
         size = max(len(group) for group in groups)
-        operand = computation.operand_bytes(inner)
+        operand = sum(map(shape_bytes, computation.operand_shapes(inner)))
         metadata = inner if inner.op_name else outer
         return Collective(
             name=outer.name,
@@ -298,7 +298,7 @@ class _Walk:
             name=rendezvous,
             kind=kind.lower().replace("_", "-"),
             network="dcn",
-            bytes=payload.num_bytes,
+            bytes=shape_bytes(payload.shape),
             axes=tuple(self.slices) or (MIXED,),
             group_size=math.prod(self.slices.values()),
             runs=runs,
@@ -330,11 +330,7 @@ class _Walk:
         cycles = instruction.number("estimated_cycles")  # None where negative
         if cycles is not None and cycles >= SENTINEL:
             cycles = None
-        shapes = [instruction.shape] + [
-            computation.instructions[name].shape
-            for name in instruction.operands
-            if name in computation.instructions
-        ]
+        shapes = [instruction.shape, *computation.operand_shapes(instruction)]
         # Scalars are the scalar unit's: no estimate is missing there.
         if cycles is None and all(shape_bytes(shape) <= 8 for shape in shapes):
             return 0

@@ -52,11 +52,6 @@ class Instruction:
         """The path of JAX names, empty where the compiler made the instruction up."""
         return self.attribute(r'op_name="([^"]*)"') or ""
 
-    @property
-    def num_bytes(self) -> int:
-        """Number of bytes of the result, all elements of a tuple together."""
-        return shape_bytes(self.shape)
-
 
 @dataclass
 class Computation:
@@ -66,13 +61,10 @@ class Computation:
     instructions: dict[str, Instruction] = field(default_factory=dict)
     root: str = ""
 
-    def operand_bytes(self, instruction: Instruction) -> int:
-        """Sizes of the operands of `instruction` together."""
-        return sum(
-            self.instructions[name].num_bytes
-            for name in instruction.operands
-            if name in self.instructions
-        )
+    def operand_shapes(self, instruction: Instruction) -> list[str]:
+        """Return the types of the operands of `instruction`."""
+        found = (self.instructions.get(name) for name in instruction.operands)
+        return [operand.shape for operand in found if operand is not None]
 
 
 @dataclass

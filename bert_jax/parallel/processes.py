@@ -268,8 +268,8 @@ def _refused(cluster: Cluster, error: BaseException, nowhere: bool) -> str:
             f"{COUNT} and {INDEX}, not Slurm (start with srun), Open MPI or a TPU. To run on this "
             "machine alone: --distributed=off"
         )
-    lines = str(error).strip().splitlines() or [""]
+    line = str(error).strip().partition("\n")[0]
     return (
-        f"joining the run's processes failed ({cluster.source}): {type(error).__name__}: "
-        f"{lines[0]}. To run on this machine alone: --distributed=off"
+        f"joining the run's processes failed ({cluster.source}): {type(error).__name__}: {line}. "
+        "To run on this machine alone: --distributed=off"
     )

@@ -56,7 +56,6 @@ class Planner:
         self.length = config.training.phases[phase].length
         self.configured = settings_of(config, phase, topology.num_devices)
         self._plans: dict[tuple[Settings, int], Plan] = {}
-        self._meshes: dict[tuple[int, int], bool] = {}
 
     @property
     def usable(self) -> int:
@@ -224,15 +223,12 @@ class Planner:
 
     def _mesh_is_possible(self, settings: Settings) -> bool:
         """Whether the torus can be cut so: each mesh axis must be a product of its dimensions."""
-        key = settings.fsdp, settings.tensor
-        if key not in self._meshes:
-            mesh = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor)
-            try:
-                make_mesh(mesh, devices(self.topology))
-                self._meshes[key] = True
-            except (UserError, NotImplementedError):
-                self._meshes[key] = False
-        return self._meshes[key]
+        mesh = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor)
+        try:
+            make_mesh(mesh, devices(self.topology))
+        except (UserError, NotImplementedError):
+            return False
+        return True
 
 
 def _part_seconds(program: Program, topology: Topology) -> float:
