@@ -100,7 +100,8 @@ _DOCS = "docs.cloud.google.com/tpu/docs/"
 _BOOK = "jax-ml.github.io/scaling-book/tpus"
 _GIB = 2**30
 
-# Columns after the source: clock, ICI links and rate, DCN, cores, side of an MXU, ALUs.
+# Name, kinds, peak, HBM, its rate, devices; source; clock, ICI links, rate of one, DCN, cores, side
+# of an MXU, ALUs.
 _TPUS = (
     Chip("v4", ("TPU v4",), 275e12, 32 * _GIB, 1200e9, 1,
          f"{_DOCS}v4 (peak, HBM); {_BOOK} (ICI, DCN); ISCA 2023 TPU v4 paper (clock)",

@@ -25,12 +25,6 @@ class ElsewhereError(RuntimeError):
         self.exit_code = code
 
 
-def barrier(name: str) -> None:
-    """Return when all processes are here."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
-
-
 def all_agree(ok: bool) -> bool:
     """Whether `ok` holds in all processes."""
     if jax.process_count() == 1:

@@ -81,11 +81,8 @@ class Checkpoints:
         """Return the newest intact checkpoint, or None when there is none at all.
 
         Damaged checkpoints that are newer are named in a warning and moved to `damaged/`, where
-        nothing reads them.
-
-        Args:
-            abstract: The state with a `jax.ShapeDtypeStruct` per array that carries the sharding
-                the array shall have; it need not be the one that was saved.
+        nothing reads them. `abstract` is the state with a `jax.ShapeDtypeStruct` per array that
+        carries the sharding the array shall have; it need not be the one that was saved.
 
         Raises:
             DamagedCheckpointError: There are checkpoints and none is intact; nothing is moved.

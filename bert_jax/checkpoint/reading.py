@@ -79,10 +79,8 @@ def load_newest(directory: AnyPath) -> Restored | None:
 def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
     """Return the newest intact checkpoint, or None where there is none; nothing on disk changes.
 
-    Args:
-        directory: Directory of checkpoints.
-        abstract: The state with a `jax.ShapeDtypeStruct` per array that carries the sharding the
-            array shall have; it need not be the one that was saved. None: as `load_newest`.
+    `abstract` is the state with a `jax.ShapeDtypeStruct` per array that carries the sharding the
+    array shall have; it need not be the one that was saved. None: as `load_newest`.
 
     Raises:
         DamagedCheckpointError: There are checkpoints and none is intact.

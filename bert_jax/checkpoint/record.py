@@ -11,16 +11,8 @@ import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from bert_jax.checkpoint.storage import (
-    PARAMS,
-    RECORD,
-    REST,
-    AnyPath,
-    as_path,
-    damage,
-    json_crc,
-    read_object,
-)
+from bert_jax.checkpoint import storage
+from bert_jax.checkpoint.storage import PARAMS, REST, AnyPath
 from bert_jax.errors import UserError
 
 FORMAT = 2
@@ -51,7 +43,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON values that are written."""
         content = {"format": FORMAT, **self.__dict__}
-        return {**content, "crc32": json_crc(content)}
+        return {**content, "crc32": storage.json_crc(content)}
 
 
 class RecordFaultError(ValueError):
@@ -66,12 +58,12 @@ def read_record(checkpoint: AnyPath) -> Record:
         UserError: It is intact, of another version.
     """
     try:
-        content = read_object(as_path(checkpoint) / RECORD / "data.json")
+        content = storage.read_object(storage.as_path(checkpoint) / storage.RECORD / "data.json")
         crc = content.pop("crc32", None)
     except Exception as error:
-        reason = damage(error, checkpoint)
+        reason = storage.damage(error, checkpoint)
         raise RecordFaultError(f"its record cannot be read: {reason}") from error
-    if crc != json_crc(content):
+    if crc != storage.json_crc(content):
         raise RecordFaultError("its record does not match its CRC")
     version = content.pop("format", None)
     if version != FORMAT:

@@ -130,12 +130,8 @@ def write_async(
     """Start a save; returns when the arrays are copied, so that the caller may donate them.
 
     Collective. The directory, which must not exist, appears when everything is written. `result()`
-    of what is returned waits until then, and raises the error that made the save fail.
-
-    Args:
-        checkpoint: Directory of the checkpoint.
-        arrays: The groups "params" (nested) and, where there is more, "rest" (flat).
-        record: JSON values.
+    of what is returned waits until then, and raises the error that made the save fail. `arrays` has
+    the groups "params" (nested) and, where there is more, "rest" (flat); `record` has JSON values.
     """
     with _context():
         # Orbax writes the record later, when the caller may have changed what is in it.

@@ -69,10 +69,10 @@ def verify_checkpoint(
     progress: Callable[[int], None] = lambda num_bytes: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Verdict:
-    """Read every file and every array of a checkpoint, the directory of one step.
+    """Read every file and every array of a checkpoint.
 
     Args:
-        checkpoint: The directory.
+        checkpoint: The directory of one step.
         mark: Write `verified.json` into it when it is intact, so that `file_fault` can tell later
             which file has changed.
         progress: Gets the bytes of each array or piece that was read.
@@ -116,10 +116,7 @@ def verify_checkpoint(
 def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
     """Read every file and array of the checkpoints in a directory; changes nothing.
 
-    Args:
-        directory: Directory of checkpoints.
-        only: Step of the one checkpoint to read; None: all.
-        progress: Show a bar on standard error.
+    Reads the one of step `only`, or all; `progress` shows a bar on standard error.
 
     Raises:
         UserError: There is no checkpoint, or none of that step.
@@ -169,10 +166,8 @@ def file_fault(
 ) -> str:
     """Name a fault of the files, by `verified.json`; "" where there is none, or no such file.
 
-    Args:
-        checkpoint: The directory of one step.
-        part: (i, n): look at every n-th file, from the i-th.
-        groups: Look at the files in these directories only; (): at all.
+    Looks at every n-th file, from the i-th, where `part` is (i, n), and only at files in the
+    directories `groups`; (): in all.
     """
     checkpoint = as_path(checkpoint)
     if not is_verified(checkpoint):

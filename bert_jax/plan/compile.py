@@ -19,16 +19,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import zstandard
 
+from bert_jax.data.store import SpecialIds, token_dtype
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.hlo_cost.cost import Cost, estimate
 from bert_jax.hlo_cost.hlo import parse_program
 from bert_jax.hlo_cost.program import Program
+from bert_jax.parallel.sharding import batch_sharding, check_batch_size, make_mesh
 from bert_jax.plan.topology import Topology, devices, quiet
 from bert_jax.training.config import PretrainConfig
+from bert_jax.training.corpus import objective_of, open_corpus, settings_of, step_config
+from bert_jax.training.state import abstract_state
+from bert_jax.training.step import make_train_step
 
 ASSUMED_VOCAB_SIZE = 30522
 """The published English BERT's, where neither the configuration nor a corpus says."""
@@ -168,8 +174,6 @@ def default_cache() -> Path:
 
 def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
     """Return the configuration with a vocabulary size, and a sentence on where it is from."""
-    from bert_jax.training.corpus import open_corpus
-
     if config.data.corpus and Path(config.data.corpus).exists():
         size = open_corpus(config.data.corpus).train.vocab_size
         return config.with_vocabulary(size), f"vocabulary: {size:,} tokens, of the corpus"
@@ -193,21 +197,13 @@ def compile_step(
     Raises:
         UserError: batch, model or mesh do not fit the number of devices; libtpu is missing.
     """
-    found = devices(topology)
-    import jax
-
-    from bert_jax.data.store import token_dtype
-    from bert_jax.parallel.sharding import batch_sharding, check_batch_size, make_mesh
-    from bert_jax.training.state import abstract_state
-    from bert_jax.training.step import make_train_step
-
-    mesh = make_mesh(config.mesh, found)
+    mesh = make_mesh(config.mesh, devices(topology))
     shape = config.training.phases[phase]
     check_batch_size(
         shape.batch_size, mesh, config.training.accumulation, f"training.phases[{phase}].batch_size"
     )
-    step_config = _planned_step(config)
-    state = abstract_state(step_config, mesh)
+    settings = _planned_step(config)
+    state = abstract_state(settings, mesh)
     rows, length = shape.batch_size, shape.length
     batch = {  # as `data/pipeline.py` delivers it
         name: jax.ShapeDtypeStruct(dimensions, dtype, sharding=batch_sharding(mesh))
@@ -231,7 +227,7 @@ def compile_step(
         words = "parameters, optimizer and batch alone are more than the memory"
         return dataclasses.replace(plan, refused=words, needs=known.peak)
     begun = time.perf_counter()
-    step: Any = make_train_step(step_config, mesh)  # a jitted function
+    step: Any = make_train_step(settings, mesh)  # a jitted function
     lowered = step.lower(state, batch)
     lowering_seconds = time.perf_counter() - begun
     path = None if cache is None else cache / f"{_key(lowered.as_text(), topology, mesh)}.zst"
@@ -273,15 +269,10 @@ def usable_bytes(topology: Topology) -> int:
 
 def row_flops(config: PretrainConfig, length: int) -> int:
     """Count the operations of one row of `length` tokens in a training step."""
-    from bert_jax.training.corpus import objective_of
-
     return objective_of(config).flops(length)
 
 
 def _planned_step(config: PretrainConfig) -> Any:
-    from bert_jax.data.store import SpecialIds
-    from bert_jax.training.corpus import open_corpus, settings_of, step_config
-
     if config.model.dtype == "auto":  # would ask for the default backend, which is the CPU here
         model = dataclasses.replace(config.model, dtype="bfloat16")
         config = dataclasses.replace(config, model=model)
@@ -294,8 +285,6 @@ def _planned_step(config: PretrainConfig) -> Any:
 
 
 def _bytes_per_device(tree: Any) -> int:
-    import jax
-
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)

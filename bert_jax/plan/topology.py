@@ -6,6 +6,7 @@ data-centre network (a comma and not a star, which a shell would expand).
 """
 
 import contextlib
+import importlib.util
 import itertools
 import math
 import os
@@ -139,8 +140,6 @@ def prepare_environment() -> None:
     Raises:
         UserError: libtpu is not installed.
     """
-    import importlib.util
-
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["JAX_PLATFORMS"] = "cpu"  # on a TPU machine, the chips are left to who uses them
