@@ -60,8 +60,13 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
     inside, across = _split_slices(mesh_shape, module.num_partitions)
     walk = _Walk(module, inside, across)
     walk.computation(Scope(module, module.computations[module.entry], lambda _: None), 1)
-    lists = (tuple(each) for each in (walk.ops, walk.collectives, walk.transfers, walk.loops))
-    return Program(*lists, math.prod(inside.values()))
+    return Program(
+        tuple(walk.ops),
+        tuple(walk.collectives),
+        tuple(walk.transfers),
+        tuple(walk.loops),
+        math.prod(inside.values()),
+    )
 
 
 def _split_slices(
@@ -199,8 +204,7 @@ class _Walk:
         tried = []
         for name, operand in zip(names, instruction.operands[1:], strict=True):
             walk = _Walk(self.module, self.mesh_shape, self.slices)
-            inner = scope.called(instruction, name)
-            inner.argument = lambda _, operand=operand: scope.value(operand)
+            inner = scope.called(replace(instruction, operands=(operand,)), name)
             tried.append((walk.computation(inner, runs), walk))
         cycles, branch = max(tried, key=lambda pair: pair[0])
         self.ops += branch.ops

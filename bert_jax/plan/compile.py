@@ -235,9 +235,11 @@ def compile_step(
     answer = kept or _compile(lowered)
     if path and not kept:
         _write(path, answer)
-    memory, stats, program = known, answer["memory"], None
+    memory, stats = known, answer["memory"]
+    program = cost = None
     if stats:
         program = parse_program(answer["hlo"], plan.mesh_shape)
+        cost = estimate(program, topology.chip, topology.shape)
         other = stats["argument"] - known.peak + stats["output"] - stats["alias"] + stats["code"]
         memory = dataclasses.replace(known, temporaries=stats["temp"], other=other)
     needs, has = _needs_and_has(answer["refused"])
@@ -252,7 +254,7 @@ def compile_step(
         refused=answer["refused"],
         needs=needs,
         program=program,
-        cost=program and estimate(program, topology.chip, topology.shape),
+        cost=cost,
         lowering_seconds=lowering_seconds,
         compile_seconds=answer["seconds"],
         cached=bool(kept),
