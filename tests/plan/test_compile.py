@@ -1,7 +1,11 @@
 """What is made of the compiler's answers, without a compiler."""
 
 import dataclasses
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import pytest
 
 from bert_jax.plan import compile as plan_compile
@@ -17,6 +21,9 @@ from bert_jax.plan.topology import parse_topology
 from bert_jax.training.config import PretrainConfig, PretrainModelConfig
 
 GIB = 2**30
+SIZES = [
+    f"{name}_size_in_bytes" for name in ("argument", "output", "alias", "temp", "generated_code")
+]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +63,27 @@ def test_an_error_that_is_no_refusal_is_raised():
 
     with pytest.raises(RuntimeError, match="scoped vmem"):
         plan_compile._compile(Lowered())
+
+
+def test_a_program_that_jax_cannot_read_back_is_read_from_the_compilers_dump():
+    class Compiled:
+        def as_text(self):
+            raise RuntimeError("async-update instruction should have 1 operands but sees 3")
+
+        def memory_analysis(self):
+            return SimpleNamespace(**dict.fromkeys(SIZES, 8))
+
+    class Lowered:
+        def compile(self, compiler_options):
+            name = (
+                jax.jit(lambda x: x).lower(1).compiler_ir().operation.attributes["sym_name"].value
+            )
+            assert re.search(compiler_options["xla_dump_hlo_module_re"], name)
+            written = Path(compiler_options["xla_dump_to"])
+            (written / f"module_0000.{name}.after_codegen.txt").write_text("HloModule x")
+            return Compiled()
+
+    assert plan_compile._compile(Lowered())["hlo"] == "HloModule x"
 
 
 def test_answers_are_kept_and_damaged_ones_ignored(tmp_path, monkeypatch):
