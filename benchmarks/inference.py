@@ -103,7 +103,7 @@ def write_model(directory: Path, size: str, texts: list[Text]) -> None:
     import numpy as np
 
     from bert_jax.exchange.huggingface_files import write_huggingface
-    from bert_jax.formats.huggingface_head import TaskOutputs
+    from bert_jax.formats.huggingface_config import TaskOutputs
     from bert_jax.model.config import SIZES
     from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
     from bert_jax.saved.model import Origin, SavedModel

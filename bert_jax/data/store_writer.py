@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +21,7 @@ from bert_jax.data.store import (
     token_dtype,
 )
 from bert_jax.errors import UserError
-from bert_jax.files.staging import StagedDirectory, disk_full, sync_directory, write_synced
+from bert_jax.files.staging import StagedDirectory, disk_full
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
@@ -143,13 +142,10 @@ class StoreWriter:
             raise UserError(f"no documents to write to {self.path}: the corpus is empty.")
         try:
             for file in self._files.values():
-                file.flush()
-                os.fsync(file.fileno())
                 file.close()
             counts = self._unigram_counts.astype(OFFSET_DTYPE)
-            write_synced(self._staged.path / "unigram_counts.bin", counts.tobytes())
+            (self._staged.path / "unigram_counts.bin").write_bytes(counts.tobytes())
             self._tokenizer.save(self._staged.path / "tokenizer")
-            sync_directory(self._staged.path / "tokenizer")
             header = {
                 **meta,
                 "format": FORMAT,
@@ -167,7 +163,7 @@ class StoreWriter:
                 ),
             }
             text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
-            write_synced(self._staged.path / "corpus.json", text.encode())
+            (self._staged.path / "corpus.json").write_bytes(text.encode())
             self._staged.commit()
         except OSError as error:
             raise disk_full(self.path, error) from error

@@ -6,29 +6,24 @@ The directory is built and proven under another name; a difference above the tol
 or a signal leaves nothing at its own.
 """
 
-import dataclasses
+import contextlib
 import hashlib
 import math
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 import bert_jax
 from bert_jax.errors import UserError
-from bert_jax.exchange.huggingface_files import class_of, untrained_parts
+from bert_jax.exchange.huggingface_files import class_of, untrained_parts, write_json
 from bert_jax.exchange.model_card import model_card
-from bert_jax.exchange.proof import (
-    PROOF_TEXTS,
-    TOLERANCE,
-    ProofFailedError,
-    proof_rows,
-    write_parity,
-)
-from bert_jax.exchange.staging import staged
-from bert_jax.files.staging import write_synced
+from bert_jax.exchange.proof import PROOF_TEXTS, TOLERANCE, ProofFailedError, proof_rows
+from bert_jax.files.remote import scheme
+from bert_jax.files.staging import StagedDirectory, disk_full
+from bert_jax.formats.huggingface_names import POOLED_HEADS
 from bert_jax.saved.model import SavedModel, read_model
 
 FORMATS = {
@@ -37,9 +32,11 @@ FORMATS = {
     "orbax": "bert_jax.exchange.orbax_export",
     "onnx": "bert_jax.exchange.onnx",
 }
-"""Modules with `write(saved, out)` and `prove(saved, out, rows)`."""
-CARD = "README.md"
-UNKNOWN_LICENSE = "unknown"
+"""Modules with `write(saved, out)` and `prove(saved, out, rows)`.
+
+`write` fills a directory; a UserError says what the format cannot hold. `prove` compares the
+directory with its source on rows of token ids, and returns `differences` by output and `versions`.
+"""
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 _NAME = re.compile(r"[\w][\w .+/-]{0,95}")
 
@@ -50,7 +47,7 @@ def export(
     out: str | Path,
     *,
     tolerance: float = TOLERANCE,
-    license: str = UNKNOWN_LICENSE,
+    license: str = "unknown",
     name: str = "",
     part: str = "",
     say: Callable[[str], None] = lambda text: None,
@@ -119,10 +116,31 @@ def export(
                 **proven["versions"],
             },
         }
-        write_parity(directory, parity)
+        write_json(directory / "parity.json", parity)
         card = model_card(saved, parity, license=license, name=name)
-        write_synced(directory / CARD, card.encode())
+        (directory / "README.md").write_text(card, encoding="utf-8")
     return parity
+
+
+@contextlib.contextmanager
+def staged(out: str | Path) -> Iterator[Path]:
+    """Yield a new directory beside `out`, which becomes `out` by a rename when the body ends well.
+
+    Whatever ends the body otherwise, Ctrl-C and SIGTERM among it, the directory is removed. One
+    that a killed process left is removed by the next call for the same `out`.
+
+    Raises:
+        UserError: `out` is there and is not an empty directory, is in a bucket, or cannot be
+            written.
+    """
+    if scheme(out) is not None:
+        raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
+    with StagedDirectory(out, lambda _: False) as directory:
+        try:
+            yield directory.path
+            directory.commit()
+        except OSError as error:
+            raise disk_full(directory.target, error) from error
 
 
 def as_trained(saved: SavedModel) -> SavedModel:
@@ -131,26 +149,26 @@ def as_trained(saved: SavedModel) -> SavedModel:
     With `data.pairing` none there are no pairs of texts: the head for them and the pooler, which
     it alone reads, have the values with which the run began.
     """
-    if saved.origin.pairing != "none":
-        return saved
-    params = {part: tree for part, tree in saved.params.items() if part != "nsp"}
-    encoder = {part: tree for part, tree in params["encoder"].items() if part != "pooler"}
-    return dataclasses.replace(saved, params={**params, "encoder": encoder})
+    return saved.without({*POOLED_HEADS, "pooler"}) if saved.origin.pairing == "none" else saved
 
 
-def check_differences(found: dict[str, float], tolerance: float) -> None:
+def check_differences(
+    found: dict[str, float],
+    tolerance: float,
+    failure: str = "what was written does not compute what its source does",
+) -> None:
     """Raise ProofFailedError where an output differs by more, or by what is no number."""
     above = {name: gap for name, gap in found.items() if not gap <= tolerance}
     if above:
         said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())
         raise ProofFailedError(
-            f"what was written does not compute what its source does: the largest differences are "
-            f"{said}, and {tolerance:.0e} is allowed. Nothing was left"
+            f"{failure}: the largest differences are {said}, and {tolerance:.0e} is allowed "
+            "(--tolerance). Nothing was left"
         )
 
 
 def file_digests(directory: Path) -> dict[str, str]:
-    """sha256 in hex of each file, by its path."""
+    """Compute the sha256 in hex of each file, by its path."""
     found = {}
     for path in sorted(directory.rglob("*")):
         if path.is_file() and path.name != ".lock":

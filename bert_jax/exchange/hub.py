@@ -33,10 +33,8 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     Args:
         name: `owner/name`, or `owner/name@revision` with a branch, a tag, a commit, or a pull
             request (`refs/pr/1`).
-        cache: A directory; None: that of `huggingface_hub`, which Transformers shares.
-
-    Returns:
-        A directory in the cache. Other programs may have put other files there.
+        cache: A directory; None: that of `huggingface_hub`, which Transformers shares. Other
+            programs may have put other files there.
 
     Raises:
         UserError: `huggingface_hub` is not installed; no such model or revision, no access to it,
@@ -97,7 +95,7 @@ def _check_weights(name: str, files: list[str]) -> None:
 
 
 def _reason(error: Exception, repo: str) -> str:
-    """One line."""
+    """Say in one line why a model was not fetched."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.GatedRepoError):

@@ -9,34 +9,28 @@ import numpy as np
 import safetensors.numpy
 
 from bert_jax.errors import UserError
-from bert_jax.files.staging import write_synced
 from bert_jax.formats.families import class_written, from_bert
 from bert_jax.formats.family_tables import WRITTEN
-from bert_jax.formats.huggingface_config import model_config_to_huggingface
+from bert_jax.formats.huggingface_config import head_to_huggingface, model_config_to_huggingface
 from bert_jax.formats.huggingface_files import WEIGHTS
-from bert_jax.formats.huggingface_head import head_to_huggingface
-from bert_jax.formats.huggingface_names import DETECTION, TABLE, TASK_TABLES, export_entries
+from bert_jax.formats.huggingface_names import (
+    POOLED_HEADS,
+    PRETRAINING_TASKS,
+    Entry,
+    in_model,
+    table_of,
+    to_huggingface,
+)
 from bert_jax.formats.sentencepiece_json import tokenizer_json
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import CONFIG_NAME, SPECIAL_TOKENS
+from bert_jax.tokenization.tokenizer import CONFIG_NAME
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 UNTRAINED = "untrained_parts"
 """Field of `config.json`: parts with initial values, there because their class must have them."""
 
-
-_TASKS = {
-    ("mlm", "nsp"): "ForPreTraining",
-    ("mlm",): "ForMaskedLM",
-    ("nsp",): "ForNextSentencePrediction",
-    (): "Model",
-}
-
-
 _WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
-
-
 _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -62,35 +56,34 @@ def task_of(saved: SavedModel) -> str:
     if saved.outputs is not None:
         name: str = head_to_huggingface(saved.outputs)["architectures"][0]
         return name.removeprefix("Bert")
-    if "rtd" in saved.params:
-        return "ForPreTraining"
-    if "nsp" in saved.params and family_of(saved) == "electra":
+    if family_of(saved) == "electra" and POOLED_HEADS & saved.params.keys():
         raise UserError(
             f"{saved.name}: no class of Transformers has both a head for pairs of sentences and "
             f"embeddings ({saved.config.embedding_width}) of another width than the layers "
             f"({saved.config.hidden_dim}); pretrain with data.pairing none, or set "
             "model.embedding_dim to 0"
         )
-    return _TASKS[tuple(part for part in ("mlm", "nsp") if part in saved.params)]
+    return next(task for parts, task in PRETRAINING_TASKS if parts <= saved.params.keys())
+
+
+def entries_of(saved: SavedModel) -> list[Entry]:
+    """Return the parameters that the class of a model has."""
+    head = None if saved.outputs is None else saved.outputs.head
+    parts = saved.params if head is None else ()
+    table = table_of(parts, head, pooler=has_place_for_pooler(saved))
+    return in_model(table, saved.config)
 
 
 def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
-    """Every tensor that their class has, without the tied duplicates, float32.
+    """Return every tensor that their class has, without the tied duplicates, float32.
 
-    A class with a pooler gets one with initial values where the model has none; one without leaves
-    a pooler out. The rows that pad the vocabulary are left out.
+    A class with a pooler gets one with initial values where the model has none. The rows that pad
+    the vocabulary are left out.
     """
     task, kind = task_of(saved), family_of(saved)
     saved = without_types(saved)
-    if saved.outputs is not None:
-        table = TASK_TABLES[saved.outputs.head.kind]
-    else:
-        parts = {"encoder", *saved.params.keys() & {"mlm", "nsp", "rtd"}}
-        table = tuple(entry for entry in (*TABLE, *DETECTION) if entry.path[0] in parts)
-    if not has_place_for_pooler(saved):
-        table = tuple(entry for entry in table if "pooler" not in entry.path)
     params = saved.complete_params() if has_place_for_pooler(saved) else saved.params
-    found = export_entries(table, params, saved.config)
+    found = to_huggingface(params, saved.config, entries_of(saved))
     if kind != "bert":
         found = from_bert(kind, task, model_config_to_huggingface(saved.config), found)[1]
     prefix = f"{kind}." if task == "Model" else ""
@@ -142,15 +135,9 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
 
 
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
-    """Write `model.safetensors`, `config.json` and the tokenizer's files; no proof and no card.
+    """Write `model.safetensors`, and what `write_description` writes; no proof and no card.
 
-    Args:
-        saved: Model to write. A model with `mlm` and `nsp` becomes BertForPreTraining, with `mlm`
-            alone BertForMaskedLM, with `rtd` ElectraForPreTraining, with a head one of the three
-            classes of tasks, and with none BertModel. A model whose embeddings have another width
-            than its layers becomes an ELECTRA, with the same heads. A classification whose pooler
-            has another activation than tanh becomes one of ELECTRA or DistilBERT.
-        directory: Exists; holds none of these files.
+    The directory exists and holds none of these files. Its class is `class_of(saved)`.
 
     Raises:
         UserError: The tokenizer or the pooler cannot be said in Hugging Face's format.
@@ -173,7 +160,7 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     write_description(saved, directory)
     # Not `save_file`: its files are readable by their owner alone, its errors are no OSErrors.
     weights = safetensors.numpy.save(state_dict_of(saved), metadata={"format": "pt"})
-    write_synced(directory / WEIGHTS, weights)
+    (directory / WEIGHTS).write_bytes(weights)
 
 
 def write_description(saved: SavedModel, directory: Path) -> None:
@@ -184,8 +171,7 @@ def write_description(saved: SavedModel, directory: Path) -> None:
         OSError: The files cannot be written.
     """
     write_tokenizer(saved, directory)
-    config = json.dumps(config_of(saved), indent=2, ensure_ascii=False) + "\n"
-    write_synced(directory / "config.json", config.encode())
+    write_json(directory / "config.json", config_of(saved))
 
 
 def write_tokenizer(saved: SavedModel, directory: Path) -> None:
@@ -196,7 +182,7 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if isinstance(tokenizer, SentencePieceTokenizer):
         # `tokenizer.model`, the original, stays beside it: `load_tokenizer` reads that one.
-        write_synced(directory / "tokenizer.json", tokenizer_json(tokenizer))
+        (directory / "tokenizer.json").write_bytes(tokenizer_json(tokenizer))
         config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
         config |= dict(zip(_TOKEN_FIELDS, specials_of(saved), strict=True))
     elif isinstance(tokenizer, WordPieceTokenizer) and tokenizer.options.max_word_chars != 100:
@@ -208,15 +194,18 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
         config["model_input_names"] = ["input_ids", "attention_mask"]
     elif config.get("tokenizer_class") == "PreTrainedTokenizerFast":
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    named = {field: config[field] for field in _TOKEN_FIELDS if field in config}
-    for name, content in ((CONFIG_NAME, config), ("special_tokens_map.json", named)):
-        if content is named and (directory / name).is_file():
-            continue
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        write_synced(directory / name, text.encode())
+    write_json(path, config)
+    if not (names := directory / "special_tokens_map.json").is_file():
+        write_json(names, {field: config[field] for field in _TOKEN_FIELDS if field in config})
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file for programs and people."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def specials_of(saved: SavedModel) -> list[str]:
-    """Return the model's names of the five special tokens, in the order of `SPECIAL_TOKENS`."""
+    """Return the model's names of the five special tokens, in the order of `_TOKEN_FIELDS`."""
     ids = vars(saved.tokenizer.special_ids).values()
-    return [saved.tokenizer.id_to_token(id) for id, _ in zip(ids, SPECIAL_TOKENS, strict=True)]
+    return [saved.tokenizer.id_to_token(id) for id in ids]

@@ -9,43 +9,35 @@ what was meant; and where Transformers is installed, states, logits and token id
 those of the source in its own class.
 """
 
-import dataclasses
 import hashlib
 import importlib.util
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
-
-import jax
-import numpy as np
 
 import bert_jax
 from bert_jax.errors import UserError
 from bert_jax.exchange import vocabulary
+from bert_jax.exchange.export import check_differences, staged
+from bert_jax.exchange.huggingface import read_back
 from bert_jax.exchange.huggingface_files import (
     class_of,
     has_place_for_pooler,
     specials_of,
     untrained_parts,
     write_huggingface,
+    write_json,
 )
 from bert_jax.exchange.proof import (
     TOLERANCE,
     ProofFailedError,
-    batch_of,
-    differences,
-    keep_worst,
-    logits_of,
+    compare,
     proof_rows,
     row_batches,
     same_spans,
     texts_for,
 )
-from bert_jax.exchange.source_model import SourceModel, source_tokenizer
-from bert_jax.exchange.staging import staged
-from bert_jax.files.staging import write_synced
+from bert_jax.exchange.theirs import source_outputs, source_tokenizer
 from bert_jax.formats.families import BertForm, to_bert
 from bert_jax.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
@@ -53,18 +45,14 @@ from bert_jax.formats.huggingface_files import (
     model_class,
     read_weights,
 )
-from bert_jax.formats.huggingface_head import head_from_huggingface
-from bert_jax.formats.huggingface_names import parts_from_huggingface
+from bert_jax.formats.huggingface_names import PRETRAINING_HEADS
 from bert_jax.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
-from bert_jax.model.heads import Params
-from bert_jax.saved.model import Origin, SavedModel, check_vocabulary, read_model
+from bert_jax.saved.model import SavedModel, saved_from
 from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.tokenization.tokenizer import CONFIG_NAME, Tokenizer, make_row
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, make_row
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.tokenization.wordpiece_files import says_casing
 from bert_jax.untrusted.json_file import read_json_object
-
-REPORT = "import.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,15 +60,11 @@ class Source:
     """A model as it was found."""
 
     saved: SavedModel
-    family: str
+    form: BertForm
     made_by: str
     """Its class, or "TensorFlow 1"."""
-    dropped: tuple[str, ...]
-    notes: tuple[str, ...]
     directory: Path | None
     """Directory for Transformers; None where Transformers cannot load the source."""
-    config: dict[str, Any]
-    """The content of its `config.json`."""
 
 
 def import_model(
@@ -91,7 +75,7 @@ def import_model(
     gelu: Literal["tanh", "erf"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> dict[str, Any]:
-    """Import a model; `out` is there whole and proven afterwards, or not at all.
+    """Import a model, whole and proven or not at all, and return the content of `import.json`.
 
     Args:
         source: A directory, the prefix of a TensorFlow checkpoint, or a name on the Hub.
@@ -100,35 +84,33 @@ def import_model(
         gelu: Meaning of "gelu" in a TensorFlow checkpoint's configuration; default: tanh.
         tolerance: Largest absolute difference of states and logits from the source's.
 
-    Returns:
-        The content of `import.json`.
-
     Raises:
         UserError: The source does not fit, or is not sound: all that is wrong at once.
         ProofFailedError: The written model does not compute the same as the source.
     """
-    tokens = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
+    lines = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
     found = read_source(source, gelu=gelu)
     saved = found.saved
-    notes = [*found.notes, *_casing_notes(saved)]
-    if tokens:  # what is wrong with them is said before the long work
-        new = vocabulary.new_tokens(saved.tokenizer, tokens, where=f"{add_tokens}, line {{}}")
+    notes = [*found.form.notes, *_casing_notes(saved)]
+    new = None
+    if lines:  # what is wrong with them is said before the long work
+        new = vocabulary.new_tokens(saved.tokenizer, lines, where=f"{add_tokens}, line {{}}")
         notes.append(f"{add_tokens}: {new}")
     with staged(out) as directory:
         compared = compare_with_source(found, tolerance)
-        if tokens:
-            saved = vocabulary.add_tokens(saved, tokens, where=f"{add_tokens}, line {{}}")
+        if new is not None:
+            saved = vocabulary.add_tokens(saved, new)
         write_huggingface(saved, directory)
-        written, lost = as_written(saved)
-        check_read_back(written, read_model(directory))
+        lost = lost_parts(saved)
+        check_read_back(saved.without(lost), directory)
         if isinstance(compared, dict):
             compared |= _compare_offsets(found, directory)
         report = {
             "source": f"{source}",
-            "family": found.family,
+            "family": found.form.family,
             "source_class": found.made_by,
             "class": class_of(saved),
-            "dropped": [*found.dropped, *lost],
+            "dropped": [*found.form.dropped, *lost],
             "untrained": untrained_parts(saved),
             "added_tokens": saved.tokenizer.vocab_size - found.saved.tokenizer.vocab_size,
             "notes": notes,
@@ -138,8 +120,7 @@ def import_model(
             "tokenizer_fingerprint": saved.tokenizer.fingerprint,
             "bert_jax": bert_jax.__version__,
         }
-        text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        write_synced(directory / REPORT, text.encode())
+        write_json(directory / "import.json", report)
     return report
 
 
@@ -157,7 +138,7 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
 
 
 def _casing_notes(saved: SavedModel) -> list[str]:
-    """Says what was concluded where no file says whether text is lower-cased."""
+    """Say what was concluded where no file says whether text is lower-cased."""
     tokenizer = saved.tokenizer
     if not isinstance(tokenizer, WordPieceTokenizer) or says_casing(saved.tokenizer_files):
         return []
@@ -194,105 +175,61 @@ def _from_directory(directory: Path) -> Source:
     if config.get("model_type") == "albert":
         to_bert(config, {}, where=f"{path}")  # says why, before the weights are missed
     form = to_bert(config, read_weights(directory, made_by), where=f"{path}")
-    tokenizer = load_tokenizer(directory)
-    saved = saved_model(form, tokenizer, directory, name=f"{directory}, {made_by}", where=path)
-    notes = list(form.notes)
+    saved = saved_from(
+        form,
+        load_tokenizer(directory),
+        directory,
+        name=f"{directory}, {made_by}",
+        where=f"{path}",
+    )
     token_config = directory / CONFIG_NAME
     if token_config.is_file() and "auto_map" in read_json_object(
         token_config, max_bytes=MAX_CONFIG_BYTES
     ):
-        notes.append(f"{CONFIG_NAME} names code of its own (auto_map), which was not run")
-    return Source(
-        saved, form.family, made_by, form.dropped, tuple(notes), directory, config
-    )  # fmt: skip
+        note = f"{CONFIG_NAME} names code of its own (auto_map), which was not run"
+        form = replace(form, notes=(*form.notes, note))
+    return Source(saved, form, made_by, directory)
 
 
 def _from_tensorflow(path: Path, gelu: Literal["tanh", "erf"]) -> Source:
     form = read_tf_checkpoint(path, gelu=gelu)
     assert form.files is not None
-    tokenizer = load_tokenizer(form.files)
-    where = form.files.parent
-    saved = saved_model(form, tokenizer, where, name=f"{path}, TensorFlow 1", where=where)
-    note = f"gelu is read as its {gelu} form; activation {saved.config.activation}"
-    return Source(
-        saved, form.family, "TensorFlow 1", form.dropped, (note,), None, form.config
-    )  # fmt: skip
-
-
-def saved_model(
-    form: BertForm, tokenizer: Tokenizer, files: Path, *, name: str, where: Path
-) -> SavedModel:
-    """Return a model under BERT's names as one of ours; all that does not fit at once."""
-    config = form.model_config(where=f"{where}")
-    check_vocabulary(tokenizer, config.vocab_size, files)
-    try:
-        outputs = head_from_huggingface(form.config, form.arrays)
-        head = None if outputs is None else outputs.head
-        params = parts_from_huggingface(form.arrays, config, head)
-    except UserError as error:
-        as_bert = "" if form.family == "BERT" else f" ({form.family}, under the names of BERT)"
-        raise UserError(f"{files}{as_bert}: {error}") from error
-    return SavedModel(
-        config=config,
-        params=params,
-        outputs=outputs,
-        tokenizer=tokenizer,
-        tokenizer_files=files,
-        max_length=config.num_positions,
-        name=name,
-        origin=Origin("huggingface", config=form.config),
+    directory = form.files.parent
+    saved = saved_from(
+        form,
+        load_tokenizer(form.files),
+        directory,
+        name=f"{path}, TensorFlow 1",
+        where=f"{directory}",
     )
+    note = f"gelu is read as its {gelu} form; activation {saved.config.activation}"
+    return Source(saved, replace(form, notes=(note,)), "TensorFlow 1", None)
 
 
-def as_written(saved: SavedModel) -> tuple[SavedModel, list[str]]:
-    """Drop the parts for which the class in Hugging Face's format has no place, and name them.
+def lost_parts(saved: SavedModel) -> list[str]:
+    """Name the parts for which the class in Hugging Face's format has no place.
 
     Their classes have a fine-tuning head or those of pretraining, and some have no pooler.
     """
-    params = dict(saved.params)
-    lost = []
-    if saved.outputs is not None:
-        lost = [part for part in ("mlm", "nsp", "rtd") if params.pop(part, None) is not None]
-    if saved.has_pooler and not has_place_for_pooler(saved):
-        encoder = {name: part for name, part in params["encoder"].items() if name != "pooler"}
-        params["encoder"] = encoder
-        lost.append("pooler")
-    return dataclasses.replace(saved, params=params), lost
+    heads = () if saved.outputs is None else PRETRAINING_HEADS
+    lost = [part for part in heads if part in saved.params]
+    return lost + ["pooler"] * (saved.has_pooler and not has_place_for_pooler(saved))
 
 
-def check_read_back(meant: SavedModel, back: SavedModel) -> None:
-    """Refuses where what was read back is not, bit for bit, what was meant.
+def check_read_back(meant: SavedModel, directory: Path) -> None:
+    """Refuse what is not read back, bit for bit, as it was meant.
 
     A pooler with initial values, which a class must have, may be there beside.
     """
-    params = back.params
-    if not meant.has_pooler and back.has_pooler:
-        encoder = {name: part for name, part in params["encoder"].items() if name != "pooler"}
-        params = {**params, "encoder": encoder}
-    found, wanted = (_leaves(tree) for tree in (params, meant.params))
-    wrong = [name for name in wanted | found if found.get(name) != wanted.get(name)]
-    if back.config != meant.config:
-        wrong.append("the configuration")
-    if back.tokenizer.fingerprint != meant.tokenizer.fingerprint:
-        wrong.append("the tokenizer")
-    if back.outputs != meant.outputs:
-        wrong.append("the labels")
+    back = read_back(meant, directory)
+    parts = {"the configuration": "config", "the labels": "outputs"}
+    wrong = [name for name, part in parts.items() if getattr(back, part) != getattr(meant, part)]
     if wrong:
-        raise ProofFailedError(f"read back, this is not what was written: {', '.join(wrong[:20])}")
-
-
-def _leaves(params: Params) -> dict[str, tuple[tuple[int, ...], bytes]]:
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): (
-            np.shape(leaf),
-            hashlib.sha256(np.asarray(leaf, np.float32).tobytes()).digest(),
-        )
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+        raise ProofFailedError(f"read back, this is not what was written: {', '.join(wrong)}")
 
 
 def compare_with_source(found: Source, tolerance: float) -> dict[str, Any] | str:
-    """Largest differences from the source in its own class; or why there is no comparison."""
+    """Return the largest differences from the source in its own class; or why there are none."""
     if found.directory is None:
         return "not compared: no other program here reads this format"
     missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
@@ -302,48 +239,35 @@ def compare_with_source(found: Source, tolerance: float) -> dict[str, Any] | str
     import transformers
 
     saved = found.saved
-    rows = proof_rows(saved)
-    theirs = SourceModel(found.directory, found.config, saved)
-    length = max(map(len, rows))
-    gaps: dict[str, float] = {}
-    for some in row_batches(rows):
-        batch = batch_of(saved, some, length)
-        ours = logits_of(saved, some, length)
-        keep_worst(gaps, differences(ours, theirs.outputs(batch), batch.segment_ids))
-    above = {name: gap for name, gap in gaps.items() if not gap <= tolerance}
-    if above or "hidden" not in gaps:
-        said = ", ".join(f"{name} by {gap:.2g}" for name, gap in above.items())
-        raise ProofFailedError(
-            f"{found.saved.name} does not compute the same here: {said or 'nothing to compare'}; "
-            f"allowed is {tolerance:.2g} (--tolerance)"
-        )
-    tokens = _compare_tokens(found)
+    theirs = source_outputs(found.directory, found.made_by, saved)
+    others = ("pooled", "head", *PRETRAINING_HEADS)
+    (gaps,) = compare(saved, row_batches(proof_rows(saved)), theirs, optional=others)
+    check_differences(gaps, tolerance, f"{saved.name} does not compute the same here")
+    tokens = _compare_tokens(saved, source_tokenizer(found.directory, saved.tokenizer))
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     return {"differences": gaps, "tolerance": tolerance, **tokens, "versions": versions}
 
 
-def _compare_tokens(found: Source) -> dict[str, Any]:
-    """Ids of both tokenizers, of the texts in which no special token is spelled out."""
-    assert found.directory is not None
-    ours = found.saved.tokenizer
-    theirs = source_tokenizer(found.directory, ours)
+def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
+    """Compare the ids of texts in which no special token is spelled out, and of a pair."""
     if isinstance(theirs, str):
         return {"texts_with_equal_ids": f"not compared: {theirs}"}
-    texts = _texts(found.saved)
-    other = _other_ids(ours, theirs, texts)
+    texts = _texts(saved)
+    ids = saved.tokenizer.encode_batch(texts)
+    wanted = [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
+    other = [t for t, a, b in zip(texts, ids, wanted, strict=True) if a.tolist() != list(b)]
     if other:
         raise ProofFailedError(
-            f"{found.saved.name}: the tokenizer gives other ids than Transformers for "
+            f"{saved.name}: the tokenizer gives other ids than Transformers for "
             f"{len(other)} of {len(texts)} texts, the first {other[0]!r:.200}"
         )
-    pair = texts[0], texts[1]
-    row = make_row(ours, *ours.encode_batch(list(pair))).ids.tolist()
-    same = list(theirs(*pair)["input_ids"]) == row
+    row = make_row(saved.tokenizer, *ids[:2]).ids.tolist()
+    same = list(theirs(*texts[:2])["input_ids"]) == row
     return {"texts_with_equal_ids": len(texts), "pairs_have_equal_ids": same}
 
 
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
-    """Places of tokens in their texts: the source's in Transformers, and those of what was written.
+    """Compare where tokens lie in their texts: in Transformers, of the source and of `written`.
 
     Where the vocabulary has grown, texts with new words are left out.
 
@@ -375,12 +299,6 @@ def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
 
 
 def _texts(saved: SavedModel) -> list[str]:
-    """Texts in which none of the five special tokens is spelled out."""
+    """Return texts in which none of the five special tokens is spelled out."""
     names = specials_of(saved)
     return [text for text in texts_for(saved.tokenizer) if not any(name in text for name in names)]
-
-
-def _other_ids(ours: Tokenizer, theirs: Any, texts: Sequence[str]) -> list[str]:
-    found = ours.encode_batch(list(texts))
-    wanted = [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
-    return [t for t, a, b in zip(texts, found, wanted, strict=True) if a.tolist() != list(b)]

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from bert_jax.exchange.huggingface_files import task_of
-from bert_jax.exchange.huggingface_proof import auto_class
+from bert_jax.exchange.huggingface import auto_class
+from bert_jax.exchange.huggingface_files import state_dict_of, task_of
 from bert_jax.saved.model import SavedModel
 
 _PIPELINES = {
@@ -27,13 +27,9 @@ _MAX_LABELS = 40
 
 
 def model_card(saved: SavedModel, parity: Mapping[str, Any], *, license: str, name: str) -> str:
-    """Markdown, with the YAML that the Hugging Face Hub reads.
+    """Write the card as Markdown, with the YAML that the Hugging Face Hub reads.
 
-    Args:
-        saved: The model.
-        parity: The content of `parity.json`.
-        license: The Hub's abbreviation; "unknown" where nobody has said.
-        name: Title.
+    `parity` is the content of `parity.json`; the license is "unknown" where nobody has said.
     """
     sections = [
         _front_matter(saved, parity, license),
@@ -42,7 +38,7 @@ def model_card(saved: SavedModel, parity: Mapping[str, Any], *, license: str, na
         _data(saved),
         _training(saved),
         _metrics(saved),
-        _loading(saved, parity, name),
+        _loading(saved, parity),
         _proof(parity),
         _license(license),
     ]
@@ -56,9 +52,8 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
     fields["pipeline_tag"] = _PIPELINES.get(task_of(saved), "feature-extraction")
     fields["tags"] = ["bert", "jax", "bert_jax"]
     # JSON strings are YAML strings: whatever a name holds stays one.
-    return "\n".join(
-        ["---", *(f"{key}: {json.dumps(value)}" for key, value in fields.items()), "---"]
-    )
+    lines = [f"{key}: {json.dumps(value)}" for key, value in fields.items()]
+    return "\n".join(["---", *lines, "---"])
 
 
 def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
@@ -67,18 +62,19 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
         "pretrain": f"A BERT pretrained with bert_jax for {saved.origin.step:,} updates.",
         "finetune": f"A BERT fine-tuned with bert_jax for {saved.origin.step:,} updates.",
     }.get(saved.origin.kind, "A BERT that was read from Hugging Face's format and written again.")
+    count = sum(array.size for array in state_dict_of(saved).values())
     text = (
         f"{kind} `{parity['class']}` in the format `{parity['format']}`: {model.num_layers} layers "
-        f"of {model.hidden_dim}, {model.num_heads} heads, {_count(saved):,} parameters, at most "
+        f"of {model.hidden_dim}, {model.num_heads} heads, {count:,} parameters, at most "
         f"{saved.max_length} tokens, {model.vocab_size:,} tokens in the vocabulary "
         f"({saved.tokenizer.kind})."
     )
     if outputs is not None:
         text += f" It predicts {_OBJECTIVES[outputs.objective]}."
         if outputs.labels:
-            shown = ", ".join(f"`{_plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
+            names = ", ".join(f"`{_plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
             more = len(outputs.labels) - _MAX_LABELS
-            text += f" Labels: {shown}{f' and {more} more' if more > 0 else ''}."
+            text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
     if parity["untrained_parts"]:
         text += (
             f"\n\nUntrained, with initial values, because the class must have it: "
@@ -98,7 +94,7 @@ def _data(saved: SavedModel) -> str:
             "none": ", masked words alone",
         }.get(saved.origin.pairing or "", "")
         if saved.origin.objective == "replaced_tokens":
-            half = "generator" if "mlm" in saved.params else "discriminator"
+            half = "discriminator" if "rtd" in saved.params else "generator"
             objective = f", replaced-token detection (ELECTRA, Clark et al. 2020): the {half}"
         return f"## Data\n\n{said}{objective}."
     if saved.origin.kind == "finetune":
@@ -111,10 +107,8 @@ def _data(saved: SavedModel) -> str:
             if section.get(part)
         ]  # fmt: skip
         said = f"Fine-tuned on data of the kind {kind} ({', '.join(parts)})"
-        start = config.get("init")
-        return f"## Data\n\n{said}, starting from `{_last(start)}`." if start else (
-            f"## Data\n\n{said}, starting from random weights."
-        )  # fmt: skip
+        start = f"`{_last(config['init'])}`" if config.get("init") else "random weights"
+        return f"## Data\n\n{said}, starting from {start}."
     return "## Data\n\nNot known here: the model was read from files that do not say it."
 
 
@@ -123,24 +117,18 @@ def _training(saved: SavedModel) -> str:
     if saved.origin.kind not in ("pretrain", "finetune"):
         return ""
     training, optimizer = config.get("training", {}), config.get("optimizer", {})
+    tried = config.get("sweep", {}).get("learning_rates", [])
     rows = [("updates", f"{saved.origin.step:,}")]
     for phase in training.get("phases", []):
-        rows.append(
-            (f"share {phase['share']:g} of the updates",
-             f"{phase['batch_size']} rows of {phase['length']} tokens")
-        )  # fmt: skip
-    rows += [
-        (key.replace("_", " "), f"{training[key]:g}")
-        for key in ("num_epochs", "batch_size") if key in training
-    ]  # fmt: skip
-    tried = config.get("sweep", {}).get("learning_rates", [])
-    rows += [
-        (said, f"{optimizer[key]}")
-        for key, said in (
-            ("name", "optimizer"), ("learning_rate", "learning rate"), ("schedule", "schedule"),
-            ("weight_decay", "weight decay"),
-        ) if key in optimizer and not (tried and key == "learning_rate")
-    ]  # fmt: skip
+        said = f"{phase['batch_size']} rows of {phase['length']} tokens"
+        rows.append((f"share {phase['share']:g} of the updates", said))
+    for key in ("num_epochs", "batch_size"):
+        if key in training:
+            rows.append((key.replace("_", " "), f"{training[key]:g}"))
+    for key in ("name", "learning_rate", "schedule", "weight_decay"):
+        if key in optimizer and not (tried and key == "learning_rate"):
+            said = "optimizer" if key == "name" else key.replace("_", " ")
+            rows.append((said, f"{optimizer[key]}"))
     if tried:
         rows.append(("learning rates tried", ", ".join(f"{rate:g}" for rate in tried)))
     if "rate" in (masking := config.get("masking", {})):
@@ -149,14 +137,11 @@ def _training(saved: SavedModel) -> str:
 
 
 def _metrics(saved: SavedModel) -> str:
-    metrics = saved.origin.metrics
+    kind, metrics = saved.origin.kind, saved.origin.metrics
     if not metrics:
-        return (
-            "## Metrics\n\nNone are known for these weights."
-            if saved.origin.kind in ("pretrain", "finetune")
-            else ""
-        )
-    where = "held-out" if saved.origin.kind == "pretrain" else "dev"
+        ours = kind in ("pretrain", "finetune")
+        return "## Metrics\n\nNone are known for these weights." if ours else ""
+    where = "held-out" if kind == "pretrain" else "dev"
     rows = [
         (_plain(key), f"{value:.4g}" if value % 1 else f"{value:,.0f}")
         for key, value in metrics.items()
@@ -164,69 +149,63 @@ def _metrics(saved: SavedModel) -> str:
     return f"## Metrics\n\nOn the {where} data of the run.\n\n" + _table(("metric", "value"), rows)
 
 
-def _loading(saved: SavedModel, parity: Mapping[str, Any], name: str) -> str:
+_LOADING = """\
+## Loading
+
+With Transformers, `DIR` being this directory:
+
+```python
+from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = {auto}.from_pretrained("DIR")
+```
+{pipeline}
+With bert_jax:
+
+```python
+import bert_jax
+
+model = bert_jax.load("DIR")
+```
+
+In Transformers the names of special tokens, such as `[MASK]`, are special wherever a \
+text has them; `split_special_tokens=True` reads them as text, as bert_jax does."""
+_PIPELINE = """
+```python
+from transformers import pipeline
+
+model = pipeline("{}", model="DIR")
+```
+"""
+
+
+def _loading(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     if parity["format"] != "huggingface":
         return (
             "## Loading\n\nThe documentation of bert_jax on exports says how the format "
             f"`{parity['format']}` is loaded."
         )
-    auto = auto_class(parity["class"])
-    lines = [
-        "## Loading",
-        "",
-        "With Transformers, `DIR` being this directory:",
-        "",
-        "```python",
-        f"from transformers import {auto}, AutoTokenizer",
-        "",
-        'tokenizer = AutoTokenizer.from_pretrained("DIR")',
-        f'model = {auto}.from_pretrained("DIR")',
-        "```",
-    ]
-    if (pipeline := _PIPELINES.get(task_of(saved))) and pipeline != "question-answering":
-        lines += [
-            "",
-            "```python",
-            "from transformers import pipeline",
-            "",
-            f'model = pipeline("{pipeline}", model="DIR")',
-            "```",
-        ]
+    kind, said = _PIPELINES.get(task_of(saved)), ""
+    if kind and kind != "question-answering":
+        said = _PIPELINE.format(kind)
         if saved.outputs is not None and saved.outputs.objective == "regression":
-            lines += ["", "The pipeline gives the number itself: `problem_type` is regression."]
-    lines += [
-        "",
-        "With bert_jax:",
-        "",
-        "```python",
-        "import bert_jax",
-        "",
-        'model = bert_jax.load("DIR")',
-        "```",
-        "",
-        "In Transformers the names of special tokens, such as `[MASK]`, are special wherever a "
-        "text has them; `split_special_tokens=True` reads them as text, as bert_jax does.",
-    ]
-    return "\n".join(lines)
+            said += "\nThe pipeline gives the number itself: `problem_type` is regression.\n"
+    return _LOADING.format(auto=auto_class(parity["class"]), pipeline=said)
 
 
 def _proof(parity: Mapping[str, Any]) -> str:
     rows = [(key, f"{gap:.1e}") for key, gap in parity["differences"].items()]
     ran = parity.get("proofs", {})
     said = [f"{key} {'ran' if found['ran'] else 'did not run'}" for key, found in ran.items()]
-    lines = [
-        "## Parity",
-        "",
-        f"What was written was read back and compared with its source on {parity['texts']} texts "
-        f"in many scripts ({parity['tokens']:,} tokens). Largest absolute differences in float32, "
-        f"{parity['tolerance']:.0e} allowed:",
-        "",
-        _table(("output", "difference"), rows) if rows else "none: the parameters are equal.",
-        "",
-        "`parity.json` has the versions and digests"
-        + (f"; the proof by {', by '.join(said)}." if said else "."),
-    ]
-    return "\n".join(lines)
+    by = f"; the proof by {', by '.join(said)}." if said else "."
+    table = _table(("output", "difference"), rows) if rows else "none: the parameters are equal."
+    return (
+        "## Parity\n\nWhat was written was read back and compared with its source on "
+        f"{parity['texts']} texts in many scripts ({parity['tokens']:,} tokens). Largest absolute "
+        f"differences in float32, {parity['tolerance']:.0e} allowed:\n\n{table}\n\n"
+        f"`parity.json` has the versions and digests{by}"
+    )
 
 
 def _license(license: str) -> str:
@@ -250,9 +229,3 @@ def _last(path: Any) -> str:
 def _plain(text: str) -> str:
     """On one line, and without what ends a code span or a cell."""
     return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in text)[:120]
-
-
-def _count(saved: SavedModel) -> int:
-    from bert_jax.exchange.huggingface_files import state_dict_of
-
-    return sum(array.size for array in state_dict_of(saved).values())

@@ -20,11 +20,9 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.exchange.huggingface_files import write_description
-from bert_jax.exchange.proof import ProofFailedError
-from bert_jax.exchange.shapes import compare
-from bert_jax.files.staging import write_synced
+from bert_jax.exchange.proof import ProofFailedError, compare_shapes
+from bert_jax.formats.huggingface_names import LOGITS
 from bert_jax.model.attention.xla import MASKED_SCORE
-from bert_jax.model.config import ModelConfig
 from bert_jax.saved.model import SavedModel
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
@@ -33,46 +31,38 @@ OPSET, IR_VERSION = 20, 9
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 _MAX_INLINE_BYTES = 1_800_000_000
 """A file of ONNX has less than 2 GiB; larger weights lie in a second one."""
-_STATES = {"hidden": "last_hidden_state", "pooled": "pooler_output"}
+_ROWS: list[str | int] = ["batch", "length"]
+Outputs = dict[str, list[str | int]]
+"""Outputs of a graph with their axes."""
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write `model.onnx`, `config.json` and the tokenizer's files.
+    """Write `model.onnx`, and what `write_description` writes.
 
-    Beyond 1.8 GB the weights are in `model.onnx.data` beside it.
-
-    Args:
-        saved: Model to write, float32. Rows are padded on the right: a token's position is its
-            place in the row.
-        out: Exists; holds none of these.
+    Rows are padded on the right: a token's position is its place in the row. Beyond 1.8 GB the
+    weights are in `model.onnx.data` beside it.
 
     Raises:
         UserError: `onnx` or `onnxruntime` is not installed, or the tokenizer cannot be said in
             Hugging Face's format.
-        OSError: The files cannot be written.
     """
     onnx = _package("onnx")
     _package("onnxruntime")  # without which the proof could not be made
     write_description(saved, out)
-    graph = _Graph(onnx)
-    model = graph.model(*_encoder(graph, saved))
+    graph = _Graph(onnx, saved)
+    model = graph.model(graph.encoder())
     if graph.num_bytes > _MAX_INLINE_BYTES:
         onnx.save_model(model, out / GRAPH, save_as_external_data=True, location=DATA)
     else:
-        write_synced(out / GRAPH, model.SerializeToString())
+        (out / GRAPH).write_bytes(model.SerializeToString())
     onnx.checker.check_model(out / GRAPH, full_check=True)
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Run the graph in onnxruntime on the CPU and compare outputs.
 
-    Args:
-        saved: The source.
-        out: Directory that `write` wrote.
-        rows: Rows of token ids, special tokens included.
-
     Returns:
-        `differences` by our names of outputs, `shapes` (B, L) that were run, and `versions`.
+        What `compare_shapes` returns, and `versions`.
 
     Raises:
         UserError: `onnxruntime` is not installed.
@@ -94,7 +84,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         return _under_our_names(saved, dict(zip(names, found, strict=True)))
 
     versions = {"onnx": onnx.__version__, "onnxruntime": runtime.__version__, "opset": OPSET}
-    return {**compare(saved, rows, run), "versions": versions}
+    return {**compare_shapes(saved, rows, run), "versions": versions}
 
 
 def _package(name: str) -> Any:
@@ -110,8 +100,8 @@ def _package(name: str) -> Any:
 class _Graph:
     """Nodes and weights under construction. A value is the name of what a node gives."""
 
-    def __init__(self, onnx: Any) -> None:
-        self.onnx = onnx
+    def __init__(self, onnx: Any, saved: SavedModel) -> None:
+        self.onnx, self.saved, self.config = onnx, saved, saved.config
         self.nodes: list[Any] = []
         self.weights: dict[str, Any] = {}
         self.num_bytes = 0
@@ -144,11 +134,10 @@ class _Graph:
         product = self.op("MatMul", x, self.weight(f"{path}.kernel", kernel))
         return self.op("Add", product, self.weight(f"{path}.bias", bias), name=name)
 
-    def norm(
-        self, x: str, path: str, params: Mapping[str, Any], eps: float, name: str | None = None
-    ) -> str:
+    def norm(self, x: str, path: str, params: Mapping[str, Any], name: str | None = None) -> str:
         """Layer normalisation over the last axis."""
         parts = [self.weight(f"{path}.{part}", params[part]) for part in ("scale", "bias")]
+        eps = self.config.norm_eps
         return self.op("LayerNormalization", x, *parts, axis=-1, epsilon=eps, name=name)
 
     def activation(self, x: str, kind: str, name: str | None = None) -> str:
@@ -157,10 +146,10 @@ class _Graph:
             return self.op(kind.capitalize(), x, name=name)
         return self.op("Gelu", x, name=name, approximate="tanh" if kind == "gelu_tanh" else "none")
 
-    def model(self, outputs: Mapping[str, Sequence[str | int]], producer: str) -> Any:
-        """Return the whole, with the axes of each output."""
+    def model(self, outputs: Outputs) -> Any:
+        """Return the whole."""
         make, kinds = self.onnx.helper, self.onnx.TensorProto
-        ids = [make.make_tensor_value_info(n, kinds.INT64, ["batch", "length"]) for n in INPUTS]
+        ids = [make.make_tensor_value_info(name, kinds.INT64, _ROWS) for name in INPUTS]
         results = [
             make.make_tensor_value_info(name, kinds.FLOAT, shape) for name, shape in outputs.items()
         ]
@@ -171,117 +160,104 @@ class _Graph:
             opset_imports=[make.make_opsetid("", OPSET)],
             ir_version=IR_VERSION,
             producer_name="bert_jax",
-            doc_string=producer,
+            doc_string=self.saved.name,
         )
 
+    def encoder(self) -> Outputs:
+        """Add all nodes, and return the outputs."""
+        config, params = self.config, jax.tree.map(np.asarray, self.saved.params)
+        encoder = params["encoder"]
+        x, table = self.embeddings(encoder["embeddings"])
+        mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
+        mask = self.op("Unsqueeze", mask, self.weight("mask_axes", [1, 2]))  # (B, 1, 1, L)
+        for n in range(config.num_layers):
+            layer = jax.tree.map(lambda array, n=n: array[n], encoder["layers"])
+            path, mlp = f"encoder.layers.{n}", layer["mlp"]
+            x = self.op("Add", x, self.attention(x, mask, path, layer["attention"]))
+            x = self.norm(x, f"{path}.attention_norm", layer["attention_norm"])
+            up = self.activation(self.affine(x, f"{path}.mlp.up", mlp["up"]), config.activation)
+            x = self.op("Add", x, self.affine(up, f"{path}.mlp.down", mlp["down"]))
+            name = "last_hidden_state" if n == config.num_layers - 1 else None
+            x = self.norm(x, f"{path}.mlp_norm", layer["mlp_norm"], name)
+        outputs: Outputs = {x: [*_ROWS, config.hidden_dim]}
+        pooled = ""
+        if self.saved.has_pooler:
+            first = self.op("Gather", x, self.weight("first", 0), axis=1)
+            dense = self.affine(first, "encoder.pooler.dense", encoder["pooler"]["dense"])
+            pooled = self.activation(dense, config.pooler_activation, "pooler_output")
+            outputs[pooled] = ["batch", config.hidden_dim]
+        names = _logits(self.saved)
+        if head := params.get("mlm"):
+            y = self.activation(self.affine(x, "mlm.dense", head["dense"]), config.activation)
+            y = self.norm(y, "mlm.norm", head["norm"])
+            y = self.op("MatMul", y, self.op("Transpose", table, perm=[1, 0]))
+            bias = self.weight("mlm.bias", head["bias"][: config.vocab_size])
+            outputs[self.op("Add", y, bias, name=names["mlm"])] = [*_ROWS, config.vocab_size]
+        if head := params.get("nsp"):
+            outputs[self.affine(pooled, "nsp", head, names["nsp"])] = ["batch", 2]
+        if head := params.get("rtd"):
+            y = self.activation(self.affine(x, "rtd.dense", head["dense"]), config.activation)
+            outputs[self.affine(y, "rtd.score", head["score"], names["rtd"])] = [*_ROWS, 1]
+        if self.saved.outputs is not None:
+            outputs |= self.head(x, pooled, params["head"])
+        return outputs
 
-def _encoder(graph: _Graph, saved: SavedModel) -> tuple[dict[str, list[str | int]], str]:
-    """Add all nodes, and return the outputs with their axes and the kind of model."""
-    config, params = saved.config, jax.tree.map(np.asarray, saved.params)
-    g, encoder = graph, params["encoder"]
-    rows: list[str | int] = ["batch", "length"]
-    x, table = _embeddings(g, encoder["embeddings"], config)
-    mask = g.op("Cast", "attention_mask", to=graph.onnx.TensorProto.BOOL)
-    mask = g.op("Unsqueeze", mask, g.weight("mask_axes", [1, 2]))  # (B, 1, 1, L)
-    for n in range(config.num_layers):
-        layer = jax.tree.map(lambda array, n=n: array[n], encoder["layers"])
-        path = f"encoder.layers.{n}"
-        attended = _attention(g, x, mask, path, layer["attention"], config)
-        x = g.op("Add", x, attended)
-        x = g.norm(x, f"{path}.attention_norm", layer["attention_norm"], config.norm_eps)
-        up = g.activation(g.affine(x, f"{path}.mlp.up", layer["mlp"]["up"]), config.activation)
-        x = g.op("Add", x, g.affine(up, f"{path}.mlp.down", layer["mlp"]["down"]))
-        name = _STATES["hidden"] if n == config.num_layers - 1 else None
-        x = g.norm(x, f"{path}.mlp_norm", layer["mlp_norm"], config.norm_eps, name)
-    outputs: dict[str, list[str | int]] = {x: [*rows, config.hidden_dim]}
-    pooled = ""
-    if saved.has_pooler:
-        first = g.op("Gather", x, g.weight("first", 0), axis=1)
-        dense = g.affine(first, "encoder.pooler.dense", encoder["pooler"]["dense"])
-        pooled = g.activation(dense, config.pooler_activation, _STATES["pooled"])
-        outputs[pooled] = ["batch", config.hidden_dim]
-    names = _names(saved)
-    if "mlm" in params:
-        mlm = params["mlm"]
-        y = g.activation(g.affine(x, "mlm.dense", mlm["dense"]), config.activation)
-        y = g.norm(y, "mlm.norm", mlm["norm"], config.norm_eps)
-        y = g.op("MatMul", y, g.op("Transpose", table, perm=[1, 0]))
-        bias = g.weight("mlm.bias", mlm["bias"][: config.vocab_size])
-        outputs[g.op("Add", y, bias, name=names["mlm"])] = [*rows, config.vocab_size]
-    if "nsp" in params:
-        outputs[g.affine(pooled, "nsp", params["nsp"], names["nsp"])] = ["batch", 2]
-    if "rtd" in params:
-        y = g.activation(g.affine(x, "rtd.dense", params["rtd"]["dense"]), config.activation)
-        outputs[g.affine(y, "rtd.score", params["rtd"]["score"], names["rtd"])] = [*rows, 1]
-    if saved.outputs is not None:
-        outputs |= _head(g, saved, x, pooled, params["head"])
-    return outputs, saved.name
+    def embeddings(self, params: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the first states, and the table of token embeddings."""
+        table = self.weight("embeddings.token", params["token"][: self.config.vocab_size])
+        length = self.op("Shape", "input_ids", start=1, end=2)
+        positions = self.weight("embeddings.position", params["position"])
+        positions = self.op("Slice", positions, self.weight("slice_start", [0]), length)
+        x = self.op("Add", self.op("Gather", table, "input_ids"), positions)
+        types = self.op("Gather", self.weight("embeddings.type", params["type"]), "token_type_ids")
+        x = self.op("Add", x, types)
+        x = self.norm(x, "embeddings.norm", params["norm"])
+        if self.config.projects_embeddings:
+            x = self.affine(x, "embeddings.project", params["project"])
+        return x, table
 
+    def attention(self, x: str, mask: str, path: str, params: Mapping[str, Any]) -> str:
+        """Return what a layer's attention adds to its states."""
 
-def _embeddings(g: _Graph, params: Mapping[str, Any], config: ModelConfig) -> tuple[str, str]:
-    """Return the first states, and the table of token embeddings."""
-    table = g.weight("embeddings.token", params["token"][: config.vocab_size])
-    length = g.op("Shape", "input_ids", start=1, end=2)
-    positions = g.weight("embeddings.position", params["position"])
-    positions = g.op("Slice", positions, g.weight("slice_start", [0]), length)
-    x = g.op("Add", g.op("Gather", table, "input_ids"), positions)
-    types = g.op("Gather", g.weight("embeddings.type", params["type"]), "token_type_ids")
-    x = g.op("Add", x, types)
-    x = g.norm(x, "embeddings.norm", params["norm"], config.norm_eps)
-    if config.projects_embeddings:
-        x = g.affine(x, "embeddings.project", params["project"])
-    return x, table
+        def heads(part: str, *order: int) -> str:
+            y = self.affine(x, f"{path}.attention.{part}", params[part])
+            y = self.shape(y, 0, 0, self.config.num_heads, self.config.head_dim)
+            return self.op("Transpose", y, perm=order)
 
+        scale = self.weight("attention_scale", 1 / math.sqrt(self.config.head_dim))
+        scores = self.op("MatMul", heads("query", 0, 2, 1, 3), heads("key", 0, 2, 3, 1))
+        scores = self.op("Mul", scores, scale)
+        scores = self.op("Where", mask, scores, self.weight("masked_score", MASKED_SCORE))
+        weights = self.op("Softmax", scores, axis=-1)
+        y = self.op("MatMul", weights, heads("value", 0, 2, 1, 3))
+        y = self.shape(self.op("Transpose", y, perm=[0, 2, 1, 3]), 0, 0, self.config.hidden_dim)
+        return self.affine(y, f"{path}.attention.output", params["output"])
 
-def _attention(
-    g: _Graph, x: str, mask: str, path: str, params: Mapping[str, Any], config: ModelConfig
-) -> str:
-    def heads(part: str, *order: int) -> str:
-        y = g.affine(x, f"{path}.attention.{part}", params[part])
-        y = g.shape(y, 0, 0, config.num_heads, config.head_dim)
-        return g.op("Transpose", y, perm=order)
-
-    scale = g.weight("attention_scale", 1 / math.sqrt(config.head_dim))
-    scores = g.op("MatMul", heads("query", 0, 2, 1, 3), heads("key", 0, 2, 3, 1))
-    scores = g.op("Mul", scores, scale)
-    scores = g.op("Where", mask, scores, g.weight("masked_score", MASKED_SCORE))
-    weights = g.op("Softmax", scores, axis=-1)
-    y = g.op("MatMul", weights, heads("value", 0, 2, 1, 3))
-    y = g.shape(g.op("Transpose", y, perm=[0, 2, 1, 3]), 0, 0, config.hidden_dim)
-    return g.affine(y, f"{path}.attention.output", params["output"])
-
-
-def _head(
-    g: _Graph, saved: SavedModel, x: str, pooled: str, params: Mapping[str, Any]
-) -> dict[str, list[str | int]]:
-    assert saved.outputs is not None
-    head = saved.outputs.head
-    if head.kind == "classification":
-        return {g.affine(pooled, "head", params, "logits"): ["batch", head.num_labels]}
-    if head.kind == "tagging":
-        return {g.affine(x, "head", params, "logits"): ["batch", "length", head.num_labels]}
-    both = g.affine(x, "head", params)
-    return {
-        g.op("Gather", both, g.weight(f"place_{n}", n), axis=2, name=name): [
-            "batch",
-            "length",
-        ]
-        for n, name in enumerate(("start_logits", "end_logits"))
-    }
+    def head(self, x: str, pooled: str, params: Mapping[str, Any]) -> Outputs:
+        """Add a fine-tuning head, and return its outputs."""
+        assert self.saved.outputs is not None
+        head = self.saved.outputs.head
+        if head.kind == "classification":
+            return {self.affine(pooled, "head", params, "logits"): ["batch", head.num_labels]}
+        if head.kind == "tagging":
+            return {self.affine(x, "head", params, "logits"): [*_ROWS, head.num_labels]}
+        both = self.affine(x, "head", params)
+        for n, name in enumerate(("start_logits", "end_logits")):
+            self.op("Gather", both, self.weight(f"place_{n}", n), axis=2, name=name)
+        return {"start_logits": _ROWS, "end_logits": _ROWS}
 
 
-def _names(saved: SavedModel) -> dict[str, str]:
-    """Map our names of the pretraining heads' outputs to those of Transformers."""
-    if {"mlm", "nsp"} <= saved.params.keys():
-        return {"mlm": "prediction_logits", "nsp": "seq_relationship_logits"}
-    return {"mlm": "logits", "nsp": "logits", "rtd": "logits"}
+def _logits(saved: SavedModel) -> dict[str, str]:
+    """Map pretraining heads to the names of their outputs."""
+    names = {head: name for name, head in LOGITS.items()}
+    parts = [part for part in ("mlm", "nsp", "rtd") if part in saved.params]
+    return names if names.keys() <= set(parts) else dict.fromkeys(parts, "logits")
 
 
 def _under_our_names(saved: SavedModel, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    names = dict(_STATES)
-    names |= {part: name for part, name in _names(saved).items() if part in saved.params}
-    if "start_logits" in found:
-        found["span"] = np.stack([found["start_logits"], found["end_logits"]], axis=-1)
+    names = {"hidden": "last_hidden_state", "pooled": "pooler_output", **_logits(saved)}
     if saved.outputs is not None:
-        names["head"] = "span" if saved.outputs.head.kind == "span" else "logits"
+        names["head"] = "logits"
+    if "start_logits" in found:
+        found["logits"] = np.stack([found["start_logits"], found["end_logits"]], axis=-1)
     return {ours: found[theirs] for ours, theirs in names.items() if theirs in found}

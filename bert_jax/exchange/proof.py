@@ -2,16 +2,15 @@
 """Outputs of a model on texts of many scripts, for comparing a written model with its source."""
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.files.staging import write_synced
+from bert_jax.formats.huggingface_names import VOCABULARY_PATHS
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import (
     ReplacedHead,
@@ -21,15 +20,12 @@ from bert_jax.model.heads import (
     vocabulary_logits,
     with_params,
 )
-from bert_jax.model.task_heads import TaskHeadConfig, apply_task
+from bert_jax.model.task_heads import TaskHeadConfig, apply_head
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
-PARITY = "parity.json"
 TOLERANCE = 1e-4
 """Largest absolute difference of two outputs in float32 that passes."""
-_ROWS = 8
-"""Compared at a time: the scores of a multilingual vocabulary take 130 MB a row of both sides."""
 
 PROOF_TEXTS: tuple[str, ...] = (
     "The river froze early that year, and the ferry stayed on the far bank until April.",
@@ -89,13 +85,10 @@ def texts_for(tokenizer: Tokenizer) -> list[str]:
 def same_spans(
     text: str, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], *, exact: bool
 ) -> bool:
-    """Whether the tokens of a text come from the same characters.
+    """Whether the tokens of a text come from the same characters, by their spans (start, end).
 
-    Args:
-        text: Encoded text.
-        ours: Spans (start, end); an empty one is of white space alone and is not compared.
-        theirs: The same, of the same tokens.
-        exact: Whether white space at the ends of theirs counts.
+    Where ours is empty, the token is of white space alone and is not compared. `exact` says whether
+    white space at the ends of theirs counts.
     """
     return len(ours) == len(theirs) and all(
         tuple(mine) == (tuple(other) if exact else _solid(text, *other))
@@ -141,7 +134,7 @@ def proof_rows(saved: SavedModel, texts: Sequence[str] = PROOF_TEXTS) -> list[li
 
 
 def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | None = None) -> Batch:
-    """Rows padded to one length, the longest's where none is given.
+    """Pad rows to one length, by default the longest's.
 
     What comes after the first separator and is not padding has the second type, as in a pair of
     texts; where the model has one type alone, all have the first.
@@ -158,79 +151,106 @@ def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | Non
     return Batch(tokens, second.astype(np.int32), segment_ids)
 
 
-def logits_of(
-    saved: SavedModel, rows: Sequence[Sequence[int]], length: int | None = None
-) -> dict[str, np.ndarray]:
-    """Compute our model's outputs in float32 (see `batch_of` for types and padding).
-
-    Args:
-        saved: The model.
-        rows: B rows of token ids, special tokens included.
-        length: L, to which they are padded; default: the longest row's.
+def logits_of(saved: SavedModel, batch: Batch) -> dict[str, np.ndarray]:
+    """Compute our model's outputs in float32.
 
     Returns:
-        `hidden` (B, L, D), the last states; and of these what the model has: `pooled` (B, D), `mlm`
+        `hidden` (B, L, D), the last states; and what the model has: `pooled` (B, D), `mlm`
         (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `rtd` (B, L, 1), `head`
         (B, C) or (B, L, C).
     """
-    batch = batch_of(saved, rows, length)
-    parts = tuple(part for part in ("mlm", "nsp", "rtd") if part in saved.params)
     head = None if saved.outputs is None else saved.outputs.head
     # Training may compute in fewer bits, and its kernels take some lengths alone.
     config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
     with jax.default_matmul_precision("highest"):  # accelerators compute with less by default
-        found = outputs_of(config, head, parts, saved.has_pooler, saved.params, batch)
+        found = outputs_of(config, head, saved.params, batch)
     return {name: np.asarray(array) for name, array in found.items()}
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1))
 def outputs_of(
-    config: ModelConfig,
-    head: TaskHeadConfig | None,
-    parts: tuple[str, ...],
-    pooler: bool,
-    params: Any,
-    batch: Batch,
+    config: ModelConfig, head: TaskHeadConfig | None, params: Any, batch: Batch
 ) -> dict[str, jax.Array]:
-    """Return the outputs of `logits_of` as a function that can be traced.
-
-    Args:
-        config: The architecture.
-        head: Head of a fine-tuned model.
-        parts: Wanted parts of `mlm`, `nsp` and `rtd`.
-        pooler: Whether the pooled first token is.
-        params: Encoder, with the wanted parts and the entry `head` beside.
-        batch: The rows.
-    """
+    """Compute the outputs of `logits_of`, each where `params` has its part; can be traced."""
     inputs: tuple[Any, Any, Any] = batch
     hidden = encode(config, params, *inputs)
-    found = {"hidden": hidden.astype("float32")}
-    if pooler:
-        found["pooled"] = pool(config, params, hidden).astype("float32")
-    if "mlm" in parts:
+    found = {"hidden": hidden}
+    if "pooler" in params["encoder"]:
+        found["pooled"] = pool(config, params, hidden)
+    if "mlm" in params:
         found["mlm"] = vocabulary_logits(config, params, hidden)[..., : config.vocab_size]
-    if "nsp" in parts and "pooler" in params["encoder"]:
+    if "nsp" in params and "pooled" in found:
         found["nsp"] = pair_logits(config, params, hidden)
-    if "rtd" in parts:
+    if "rtd" in params:
         found["rtd"] = with_params(params["rtd"], ReplacedHead, config)(hidden)[..., None]
     if head is not None:
-        found["head"] = apply_task(config, head, params, *inputs)
-    return found
+        x = found.get("pooled") if head.kind == "classification" else hidden
+        found |= {} if x is None else {"head": apply_head(config, head, params, x)}
+    return {name: array.astype(jnp.float32) for name, array in found.items()}
 
 
-def row_batches(rows: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:
-    """Rows, some at a time; all batches have the same number, so that one shape is compiled.
+def row_batches(
+    rows: Sequence[Sequence[int]], size: int = 8
+) -> list[tuple[Sequence[Sequence[int]], int]]:
+    """Return some rows at a time with the length of the longest of all: one shape is compiled.
 
-    The last rows come once more where they do not fill a batch.
+    The last rows come once more where they do not fill a batch. The scores of a multilingual
+    vocabulary take 130 MB a row of both sides.
     """
-    starts = range(0, len(rows), _ROWS)
-    return [rows[max(0, min(start, len(rows) - _ROWS)) :][:_ROWS] for start in starts]
+    starts = range(0, len(rows), size)
+    length = max(map(len, rows))
+    return [(rows[max(0, min(start, len(rows) - size)) :][:size], length) for start in starts]
 
 
-def keep_worst(worst: dict[str, float], found: Mapping[str, float]) -> None:
-    """Raise the differences in `worst` to those of `found` that are larger."""
-    for name, gap in found.items():
-        worst[name] = max(gap, worst.get(name, 0.0))
+def compare(
+    saved: SavedModel,
+    batches: Iterable[tuple[Sequence[Sequence[int]], int]],
+    *programs: Callable[[Batch], Mapping[str, np.ndarray]],
+    optional: Iterable[str] = (),
+) -> list[dict[str, float]]:
+    """Find the largest differences of programs from a model, by output; a dict for each program.
+
+    Args:
+        saved: The source.
+        batches: Rows of token ids, special tokens included, and the length to pad them to.
+        programs: Functions that return outputs under the names of `logits_of`.
+        optional: Outputs that a program may lack.
+
+    Raises:
+        ProofFailedError: A program lacks an output or gives one of another shape.
+    """
+    largest: list[dict[str, float]] = [{} for _ in programs]
+    for rows, length in batches:
+        batch = batch_of(saved, rows, length)
+        source = logits_of(saved, batch)
+        for gaps, program in zip(largest, programs, strict=True):
+            found = program(batch)
+            if lacking := source.keys() - found.keys() - set(optional):
+                names = ", ".join(sorted(lacking))
+                raise ProofFailedError(f"what was written has no output {names}")
+            for name, gap in differences(source, found, batch.segment_ids).items():
+                gaps[name] = max(gap, gaps.get(name, 0.0))
+    return largest
+
+
+def compare_shapes(
+    saved: SavedModel,
+    rows: Sequence[Sequence[int]],
+    program: Callable[[Batch], Mapping[str, np.ndarray]],
+    *,
+    optional: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Compare rows in batches of 16, two of them padded further, and the longest by itself.
+
+    Returns:
+        `differences` by output, and `shapes`, the (B, L) that were run; see `compare`.
+    """
+    longest = max(rows, key=len)
+    padded = min(len(longest) + 5, saved.config.num_positions)
+    batches = [*row_batches(rows, 16), (rows[:2], padded), ([longest], len(longest))]
+    (found,) = compare(saved, batches, program, optional=optional)
+    shapes = dict.fromkeys((len(some), length) for some, length in batches)
+    return {"differences": found, "shapes": [list(shape) for shape in shapes]}
 
 
 def differences(
@@ -253,7 +273,25 @@ def differences(
     return dict(sorted(found.items()))
 
 
-def write_parity(directory: Path, content: Mapping[str, Any]) -> None:
-    """Write `parity.json`."""
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_synced(directory / PARITY, text.encode())
+def unequal(first: Any, second: Any, *, vocab_size: int | None = None) -> list[str]:
+    """Name the arrays that two trees do not both have, equal down to the sign of a zero.
+
+    With `vocab_size`, rows that pad the vocabulary do not count.
+    """
+    arrays: list[dict[str, np.ndarray]] = [{}, {}]
+    for tree, found in zip((first, second), arrays, strict=True):
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            rows = vocab_size if tuple(key.key for key in path) in VOCABULARY_PATHS else None
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            found[name] = np.asarray(leaf)[:rows]
+    one, other = arrays
+    return [
+        name
+        for name in sorted(one.keys() | other.keys())
+        if name not in one or name not in other or not _same(one[name], other[name])
+    ]
+
+
+def _same(first: np.ndarray, second: np.ndarray) -> bool:
+    same_kind = first.shape == second.shape and first.dtype == second.dtype
+    return same_kind and first.tobytes() == second.tobytes()

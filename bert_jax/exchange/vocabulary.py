@@ -1,6 +1,7 @@
 """A larger vocabulary for a model that has one: bert-jax import --add-tokens.
 
-saved = add_tokens(read_model("work/bert"), ["angioplasty", "stent"])
+saved = read_model("work/bert")
+saved = add_tokens(saved, new_tokens(saved.tokenizer, ["angioplasty", "stent"]))
 
 A new token starts as the mean of what the model has for it, the pieces that the old tokenizer cuts
 it into, and what the model says of the old tokens stays as it was.
@@ -11,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from tokenizers import pre_tokenizers
 
 from bert_jax.errors import UserError
+from bert_jax.formats.huggingface_names import VOCABULARY_PATHS, insert, lookup
 from bert_jax.model.heads import Params
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -26,42 +29,35 @@ _MAX_SHOWN = 20
 
 
 class NewTokens(NamedTuple):
-    """Tokens of a list to add, and tokens that are left out."""
+    """Tokens of a list to add, and numbers of the others."""
 
     tokens: tuple[str, ...]
     """Tokens, as text looks after the tokenizer's normalisation."""
     existing: int
-    """Were in the vocabulary."""
+    """Number of tokens that were in the vocabulary."""
     repeated: int
-    """Stood in the list before."""
+    """Number of repetitions."""
     normalised: int
-    """Tokens that were written otherwise in the list, with upper case or accents."""
+    """Number of tokens that the list writes otherwise, with upper case or accents."""
     unknown: int
-    """Tokens with a character of which the old vocabulary knows nothing, so that [UNK] is
-    among their pieces."""
+    """Number of tokens with [UNK] among their pieces."""
 
     def __str__(self) -> str:
         were = "was" if self.existing == 1 else "were"
-        parts = [
-            f"{self.existing} {were} there already" if self.existing else "",
-            f"{self.repeated} are repetitions" if self.repeated else "",
-            f"{self.normalised} are added as the tokenizer normalises text"
-            if self.normalised
-            else "",
-            f"{self.unknown} start, at least in part, as [UNK]" if self.unknown else "",
-        ]
+        parts = (
+            (self.existing, f"{were} there already"),
+            (self.repeated, "are repetitions"),
+            (self.normalised, "are added as the tokenizer normalises text"),
+            (self.unknown, "start, at least in part, as [UNK]"),
+        )
         new = f"{len(self.tokens)} tokens are new"
         if self.tokens:
             new += ", each begins as the mean of the pieces that it had"
-        return "; ".join([new, *filter(None, parts)])
+        return "; ".join([new, *(f"{number} {said}" for number, said in parts if number)])
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file with a token a line, blank ones too: an entry's place is its line.
-
-    Raises:
-        UserError: No such file, no text, nothing but blank lines.
-    """
+    """Return the lines of a file with a token a line, blank ones too, so that numbers are right."""
     lines = read_text(path, max_bytes=MAX_FILE_BYTES).split("\n")
     if not any(line.strip() for line in lines):
         raise UserError(f"{path} has no tokens; write one a line")
@@ -73,10 +69,7 @@ def new_tokens(
 ) -> NewTokens:
     """Return the tokens of a list that a tokenizer would have to learn.
 
-    Args:
-        tokenizer: A WordPiece tokenizer.
-        lines: Whole words; blank ones do not count.
-        where: Names an entry in messages; `{}` becomes its place, from 1.
+    Lines are whole words; blank ones do not count. `where` names a line in messages by its number.
 
     Raises:
         UserError: A tokenizer of another kind, entries that are not one word to it: all of them.
@@ -99,14 +92,14 @@ def new_tokens(
             parts = [p for p, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word))]
         except (TypeError, UnicodeEncodeError):  # half of a surrogate pair
             parts = []
-        shown = f"{where.format(number)}: {word[:80]!r}"
+        entry = f"{where.format(number)}: {word[:80]!r}"
         if len(parts) != 1:
             split = " ".join(parts)[:80]
             cut = f"is {len(parts)} words ({split!r})" if parts else "has no character that stays"
             piece = "; pieces of words cannot be added" if word.startswith(CONTINUATION) else ""
-            wrong.append(f"{shown} {cut} to this tokenizer{piece}")
+            wrong.append(f"{entry} {cut} to this tokenizer{piece}")
         elif len(parts[0]) > limit:
-            wrong.append(f"{shown} is longer than {limit} characters, the tokenizer's limit")
+            wrong.append(f"{entry} is longer than {limit} characters, the tokenizer's limit")
         elif parts[0] in found:
             repeated += 1
         elif tokenizer.token_to_id(parts[0]) is not None:
@@ -124,29 +117,18 @@ def new_tokens(
     return NewTokens(tuple(found), existing, repeated, normalised, unknown)
 
 
-def add_tokens(
-    saved: SavedModel, tokens: Sequence[str], *, where: str = "tokens, entry {}"
-) -> SavedModel:
+def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
     """Return a model whose vocabulary has more words; `saved` stays as it is.
 
-    The row of a new token in the embedding table, and its bias in the MLM head, are the means of
-    those of the pieces that the old tokenizer gives. Ids follow the old tokenizer's; rows that a
-    model has beyond them, of no token, are used first.
-
-    Args:
-        saved: With a WordPiece tokenizer.
-        tokens: See `new_tokens`.
-        where: See `new_tokens`.
-
-    Returns:
-        The model; its `tokenizer_files` are still those of the old tokenizer. `saved` itself where
-        no token is new.
+    The row of a new token in the embedding table, and its bias in the masked-LM head, are the means
+    of those of the pieces that the old tokenizer gives. Ids follow the old tokenizer's; rows that a
+    model has beyond them, of no token, are used first. `tokenizer_files` are still those of the old
+    tokenizer.
 
     Raises:
-        UserError: See `new_tokens`; or the vocabulary becomes larger than any may be.
+        UserError: The vocabulary becomes larger than any may be.
     """
     old = saved.tokenizer
-    new = new_tokens(old, tokens, where=where)
     if not new.tokens:
         return saved
     assert isinstance(old, WordPieceTokenizer)
@@ -160,16 +142,11 @@ def add_tokens(
         saved.config, vocab_size=max(saved.config.vocab_size, tokenizer.vocab_size)
     )
     pieces = old.encode_batch(new.tokens)
-    params: Params = dict(saved.params)
-    encoder = dict(params["encoder"])
-    embeddings = dict(encoder["embeddings"])
-    embeddings["token"] = _grown(
-        embeddings["token"], old.vocab_size, config.padded_vocab_size, pieces
-    )
-    params["encoder"] = {**encoder, "embeddings": embeddings}
-    if "mlm" in params:
-        bias = _grown(params["mlm"]["bias"], old.vocab_size, config.padded_vocab_size, pieces)
-        params["mlm"] = {**params["mlm"], "bias": bias}
+    params: Params = jax.tree.map(lambda leaf: leaf, saved.params)
+    for path in VOCABULARY_PATHS:
+        if path[0] in params:
+            rows = lookup(params, path)
+            insert(params, path, _grown(rows, old.vocab_size, config.padded_vocab_size, pieces))
     return dataclasses.replace(
         saved,
         config=config,

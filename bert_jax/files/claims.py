@@ -25,23 +25,18 @@ class Claims(Protocol):
 
     def numbers(self) -> list[int]:
         """List the numbers of all claims, in ascending order."""
-        ...
 
     def create(self, number: int, content: bytes) -> bool:
         """Create a claim; False where the number is taken."""
-        ...
 
     def read(self, number: int) -> tuple[bytes, Hashable] | None:
         """Read the content and the version of a claim; None where there is none."""
-        ...
 
     def renew(self, number: int, content: bytes) -> bool:
         """Give an own claim a new version; False where the claim is gone or another's."""
-        ...
 
     def remove(self, number: int) -> None:
         """Remove a claim, if it is there."""
-        ...
 
 
 class LocalClaims:

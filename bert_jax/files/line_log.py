@@ -1,7 +1,7 @@
 """A text file that lines are added to, and that a full disk does not hurt.
 
-What runs must not end because it cannot say how it is doing. A line that cannot be written is kept
-in memory and written, in order, when the disk takes it again.
+A logging failure must never stop a run. A line that cannot be written is kept in memory and
+written, in order, when the disk takes it again.
 """
 
 import collections
@@ -9,6 +9,8 @@ import errno
 import logging
 import os
 from pathlib import Path
+
+from bert_jax.files.staging import sync
 
 _log = logging.getLogger("bert_jax")
 
@@ -24,9 +26,9 @@ class LineLog:
         """Write nothing yet.
 
         Args:
-            path: Its directory is never made here: where it is missing, what it was is not mounted.
-            shared: Other processes add lines too. A line that was cut off can then not be taken
-                back, since others may have written behind it; the next one begins on its own line.
+            path: Its directory is never made here: a missing one is not mounted.
+            shared: Whether other processes add lines too. A line that was cut off then stays, since
+                others may have written behind it; the next one begins on its own line.
             limit: Lines kept in memory at most; beyond it the oldest are dropped.
         """
         self._path, self._shared, self._limit = path, shared, limit
@@ -47,11 +49,8 @@ class LineLog:
         if not self._waiting:
             return
         try:
-            file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                self._append(file)
-            finally:
-                os.close(file)
+            with open(self._path, "a+b", buffering=0) as file:
+                self._append(file.fileno())
         except OSError as error:
             if not self._failing:
                 _log.warning(
@@ -69,11 +68,7 @@ class LineLog:
         """Wait until all lines are on the disk, not only with the operating system."""
         self.flush()
         try:
-            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
+            sync(self._path)
         except FileNotFoundError:  # no line yet, or it went away: the next write says so
             pass
         except OSError as error:

@@ -55,15 +55,16 @@ class WorkDir:
         return BucketClaims(self.mirror.files, self.name)
 
     @contextlib.contextmanager
-    def explained(self, what: str) -> Iterator[None]:
+    def failures_named(self, what: str) -> Iterator[None]:
         """Raise what goes wrong in the block as an error that says `what` and what to do."""
-        failures = (OSError,) if self.mirror is None else _failures()
+        if self.mirror is not None:
+            with _bucket_failures(f"{what} {self.name}", self.name):
+                yield
+            return
         try:
             yield
-        except failures as error:
-            if self.mirror is None:
-                raise UserError(f"{what} {self.name}: {error}") from error
-            raise _explained(f"{what} {self.name}", error, self.name) from error
+        except OSError as error:
+            raise UserError(f"{what} {self.name}: {error}") from error
 
     def sync(self, *, required: bool = False) -> None:
         """Upload the small files that changed since the last call; locally, there are none.
@@ -87,11 +88,11 @@ class WorkDir:
         if self.mirror is None:
             return
         try:
-            self.mirror.upload()
-        except _failures() as error:
-            reason = _explained(f"cannot upload to {self.name}", error, self.name)
+            with _bucket_failures(f"cannot upload to {self.name}", self.name):
+                self.mirror.upload()
+        except (UserError, ConnectionError) as reason:
             if required:
-                raise reason from error
+                raise
             _log.error("%s. The run goes on and tries again at the next save", reason)
 
 
@@ -104,33 +105,30 @@ def open_workdir(path: str | Path) -> WorkDir:
     Raises:
         UserError: Another scheme, no directory after the bucket, gcsfs is not installed, or the
             bucket or the rights are missing.
-        ConnectionError: The bucket is out of reach, which another try may mend.
+        ConnectionError: The bucket is out of reach, which another try may fix.
     """
-    kind = scheme(path)
+    kind, name, mirror = scheme(path), str(path), None
     if kind is None:
         local = Path(path)
-        absolute = epath.Path(local.absolute())
-        return WorkDir(
-            local, absolute / _CHECKPOINTS, absolute / _DAMAGED, absolute / _RESUME, str(path)
-        )
-    bucket, _, directory = str(path).partition(":")[2].strip("/").partition("/")
-    if kind != "gs":
-        raise UserError(
-            f"the work directory {path}: {kind}:// is not supported. Give a local directory or "
-            "gs://BUCKET/DIRECTORY"
-        )
-    if not directory:
-        raise UserError(
-            f"the work directory {path} names no directory in a bucket; give gs://BUCKET/DIRECTORY"
-        )
-    url = f"gs://{bucket}/{directory}"
-    mirror = _Mirror(url)
-    try:
-        mirror.download(bucket)
-    except _failures() as error:
-        raise _explained(f"cannot open {url}", error, url) from error
-    root = epath.Path(url)
-    return WorkDir(mirror.local, root / _CHECKPOINTS, root / _DAMAGED, root / _RESUME, url, mirror)
+        root = epath.Path(local.absolute())
+    else:
+        bucket, _, directory = name.partition(":")[2].strip("/").partition("/")
+        if kind != "gs":
+            raise UserError(
+                f"the work directory {path}: {kind}:// is not supported. Give a local directory or "
+                "gs://BUCKET/DIRECTORY"
+            )
+        if not directory:
+            raise UserError(
+                f"the work directory {path} names no directory in a bucket; give "
+                "gs://BUCKET/DIRECTORY"
+            )
+        name = f"gs://{bucket}/{directory}"
+        mirror = _Mirror(name)
+        with _bucket_failures(f"cannot open {name}", name):
+            mirror.download(bucket)
+        local, root = mirror.local, epath.Path(name)
+    return WorkDir(local, root / _CHECKPOINTS, root / _DAMAGED, root / _RESUME, name, mirror)
 
 
 def scheme(path: str | Path) -> str | None:
@@ -208,9 +206,8 @@ class _Mirror:
             name = path.relative_to(self.local).as_posix()
             if not path.is_file() or re.search(r"\.tmp\b", name):
                 continue
-            signature = _signature(
-                path
-            )  # before reading: what is appended meanwhile comes next time
+            # Before reading: what is appended meanwhile comes next time.
+            signature = _signature(path)
             if self._uploaded.get(name) == signature:
                 continue
             self.files.pipe_file(f"{self._url}/{name}", path.read_bytes())
@@ -229,27 +226,27 @@ def _signature(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _failures() -> tuple[type[Exception], ...]:
-    """Return the exceptions of gcsfs for faults of the bucket, the network or the rights."""
+@contextlib.contextmanager
+def _bucket_failures(what: str, url: str) -> Iterator[None]:
+    """Raise faults of the bucket, the network or the rights as errors that say what to do."""
     import google.auth.exceptions
     from gcsfs.retry import HttpError
 
-    return OSError, HttpError, google.auth.exceptions.GoogleAuthError
-
-
-def _explained(what: str, error: Exception, url: str) -> UserError | ConnectionError:
-    text = (str(error).strip().splitlines() or [""])[0][:200]
-    bucket = url.removeprefix("gs://").partition("/")[0]
-    if isinstance(error, FileNotFoundError):
-        return UserError(
-            f"{what}: there is no bucket {bucket}, or none that these credentials can see. Make "
-            f"it with `gcloud storage buckets create gs://{bucket}`"
-        )
-    denied = getattr(error, "code", None) in (401, 403) or text.startswith("Forbidden")
-    if denied or type(error).__module__.startswith("google.auth"):
-        return UserError(
-            f"{what}: access denied or no credentials ({type(error).__name__}: {text}). Run "
-            "`gcloud auth application-default login`, or give this machine's service account the "
-            "role roles/storage.objectAdmin on the bucket"
-        )
-    return ConnectionError(f"{what}: {type(error).__name__}: {text}")
+    try:
+        yield
+    except (OSError, HttpError, google.auth.exceptions.GoogleAuthError) as error:
+        text = (str(error).strip().splitlines() or [""])[0][:200]
+        bucket = url.removeprefix("gs://").partition("/")[0]
+        if isinstance(error, FileNotFoundError):
+            raise UserError(
+                f"{what}: there is no bucket {bucket}, or none that these credentials can see. "
+                f"Make it with `gcloud storage buckets create gs://{bucket}`"
+            ) from error
+        denied = getattr(error, "code", None) in (401, 403) or text.startswith("Forbidden")
+        if denied or type(error).__module__.startswith("google.auth"):
+            raise UserError(
+                f"{what}: access denied or no credentials ({type(error).__name__}: {text}). Run "
+                "`gcloud auth application-default login`, or give this machine's service account "
+                "the role roles/storage.objectAdmin on the bucket"
+            ) from error
+        raise ConnectionError(f"{what}: {type(error).__name__}: {text}") from error

@@ -17,38 +17,36 @@ from bert_jax.errors import UserError
 
 _LOCK = ".lock"
 _UNLOCKED_GRACE_SECONDS = 3600.0
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EACCES: "the directory is not writable",
+    errno.EROFS: "the file system is read-only",
+    errno.ENOTDIR: "a part of the path is a file",
+    errno.EEXIST: "a part of the path is a file",
+    errno.ENOENT: "no directory can be made there",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.EPERM: "it is not permitted",
+    errno.EIO: "the disk reports an error",
+    errno.EFBIG: "the file would be larger than the file system or `ulimit -f` allows",
+}
 
 
 def disk_full(path: Path, error: OSError) -> UserError | OSError:
     """Return the error of a failed write: a `UserError` for disk, quota or rights."""
-    reasons = {
-        errno.ENOSPC: "the disk is full",
-        errno.EDQUOT: "the disk quota is used up",
-        errno.EACCES: "the directory is not writable",
-        errno.EROFS: "the file system is read-only",
-        errno.ENOTDIR: "a part of the path is a file",
-        errno.EEXIST: "a part of the path is a file",
-        errno.ENOENT: "no directory can be made there",
-        errno.ENAMETOOLONG: "the name is too long",
-        errno.EPERM: "it is not permitted",
-        errno.EIO: "the disk reports an error",
-        errno.EFBIG: "the file would be larger than the file system or `ulimit -f` allows",
-    }
     space = (errno.ENOSPC, errno.EDQUOT)
-    if error.errno not in reasons:
+    if error.errno not in _REASONS:
         return error
     return UserError(
-        f"cannot write {path}: {reasons[error.errno]}. Nothing was left there. "
+        f"cannot write {path}: {_REASONS[error.errno]}. Nothing was left there. "
         f"{'Free some space or name' if error.errno in space else 'Name'} another directory."
     )
 
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file; its bytes are on the disk on return."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_bytes(data)
+    sync(path)
 
 
 @contextlib.contextmanager
@@ -69,7 +67,7 @@ def staged_file(path: Path) -> Iterator[Any]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_directory(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise disk_full(path, error) from error
     finally:
@@ -83,9 +81,9 @@ def replace_file(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -122,11 +120,8 @@ class StagedDirectory:
     of the same target: its owner holds a file lock, which the kernel drops with the process, so a
     recycled process number cannot mislead.
 
-    Args:
-        target: where the directory is to be.
-        replaceable: tells whether an existing `target` is of the kind built here. Anything else is
-            never removed, whatever `overwrite` says.
-        overwrite: replace an existing complete `target`, after the new one is complete.
+    An existing `target` is replaced if `overwrite` is set and `replaceable` says that it is of the
+    kind built here, after the new one is complete. Anything else is never removed.
 
     Raises:
         UserError: `target` exists and may not be replaced.
@@ -139,20 +134,19 @@ class StagedDirectory:
         self._replaceable = replaceable
         self._overwrite = overwrite
         self._committed = False
-        made: Path | None = None
+        self._lock = -1
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
             self._recover()
             self._check_target()
             with signals_wait():
-                made = self._make()
+                self.path = self._make()
         except OSError as error:
             raise disk_full(self.target, error) from error
         except BaseException:
-            if made is not None:
-                self._remove(made)
+            if self._lock >= 0:
+                self.close()
             raise
-        self.path = made
 
     def _siblings(self, kind: str) -> list[Path]:
         ours = re.compile(rf"{re.escape(self.target.name)}\.{kind}-\d+(-\d+)?")
@@ -203,10 +197,12 @@ class StagedDirectory:
         raise UserError(f"too many unfinished builds beside {self.target}; remove its .tmp-* ones.")
 
     def commit(self) -> None:
-        """Rename to the target's name; files inside must have been synced by their writer."""
+        """Put all that was written on the disk, and rename to the target's name."""
         self._check_target()
         (self.path / _LOCK).unlink()
-        sync_directory(self.path)
+        for folder, _, names in os.walk(self.path):
+            for name in (*names, ""):
+                sync(Path(folder, name))
         if self.target.exists() and any(self.target.iterdir()):
             old = self.target.with_name(f"{self.target.name}.old-{os.getpid()}")
             self.target.rename(old)
@@ -214,18 +210,13 @@ class StagedDirectory:
             shutil.rmtree(old, ignore_errors=True)
         else:
             self.path.rename(self.target)
-        sync_directory(self.target.parent)
+        sync(self.target.parent)
         self._committed = True
 
     def close(self) -> None:
         """Remove what was written unless it was committed; once only."""
-        if self._committed:
-            os.close(self._lock)
-        else:
-            self._remove(self.path)
-
-    def _remove(self, path: Path) -> None:
-        shutil.rmtree(path, ignore_errors=True)
+        if not self._committed:
+            shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
     def __enter__(self) -> "StagedDirectory":

@@ -2,7 +2,7 @@
 
 bert = to_bert(config, arrays, where="config.json")
 model = bert.model_config(where="config.json")
-params = parts_from_huggingface(bert.arrays, model, head)
+params = from_huggingface(bert.arrays, model, head)
 config, arrays = from_bert("electra", bert.config, bert.arrays)
 
 Nothing is computed here beyond dropping rows and adding zeros: a family fits where it computes what
@@ -11,7 +11,7 @@ a BERT computes with the same numbers, the activation of the pooler aside. What 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,22 +19,13 @@ from typing import Any, Literal
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.formats.family_tables import (
-    BERT,
-    DISTILBERT,
-    ELECTRA,
-    FAMILIES,
-    SAME,
-    TOKEN_HEADS,
-    Family,
-    Patterns,
-)
-from bert_jax.formats.huggingface_config import MAX_SIZE, model_config_from_huggingface
+from bert_jax.formats.family_tables import BERT, BUFFERS, FAMILIES, TOKEN_HEADS, Family
+from bert_jax.formats.huggingface_config import CLASSES, MAX_SIZE, model_config_from_huggingface
 from bert_jax.formats.huggingface_files import model_class
-from bert_jax.formats.huggingface_head import CLASSES
-from bert_jax.formats.huggingface_names import DUPLICATES, canonical_names
+from bert_jax.formats.huggingface_names import DUPLICATES, canonical_names, of_today
 from bert_jax.model.config import ModelConfig
 
+_EMBEDDINGS = "bert.embeddings.{}_embeddings.weight"
 _UNLIKE = {"ForMultipleChoice": "no head here compares rows"}
 """Classes of every family, without their prefix, whose head is none of ours, and why."""
 
@@ -55,9 +46,9 @@ class BertForm:
     """The content of `config.json`."""
     arrays: dict[str, np.ndarray]
     """Under the names of `huggingface_names`."""
-    dropped: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
     """Names of the arrays that have no place."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """Remarks for people, a sentence each."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Activation of the pooler, of which BERT's configuration does not speak."""
@@ -80,9 +71,8 @@ def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
     """Return a model of any family under BERT's names; a BERT loses unknown heads only.
 
     Args:
-        found: The content of its `config.json`.
+        found: The content of its `config.json`; `where` names the file in messages.
         arrays: All of its tensors.
-        where: Names the configuration in messages.
 
     Raises:
         UserError: A family that is not known or does not fit, a configuration that does not fit,
@@ -113,24 +103,34 @@ def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
     elif task != made_by:
         config["architectures"] = [f"Bert{task}"]
     head = CLASSES.get(model_class(config))
-    if family is DISTILBERT and head != "classification":  # the other heads have `dropout`
-        del config["classifier_dropout"]
-    renamed, dropped = _rename(family, arrays, model_class(config), where)
+    if "seq_classif_dropout" in family.fields and head != "classification":
+        del config["classifier_dropout"]  # the other heads have `dropout`
+    origins, dropped = _rename(family, arrays, model_class(config), where)
+    renamed = {name: arrays[theirs] for name, theirs in origins.items()}
     if family.first_position is not None:
-        _drop_positions(renamed, found, family)
+        first = _first_position(family, found)
+        name = _EMBEDDINGS.format("position")
+        if name in renamed and renamed[name].ndim == 2:
+            renamed[name] = renamed[name][first:]
         notes.append(
-            f"positions count from {_first_position(found, family)} in a {family.name}, after the "
+            f"positions count from {first} in a {family.name}, after the "
             "id of padding; the rows of the table before that are never read and are left out"
         )
-    _single_type(family, config, renamed, head, notes)
-    _check_mlm(family, config, renamed, arrays, dropped, notes)
-    heads = [name for name in dropped if not re.fullmatch(family.skipped, name)]
+    if family is not BERT:
+        if config.get("type_vocab_size") == 1:
+            notes.append(_two_types(family, config, renamed, head))
+        if why := _unlike_masked_lm(family, config, renamed):
+            for name in [name for name in renamed if name.startswith("cls.predictions.")]:
+                del renamed[name]
+                dropped.append(origins[name])
+            notes.append(f"the masked-LM head is not imported: {why}")
+    heads = [name for name in dropped if not re.fullmatch(BUFFERS, name)]
     if heads:
         notes.append(f"not imported: {', '.join(heads[:12])}{', ...' if len(heads) > 12 else ''}")
     kinds = {f"{array.dtype}" for array in arrays.values() if array.dtype.kind != "i"} - {"float32"}
     if kinds:
         notes.append(f"weights of type {', '.join(sorted(kinds))} are written as float32")
-    width = config.pop("embedding_size", 0) if family is ELECTRA else 0
+    width = config.pop("embedding_size", 0) if "embedding_size" in family.defaults else 0
     width = 0 if width == config.get("hidden_size") else width
     # A narrow table is ELECTRA's alone, and so is then the classifier that fine-tuning adds.
     pooler = family.pooler_activation if width or head == "classification" else "tanh"
@@ -148,7 +148,7 @@ def from_bert(
         kind: A value of `WRITTEN`.
         task: One of the family's `tasks`.
         config: The content of a BERT's `config.json`.
-        arrays: The tensors of BERT's class of that task.
+        arrays: The tensors of BERT's class of that task; what the family lacks is left out.
     """
     family = FAMILIES[kind]
     theirs = {bert: name for name, bert in family.fields.items()}
@@ -156,9 +156,9 @@ def from_bert(
     fields |= {"model_type": kind, "architectures": [class_written(kind, task)]}
     if "embedding_size" in family.defaults:
         fields.setdefault("embedding_size", config["hidden_size"])
-    heads = {**TOKEN_HEADS, "classification": family.written_classifier}
-    patterns = (*family.written, *heads.get(CLASSES.get(f"Bert{task}", ""), ()))
-    names = {name: _renamed(name, patterns) for name in arrays}
+    rename = _renamer(family, f"Bert{task}", back=True)
+    types = () if family.has_types else (_EMBEDDINGS.format("token_type"),)
+    names = {name: rename(name) for name in arrays if name not in types}
     return fields, {new: arrays[name] for name, new in names.items() if new is not None}
 
 
@@ -178,30 +178,46 @@ def is_written(found: Mapping[str, Any]) -> bool:
 
 def bert_names(kind: str, task: str, names: Iterable[str]) -> dict[str, str]:
     """Return BERT's names of the tensors that `from_bert` makes, to theirs."""
-    patterns = (*FAMILIES[kind].patterns, *_head_patterns(FAMILIES[kind], f"Bert{task}"))
-    return {f"{_renamed(name, patterns)}": name for name in names}
+    rename = _renamer(FAMILIES[kind], f"Bert{task}")
+    return {f"{rename(name)}": name for name in names}
 
 
-def _head_patterns(family: Family, bert_class: str) -> Patterns:
-    """Patterns of one head alone: a family's name for its head may be BERT's for another."""
+def _renamer(family: Family, bert_class: str, *, back: bool = False) -> Callable[[str], str | None]:
+    """Return the function from a family's names to BERT's, or back; None for a name of no place.
+
+    Of the heads the one of `bert_class` counts: a family's name for its head may be BERT's for
+    another.
+    """
     heads = {**TOKEN_HEADS, "classification": family.classifier}
-    return heads.get(CLASSES.get(bert_class, ""), ())
+    patterns = []
+    for names in (*family.names, *heads.get(CLASSES.get(bert_class, ""), ())):
+        first, second = reversed(names) if back else names
+        pattern = re.escape(first).replace(r"\{n\}", r"(?P<n>\d+)")
+        if not back and first.startswith(family.prefix):
+            pattern = f"(?:{re.escape(family.prefix)})?" + pattern[len(re.escape(family.prefix)) :]
+        rest = "(?P<rest>.+)" if first.endswith(".") else "(?P<rest>)"
+        patterns.append((re.compile(pattern + rest), second))
 
+    def rename(name: str) -> str | None:
+        for pattern, new in patterns:
+            if match := pattern.fullmatch(name):
+                return new.format(**match.groupdict()) + match["rest"]
+        return None
 
-def _renamed(name: str, patterns: Patterns) -> str | None:
-    return next((re.sub(p, to, name) for p, to in patterns if re.fullmatch(p, name)), None)
+    return rename
 
 
 def _config(family: Family, found: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Fields under BERT's names, with the family's defaults; refused where the encoder differs."""
     theirs = {**family.defaults, **found}
     config = {family.fields.get(name, name): value for name, value in theirs.items()}
-    wrong: list[str] = []
-    if family is ELECTRA:
+    if "embedding_size" in family.defaults:
         width = theirs["embedding_size"]
         if type(width) is not int or not 1 <= width <= MAX_SIZE:
-            wrong.append(f"embedding_size is {width!r:.40}; it must be from 1 to {MAX_SIZE:,}")
-    if family is DISTILBERT:
+            raise UserError(
+                f"{where}: embedding_size is {width!r:.40}; it must be from 1 to {MAX_SIZE:,}"
+            )
+    if not family.has_types:
         config |= {"type_vocab_size": 1, "layer_norm_eps": 1e-12}
     if family.first_position is not None:
         rows, pad = theirs["max_position_embeddings"], theirs["pad_token_id"]
@@ -210,120 +226,86 @@ def _config(family: Family, found: Mapping[str, Any], where: str) -> dict[str, A
             or type(pad) is not int
             or not (pad >= 0 and pad + family.first_position < rows <= MAX_SIZE)
         ):
-            wrong.append(
-                f"max_position_embeddings is {rows!r:.40} and pad_token_id {pad!r:.40}; positions "
-                "begin after the id of padding, so that more rows than that are needed"
+            raise UserError(
+                f"{where}: max_position_embeddings is {rows!r:.40} and pad_token_id {pad!r:.40}; "
+                "positions begin after the id of padding, so that more rows than that are needed"
             )
-        else:
-            config["max_position_embeddings"] = rows - pad - family.first_position
-    if wrong:
-        raise UserError(f"{where}: {'; '.join(wrong)}")
+        config["max_position_embeddings"] = rows - _first_position(family, found)
     config["model_type"] = "bert"
     return config
 
 
+def _first_position(family: Family, found: Mapping[str, Any]) -> int:
+    pad: int = {**family.defaults, **found}["pad_token_id"]
+    return pad + (family.first_position or 0)
+
+
 def _rename(
     family: Family, arrays: Mapping[str, np.ndarray], made_by: str, where: str
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Arrays under BERT's names, and the names of those that have none."""
+) -> tuple[dict[str, str], list[str]]:
+    """Return BERT's names of the arrays, to theirs, and the names of the arrays that have none."""
+    rename = _renamer(family, made_by)
     if family is BERT:
-        renamed = canonical_names(arrays)
-        strange = [n for n in renamed if not any(re.fullmatch(p, n) for p, _ in SAME)]
-        return {n: renamed[n] for n in renamed if n not in strange}, strange
-    patterns = (*family.patterns, *_head_patterns(family, made_by))
-    renamed, dropped, from_name = {}, [], dict[str, str]()
-    for name, array in arrays.items():
-        plain = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
-        plain = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", plain)
-        new = _renamed(plain, patterns)
-        if new is None or re.fullmatch(family.skipped, name):
+        found: dict[str, str] = canonical_names({name: name for name in arrays})
+        strange = [name for name in found if rename(name) is None]
+        return {new: name for new, name in found.items() if new not in strange}, strange
+    origins: dict[str, str] = {}
+    dropped: list[str] = []
+    for name in arrays:
+        new = rename(of_today(name))
+        if new is None or re.fullmatch(BUFFERS, name):
             dropped.append(name)
-        elif new in renamed:
-            # Files of old versions hold the pooler that the class does not read.
-            loser = next((n for n in (name, from_name[new]) if ".pooler." in n), None)
-            if loser is None:
-                raise UserError(f"{where}: {from_name[new]} and {name} are one parameter of a BERT")
-            dropped.append(loser)
-            if loser != name:
-                renamed[new], from_name[new] = array, name
+        elif new not in origins:
+            origins[new] = name
+        # Files of old versions hold the pooler that the class does not read.
+        elif ".pooler." in name:
+            dropped.append(name)
+        elif ".pooler." in origins[new]:
+            dropped.append(origins[new])
+            origins[new] = name
         else:
-            renamed[new], from_name[new] = array, name
-    return renamed, dropped
+            raise UserError(f"{where}: {origins[new]} and {name} are one parameter of a BERT")
+    return origins, dropped
 
 
-def _first_position(found: Mapping[str, Any], family: Family) -> int:
-    return int(found.get("pad_token_id", family.defaults["pad_token_id"])) + (
-        family.first_position or 0
-    )
-
-
-def _drop_positions(
-    renamed: dict[str, np.ndarray], found: Mapping[str, Any], family: Family
-) -> None:
-    name = "bert.embeddings.position_embeddings.weight"
-    if name in renamed and renamed[name].ndim == 2:
-        renamed[name] = renamed[name][_first_position(found, family) :]
-
-
-def _single_type(
-    family: Family,
-    config: dict[str, Any],
-    renamed: dict[str, np.ndarray],
-    head: str | None,
-    notes: list[str],
-) -> None:
-    """Two equal types in place of one or none: rows of two texts then compute what theirs do.
+def _two_types(
+    family: Family, config: dict[str, Any], renamed: dict[str, np.ndarray], head: str | None
+) -> str:
+    """Make two equal types of one or none: rows of two texts then compute what theirs do.
 
     A classifier of DistilBERT has one type: its class, under which it is written, has no other.
+    Returns a note.
     """
-    if family is BERT or config.get("type_vocab_size") != 1:
-        return
-    name = "bert.embeddings.token_type_embeddings.weight"
-    words = renamed.get("bert.embeddings.word_embeddings.weight")
-    if family is DISTILBERT and words is not None and words.ndim == 2:
+    name, words = _EMBEDDINGS.format("token_type"), renamed.get(_EMBEDDINGS.format("word"))
+    if not family.has_types and words is not None and words.ndim == 2:
         number = 1 if head == "classification" else 2
         renamed[name] = np.zeros((number, words.shape[1]), np.float32)
         if number == 1:
-            notes.append("DistilBERT does not mark the second text of a pair, nor does this model")
-            return
+            return f"{family.name} does not mark the second text of a pair, nor does this model"
     elif name in renamed and renamed[name].shape[:1] == (1,):
         renamed[name] = np.repeat(renamed[name], 2, axis=0)
     config["type_vocab_size"] = 2
-    notes.append(
+    return (
         f"{family.name} does not mark the second text of a pair: both token types are "
-        f"{'zeros' if family is DISTILBERT else 'its one type'}, until training makes them differ"
+        f"{'its one type' if family.has_types else 'zeros'}, until training makes them differ"
     )
 
 
-def _check_mlm(
-    family: Family,
-    config: Mapping[str, Any],
-    renamed: dict[str, np.ndarray],
-    arrays: Mapping[str, np.ndarray],
-    dropped: list[str],
-    notes: list[str],
-) -> None:
-    """Drop a masked-LM head that has another activation, and halves of one."""
-    heads = [n for n in renamed if n.startswith("cls.predictions.")]
-    if family is BERT or not heads:
-        return
-    why = ""
-    if family.exact_gelu_head and config.get("hidden_act", "gelu") != "gelu":
-        why = f"hidden_act is {config['hidden_act']!r:.40}: {_EXACT_GELU_HEAD}"
-    elif DUPLICATES.issuperset(heads):
-        why = "only the copy of its table is there"
-    if why:
-        for name in heads:
-            del renamed[name]
-        pattern = re.compile(r"(lm_head|generator_|vocab_)")
-        dropped += [name for name in arrays if pattern.match(name) and name not in dropped]
-        notes.append(f"the masked-LM head is not imported: {why}")
+def _unlike_masked_lm(
+    family: Family, config: Mapping[str, Any], renamed: Mapping[str, np.ndarray]
+) -> str:
+    """Say why a masked-LM head has no place: another activation, or half of a head; or ""."""
+    heads = [name for name in renamed if name.startswith("cls.predictions.")]
+    if heads and family.exact_gelu_head and config.get("hidden_act", "gelu") != "gelu":
+        return f"hidden_act is {config['hidden_act']!r:.40}: {_EXACT_GELU_HEAD}"
+    if heads and DUPLICATES.issuperset(heads):
+        return "only the copy of its table is there"
+    return ""
 
 
 def _albert(found: Mapping[str, Any]) -> str:
     groups, layers = found.get("num_hidden_groups", 1), found.get("num_hidden_layers", 12)
-    shared = "its layers share their parameters, which training here would not keep equal"
+    shared = "its layers share their parameters"
     if type(groups) is type(layers) is int:
-        shared = f"its {layers} layers share {groups} set{'s' * (groups > 1)} of parameters, "
-        shared += "which training here would not keep equal"
-    return _ALBERT.format(shared)
+        shared = f"its {layers} layers share {groups} set{'s' * (groups > 1)} of parameters"
+    return _ALBERT.format(f"{shared}, which training here would not keep equal")

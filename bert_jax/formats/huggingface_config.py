@@ -1,10 +1,16 @@
-"""Hugging Face's `config.json` of a BERT and our `ModelConfig`, both ways."""
+"""Hugging Face's `config.json` of a BERT, and our `ModelConfig` and `TaskOutputs`, both ways."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.formats.huggingface_files import model_class
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.tasks.task import HeadKind
 
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 1024
@@ -43,15 +49,24 @@ _ONLY: dict[str, tuple[Any, str]] = {
 }
 """Fields that change what the model computes: the one value that fits, and why."""
 
+CLASSES: Mapping[str, Literal["classification", "tagging", "span"]] = {
+    "BertForSequenceClassification": "classification",
+    "BertForTokenClassification": "tagging",
+    "BertForQuestionAnswering": "span",
+}
+_PROBLEMS = {
+    "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
+}
+_MAX_LABEL_CHARS = 200
+
 
 def model_config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelConfig:
     """Return the architecture that a `config.json` describes.
 
     Fields that do not change what the encoder computes (heads, labels, generation) are passed over.
-
-    Args:
-        found: The file's content.
-        where: Names the file in messages.
+    `where` names the file in messages.
 
     Raises:
         UserError: Another type of model, or fields that are wrong or not supported: all at once.
@@ -70,31 +85,24 @@ def model_config_from_huggingface(found: Mapping[str, Any], *, where: str) -> Mo
     fields: dict[str, Any] = {}
     wrong: list[str] = []
 
-    def take(name: str, ours: str, fits: bool, wanted: str) -> None:
-        if name not in found:
-            return
-        if fits:
-            fields[ours] = found[name]
-        else:
-            wrong.append(f"{name} is {_show(found[name])}; it must be {wanted}")
-
-    for name, ours in _SIZES.items():
+    for name, ours in (_SIZES | _RATES | _SCALES | {"hidden_act": "activation"}).items():
         value: Any = found.get(name)
-        limit = MAX_LAYERS if ours == "num_layers" else MAX_SIZE
-        take(name, ours, type(value) is int and 1 <= value <= limit, f"from 1 to {limit:,}")
-    for name, ours in _RATES.items():
-        rate: Any = found.get(name)
-        take(name, ours, type(rate) in (int, float) and 0 <= rate < 1, "in [0, 1)")
-    for name, ours in _SCALES.items():
-        scale: Any = found.get(name)
-        take(name, ours, type(scale) is float and 0 < scale < 1, "between 0 and 1")
-    act = found.get("hidden_act")
-    known = isinstance(act, str) and act in ACTIVATIONS
-    take("hidden_act", "activation", known, "one of " + ", ".join(ACTIVATIONS))
-    for ours in fields.keys() & set(_RATES.values()):  # 0 may be written without a point
-        fields[ours] = float(fields[ours])
-    if "activation" in fields:
-        fields["activation"] = ACTIVATIONS[fields["activation"]]
+        if name in _SIZES:
+            limit = MAX_LAYERS if ours == "num_layers" else MAX_SIZE
+            fits, wanted = type(value) is int and 1 <= value <= limit, f"from 1 to {limit:,}"
+        elif name in _RATES:
+            fits, wanted = type(value) in (int, float) and 0 <= value < 1, "in [0, 1)"
+            value = float(value) if fits else value  # 0 may be written without a point
+        elif name in _SCALES:
+            fits, wanted = type(value) is float and 0 < value < 1, "between 0 and 1"
+        else:
+            fits = isinstance(value, str) and value in ACTIVATIONS
+            wanted = f"one of {', '.join(ACTIVATIONS)}"
+            value = ACTIVATIONS[value] if fits else value
+        if name in found and fits:
+            fields[ours] = value
+        elif name in found:
+            wrong.append(f"{name} is {_show(value)}; it must be {wanted}")
     for name, (only, why) in _ONLY.items():
         if name in found and found[name] not in (only, None):
             wrong.append(f"{name} is {_show(found[name])}; {why}")
@@ -125,3 +133,81 @@ def _show(value: object) -> str:
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return repr(value)[:80]
+
+
+@dataclass(frozen=True)
+class TaskOutputs:
+    """A head and what its logits mean."""
+
+    head: TaskHeadConfig
+    objective: HeadKind
+    labels: tuple[str, ...] = ()
+    """Labels of classes and tags, in the order of the logits."""
+
+
+def head_from_huggingface(
+    found: Mapping[str, Any], state_dict: Mapping[str, np.ndarray]
+) -> TaskOutputs | None:
+    """Return the head of one of their three classes; None of any other.
+
+    Raises:
+        UserError: The labels or the type of the problem do not fit the weights.
+    """
+    kind = CLASSES.get(model_class(found))
+    if kind is None:
+        return None
+    rate = found.get("classifier_dropout")
+    rate = found.get("hidden_dropout_prob", 0.1) if rate is None else rate
+    if type(rate) not in (int, float) or not 0 <= rate < 1:
+        raise UserError(f"config.json: classifier_dropout is {rate!r:.80}; it must be in [0, 1)")
+    if kind == "span":
+        return TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span")
+    bias = state_dict.get("classifier.bias")
+    if bias is None or bias.ndim != 1:
+        raise UserError("classifier.bias is missing, or no vector: the number of labels is unknown")
+    head = TaskHeadConfig(kind, len(bias), float(rate))
+    labels = _labels(found.get("id2label"), len(bias))
+    if kind == "tagging":
+        return TaskOutputs(head, "tags", labels)
+    problem = found.get("problem_type")
+    if problem is None:
+        problem = "regression" if len(bias) == 1 else "single_label_classification"
+    objective: Any = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
+    fits = {"regression": len(bias) == 1, "single_label": len(bias) > 1, "multi_label": True}
+    if not fits.get(objective):
+        raise UserError(
+            f"config.json: problem_type is {problem!r:.80} and the head has {len(bias)} outputs; "
+            "regression has one, single_label_classification two or more, and "
+            "multi_label_classification any number"
+        )
+    return TaskOutputs(head, objective, () if objective == "regression" else labels)
+
+
+def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
+    """Return the fields of a `config.json`, the class among them."""
+    head = outputs.head
+    fields: dict[str, Any] = {
+        "architectures": [next(name for name, kind in CLASSES.items() if kind == head.kind)],
+        "classifier_dropout": head.dropout_rate,
+    }
+    if outputs.objective in _PROBLEMS:
+        fields["problem_type"] = _PROBLEMS[outputs.objective]
+    labels: Sequence[str] = outputs.labels
+    if head.kind != "span":
+        labels = labels or [f"LABEL_{n}" for n in range(head.num_labels)]
+        fields["id2label"] = {str(n): label for n, label in enumerate(labels)}
+        fields["label2id"] = {label: n for n, label in enumerate(labels)}
+    return fields
+
+
+def _labels(found: Any, number: int) -> tuple[str, ...]:
+    if found is None:
+        return tuple(f"LABEL_{n}" for n in range(number))
+    names = [found.get(str(n)) for n in range(number)] if isinstance(found, Mapping) else []
+    good = [name for name in names if isinstance(name, str) and len(name) <= _MAX_LABEL_CHARS]
+    if len(good) != number or len(found) != number or len(set(good)) != number:
+        raise UserError(
+            f"config.json: id2label must name each of the {number} labels of the head, from "
+            f'"0" to "{number - 1}", each once'
+        )
+    return tuple(good)

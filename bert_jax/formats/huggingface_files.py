@@ -29,11 +29,9 @@ def model_class(found: Mapping[str, Any]) -> str:
 
 
 def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
-    """Every tensor by name; views of the mapped files.
+    """Return every tensor by name, of one file or of an index's shards; views of the mapped files.
 
-    Args:
-        directory: With `model.safetensors`, or with an index and the shards that it names.
-        made_by: Class of Transformers, for the advice on how to convert other weights.
+    The advice on how to convert other weights names the class `made_by`.
 
     Raises:
         UserError: No such weights, two sets of them, or files that are not sound.

@@ -3,25 +3,19 @@
 Theirs are per layer, with kernels stored (out, in); ours are stacked over layers on axis 0, with
 kernels (inputs..., outputs...) whose heads are axes of their own, and a vocabulary padded to a
 multiple of 128. The decoder is the embedding table in both, so that their duplicates of it,
-`cls.predictions.decoder.*`, appear neither in the table nor in what `to_huggingface` returns.
-
-One table serves `BertForPreTraining` and the three classes with a fine-tuning head. Their classes
-for tagging and span QA have no pooler, our encoder always has one, which those heads do not read.
+`cls.predictions.decoder.*`, appear neither in the tables nor in what `to_huggingface` returns.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.encoder import Pooler
 from bert_jax.model.heads import LinearHead, Params, ReplacedHead, param_shapes
 from bert_jax.model.task_heads import TaskHeadConfig
 
@@ -73,32 +67,53 @@ _ENCODER: tuple[Entry, ...] = (
 )
 _POOLER = tuple(_affine("bert.pooler.dense", "encoder", "pooler", "dense"))
 
-TABLE: tuple[Entry, ...] = (
-    *_ENCODER,
-    *_POOLER,
-    *_affine("cls.predictions.transform.dense", "mlm", "dense"),
-    *_norm("cls.predictions.transform.LayerNorm", "mlm", "norm"),
-    Entry("cls.predictions.bias", ("mlm", "bias"), "vocab"),
-    *_affine("cls.seq_relationship", "nsp"),
+PRETRAINING_HEADS: Mapping[str, tuple[Entry, ...]] = {
+    "mlm": (
+        *_affine("cls.predictions.transform.dense", "mlm", "dense"),
+        *_norm("cls.predictions.transform.LayerNorm", "mlm", "norm"),
+        Entry("cls.predictions.bias", ("mlm", "bias"), "vocab"),
+    ),
+    "nsp": tuple(_affine("cls.seq_relationship", "nsp")),
+    # Of `ElectraForPreTraining`, under its own names: BERT has no such head.
+    "rtd": (
+        *_affine("discriminator_predictions.dense", "rtd", "dense"),
+        *_affine("discriminator_predictions.dense_prediction", "rtd", "score"),
+    ),
+}
+"""Heads by our names of them."""
+POOLED_HEADS = frozenset({"nsp"})
+"""Pretraining heads that read the pooled first token."""
+PRETRAINING_TASKS = (
+    ({"rtd"}, "ForPreTraining"),
+    ({"mlm", "nsp"}, "ForPreTraining"),
+    ({"mlm"}, "ForMaskedLM"),
+    ({"nsp"}, "ForNextSentencePrediction"),
+    (set[str](), "Model"),
 )
+"""Heads and the class, without the name of its family, that has them; the first that fits."""
+LOGITS = {"prediction_logits": "mlm", "seq_relationship_logits": "nsp"}
+"""Outputs of `BertForPreTraining`, to heads; of a class with one head, `logits`."""
 
-DETECTION: tuple[Entry, ...] = (
-    *_affine("discriminator_predictions.dense", "rtd", "dense"),
-    *_affine("discriminator_predictions.dense_prediction", "rtd", "score"),
-)
-"""Head of `ElectraForPreTraining`, under its own names: BERT has none like it."""
-
-_HEAD_ENTRIES: Mapping[str, list[Entry]] = {
+_TASK_HEADS: Mapping[str, list[Entry]] = {
     "classification": _affine("classifier", "head"),
     "tagging": _affine("classifier", "head"),
     "span": _affine("qa_outputs", "head"),
 }
-TASK_TABLES: Mapping[str, tuple[Entry, ...]] = {
-    kind: (*_ENCODER, *(_POOLER if kind == "classification" else ()), *entries)
-    for kind, entries in _HEAD_ENTRIES.items()
-}
-"""Tables of `BertForSequenceClassification`, `BertForTokenClassification` and
-`BertForQuestionAnswering`."""
+TABLE = (*_ENCODER, *_POOLER, *PRETRAINING_HEADS["mlm"], *PRETRAINING_HEADS["nsp"])
+"""Table of `BertForPreTraining`."""
+VOCABULARY_PATHS = tuple(entry.path for entry in TABLE if entry.kind == "vocab")
+"""Our parameters with a row for each token."""
+
+
+def table_of(
+    parts: Collection[str], head: TaskHeadConfig | None = None, *, pooler: bool = True
+) -> list[Entry]:
+    """Return the entries of the encoder, of the pretraining heads among `parts`, and of a head."""
+    table = [*_ENCODER, *(_POOLER if pooler else ())]
+    for part, entries in PRETRAINING_HEADS.items():
+        table += entries if part in parts else ()
+    return table if head is None else table + _TASK_HEADS[head.kind]
+
 
 _DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 DUPLICATES = frozenset({_DECODER, _DECODER_BIAS, "bert.embeddings.position_ids"})
@@ -110,90 +125,52 @@ _LAYER_NUMBER = re.compile(r"(?<=\.layer\.)\d+(?=\.)")
 
 
 def from_huggingface(
-    state_dict: Mapping[str, Any], config: ModelConfig, head: TaskHeadConfig | None = None
-) -> Params:
-    """Our parameters (numpy, float32) from their state dict (anything numpy can read).
-
-    Args:
-      state_dict: of their class that has such a head; see `canonical_names` for what else its names
-        may be. A pooler that a model for tagging or span QA lacks is fresh.
-      config: the architecture.
-      head: None for `BertForPreTraining`.
-
-    Raises:
-      UserError: names missing or unexpected, shapes that do not fit, values that are not finite
-        numbers, a decoder that is not the embedding table; all of them at once.
-    """
-    found = canonical_names(state_dict)
-    shapes = param_shapes(config)
-    if head is None:
-        return _read(TABLE, shapes, found, config)
-    shapes["head"] = param_shapes(config, LinearHead, head.num_labels)
-    table = TASK_TABLES[head.kind]
-    if _has_pooler(found):  # their older classes gave every model one
-        table += tuple(entry for entry in _POOLER if entry not in table)
-    params = _read(table, shapes, found, config)
-    params["encoder"].setdefault("pooler", _fresh_pooler(config))
-    return params
-
-
-def parts_from_huggingface(
     state_dict: Mapping[str, Any],
     config: ModelConfig,
     head: TaskHeadConfig | None = None,
     *,
     pretraining: bool = True,
 ) -> Params:
-    """Return the parts of a BERT: `encoder`, and those of `mlm`, `nsp`, `rtd` and `head` it has.
+    """Read the parts of a model (numpy, float32): `encoder`, and the heads that are there.
 
-    As `from_huggingface`, but the encoder may lack `pooler`, and heads of no table are passed over.
+    The encoder has no `pooler` where theirs has none.
 
     Args:
-      state_dict: of any of their BERT classes.
+      state_dict: anything numpy can read, of any of their BERT classes; see `canonical_names` for
+        what else its names may be. Heads of no table are passed over.
       config: the architecture.
       head: of `classifier` or `qa_outputs`, which are passed over where it is None.
-      pretraining: whether `mlm`, `nsp` and `rtd` are read; else they are passed over too.
+      pretraining: whether pretraining heads are read; else they are passed over too.
+
+    Raises:
+      UserError: names missing or unexpected, shapes that do not fit, values that are not finite
+        numbers, a decoder that is not the embedding table; all of them at once.
     """
     found = canonical_names(state_dict)
-    pooler = _POOLER if _has_pooler(found) else ()
-    table, known = [*_ENCODER, *pooler], set[str]()
-    if pretraining and any(n.startswith("cls.predictions.") for n in found.keys() - DUPLICATES):
-        table += [entry for entry in TABLE if entry.path[0] == "mlm"]
-        known |= DUPLICATES
-    if pretraining and any(name.startswith("cls.seq_relationship.") for name in found):
-        table += [entry for entry in TABLE if entry.path[0] == "nsp"]
+    parts = [
+        part
+        for part, entries in PRETRAINING_HEADS.items()
+        if pretraining and not found.keys().isdisjoint(entry.name for entry in entries)
+    ]
     shapes = param_shapes(config)
-    if pretraining and any(name.startswith("discriminator_predictions.") for name in found):
-        table += DETECTION
+    if "rtd" in parts:
         shapes["rtd"] = param_shapes(config, ReplacedHead)
     if head is not None:
-        table += _HEAD_ENTRIES[head.kind]
         shapes["head"] = param_shapes(config, LinearHead, head.num_labels)
-    known |= {entry.name for entry in table}
+    pooler = any(entry.name in found for entry in _POOLER)
+    table = table_of(parts, head, pooler=pooler)
+    known = {entry.name for entry in table} | (DUPLICATES if "mlm" in parts else set())
     found = {n: a for n, a in found.items() if n in known or not n.startswith(_HEADS)}
-    return _read(tuple(table), shapes, found, config)
+    return _read(table, shapes, found, config)
 
 
 def to_huggingface(
-    params: Params, config: ModelConfig, head: TaskHeadConfig | None = None
+    params: Params, config: ModelConfig, table: Iterable[Entry] = TABLE
 ) -> dict[str, np.ndarray]:
-    """Make a state dict, without tied duplicates, from our parameters (or our gradients).
-
-    Args:
-      params: of a pretraining model, or of one with such a head.
-      config: the architecture.
-      head: None for `BertForPreTraining`.
-    """
-    return export_entries(TABLE if head is None else TASK_TABLES[head.kind], params, config)
-
-
-def export_entries(
-    table: Iterable[Entry], params: Params, config: ModelConfig
-) -> dict[str, np.ndarray]:
-    """Return tensors under Transformers' names, of the parameters that `table` names."""
+    """Return the parameters (or gradients) that `table` names, under Transformers' names."""
     state_dict = {}
     for entry in in_model(table, config):
-        array = np.asarray(_lookup(params, entry.path))
+        array = np.asarray(lookup(params, entry.path))
         if "{n}" in entry.name:
             for n in range(config.num_layers):
                 state_dict[entry.name.format(n=n)] = _export(entry, array[n], config)
@@ -202,14 +179,26 @@ def export_entries(
     return state_dict
 
 
+def their_shapes(parts: Collection[str], config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters of a model with some parts, `pooler` among them."""
+    shapes = param_shapes(config)
+    found: dict[str, tuple[int, ...]] = {}
+    for entry in in_model(table_of(parts, pooler="pooler" in parts), config):
+        layers = range(config.num_layers if "{n}" in entry.name else 1)
+        ours = lookup(shapes, entry.path).shape["{n}" in entry.name :]
+        found |= {entry.name.format(n=n): _their_shape(entry, ours, config) for n in layers}
+    return found
+
+
 def in_model(table: Iterable[Entry], config: ModelConfig) -> list[Entry]:
     """Leave out the map of embeddings that a model of one width does not have."""
     return [e for e in table if config.projects_embeddings or e.path[-2] != "project"]
 
 
-def _fresh_pooler(config: ModelConfig) -> Params:
-    state = nnx.state(Pooler(config, nnx.Rngs(params=0)), nnx.Param)
-    return jax.tree.map(np.asarray, nnx.to_pure_dict(state))
+def of_today(name: str) -> str:
+    """Return the name of a parameter that a file from before 2019 calls gamma or beta."""
+    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
 
 
 def canonical_names(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,8 +213,7 @@ def canonical_names(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, array in state_dict.items():
-        new = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
-        new = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", new)
+        new = of_today(name)
         if new.startswith(("embeddings.", "encoder.", "pooler.")):
             new = f"bert.{new}"
         if new in found:
@@ -236,12 +224,8 @@ def canonical_names(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _has_pooler(found: Mapping[str, Any]) -> bool:
-    return any(entry.name in found for entry in _POOLER)
-
-
 def _read(
-    table: tuple[Entry, ...], shapes: Params, found: Mapping[str, Any], config: ModelConfig
+    table: Iterable[Entry], shapes: Params, found: Mapping[str, Any], config: ModelConfig
 ) -> Params:
     """Return the entries of `table` as a tree; `found` has these names, and maybe duplicates."""
     params: Params = {}
@@ -249,7 +233,7 @@ def _read(
     used = set(DUPLICATES)
     for entry in in_model(table, config):
         per_layer = "{n}" in entry.name
-        ours = _lookup(shapes, entry.path).shape[1 if per_layer else 0 :]
+        ours = lookup(shapes, entry.path).shape[1 if per_layer else 0 :]
         numbers = range(config.num_layers if per_layer else 1)
         arrays = []
         for n in numbers:
@@ -267,7 +251,7 @@ def _read(
             filled = _empty((len(arrays), *ours))
             for array, place in zip(arrays, filled, strict=True):
                 _import(entry, array, place)
-            _insert(params, entry.path, filled if per_layer else filled[0])
+            insert(params, entry.path, filled if per_layer else filled[0])
     for name in sorted(set(found) - used):
         wrong.setdefault("is unexpected", []).append(name)
     for name, original in (
@@ -339,20 +323,20 @@ def _import(entry: Entry, theirs: np.ndarray, ours: np.ndarray) -> None:
 
 def _export(entry: Entry, ours: np.ndarray, config: ModelConfig) -> np.ndarray:
     shape = _their_shape(entry, ours.shape, config)
-    if entry.kind == "vocab":
-        return np.ascontiguousarray(ours[: config.vocab_size])
-    if entry.kind == "kernel":
-        return np.ascontiguousarray(ours.reshape(shape[::-1]).T)
-    return np.ascontiguousarray(ours.reshape(shape))
+    theirs = ours[: config.vocab_size] if entry.kind == "vocab" else ours
+    theirs = theirs.reshape(shape[::-1]).T if entry.kind == "kernel" else theirs.reshape(shape)
+    return np.ascontiguousarray(theirs)
 
 
-def _lookup(tree: Params, path: tuple[str, ...]) -> Any:
+def lookup(tree: Params, path: tuple[str, ...]) -> Any:
+    """Return the entry of a nested dict at a path."""
     for key in path:
         tree = tree[key]
     return tree
 
 
-def _insert(tree: Params, path: tuple[str, ...], value: np.ndarray) -> None:
+def insert(tree: Params, path: tuple[str, ...], value: Any) -> None:
+    """Set the entry of a nested dict at a path."""
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     tree[path[-1]] = value

@@ -2,7 +2,7 @@
 
     found = read_tf_checkpoint("uncased_L-12_H-768_A-12")
     config = model_config_from_huggingface(found.config, where=...)
-    params = parts_from_huggingface(found.arrays, config)
+    params = from_huggingface(found.arrays, config)
 
 A directory holds bert_config.json, vocab.txt, bert_model.ckpt.index and its data files. TensorFlow
 is not needed.
@@ -13,16 +13,16 @@ Transformers takes the same word for the erf form, and so do the copies of these
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from bert_jax.errors import UserError
 from bert_jax.formats.families import BertForm
 from bert_jax.formats.huggingface_config import model_config_from_huggingface
-from bert_jax.model.config import ModelConfig
+from bert_jax.formats.huggingface_names import their_shapes
 from bert_jax.untrusted.json_file import read_json_object
-from bert_jax.untrusted.tensor_bundle import TensorBundle, open_tensor_bundle
+from bert_jax.untrusted.tensor_bundle import open_tensor_bundle
 
 CONFIG, VOCABULARY = "bert_config.json", "vocab.txt"
 _MAX_CONFIG_BYTES = 1 << 20
@@ -42,6 +42,10 @@ _OPTIMIZER = re.compile(
     r".*/(adam_[mv]|Adam(_1)?|LAMB(_1)?|AdamWeightDecayOptimizer(_1)?|Momentum)"
 )
 _TASK_HEAD = re.compile(r"output_(weights|bias)|cls/squad/output_(weights|bias)|loss/output_.*")
+_PARTS = {
+    "pooler": "bert/pooler/", "mlm": "cls/predictions/", "nsp": "cls/seq_relationship/"
+}  # fmt: skip
+"""Parts that a model need not have, but then has in full, and how their variables begin."""
 _OTHERS = (
     (
         re.compile(r"_CHECKPOINTABLE_OBJECT_GRAPH|.*/\.ATTRIBUTES/.*"),
@@ -80,14 +84,18 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
             raise UserError(f"{directory} has no {name}, which belongs beside {index.name}")
     config = _config(directory / CONFIG, gelu)
     model = model_config_from_huggingface(config, where=f"{directory / CONFIG}")
-    heads = [part for part in _HEADS if any(name.startswith(part) for name in bundle)]
-    wanted = dict(_variables(model, heads))
+    parts = [
+        part
+        for part, beginning in _PARTS.items()
+        if any(name.startswith(beginning) for name in bundle)
+    ]
+    wanted = {_variable(name): (name, shape) for name, shape in their_shapes(parts, model).items()}
     variables = [name for name in bundle if not _OPTIMIZER.fullmatch(name)]
     passed_over = tuple(name for name in variables if _TASK_HEAD.fullmatch(name))
     wrong = [f"{name} is missing" for name in wanted if name not in bundle]
     for name in variables:
         if name in wanted:
-            shape = wanted[name].shape
+            shape = wanted[name][1][:: -1 if name.endswith("/kernel") else 1]
             if (found := bundle[name].shape) != shape:
                 wrong.append(f"{name} is {found}, the configuration wants {shape}")
         elif name not in passed_over:
@@ -103,11 +111,11 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
             index, ", ".join(passed_over),
         )  # fmt: skip
     arrays = {}
-    for name, variable in wanted.items():
+    for name, (theirs, _) in wanted.items():
         array = bundle[name].array
-        arrays[variable.name] = array.T if variable.transposed else array
-    made_by = "BertForPreTraining" if len(heads) == len(_HEADS) else "BertModel"
-    if made_by == "BertModel" and _MLM in heads:
+        arrays[theirs] = array.T if name.endswith("/kernel") else array
+    made_by = "BertForPreTraining" if len(parts) == len(_PARTS) else "BertModel"
+    if made_by == "BertModel" and "mlm" in parts:
         made_by = "BertForMaskedLM"
     config["architectures"] = [made_by]
     return BertForm("BERT", config, arrays, passed_over, (), files=directory / VOCABULARY)
@@ -149,7 +157,7 @@ def _find_index(path: Path) -> Path:
     return found[0]
 
 
-def _refuse_others(index: Path, bundle: TensorBundle) -> None:
+def _refuse_others(index: Path, bundle: Iterable[str]) -> None:
     for pattern, what in _OTHERS:
         name = next((name for name in bundle if pattern.fullmatch(name)), None)
         if name is not None:
@@ -173,60 +181,16 @@ def _config(path: Path, gelu: Literal["tanh", "erf"]) -> dict[str, Any]:
     return {"model_type": "bert", **fields, "hidden_act": act, "layer_norm_eps": _NORM_EPS}
 
 
-_POOLER, _MLM, _NSP = "bert/pooler/", "cls/predictions/", "cls/seq_relationship/"
-_HEADS = (_POOLER, _MLM, _NSP)
-"""Parts that a model need not have, but then has in full."""
+def _variable(theirs: str) -> str:
+    """Return the name in a checkpoint of a parameter of Hugging Face's BERT.
 
-
-class _Variable(NamedTuple):
-    """Expected shape and type of a variable of the checkpoint."""
-
-    name: str
-    """Hugging Face's."""
-    shape: tuple[int, ...]
-    transposed: bool = False
-
-
-def _variables(model: ModelConfig, parts: list[str]) -> Iterator[tuple[str, _Variable]]:
-    """Every variable, by its name in the checkpoint."""
-    width, middle = model.hidden_dim, model.mlp_dim
-
-    def theirs(name: str) -> str:
-        return re.sub(r"layer_(\d+)", r"layer.\1", name).replace("/", ".")
-
-    def table(name: str, rows: int) -> tuple[str, _Variable]:
-        return name, _Variable(f"{theirs(name)}.weight", (rows, width))
-
-    def norm(name: str) -> Iterator[tuple[str, _Variable]]:
-        yield f"{name}/LayerNorm/gamma", _Variable(f"{theirs(name)}.LayerNorm.weight", (width,))
-        yield f"{name}/LayerNorm/beta", _Variable(f"{theirs(name)}.LayerNorm.bias", (width,))
-
-    def dense(
-        name: str, inputs: int = width, outputs: int = width
-    ) -> Iterator[tuple[str, _Variable]]:
-        yield f"{name}/kernel", _Variable(f"{theirs(name)}.weight", (inputs, outputs), True)
-        yield f"{name}/bias", _Variable(f"{theirs(name)}.bias", (outputs,))
-
-    yield table("bert/embeddings/word_embeddings", model.vocab_size)
-    yield table("bert/embeddings/position_embeddings", model.num_positions)
-    yield table("bert/embeddings/token_type_embeddings", model.num_types)
-    yield from norm("bert/embeddings")
-    for n in range(model.num_layers):
-        layer = f"bert/encoder/layer_{n}"
-        for name in ("query", "key", "value"):
-            yield from dense(f"{layer}/attention/self/{name}")
-        yield from dense(f"{layer}/attention/output/dense")
-        yield from norm(f"{layer}/attention/output")
-        yield from dense(f"{layer}/intermediate/dense", width, middle)
-        yield from dense(f"{layer}/output/dense", middle, width)
-        yield from norm(f"{layer}/output")
-    if _POOLER in parts:
-        yield from dense("bert/pooler/dense")
-    if _MLM in parts:
-        yield from dense("cls/predictions/transform/dense")
-        yield from norm("cls/predictions/transform")
-        bias = _Variable("cls.predictions.bias", (model.vocab_size,))
-        yield "cls/predictions/output_bias", bias
-    if _NSP in parts:  # stored (outputs, inputs), as theirs
-        yield f"{_NSP}output_weights", _Variable("cls.seq_relationship.weight", (2, width))
-        yield f"{_NSP}output_bias", _Variable("cls.seq_relationship.bias", (2,))
+    Only variables called `kernel` are transposed.
+    """
+    stem, _, part = theirs.replace(".layer.", ".layer_").replace(".", "/").rpartition("/")
+    if stem.endswith("_embeddings"):
+        return stem
+    if stem.endswith("LayerNorm"):
+        return f"{stem}/{'gamma' if part == 'weight' else 'beta'}"
+    if stem in ("cls/predictions", "cls/seq_relationship"):
+        return f"{stem}/output_{'weights' if part == 'weight' else part}"
+    return f"{stem}/{'kernel' if part == 'weight' else part}"

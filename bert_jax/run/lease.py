@@ -70,7 +70,7 @@ def hold_workdir(
     lease = Lease(place.claims(), place.name, times, say=echo or _say)
 
     def take() -> bool:
-        with place.explained("cannot write to the work directory"):
+        with place.failures_named("cannot write to the work directory"):
             return lease.take()
 
     # A collective that lasted as long as the wait would time out in the other processes.

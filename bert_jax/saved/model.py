@@ -6,7 +6,7 @@ params = init_task_params(saved.config, head, key, encoder=saved.params["encoder
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,19 @@ import numpy as np
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir, scheme
-from bert_jax.formats.families import is_written, to_bert
-from bert_jax.formats.huggingface_config import model_config_from_huggingface
+from bert_jax.formats.families import BertForm, is_written, to_bert
+from bert_jax.formats.huggingface_config import (
+    TaskOutputs,
+    head_from_huggingface,
+    model_config_from_huggingface,
+)
 from bert_jax.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
     WEIGHTS,
     model_class,
     read_weights,
 )
-from bert_jax.formats.huggingface_head import TaskOutputs, head_from_huggingface
-from bert_jax.formats.huggingface_names import parts_from_huggingface
+from bert_jax.formats.huggingface_names import from_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, init_params
 from bert_jax.model.task_heads import TaskHeadConfig
@@ -127,6 +130,12 @@ class SavedModel:
                 f"{' and '.join(self.verbs)}{hint}"
             )
 
+    def without(self, parts: Collection[str]) -> "SavedModel":
+        """Return the model without some of its heads, or its `pooler`."""
+        encoder = {n: tree for n, tree in self.params["encoder"].items() if n not in parts}
+        heads = {n: tree for n, tree in self.params.items() if n not in parts}
+        return dataclasses.replace(self, params={**heads, "encoder": encoder})
+
     def complete_params(self) -> Params:
         """`params` for functions that take a whole encoder: a missing pooler has initial values."""
         if self.has_pooler:
@@ -197,11 +206,13 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
     _check_part(place.name, part, [*models])
     part = part or next(iter(models))
     config, params = models[part]
+    tokenizer = load_tokenizer(files)
+    _check_vocabulary(tokenizer, config.vocab_size, files)
     return SavedModel(
         config=dataclasses.replace(config, attention_impl="auto"),
         params=params,
         outputs=None,
-        tokenizer=_tokenizer(files, config.vocab_size),
+        tokenizer=tokenizer,
         tokenizer_files=files,
         max_length=config.num_positions,
         name=f"{place.name}, {f'{part}, ' if len(models) > 1 else ''}step {restored.step}",
@@ -253,47 +264,59 @@ def in_units(saved: SavedModel) -> SavedModel:
 
 def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
-    if is_written(found):
-        form = to_bert(found, read_weights(directory, made_by), where=where)
-        described, config = form.config, form.model_config(where=where)
-        tokenizer, arrays = _tokenizer(directory, config.vocab_size), form.arrays
-    else:
-        described, config = found, model_config_from_huggingface(found, where=where)
-        tokenizer = _tokenizer(directory, config.vocab_size)
-        arrays = read_weights(directory, made_by)
-    try:
-        outputs = None if encoder_only else head_from_huggingface(described, arrays)
-        head = None if outputs is None else outputs.head
-        params = parts_from_huggingface(arrays, config, head, pretraining=not encoder_only)
-    except UserError as error:
-        raise UserError(f"{directory}: {error}") from error
-    untrained = found.get("untrained_parts")  # see `exchange.huggingface`
+    if not (written := is_written(found)):
+        model_config_from_huggingface(found, where=where)  # before its files are missed
+    tokenizer = load_tokenizer(directory)
+    arrays = read_weights(directory, made_by)
+    form = to_bert(found, arrays, where=where) if written else BertForm("BERT", found, arrays)
+    name = f"{directory}, {made_by}"
+    saved = saved_from(
+        form, tokenizer, directory, name=name, where=where, encoder_only=encoder_only
+    )
+    untrained = found.get("untrained_parts")  # see `exchange.huggingface_files`
     if isinstance(untrained, list) and "pooler" in untrained:
-        params["encoder"].pop("pooler", None)
+        saved = saved.without({"pooler"})
+    return dataclasses.replace(saved, origin=Origin("huggingface", config=found))
+
+
+def saved_from(
+    form: BertForm,
+    tokenizer: Tokenizer,
+    files: Path,
+    *,
+    name: str,
+    where: str,
+    encoder_only: bool = False,
+) -> SavedModel:
+    """Return a model under BERT's names as one of ours.
+
+    In messages `name` names the model and `where` its configuration.
+
+    Raises:
+        UserError: Says all that does not fit.
+    """
+    config = form.model_config(where=where)
+    _check_vocabulary(tokenizer, config.vocab_size, files)
+    try:
+        outputs = None if encoder_only else head_from_huggingface(form.config, form.arrays)
+        head = None if outputs is None else outputs.head
+        params = from_huggingface(form.arrays, config, head, pretraining=not encoder_only)
+    except UserError as error:
+        as_bert = "" if form.family == "BERT" else f" ({form.family}, under the names of BERT)"
+        raise UserError(f"{files}{as_bert}: {error}") from error
     return SavedModel(
         config=config,
         params=params,
         outputs=outputs,
         tokenizer=tokenizer,
-        tokenizer_files=directory,
+        tokenizer_files=files,
         max_length=config.num_positions,
-        name=f"{directory}, {made_by}",
-        origin=Origin("huggingface", config=found),
+        name=name,
+        origin=Origin("huggingface", config=form.config),
     )
 
 
-def _tokenizer(files: Path, vocab_size: int) -> Tokenizer:
-    tokenizer = load_tokenizer(files)
-    check_vocabulary(tokenizer, vocab_size, files)
-    return tokenizer
-
-
-def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, files: Path) -> None:
-    """Refuses a tokenizer with more tokens than a model has embeddings.
-
-    Raises:
-        UserError: Names `files` and both numbers.
-    """
+def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int, files: Path) -> None:
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
             f"{files}: the tokenizer has {tokenizer.vocab_size:,} tokens and the model has "

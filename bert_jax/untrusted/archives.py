@@ -18,10 +18,11 @@ import tarfile
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from bert_jax.errors import UserError
+from bert_jax.untrusted.whole_file import CONTROL
 
 MAX_BYTES = 4 << 30
 MAX_FILES = 10_000
@@ -30,7 +31,6 @@ _MAX_NAME = 512
 _BLOCK = 1 << 20
 _FREE_BYTES = 16 << 20
 """Size below which the ratio is ignored: small files of one byte are no attack."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _ENTRY_BYTES = 256
 """Bytes of a zip's directory, on average for each entry that is allowed."""
 _HEADER_BYTES = 1 << 16
@@ -60,9 +60,9 @@ def _extract(
         read: the reader of the archive's format.
         path: the archive.
         target: the directory, which must not exist yet.
-        max_bytes: refuse more than this in all files together.
-        max_files: refuse more entries.
-        max_ratio: refuse more unpacked bytes than this times the size of the archive.
+        max_bytes: limit for all files together.
+        max_files: limit for the number of entries.
+        max_ratio: limit for unpacked bytes, times the size of the archive.
 
     Returns:
         The names of the files, sorted.
@@ -84,8 +84,17 @@ def _extract(
         root.mkdir(parents=True)
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         unpacked = _Unpacked(path, root, max_bytes, max_files, max_ratio)
-        with _parsing(unpacked):
+        try:
             read(unpacked, file)
+        except UserError:
+            raise
+        except (*_PARSER_ERRORS, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise  # the disk's
+            entry = f", {unpacked.entry[:80]!r}" if unpacked.entry else ""
+            raise UserError(
+                f"{path}{entry}: not a sound archive: {type(error).__name__}: {error}"
+            ) from error
         os.rename(root, target)
     return sorted(unpacked.names)
 
@@ -161,12 +170,7 @@ extract_tar = functools.partial(_extract, _read_tar)
 
 
 class _Unpacked:
-    """The files so far, in a temporary directory.
-
-    Attributes:
-        names: names of the files.
-        entry: name of the entry that is being read, for messages.
-    """
+    """The files so far, in a temporary directory, and the entry that is being read."""
 
     def __init__(
         self, path: Path, root: Path, max_bytes: int, max_files: int, max_ratio: int
@@ -203,9 +207,9 @@ class _Unpacked:
     ) -> None:
         parts = self._parts(name)
         self._claim(parts, directory=False)
-        place = self._root.joinpath(*parts)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with open(place, "xb") as out:
+        target = self._root.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "xb") as out:
             while data := read(_HEADER_BYTES // 2):
                 out.write(data)
                 reads.allow()
@@ -217,18 +221,18 @@ class _Unpacked:
         self.names.append("/".join(parts))
 
     def _parts(self, name: str) -> list[str]:
-        shown = f"{self.path}: the name {name[:80]!r}"
+        said = f"{self.path}: the name {name[:80]!r}"
         parts = name.removeprefix("./").split("/")
         if len(name) > _MAX_NAME or any(len(p.encode("utf-8", "replace")) > 255 for p in parts):
-            raise UserError(f"{shown} is longer than {_MAX_NAME} characters, 255 bytes a part")
-        if _CONTROL.search(name):
-            raise UserError(f"{shown} holds a control character or is not text")
+            raise UserError(f"{said} is longer than {_MAX_NAME} characters, 255 bytes a part")
+        if CONTROL.search(name):
+            raise UserError(f"{said} holds a control character or is not text")
         if name in (".", "./"):  # the directory itself, as `tar .` writes it
             return []
         if "\\" in name or re.match(r"[A-Za-z]:", name) or {"", ".", ".."} & set(parts):
-            raise UserError(f"{shown} does not stay below the target; only plain relative names do")
+            raise UserError(f"{said} does not stay below the target; only plain relative names do")
         if len(parts) > _MAX_DEPTH:
-            raise UserError(f"{shown} has {len(parts)} parts; the limit is {_MAX_DEPTH}")
+            raise UserError(f"{said} has {len(parts)} parts; the limit is {_MAX_DEPTH}")
         return parts
 
     def _claim(self, parts: list[str], *, directory: bool) -> None:
@@ -245,11 +249,7 @@ class _Unpacked:
 
 
 class _BoundedReads(io.RawIOBase):
-    """A file of which so many bytes are read at most: parsers trust the sizes they find.
-
-    Attributes:
-        last: the last bytes that were read.
-    """
+    """A file of which so many bytes are read at most: parsers trust the sizes they find."""
 
     def __init__(
         self,
@@ -268,9 +268,6 @@ class _BoundedReads(io.RawIOBase):
     def allow(self) -> None:
         """Begin to count anew."""
         self._left = self._limit
-
-    def readable(self) -> bool:
-        return True
 
     def seekable(self) -> bool:
         return True
@@ -292,18 +289,3 @@ class _BoundedReads(io.RawIOBase):
 
     def tell(self) -> int:
         return self._file.tell()
-
-
-@contextlib.contextmanager
-def _parsing(unpacked: _Unpacked) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except (*_PARSER_ERRORS, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise  # the disk's
-        entry = f", {unpacked.entry[:80]!r}" if unpacked.entry else ""
-        raise UserError(
-            f"{unpacked.path}{entry}: not a sound archive: {type(error).__name__}: {error}"
-        ) from error

@@ -27,11 +27,7 @@ def plain_suffix(name: str) -> str:
 
 
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """Read the plain content of a file in blocks.
-
-    Args:
-        read: gives at most so many bytes of the file, none at its end.
-        name: its name, whose suffix tells the compression: one of `SUFFIXES`, else none.
+    """Read the plain content of a file in blocks; the suffix of its name tells the compression.
 
     Raises:
         UserError: the compressed data is damaged or cut off.
@@ -41,7 +37,7 @@ def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
         while data := read(BLOCK):
             yield data
         return
-    kind, new, errors = {".gz": _gzip, ".xz": _xz, ".zst": _zstd}[suffix]()
+    kind, new, errors = _decoder(suffix)
     sip = _ZSTD_SIP if suffix == ".zst" else _SIP
     decoder = new()
     fresh, streams, pending, taken = True, 0, b"", 0
@@ -84,26 +80,21 @@ def read_plain(path: Path, *, max_bytes: int) -> bytes:
     """
     if path.suffix.lower() not in SUFFIXES:
         return read_bytes(path, max_bytes=max_bytes)
-    blocks: list[bytes] = []
+    found = bytearray()
     with open(path, "rb") as file:
         for block in decompress(file.read, f"{path}"):
-            blocks.append(block)
-            max_bytes -= len(block)
-            if max_bytes < 0:
+            found += block
+            if len(found) > max_bytes:
                 raise UserError(f"{path} holds more than the limit for such a file; decompress it")
-    return b"".join(blocks)
+    return bytes(found)
 
 
-def _gzip() -> tuple[str, Callable[[], Any], Any]:
-    return "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error
-
-
-def _xz() -> tuple[str, Callable[[], Any], Any]:
-    return "xz", lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), lzma.LZMAError
-
-
-def _zstd() -> tuple[str, Callable[[], Any], Any]:
+def _decoder(suffix: str) -> tuple[str, Callable[[], Any], Any]:
+    """Return the format of a suffix, what makes a decoder, and its errors."""
+    if suffix == ".gz":
+        return "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error
+    if suffix == ".xz":
+        return "xz", lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), lzma.LZMAError
     import zstandard
 
-    decompressor = zstandard.ZstdDecompressor()
-    return "zstd", decompressor.decompressobj, zstandard.ZstdError
+    return "zstd", zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError

@@ -7,6 +7,7 @@
 import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,8 +31,8 @@ def read_json(path: Path, *, max_bytes: int, max_depth: int = 64, allow_nan: boo
 
     Args:
         path: the file, UTF-8 with or without a byte order mark.
-        max_bytes: refuse a larger file before it is read.
-        max_depth: refuse lists and objects nested deeper than this.
+        max_bytes: limit, checked before the file is read.
+        max_depth: limit of nested lists and objects.
         allow_nan: accept `NaN`, `Infinity` and numbers that a float64 cannot hold.
 
     Raises:
@@ -57,11 +58,9 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            seen: set[str] = set()
-            for key, _ in pairs:
-                if key in seen:
-                    raise UserError(f"{where}: the key {key[:80]!r} occurs twice in one object")
-                seen.add(key)
+            counts = Counter(key for key, _ in pairs)
+            twice = next(key for key, count in counts.items() if count > 1)
+            raise UserError(f"{where}: the key {twice[:80]!r} occurs twice in one object")
         return found
 
     def refuse(name: str) -> NoReturn:

@@ -16,6 +16,7 @@ import safetensors
 
 from bert_jax.errors import UserError
 from bert_jax.untrusted.json_file import parse_json
+from bert_jax.untrusted.whole_file import CONTROL, map_bytes
 
 MAX_HEADER_BYTES = 10_000_000
 MAX_TENSORS = 100_000
@@ -25,38 +26,28 @@ _MAX_PADDING = 4096
 _MAX_BYTES = (1 << 63) - 1
 
 DTYPES: Mapping[str, np.dtype] = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype("<u1"),
-    "I8": np.dtype("<i1"),
-    "U16": np.dtype("<u2"),
-    "I16": np.dtype("<i2"),
-    "U32": np.dtype("<u4"),
-    "I32": np.dtype("<i4"),
-    "U64": np.dtype("<u8"),
-    "I64": np.dtype("<i8"),
-    "F16": np.dtype("<f2"),
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-}
+    name: np.dtype(kind)
+    for name, kind in {
+        "BOOL": np.bool_, "U8": "<u1", "I8": "<i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
+        "I32": "<i4", "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+        "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn,
+        "F8_E5M2": ml_dtypes.float8_e5m2,
+    }.items()
+}  # fmt: skip
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _LONG_SPACE = re.compile(rb"[ \t\r\n]{%d}" % (_MAX_PADDING + 1))
 
 
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
-    """Map a file into memory and check its header; bytes are read when an array is used.
-
-    Returns:
-        Read-only views of the mapped file by name.
+    """Return read-only views of a mapped file by name; bytes are read when an array is used.
 
     Raises:
         UserError: names what is wrong, or beyond the bounds of this module, and the tensor.
     """
     path = Path(path)
-    mapped = _mapped(path)
+    mapped = map_bytes(path, "a .safetensors file was expected")
+    if len(mapped) < 8:
+        raise UserError(f"{path} has {len(mapped)} bytes; a safetensors file has at least 8")
     begin, header = _header(path, mapped)
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
@@ -71,18 +62,6 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
     except (safetensors.SafetensorError, OSError) as error:
         raise UserError(f"{path} is not a sound safetensors file: {str(error)[:200]}") from error
     return {name: _view(path, name, entry, mapped, begin) for name, entry in header.items()}
-
-
-def _mapped(path: Path) -> np.ndarray:
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; a .safetensors file was expected")
-    try:
-        size = path.stat().st_size
-        if size < 8:
-            raise UserError(f"{path} has {size} bytes; a safetensors file has at least 8")
-        return np.memmap(path, np.uint8, mode="r")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _header(path: Path, mapped: np.ndarray) -> tuple[int, dict[str, Any]]:
@@ -107,17 +86,14 @@ def _header(path: Path, mapped: np.ndarray) -> tuple[int, dict[str, Any]]:
 
 def _check_name(path: Path, name: str) -> None:
     """Refuse names that are unsafe as parameter paths, in messages, or as other programs' files."""
-    shown = f"{name[:80]!r}"
+    said = f"{path}: the tensor name {name[:80]!r}"
     if not name or len(name) > MAX_NAME:
-        raise UserError(
-            f"{path}: the tensor name {shown} has {len(name):,} characters; 1 to {MAX_NAME} are "
-            "allowed"
-        )
-    if _CONTROL.search(name):
-        raise UserError(f"{path}: the tensor name {shown} holds a control character")
+        raise UserError(f"{said} has {len(name):,} characters; 1 to {MAX_NAME} are allowed")
+    if CONTROL.search(name):
+        raise UserError(f"{said} holds a control character")
     parts = re.split(r"[/\\]", name)
     if ".." in name or "" in parts or "." in parts or re.match(r"[A-Za-z]:", name):
-        raise UserError(f"{path}: the tensor name {shown} is a path out of its directory")
+        raise UserError(f"{said} is a path out of its directory")
 
 
 def _check_entry(where: str, entry: object) -> None:

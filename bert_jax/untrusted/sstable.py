@@ -19,16 +19,14 @@ from bert_jax.untrusted.whole_file import read_bytes
 
 MAGIC = 0xDB4775248B80FB57
 _FOOTER, _TRAILER = 48, 5
-_COMPRESSIONS = {1: "Snappy"}
 _MASK_DELTA = 0xA282EAD8
 _PIECE = 1 << 18
 
 
 def masked_crc32c(data: bytes | memoryview) -> int:
-    """CRC-32C, rotated by 15 bits plus a constant: how LevelDB and TensorFlow store it.
+    """Compute a CRC-32C, rotated by 15 bits plus a constant: how LevelDB and TensorFlow store it.
 
-    Args:
-        data: Contiguous single bytes; copied piece by piece.
+    `data` is of contiguous single bytes, and is copied piece by piece.
     """
     crc = 0
     for begin in range(0, len(data), _PIECE):  # the library takes nothing but `bytes`
@@ -59,13 +57,7 @@ def read_varint(raw: bytes, at: int, end: int, where: str) -> tuple[int, int]:
 def read_sstable(
     path: Path, *, max_bytes: int, max_entries: int, max_key: int
 ) -> dict[bytes, bytes]:
-    """All entries, in the order of their keys.
-
-    Args:
-        path: The file; read whole.
-        max_bytes: Refuse a larger one.
-        max_entries: Refuse a table of more.
-        max_key: Refuse a longer key, in bytes.
+    """Read a file whole and return all entries, in the order of their keys; `max_key` is in bytes.
 
     Raises:
         UserError: Another format, a block that is damaged or compressed, a bound passed.
@@ -111,10 +103,10 @@ def _block(raw: bytes, offset: int, size: int, end: int, where: str) -> bytes:
     if masked_crc32c(raw[offset : stop + 1]) != stored:
         raise UserError(f"{where}: a block of {size:,} bytes at {offset:,} is damaged (CRC-32C)")
     if kind:
+        method = "Snappy" if kind == 1 else f"method {kind}"
         raise UserError(
-            f"{where}: a block at {offset:,} is compressed with "
-            f"{_COMPRESSIONS.get(kind, f'method {kind}')}, which TensorFlow does not do and which "
-            "is not read"
+            f"{where}: a block at {offset:,} is compressed with {method}, which TensorFlow does "
+            "not do and which is not read"
         )
     return raw[offset:stop]
 

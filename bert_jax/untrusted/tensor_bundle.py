@@ -18,6 +18,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.untrusted.sstable import masked_crc32c, read_sstable, read_varint
+from bert_jax.untrusted.whole_file import map_bytes
 
 MAX_INDEX_BYTES = 1 << 24
 MAX_TENSORS = 100_000
@@ -28,14 +29,25 @@ _MAX_BYTES = (1 << 63) - 1
 _VERSION = 1
 
 DTYPES: Mapping[int, np.dtype] = {
-    1: np.dtype("<f4"),
-    2: np.dtype("<f8"),
-    3: np.dtype("<i4"),
-    9: np.dtype("<i8"),
-    14: np.dtype(ml_dtypes.bfloat16),
-    19: np.dtype("<f2"),
-}
+    1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8"),
+    14: np.dtype(ml_dtypes.bfloat16), 19: np.dtype("<f2"),
+}  # fmt: skip
 """Types by TensorFlow's `DataType`; tensors of other types can be listed, not read."""
+
+
+class _Shards:
+    """The data files of a checkpoint, each mapped when it is needed."""
+
+    def __init__(self, index: Path, number: int) -> None:
+        self.index, self.number = index, number
+        self._mapped: dict[int, tuple[Path, np.ndarray]] = {}
+
+    def __getitem__(self, n: int) -> tuple[Path, np.ndarray]:
+        if n not in self._mapped:
+            path = self.index.with_name(f"{self.index.stem}.data-{n:05}-of-{self.number:05}")
+            mapped = map_bytes(path, f"{self.index.name} says that it is there")
+            self._mapped[n] = (path, np.asarray(mapped))
+        return self._mapped[n]
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class BundleTensor:
     _offset: int
     _size: int
     _crc: int
-    _bundle: "TensorBundle"
+    _shards: _Shards
 
     @property
     def array(self) -> np.ndarray:
@@ -60,7 +72,7 @@ class BundleTensor:
             UserError: A type that is not read, a size that is not that of the shape, a shard that
                 is missing or cut off, bytes that are not those of the checksum.
         """
-        where = f"{self._bundle.index}, tensor {self.name!r}"
+        where = f"{self._shards.index}, tensor {self.name!r}"
         if self._slices:
             raise UserError(
                 f"{where} is stored in {self._slices} slices (a partitioned variable), which are "
@@ -74,7 +86,7 @@ class BundleTensor:
                 f"{where}: {dtype} of shape {self.shape!r:.80} takes {needed:,} bytes, the index "
                 f"says {self._size:,}"
             )
-        path, mapped = self._bundle.shard(self._shard)
+        path, mapped = self._shards[self._shard]
         if self._offset + self._size > len(mapped):
             raise UserError(
                 f"{path} has {len(mapped):,} bytes and is cut off: the tensor {self.name!r} ends "
@@ -89,93 +101,51 @@ class BundleTensor:
         return np.ndarray(self.shape, dtype, buffer=stored)
 
 
-class TensorBundle(Mapping[str, BundleTensor]):
-    """The tensors of a checkpoint by name.
-
-    Attributes:
-        index: The file PREFIX.index.
-    """
-
-    def __init__(self, index: Path) -> None:
-        """See `open_tensor_bundle`."""
-        self.index = index
-        self._mapped: dict[int, tuple[Path, np.ndarray]] = {}
-        table = read_sstable(
-            index, max_bytes=MAX_INDEX_BYTES, max_entries=MAX_TENSORS, max_key=MAX_NAME
-        )
-        if b"" not in table:
-            raise UserError(f"{index} has no header: it is no index of a TensorFlow checkpoint")
-        self._num_shards = _num_shards(table.pop(b""), f"{index}, header")
-        self._tensors: dict[str, BundleTensor] = {}
-        for key, value in table.items():
-            if key.startswith(b"\0"):  # one slice of a partitioned variable
-                continue
-            try:
-                name = key.decode()
-            except UnicodeDecodeError as error:
-                raise UserError(f"{index}: the tensor name {key[:80]!r} is not UTF-8") from error
-            if not name.isprintable():
-                raise UserError(f"{index}: the tensor name {name[:80]!r} is not printable")
-            self._tensors[name] = self._entry(name, value)
-
-    def __getitem__(self, name: str) -> BundleTensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def shard(self, number: int) -> tuple[Path, np.ndarray]:
-        """Map a data file, and return its bytes.
-
-        Raises:
-            UserError: It is not there or cannot be read.
-        """
-        if number not in self._mapped:
-            name = f"{self.index.stem}.data-{number:05}-of-{self._num_shards:05}"
-            path = self.index.with_name(name)
-            if not path.is_file():
-                raise UserError(f"{path}: no such file; {self.index.name} says that it is there")
-            try:
-                empty = path.stat().st_size == 0  # which cannot be mapped
-                mapped = np.zeros(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
-            except OSError as error:
-                raise UserError(f"{path} cannot be read: {error.strerror}") from error
-            self._mapped[number] = (path, np.asarray(mapped))
-        return self._mapped[number]
-
-    def _entry(self, name: str, raw: bytes) -> BundleTensor:
-        where = f"{self.index}, tensor {name!r}"
-        numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}  # dtype, shard, offset, size, CRC
-        shape: tuple[int, ...] = ()
-        slices = 0
-        for number, value in _fields(raw, where):
-            if number == 2 and isinstance(value, bytes):
-                shape = _shape(value, where)
-            elif number == 7:
-                slices += 1
-            elif number in numbers and isinstance(value, int):
-                numbers[number] = value
-        kind, shard, offset, size, crc = numbers.values()
-        if not (slices or shard < self._num_shards):
-            raise UserError(f"{where} is in shard {shard:,} of {self._num_shards:,}")
-        if offset + size > _MAX_BYTES:
-            raise UserError(f"{where}: {size:,} bytes at {offset:,} are beyond any file")
-        return BundleTensor(name, shape, kind, slices, shard, offset, size, crc, self)
-
-
-def open_tensor_bundle(index: str | Path) -> TensorBundle:
-    """Open a checkpoint; its data files are not read yet.
-
-    Args:
-        index: The file PREFIX.index.
+def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
+    """Return the tensors of PREFIX.index by name; the data files are not read yet.
 
     Raises:
         UserError: It is not sound, or beyond the bounds of this module.
     """
-    return TensorBundle(Path(index))
+    index = Path(index)
+    table = read_sstable(
+        index, max_bytes=MAX_INDEX_BYTES, max_entries=MAX_TENSORS, max_key=MAX_NAME
+    )
+    if b"" not in table:
+        raise UserError(f"{index} has no header: it is no index of a TensorFlow checkpoint")
+    shards = _Shards(index, _num_shards(table.pop(b""), f"{index}, header"))
+    tensors: dict[str, BundleTensor] = {}
+    for key, value in table.items():
+        if key.startswith(b"\0"):  # one slice of a partitioned variable
+            continue
+        try:
+            name = key.decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{index}: the tensor name {key[:80]!r} is not UTF-8") from error
+        if not name.isprintable():
+            raise UserError(f"{index}: the tensor name {name[:80]!r} is not printable")
+        tensors[name] = _tensor(name, value, shards)
+    return tensors
+
+
+def _tensor(name: str, raw: bytes, shards: _Shards) -> BundleTensor:
+    where = f"{shards.index}, tensor {name!r}"
+    numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}  # dtype, shard, offset, size, CRC
+    shape: tuple[int, ...] = ()
+    slices = 0
+    for number, value in _fields(raw, where):
+        if number == 2 and isinstance(value, bytes):
+            shape = _shape(value, where)
+        elif number == 7:
+            slices += 1
+        elif number in numbers and isinstance(value, int):
+            numbers[number] = value
+    kind, shard, offset, size, crc = numbers.values()
+    if not (slices or shard < shards.number):
+        raise UserError(f"{where} is in shard {shard:,} of {shards.number:,}")
+    if offset + size > _MAX_BYTES:
+        raise UserError(f"{where}: {size:,} bytes at {offset:,} are beyond any file")
+    return BundleTensor(name, shape, kind, slices, shard, offset, size, crc, shards)
 
 
 def _fields(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:

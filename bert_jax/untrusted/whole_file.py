@@ -1,18 +1,22 @@
 """Files that are read whole: a bound before the first byte, UTF-8, no NUL."""
 
 import os
+import re
 import stat
 from pathlib import Path
 
+import numpy as np
+
 from bert_jax.errors import UserError
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Characters that no name may hold: control, line separators, halves of surrogate pairs."""
 
 
 def read_bytes(path: Path, *, max_bytes: int) -> bytes:
     """Return the bytes of a regular file.
 
-    Args:
-        path: the file.
-        max_bytes: refuse a larger file; no more than this is read whatever the file system says.
+    No more than `max_bytes` are read whatever the file system says.
 
     Raises:
         UserError: no such file, not a regular one (a pipe would block), too large or empty.
@@ -39,20 +43,31 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
     return raw
 
 
+def map_bytes(path: Path, what: str) -> np.ndarray:
+    """Map a file into memory as bytes; an empty file has none.
+
+    Raises:
+        UserError: it is not there or cannot be read; `what` says what was expected.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; {what}")
+    try:
+        empty = path.stat().st_size == 0  # which cannot be mapped
+        return np.zeros(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def read_text(path: Path, *, max_bytes: int) -> str:
     """Return a UTF-8 file without its byte order mark; see `read_bytes` and `decode_text`."""
     return decode_text(read_bytes(path, max_bytes=max_bytes), where=f"{path}")
 
 
 def decode_text(raw: bytes, *, where: str) -> str:
-    """UTF-8 to text, without a byte order mark.
-
-    Args:
-        raw: the bytes.
-        where: names them in error messages; ", line N" is added.
+    """Decode UTF-8, without a byte order mark.
 
     Raises:
-        UserError: a NUL byte or not UTF-8; names the line.
+        UserError: a NUL byte or not UTF-8; names `where` and the line.
     """
     nul = raw.find(b"\0")
     if nul >= 0:

@@ -15,11 +15,10 @@ from full_disk import files_of_at_most
 
 from bert_jax import cli
 from bert_jax.errors import UserError
-from bert_jax.exchange import huggingface, huggingface_files, huggingface_proof, orbax_export
-from bert_jax.exchange.export import as_trained, check_differences, export
+from bert_jax.exchange import huggingface, huggingface_files, orbax_export
+from bert_jax.exchange.export import as_trained, check_differences, export, staged
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
-from bert_jax.exchange.staging import staged
 from bert_jax.saved.model import Origin, read_model
 from bert_jax.tokenization.load import load_tokenizer
 
@@ -31,7 +30,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def _without_transformers(monkeypatch):
-    monkeypatch.setattr(huggingface_proof, "find_spec", lambda name: None)
+    monkeypatch.setattr(huggingface, "find_spec", lambda name: None)
 
 
 @pytest.fixture(scope="module")
@@ -160,24 +159,24 @@ def test_an_untrained_pooler_stays_marked(tmp_path):
 
 
 def _transposed(monkeypatch):
-    export_entries = huggingface_files.export_entries
+    to_huggingface = huggingface_files.to_huggingface
 
     def wrong(*arguments):
-        found = export_entries(*arguments)
+        found = to_huggingface(*arguments)
         name = "bert.encoder.layer.1.attention.self.query.weight"
         return {**found, name: np.ascontiguousarray(found[name].T)}
 
-    monkeypatch.setattr(huggingface_files, "export_entries", wrong)
+    monkeypatch.setattr(huggingface_files, "to_huggingface", wrong)
 
 
 def _without_a_tensor(monkeypatch):
-    export_entries = huggingface_files.export_entries
+    to_huggingface = huggingface_files.to_huggingface
     monkeypatch.setattr(
         huggingface_files,
-        "export_entries",
+        "to_huggingface",
         lambda *arguments: {
             name: array
-            for name, array in export_entries(*arguments).items()
+            for name, array in to_huggingface(*arguments).items()
             if name != "bert.pooler.dense.bias"
         },
     )

@@ -6,11 +6,16 @@ import pytest
 import safetensors.numpy
 from export_models import KINDS, TOKENIZERS, model_of
 
-from bert_jax.exchange import huggingface_proof
 from bert_jax.exchange.export import check_differences, export
-from bert_jax.exchange.huggingface import prove
+from bert_jax.exchange.huggingface import load_theirs, prove
 from bert_jax.exchange.huggingface_files import write_huggingface
-from bert_jax.exchange.proof import ProofFailedError, proof_rows
+from bert_jax.exchange.proof import (
+    ProofFailedError,
+    batch_of,
+    compare,
+    logits_of,
+    proof_rows,
+)
 
 pytestmark = pytest.mark.parity
 pytest.importorskip("transformers")
@@ -54,7 +59,7 @@ def test_their_labels_and_pipelines(tmp_path):
     pipe = transformers.pipeline("text-classification", model=str(tmp_path))
     row = saved.tokenizer.encode("the river froze").ids.tolist()
     special = saved.tokenizer.special_ids
-    ours = huggingface_proof.logits_of(saved, [[special.cls, *row, special.sep]])["head"]
+    ours = logits_of(saved, batch_of(saved, [[special.cls, *row, special.sep]]))["head"]
     assert pipe("the river froze")[0]["score"] == pytest.approx(float(ours[0, 0]), abs=1e-5)
     assert pipe.model.config.problem_type == "regression"
 
@@ -82,7 +87,7 @@ def test_their_missing_and_unexpected_keys_fail(change, said, tmp_path):
     change(tensors)
     safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ProofFailedError, match=said):
-        huggingface_proof._Transformers(saved, tmp_path)
+        load_theirs(saved, tmp_path)
 
 
 def test_their_other_ids_fail(tmp_path):
@@ -99,10 +104,8 @@ def test_their_other_ids_fail(tmp_path):
 def test_their_other_outputs_are_above_the_tolerance(tmp_path):
     saved = model_of("mlm")
     write_huggingface(saved, tmp_path)
-    theirs = huggingface_proof._Transformers(saved, tmp_path)
+    theirs = load_theirs(saved, tmp_path)
     theirs._model.bert.encoder.layer[1].output.dense.bias.data[3] += 0.01
-    batch = huggingface_proof.batch_of(saved, proof_rows(saved)[:4])
-    ours = huggingface_proof.logits_of(saved, proof_rows(saved)[:4])
-    gaps = huggingface_proof.differences(ours, theirs.outputs(*batch), batch.segment_ids)
+    (gaps,) = compare(saved, [(proof_rows(saved)[:4], 40)], theirs.outputs)
     with pytest.raises(ProofFailedError, match="mlm"):
         check_differences(gaps, 1e-4)

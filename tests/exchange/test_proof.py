@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from small_saved import ROWS, small_saved
 
-from bert_jax.exchange.proof import ProofFailedError, differences, keep_worst, row_batches
+from bert_jax.exchange.proof import ProofFailedError, compare, differences, logits_of, row_batches
 
 SEGMENT_IDS = np.array([[1, 1, 1, 0], [1, 1, 0, 0]], np.int32)
 
@@ -37,14 +38,20 @@ def test_another_shape_is_no_difference_but_a_failure():
 
 
 def test_the_largest_of_all_batches_is_kept():
-    worst = {}
-    for gap in (0.1, 0.5, 0.2):
-        keep_worst(worst, {"hidden": gap})
-    assert worst == {"hidden": 0.5}
+    saved, gaps = small_saved("mlm", num_layers=1), iter((0.25, 0.5, 0.125))
+
+    def program(batch):
+        gap = next(gaps)
+        return {name: array + gap for name, array in logits_of(saved, batch).items()}
+
+    (found,) = compare(saved, [(ROWS[:2], 10)] * 3, program)
+    assert found == pytest.approx({"hidden": 0.5, "mlm": 0.5, "pooled": 0.5}, rel=1e-5)
+    with pytest.raises(ProofFailedError, match="has no output mlm, pooled"):
+        compare(saved, [(ROWS[:2], 10)], lambda batch: {"hidden": np.zeros((2, 10, 16))})
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 21])
 def test_every_row_is_in_a_batch_and_all_batches_are_of_one_size(count):
     batches = row_batches([[number] for number in range(count)])
-    assert {len(batch) for batch in batches} == {min(count, 8)}
-    assert {number for batch in batches for (number,) in batch} == set(range(count))
+    assert {len(rows) for rows, _ in batches} == {min(count, 8)}
+    assert {number for rows, _ in batches for (number,) in rows} == set(range(count))

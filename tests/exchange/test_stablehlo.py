@@ -11,7 +11,7 @@ import safetensors.numpy
 from small_saved import ROWS, small_saved
 
 from bert_jax.exchange.huggingface_files import state_dict_of
-from bert_jax.exchange.proof import logits_of
+from bert_jax.exchange.proof import batch_of, logits_of
 from bert_jax.exchange.stablehlo import exported, prove, write
 
 EXAMPLE = Path(__file__).parents[2] / "examples/run_stablehlo.py"
@@ -105,7 +105,7 @@ def test_the_example_runs_where_this_package_cannot_be_imported(pretrained, writ
     done = subprocess.run(command, capture_output=True, text=True, env={"JAX_PLATFORMS": "cpu"})
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
-    source = logits_of(pretrained, [[2, 5, 6, 8, 3], [2, 12, 7, 3]])
+    source = logits_of(pretrained, batch_of(pretrained, [[2, 5, 6, 8, 3], [2, 12, 7, 3]]))
     assert lines.keys() == source.keys()
     for name, array in source.items():
         assert lines[name].startswith(f"{name} {array.shape} ")

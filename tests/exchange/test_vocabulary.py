@@ -62,7 +62,7 @@ def mlm(saved: SavedModel, ids: np.ndarray) -> np.ndarray:
 )
 def test_old_logits_stay_and_new_rows_are_means(tokens: int, rows: int, after: int) -> None:
     saved = model(tokenizer(tokens), rows)
-    grown = add_tokens(saved, ["stent", "cardiogram", "angio"])
+    grown = add_tokens(saved, new_tokens(saved.tokenizer, ["stent", "cardiogram", "angio"]))
     assert grown.config == dataclasses.replace(saved.config, vocab_size=after)
     ids = saved.tokenizer.encode(OLD_TEXT).ids
     np.testing.assert_array_equal(grown.tokenizer.encode(OLD_TEXT).ids, ids)
@@ -89,7 +89,7 @@ def test_old_logits_stay_and_new_rows_are_means(tokens: int, rows: int, after: i
 
 def test_new_words_in_text() -> None:
     saved = model(tokenizer(), len(WORDS))
-    grown = add_tokens(saved, ["stent", "cardiogram", "angio"])
+    grown = add_tokens(saved, new_tokens(saved.tokenizer, ["stent", "cardiogram", "angio"]))
     pieces = [grown.tokenizer.id_to_token(id) for id in grown.tokenizer.encode(NEW_TEXT).ids]
     # The comma is unknown to this vocabulary; a longer word begins with the longest entry.
     assert pieces == ["the", "stent", ".", "cardiogram", "[UNK]", "angio", "stent", "##s"]
@@ -99,7 +99,7 @@ def test_new_words_in_text() -> None:
 def test_a_model_without_an_mlm_head() -> None:
     saved = model(tokenizer(), len(WORDS))
     bare = dataclasses.replace(saved, params={"encoder": saved.params["encoder"]})
-    assert add_tokens(bare, ["stent"]).params.keys() == {"encoder"}
+    assert add_tokens(bare, new_tokens(bare.tokenizer, ["stent"])).params.keys() == {"encoder"}
 
 
 def test_what_is_counted() -> None:
@@ -107,11 +107,13 @@ def test_what_is_counted() -> None:
     found = new_tokens(tokenizer(), lines)
     assert found == (("stent", "naive", "ab", "ω"), 1, 2, 2, 1)
     saved = model(tokenizer(), len(WORDS))
-    assert add_tokens(saved, ["the", "the "]) is saved
+    assert add_tokens(saved, new_tokens(saved.tokenizer, ["the", "the "])) is saved
     assert f"{new_tokens(tokenizer(), ['the', 'the '])}" == (
         "0 tokens are new; 2 were there already"
     )
-    assert add_tokens(saved, lines).name == "a model, with 4 more tokens"
+    assert (
+        add_tokens(saved, new_tokens(saved.tokenizer, lines)).name == "a model, with 4 more tokens"
+    )
     assert f"{found}" == (
         "4 tokens are new, each begins as the mean of the pieces that it had; 1 was there "
         "already; 2 are repetitions; 2 are added as the tokenizer normalises text; 1 start, at "
@@ -157,7 +159,8 @@ def test_a_tokenizer_of_another_kind() -> None:
 
 
 def test_written_and_read(tmp_path: Path) -> None:
-    grown = add_tokens(model(tokenizer(127), 127), ["stent", "cardiogram"])
+    saved = model(tokenizer(127), 127)
+    grown = add_tokens(saved, new_tokens(saved.tokenizer, ["stent", "cardiogram"]))
     write_huggingface(grown, tmp_path)
     back = read_model(tmp_path)
     assert back.tokenizer.fingerprint == grown.tokenizer.fingerprint
@@ -171,7 +174,7 @@ def test_in_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForPreTraining, AutoTokenizer
 
     saved = model(tokenizer(127), 127)
-    grown = add_tokens(saved, ["stent", "cardiogram", "angio"])
+    grown = add_tokens(saved, new_tokens(saved.tokenizer, ["stent", "cardiogram", "angio"]))
     logits = []
     for each, name in ((saved, "old"), (grown, "new")):
         (tmp_path / name).mkdir()

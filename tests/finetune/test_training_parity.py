@@ -14,7 +14,7 @@ import pytest
 from bert_jax.finetune.trials import place_params, place_rows, place_settings
 from bert_jax.formats.huggingface_names import from_huggingface
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.training.optim import OptimizerConfig
@@ -54,7 +54,10 @@ def train(objective, weights, batches, order):
         NUM_STEPS,
     )
     mesh = make_trial_mesh(MeshConfig(), 1, jax.devices()[:1])
-    params = from_huggingface(weights, MODEL, HEADS[objective])
+    head = HEADS[objective]
+    params = from_huggingface(weights, MODEL, head)
+    complete = init_task_params(MODEL, head, jax.random.key(0), encoder=params["encoder"])
+    params |= {"encoder": complete["encoder"]}  # their classes for tags and spans have no pooler
     params = jax.tree.map(lambda x: np.asarray(x)[None], params)
     state = jax.vmap(partial(state_from, config))(place_params(config, mesh, params))
     settings = place_settings([RATE], [0], mesh)

@@ -11,7 +11,7 @@ from bert_jax.formats.huggingface_config import (
     model_config_from_huggingface,
     model_config_to_huggingface,
 )
-from bert_jax.formats.huggingface_names import TABLE, export_entries, parts_from_huggingface
+from bert_jax.formats.huggingface_names import from_huggingface, table_of, to_huggingface
 
 
 def distilbert():
@@ -63,7 +63,7 @@ def electra(made_by="ElectraForMaskedLM", width=16):
 def assert_is_the_bert(form, without):
     """Each array of BERT is there, bit for bit, but those whose names begin as in `without`."""
     config = model_config_from_huggingface(form.config, where="config.json")
-    params = parts_from_huggingface(form.arrays, config, None)
+    params = from_huggingface(form.arrays, config, None)
     assert set(params) == {"encoder", "mlm"}
     wanted = bert_arrays()
     for name, array in wanted.items():
@@ -109,13 +109,10 @@ def test_an_electra_with_narrow_embeddings_and_back():
     form = to_bert(config, arrays, where="config.json")
     model = form.model_config(where="config.json")
     assert (model.embedding_dim, model.hidden_dim, model.pooler_activation) == (8, 16, "gelu")
-    params = parts_from_huggingface(form.arrays, model)
+    params = from_huggingface(form.arrays, model)
     assert params["encoder"]["embeddings"]["project"]["kernel"].shape == (8, 16)
     assert params["mlm"]["dense"]["kernel"].shape == (16, 8)
-    written = export_entries(
-        [entry for entry in TABLE if entry.path[0] != "nsp" and "pooler" not in entry.path],
-        params, model,
-    )  # fmt: skip
+    written = to_huggingface(params, model, table_of(["mlm"], pooler=False))
     fields, back = from_bert("electra", "ForMaskedLM", model_config_to_huggingface(model), written)
     assert fields.items() >= config.items()
     del arrays["generator_lm_head.weight"]  # the table
@@ -133,9 +130,9 @@ def test_the_discriminators_head_keeps_its_names():
     form = to_bert(config, arrays, where="config.json")
     assert (form.dropped, form.notes) == ((), ())
     model = form.model_config(where="config.json")
-    params = parts_from_huggingface(form.arrays, model)
+    params = from_huggingface(form.arrays, model)
     assert params["rtd"]["score"]["kernel"].shape == (16, 1)
-    assert "rtd" not in parts_from_huggingface(form.arrays, model, pretraining=False)
+    assert "rtd" not in from_huggingface(form.arrays, model, pretraining=False)
 
 
 def test_the_classifier_of_a_roberta_is_a_pooler_and_a_classifier():
@@ -227,7 +224,7 @@ def test_all_that_does_not_fit_is_said_at_once():
     form = to_bert(config, arrays, where="config.json")
     bert = model_config_from_huggingface(form.config, where="config.json")
     with pytest.raises(UserError) as error:
-        parts_from_huggingface(form.arrays, bert, None)
+        from_huggingface(form.arrays, bert, None)
     for said in (
         r"bert.encoder.layer.0,1.attention.self.query.weight is missing",
         "cls.predictions.bias is (3,), the configuration wants (20,)",

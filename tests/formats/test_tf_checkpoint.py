@@ -14,7 +14,7 @@ from tensor_bundle_writer import write_bundle
 
 from bert_jax.errors import UserError
 from bert_jax.formats.huggingface_config import model_config_from_huggingface
-from bert_jax.formats.huggingface_names import parts_from_huggingface
+from bert_jax.formats.huggingface_names import from_huggingface
 from bert_jax.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
 from bert_jax.untrusted.tensor_bundle import open_tensor_bundle
 
@@ -47,7 +47,7 @@ def refused(path: Path, **options: Any) -> str:
 def test_logits_are_those_of_tensorflow() -> None:
     found = read_tf_checkpoint(GOLDEN)
     config = model_config_from_huggingface(found.config, where="golden")
-    params = jax.tree.map(jnp.asarray, parts_from_huggingface(found.arrays, config))
+    params = jax.tree.map(jnp.asarray, from_huggingface(found.arrays, config))
     golden = np.load(GOLDEN / "logits.npz")
     real = golden["tokens"] != 0
     rows = map(jnp.asarray, (golden["tokens"], golden["types"], real.astype(np.int32)))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.formats.huggingface_names import from_huggingface, to_huggingface
+from bert_jax.formats.huggingface_names import from_huggingface, table_of, to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.heads import init_params, logical_axes
@@ -109,7 +109,9 @@ def test_logits_equal_transformers(kind):
     torch.manual_seed(0)
     theirs = getattr(transformers, names[kind])(config).eval()
     state = {name: value.detach().numpy() for name, value in theirs.state_dict().items()}
-    params = jax.tree.map(jnp.asarray, from_huggingface(state, MODEL, HEADS[kind]))
+    params = from_huggingface(state, MODEL, HEADS[kind])
+    complete = init_task_params(MODEL, HEADS[kind], jax.random.key(0), encoder=params["encoder"])
+    params = jax.tree.map(jnp.asarray, {**params, "encoder": complete["encoder"]})
     inputs = make_inputs()
     with torch.no_grad():
         out = theirs(
@@ -125,7 +127,8 @@ def test_logits_equal_transformers(kind):
         real = inputs["segment_ids"] > 0
         ours, expected = ours[real], expected[real]
     np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=1e-5)
-    back = to_huggingface(params, MODEL, HEADS[kind])
+    table = table_of((), HEADS[kind], pooler=kind == "classification")
+    back = to_huggingface(params, MODEL, table)
     other = getattr(transformers, names[kind])(config)
     other.load_state_dict({name: torch.tensor(array) for name, array in back.items()})
     for name, tensor in other.state_dict().items():

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from bert_jax.data.store import SpecialIds  # noqa: E402
 from bert_jax.formats.families import to_bert  # noqa: E402
-from bert_jax.formats.huggingface_names import parts_from_huggingface  # noqa: E402
+from bert_jax.formats.huggingface_names import from_huggingface  # noqa: E402
 from bert_jax.objectives.masking import MaskingConfig  # noqa: E402
 from bert_jax.objectives.replaced_tokens import (  # noqa: E402
     SHARED,
@@ -32,7 +32,7 @@ def as_ours(model, arrays):
     form = to_bert({**model.config.to_dict(), "architectures": [type(model).__name__]}, arrays,
                    where="config.json")  # fmt: skip
     config = replace(form.model_config(where="config.json"), dtype="float32")
-    tree = parts_from_huggingface(form.arrays, config)
+    tree = from_huggingface(form.arrays, config)
     head = "discriminator_predictions"
     if any(name.startswith(head) for name in arrays):
         tree["rtd"] = {

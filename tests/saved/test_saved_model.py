@@ -24,8 +24,8 @@ from bert_jax.errors import UserError
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.setup import set_up
 from bert_jax.finetune.workdir import prepare_finetune_workdir, saved_content
-from bert_jax.formats.huggingface_head import TaskOutputs, head_to_huggingface
-from bert_jax.formats.huggingface_names import to_huggingface
+from bert_jax.formats.huggingface_config import TaskOutputs, head_to_huggingface
+from bert_jax.formats.huggingface_names import table_of, to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
@@ -123,7 +123,7 @@ def test_heads_of_hugging_face(tmp_path):
     for outputs in heads:
         head = outputs.head
         params = random_tree(lambda head=head: init_task_params(MODEL, head, jax.random.key(0)))
-        state_dict = to_huggingface(params, MODEL, head)
+        state_dict = to_huggingface(params, MODEL, table_of((), head))
         fields = head_to_huggingface(outputs)
         write_huggingface(tmp_path)
         config = read_json_object(tmp_path / "config.json", max_bytes=10**6)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.formats.huggingface_head import TaskOutputs
+from bert_jax.formats.huggingface_config import TaskOutputs
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from bert_jax.formats.huggingface_head import TaskOutputs
+from bert_jax.formats.huggingface_config import TaskOutputs
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import ReplacedHead, init_params
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
