@@ -21,7 +21,7 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.wordpiece_training import train_wordpiece
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.report import TrainResult
+from bert_jax.training.summary import TrainResult
 from bert_jax.training.train import train
 
 VOCAB_SIZE = 4096

@@ -7,7 +7,7 @@ import pytest
 from bert_jax import demo
 from bert_jax.cli import _parser
 from bert_jax.errors import UserError
-from bert_jax.training.report import TrainResult
+from bert_jax.training.summary import TrainResult
 
 WORKDIR = Path("my work/demo")
 

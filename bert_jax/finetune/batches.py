@@ -1,8 +1,8 @@
 """Rows to padded batches of few lengths, the buckets; which rows meet is a function of integers.
 
-A row is padded to the shortest bucket that holds it, and XLA compiles the step once a bucket. In
-training the rows that do not fill a batch of their bucket move up to the next one, so every epoch
-has ceil(N / B) batches and at most one of them is not full.
+A row is padded to the shortest bucket that holds it, and XLA compiles the step once a bucket. Rows
+that do not fill a batch of their bucket move up to the next bucket, so every epoch has ceil(N / B)
+batches, all full but at most one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,42 +14,40 @@ from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.errors import UserError
 from bert_jax.tasks.rows import NO_LABEL, Batch, Rows
 
+_MULTIPLE = 8
 _ROWS, _ORDER = 0x726F7773, 0x6F726465  # purposes of random numbers: words of `hash_key`
 
 
 def choose_buckets(
     lengths: Integer[np.ndarray, " N"],
     max_buckets: int,
-    multiple: int = 8,
     *,
     limit: int | None = None,
 ) -> tuple[int, ...]:
-    """Lengths to pad to that leave the fewest tokens of padding: exact, by dynamic programming.
+    """Choose the lengths that leave the fewest tokens of padding: exact, by dynamic programming.
 
     Args:
-        lengths: tokens of each row.
-        max_buckets: how many lengths at most; each is compiled for.
-        multiple: of which the lengths are multiples.
-        limit: how many positions the model has; no bucket is longer, the last may then be no
-            multiple.
+        lengths: Tokens of each row.
+        max_buckets: Largest number of lengths.
+        limit: Positions of the model: the longest bucket, which need not be a multiple of 8.
 
     Returns:
-        At most `max_buckets` lengths, ascending; the last holds the longest row.
+        Lengths, ascending; the last holds the longest row.
     """
     if len(lengths) == 0:
         raise UserError("there are no rows to choose lengths for")
-    if max_buckets < 1 or multiple < 1:
-        raise ValueError(f"max_buckets {max_buckets}, multiple {multiple}: at least 1")
+    if max_buckets < 1:
+        raise ValueError(f"max_buckets is {max_buckets}; it must be at least 1")
     if limit is not None and lengths.max() > limit:
         raise ValueError(f"a row of {lengths.max()} tokens, and {limit} positions")
-    rounded = -(-lengths // multiple) * multiple
-    # A bucket between two of these holds the same rows as the lower one, and pads them more.
+    rounded = -(-lengths // _MULTIPLE) * _MULTIPLE
+    # A bucket between two of these holds the same rows as the lower one and pads them more.
     ends, counts = np.unique(
         rounded if limit is None else rounded.clip(max=limit), return_counts=True
     )
     below = np.concatenate([[0], np.cumsum(counts)])
     num_ends = len(ends)
-    # cost[j]: tokens of the rows in ends[:j], padded, with the buckets so far, the last ends[j-1].
+    # cost[j]: padded tokens of the rows in ends[:j], with the buckets so far, the last ends[j - 1].
     cost = np.full(num_ends + 1, np.inf)
     cost[0] = 0
     froms: list[np.ndarray] = []
@@ -67,28 +65,19 @@ def choose_buckets(
 
 
 class TrainBatches:
-    """The batches of the epochs of training, for several members at once.
+    """Batches of the epochs of training, for several trials at once.
 
-    The lengths of an epoch's batches are the same for all members, so that they run as one array
-    program; which rows are in them is a function of (rows, batch size, member's seed, epoch) alone.
-
-    Attributes:
-        num_batches: of an epoch, ceil(N / batch_size).
-        batches_of: how many of them have each length, ascending; the lengths that are compiled.
+    The lengths of an epoch's batches are the same for all trials, so that they run as one array
+    program; their rows are a function of (rows, batch size, seed of the trial, epoch) alone.
     """
 
     num_batches: int
+    """Batches of an epoch, ceil(N / batch_size)."""
     batches_of: dict[int, int]
+    """Number of batches of each length, ascending."""
 
     def __init__(self, rows: Rows, buckets: Sequence[int], batch_size: int, pad_id: int):
-        """Take the rows.
-
-        Args:
-            rows: at least one.
-            buckets: ascending; the last holds the longest row.
-            batch_size: B; at most all rows.
-            pad_id: token of padding.
-        """
+        """Take rows; the buckets ascend, and the last holds the longest row."""
         if len(rows) == 0:
             raise UserError("there are no rows to train on")
         batch_size = min(batch_size, len(rows))
@@ -99,16 +88,10 @@ class TrainBatches:
         self.batches_of = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
 
     def epoch(self, epoch: int, seeds: Sequence[int], start: int = 0) -> Iterator[Batch]:
-        """Return the batches of one epoch, arrays (M, B, ...).
-
-        Args:
-            epoch: from 0; any integer.
-            seeds: one a member (M).
-            start: how many batches to leave out; costs nothing but the plan of the epoch.
-        """
+        """Yield the batches of one epoch from number `start` on, arrays (M, B, ...) for M seeds."""
         if not 0 <= start <= self.num_batches:
             raise ValueError(f"start is {start}; an epoch has {self.num_batches} batches")
-        plans = np.stack([self._member(epoch, seed) for seed in seeds])
+        plans = np.stack([self._trial(epoch, seed) for seed in seeds])
         count = self.num_batches
         order = permute(np.arange(count), count, hash_key(_ORDER, epoch))
         for batch in order[start:].tolist():
@@ -116,7 +99,7 @@ class TrainBatches:
             num_real = self._buckets.num_real(batch)
             yield self._padded.batch(plans[:, batch], length, num_real)
 
-    def _member(self, epoch: int, seed: int) -> Int64[np.ndarray, "T B"]:
+    def _trial(self, epoch: int, seed: int) -> Int64[np.ndarray, "T B"]:
         key = hash_key(_ROWS, seed, epoch)
 
         def shuffle(pool: np.ndarray) -> np.ndarray:
@@ -129,17 +112,11 @@ class TrainBatches:
 def eval_batches(
     rows: Rows, buckets: Sequence[int], batch_size: int, pad_id: int
 ) -> Iterator[tuple[Int64[np.ndarray, " b"], Batch]]:
-    """Every row once, in order of buckets; what does not fill a batch moves up as in training.
-
-    Args:
-        rows: any number.
-        buckets: ascending; the last holds the longest row.
-        batch_size: B, of the last batch too.
-        pad_id: token of padding.
+    """Yield every row once, in order of buckets; rows that fill no batch move up as in training.
 
     Yields:
-        The numbers of the rows in the batch, and the batch (B, ...): those rows, in this order,
-        and in the last batch behind them rows of weight 0.
+        Numbers of the rows in a batch, and the batch (B, ...) of these rows in this order, the last
+        one filled up with rows of weight 0.
     """
     if len(rows) == 0:
         return
@@ -151,7 +128,7 @@ def eval_batches(
 
 
 class _Buckets:
-    """How many batches of each length there are, and which rows could be in them.
+    """Plan of an epoch: the length of each batch, and the rows that could be in it.
 
     `batch_lengths` (T,) ascends; only the last batch may hold fewer than B rows.
     """
@@ -165,7 +142,7 @@ class _Buckets:
         self.batch_size = batch_size
         self.num_rows = len(lengths)
         bucket_of = np.searchsorted(ascending, lengths)
-        # Beyond the longest row there is nothing: the last rows move up to its bucket at most.
+        # No batch is longer than the longest row: the last rows move up to its bucket at most.
         self._own = [np.flatnonzero(bucket_of == b) for b in range(bucket_of.max() + 1)]
         held = np.cumsum([len(own) for own in self._own])
         full = held // batch_size
@@ -173,15 +150,15 @@ class _Buckets:
         self.batch_lengths = np.repeat(ascending[: len(full)], np.diff(full, prepend=0))
 
     def num_real(self, batch: int) -> int:
-        """Rows of batch number `batch` that are not there to fill it."""
+        """Count the rows of a batch that do not merely fill it."""
         return min(self.batch_size, self.num_rows - batch * self.batch_size)
 
     def fill(self, shuffle: Callable[[np.ndarray], np.ndarray]) -> Int64[np.ndarray, "T B"]:
-        """Rows of each batch; the last is filled up with copies of its first row.
+        """Return the rows of each batch; the last is filled up with copies of its first row.
 
         Args:
-            shuffle: the rows that could be in a bucket, to the order in which they fill its
-                batches; the rest goes to the next bucket.
+            shuffle: Order in which the rows that could be in a bucket fill its batches; the rest
+                moves up to the next bucket.
         """
         batches: list[np.ndarray] = []
         rest = np.zeros(0, np.int64)
@@ -196,7 +173,7 @@ class _Buckets:
 
 
 class _Padded:
-    """Rows as flat arrays, to be taken as padded blocks."""
+    """Rows as flat arrays, from which padded blocks are taken."""
 
     def __init__(self, rows: Rows, pad_id: int):
         self._pad_id = pad_id
@@ -213,7 +190,7 @@ class _Padded:
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """Pad the rows `index` to `length`; the first `num_real` of each member's rows count."""
+        """Pad the rows `index` to `length`; the first `num_real` of each trial's rows count."""
         at = np.arange(length)
         inside = at < self._lengths[index][..., None]
         source = np.where(inside, self._begins[index][..., None] + at, 0)

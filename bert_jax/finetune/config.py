@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from bert_jax.config.mapping import check_values
 from bert_jax.errors import UserError
 from bert_jax.parallel.sharding import MeshConfig
 from bert_jax.tasks.config import TaskConfig
@@ -57,26 +58,25 @@ class FinetuneTrainingConfig:
 
     def __post_init__(self) -> None:
         """Refuse a run that trains nothing."""
-        if not (math.isfinite(self.num_epochs) and self.num_epochs > 0):
-            raise UserError(f"training.num_epochs is {self.num_epochs:g}; it must be above 0")
-        for name in (
+        positive = (
             "batch_size", "accumulation", "eval_batch_size", "evals_per_epoch", "log_every_steps",
             "max_buckets",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise UserError(f"training.{name} is {getattr(self, name)}; it must be at least 1")
+        )  # fmt: skip
+        check_values(
+            "training",
+            self,
+            num_epochs=(math.isfinite(self.num_epochs) and self.num_epochs > 0, "above 0"),
+            **{name: (getattr(self, name) >= 1, "at least 1") for name in positive},
+            dropout_rate=(
+                self.dropout_rate is None or 0 <= self.dropout_rate < 1,
+                "in [0, 1), or None",
+            ),
+            stall_seconds=(self.stall_seconds >= 0, "at least 0"),
+        )
         if self.batch_size % self.accumulation:
             raise UserError(
                 f"training.batch_size {self.batch_size} is not divisible by "
                 f"training.accumulation {self.accumulation}"
-            )
-        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
-            raise UserError(
-                f"training.dropout_rate is {self.dropout_rate}; it must be in [0, 1), or None"
-            )
-        if self.stall_seconds < 0:
-            raise UserError(
-                f"training.stall_seconds is {self.stall_seconds:g}; it must be at least 0"
             )
 
 
@@ -125,10 +125,12 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         """Refuse an empty sweep."""
-        if not 1 <= self.seeds <= _MAX_SEEDS:
-            raise UserError(f"sweep.seeds is {self.seeds}; it must be from 1 to {_MAX_SEEDS:,}")
-        if self.at_once < 0:
-            raise UserError(f"sweep.at_once is {self.at_once}; it must be at least 0")
+        check_values(
+            "sweep",
+            self,
+            seeds=(1 <= self.seeds <= _MAX_SEEDS, f"from 1 to {_MAX_SEEDS:,}"),
+            at_once=(self.at_once >= 0, "at least 0"),
+        )
         for rate in self.learning_rates:
             if not rate > 0:
                 raise UserError(f"sweep.learning_rates has {rate:g}; rates must be above 0")

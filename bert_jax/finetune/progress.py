@@ -15,7 +15,7 @@ _CORRELATIONS = ("matthews", "pearson", "spearman")
 
 @dataclass
 class Progress:
-    """One member's way so far."""
+    """Progress of one trial."""
 
     member: Trial
     scores: list[dict[str, Any]] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Progress:
     """Score of the newest evaluation; None where it is not finite."""
 
     def take(self, step: int, epoch: float, scores: Mapping[str, float], metric: str) -> bool:
-        """Take note of an evaluation, and say whether the evaluation is the best so far."""
+        """Record an evaluation, and say whether it is the best so far."""
         known = {name: null(value) for name, value in scores.items()}
         self.scores.append({"step": step, "epoch": epoch, **known})
         score = scores.get(metric, math.nan)
@@ -42,12 +42,7 @@ class Progress:
         return better
 
     def outcome(self, goal: float = -math.inf, seconds: float = 0.0) -> Outcome:
-        """Return the outcome so far.
-
-        Args:
-            goal: From `goal_score`.
-            seconds: The member's share of the time.
-        """
+        """Return the outcome so far, judged by `goal` (see `goal_score`)."""
         return Outcome(
             member=self.member,
             scores=self.scores,
@@ -61,12 +56,10 @@ class Progress:
 
 
 class Losses:
-    """Means of the training losses since they were last asked for; notes whom the guard stopped.
+    """Means of the training losses since the last row; records the trials that the guard stopped.
 
-    A loss that the guard rejected is in no mean.
-
-    Args:
-        progress: Progress of the members; what the program computes beyond them only fills it.
+    A loss that the guard rejected is in no mean. Trials beyond those of `progress` only fill the
+    program.
     """
 
     def __init__(self, progress: Sequence[Progress]):
@@ -76,7 +69,7 @@ class Losses:
         """Median of the members at the last step."""
 
     def add(self, metrics: Mapping[str, np.ndarray]) -> None:
-        """Take the metrics of a step, each (M,)."""
+        """Add the metrics of a step, each (M,)."""
         count = len(self._progress)
         loss = np.asarray(metrics["loss"], np.float64)[:count]
         taken = (metrics["bad"][:count] == 0) & (metrics["halted"][:count] == 0)
@@ -100,7 +93,7 @@ class Losses:
         return {"sums": self._sums.tolist(), "count": self._count.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` returned; in version 0.1.0 one count, and null for no number."""
+        """Continue from `state`; version 0.1.0 saved one count, and null for no number."""
         sums = np.array([math.nan if v is None else v for v in state["sums"]], np.float64)
         known = np.isfinite(sums)
         self._sums = np.where(known, sums, 0.0)
@@ -112,9 +105,7 @@ def evaluation_columns(
 ) -> dict[str, Sequence[float | None]]:
     """Return the columns of an evaluation's row, with a value for each trial.
 
-    Args:
-        losses: Loss of each trial on the first dev split.
-        scores: Scores of each trial by name; empty where its logits were not finite.
+    `losses` are those of the first dev split; scores are empty where logits were not finite.
     """
     columns: dict[str, Sequence[float | None]] = {}
     if any(loss is not None for loss in losses):
@@ -127,22 +118,15 @@ def evaluation_columns(
 def evaluation_line(
     where: str, losses: Sequence[float | None], scores: Sequence[Mapping[str, float]], metric: str
 ) -> str:
-    """Describe an evaluation for people.
-
-    Args:
-        where: Epoch and step.
-        losses: Training loss of each trial.
-        scores: Scores of each trial by name.
-        metric: Score that chooses the best model.
-    """
+    """Describe an evaluation at epoch and step `where`: training losses, and scores in `metric`."""
     found = [mine.get(metric) for mine in scores]
     known = [value for value in found if value is not None and math.isfinite(value)]
-    shown = _shown(quantile(found, 0.5), "g")
+    text = _number(quantile(found, 0.5), "g")
     if len(scores) > 1 and known:
-        shown = f"median {shown}, from {min(known):.4g} to {max(known):.4g}"
+        text = f"median {text}, from {min(known):.4g} to {max(known):.4g}"
         if len(known) < len(scores):
-            shown += f"; {len(scores) - len(known)} of {len(scores)} not a number"
-    return f"{where}  loss {_shown(median_loss(losses), 'f')}  {metric} {shown}"
+            text += f"; {len(scores) - len(known)} of {len(scores)} not a number"
+    return f"{where}  loss {_number(median_loss(losses), 'f')}  {metric} {text}"
 
 
 def median_loss(losses: Sequence[float | None]) -> float | None:
@@ -153,18 +137,18 @@ def median_loss(losses: Sequence[float | None]) -> float | None:
 
 
 def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 0) -> float:
-    """Score that predictions made without the text exceed in about 5% of cases at most.
+    """Return the score that predictions made without the text exceed in at most about 5% of cases.
 
-    Their expected score is at most `constant_score`; of macro F1 it is 1 / `num_labels`, by drawing
-    labels as often as they occur. The mean of `rows` values in [0, 1] deviates
-    from its expectation no more than the share of successes of a binomial: the bound is that of
-    the binomial, exact for accuracy and generous for F1. Of correlations the bound is Student's.
+    Their expected score is at most `constant_score`; for macro F1 it is 1 / `num_labels`, by
+    drawing labels as often as they occur. The mean of `rows` values in [0, 1] deviates from its
+    expectation no more than the share of successes of a binomial: the bound is that of the
+    binomial, exact for accuracy and generous for F1. For correlations the bound is Student's.
 
     Args:
-        metric: name of the score; a fraction or a correlation.
-        constant_score: score of the best constant prediction; NaN: minus infinity is returned.
-        rows: number of rows that are scored.
-        num_labels: number of labels of which a row has one; 0 in other tasks.
+        metric: Name of the score; a fraction or a correlation.
+        constant_score: Score of the best constant prediction; NaN: the result is minus infinity.
+        rows: Number of rows scored.
+        num_labels: Number of labels in single-label tasks, else 0.
     """
     if not math.isfinite(constant_score):
         return -math.inf
@@ -182,16 +166,17 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
 def judge(
     best: float | None, last: float | None, goal: float, finite: bool, halted: bool = False
 ) -> str:
-    """Why a run failed; empty where it did not. The end of training is judged.
+    """Say why a run failed at the end of training; "" where it did not.
 
-    The best of many evaluations of a model that learned nothing is above `goal` by chance.
+    The last evaluation is judged, because the best of many evaluations of a model that learned
+    nothing is above `goal` by chance.
 
     Args:
-        best: score of its best evaluation, None where none was finite.
-        last: score of its last evaluation, None where that was not finite.
-        goal: from `goal_score`.
-        finite: whether all of its logits were.
-        halted: whether the guard has stopped it.
+        best: Score of the best evaluation; None: none was finite.
+        last: Score of the last evaluation; None: not finite.
+        goal: Result of `goal_score`.
+        finite: Whether all logits were finite.
+        halted: Whether the guard has stopped the run.
     """
     if best is None:
         return "no evaluation gave a finite score"
@@ -205,10 +190,10 @@ def judge(
     return "; ".join(reasons)
 
 
-def _shown(value: float | None, kind: str) -> str:
+def _number(value: float | None, kind: str) -> str:
     return "not a number" if value is None else f"{value:.4{kind}}"
 
 
 def null(value: float) -> float | None:
-    """Return the value, None where it is not finite: JSON has no other."""
+    """Return a value for JSON: None where not finite."""
     return value if math.isfinite(value) else None

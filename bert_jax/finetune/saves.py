@@ -1,25 +1,65 @@
-"""Saves of a fine-tuning run: the best model, and the state that a restart needs."""
+"""The work directory of a fine-tuning run: its beginning, the best model, the state of all trials.
 
+config.json  tokenizer/  checkpoints/ (the best model)  resume/ (all runs, while they last)
+metrics.jsonl  events.jsonl  statistics.json  statistics.txt  statistics.png
+"""
+
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.checkpoint import Checkpoints, Restored, Retention, SaveFailedError
+from bert_jax.checkpoint.agreement import by_first
+from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
-from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
 from bert_jax.finetune.progress import Losses, Progress
 from bert_jax.finetune.setup import Setup
 from bert_jax.finetune.trials import SweepState, abstract_trials, earlier, from_earlier
-from bert_jax.finetune.workdir import remove_resume, saved_content
+from bert_jax.objectives.task import TaskObjective
 from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Outcome, Trial
+from bert_jax.tasks.task import Task
 from bert_jax.training.state import TrainState
+from bert_jax.training.workdir import begin_workdir, record_there, refuse_other_run
+
+
+def check_finetune_workdir(
+    work: WorkDir, config: FinetuneConfig, fingerprints: dict[str, str]
+) -> None:
+    """Refuse a work directory that belongs to another run; change nothing.
+
+    Raises:
+        UserError: Lists the fields that differ, with the run's value and the one given.
+    """
+    record = by_first(lambda: record_there(work, "finetune"))
+    if record is None:
+        return
+    known = record.get("fingerprints", {})
+    free = (*FREE_FIELDS, *(f"task.{name}" for name in config.task.unread))
+    found = {f"what {name} names": (known.get(name), given) for name, given in fingerprints.items()}
+    refuse_other_run(work, record, config, free, found)
+
+
+def prepare_finetune_workdir(
+    workdir: Path, config: FinetuneConfig, fingerprints: dict[str, str], tokenizer_files: Path
+) -> None:
+    """Begin a fine-tuning run in its work directory."""
+    begin_workdir(workdir, config, tokenizer_files, kind="finetune", fingerprints=fingerprints)
+
+
+def remove_resume(work: WorkDir) -> None:
+    """Delete the state that a finished run no longer needs."""
+    if jax.process_index() == 0 and work.resume.exists():
+        work.resume.rmtree()
 
 
 @dataclass
@@ -34,11 +74,11 @@ class Wave:
     progress: list[Progress]
     losses: Losses
     seconds: float = 0.0
-    """Seconds of the starts before this one."""
+    """Seconds of earlier starts."""
     began: float = dataclasses.field(default_factory=time.monotonic)
 
     def elapsed(self) -> float:
-        """Seconds so far, of all starts."""
+        """Return the seconds of all starts."""
         return self.seconds + time.monotonic() - self.began
 
 
@@ -50,21 +90,13 @@ class Saves:
         config: FinetuneConfig,
         setup: Setup,
         mesh: Mesh,
-        place: WorkDir,
+        work: WorkDir,
         report: Callable[[str, int, str], None],
     ):
-        """Open the directories.
-
-        Args:
-            config: Configuration of the run.
-            setup: Setup of the run.
-            mesh: Mesh of the sweep.
-            place: The work directory.
-            report: Callback for events, as of `Checkpoints`.
-        """
-        self._config, self._setup, self._mesh, self._place = config, setup, mesh, place
-        self._models = Checkpoints(place.checkpoints, Retention(keep=1), report=report)
-        self._states = Checkpoints(place.resume, Retention(keep=1), report=report)
+        """Open the directories; `report` is told of failures, as in `Checkpoints`."""
+        self._config, self._setup, self._mesh, self._work = config, setup, mesh, work
+        self._models = Checkpoints(work.checkpoints, Retention(keep=1), report=report)
+        self._states = Checkpoints(work.resume, Retention(keep=1), report=report)
         self._best: tuple[float, int] | None = None
         """Score of the saved model, and its number."""
         self._copied = NamedSharding(mesh, PartitionSpec())
@@ -74,11 +106,11 @@ class Saves:
         )
 
     def total(self, wave: Wave) -> int:
-        """Count the updates of all waves: numbers of checkpoints and rows of metrics only grow."""
+        """Return the updates of all waves: numbers of checkpoints and metrics only grow."""
         return wave.number * self._setup.step.num_steps + wave.step
 
     def restore(self) -> tuple[Wave, list[Outcome]] | None:
-        """Where the run was, and the outcomes of the waves before; None: it begins."""
+        """Return the interrupted wave and the outcomes of the waves before; None: nothing saved."""
         abstract = abstract_trials(self._setup.step, self._mesh, len(self._setup.waves[0]))
         one = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
@@ -103,25 +135,23 @@ class Saves:
         return wave, [Outcome.from_json(each) for each in extra["outcomes"]]
 
     def _restored(self, abstract: SweepState) -> Restored | None:
-        """Restore all trials; those that version 0.1.0 saved become what they are now."""
+        """Restore all trials, converting a state that version 0.1.0 saved."""
         try:
             return self._states.restore(abstract)
         except UserError:
-            try:
-                restored = self._states.restore(earlier(abstract))
-            except UserError:
-                restored = None
-            if restored is None:
-                raise
-        return dataclasses.replace(restored, state=from_earlier(restored.state, self._mesh))
+            with contextlib.suppress(UserError):
+                if restored := self._states.restore(earlier(abstract)):
+                    state = from_earlier(restored.state, self._mesh)
+                    return dataclasses.replace(restored, state=state)
+            raise
 
     def save(self, wave: Wave, outcomes: Sequence[Outcome], *, last: bool) -> None:
-        """Everything that a restart needs, and the best model so far.
+        """Save the state that a restart needs, and the best model so far.
 
         Args:
-            wave: To be saved.
+            wave: Wave under way.
             outcomes: Outcomes of the waves before.
-            last: The process ends behind it: the save is waited for and must work.
+            last: Whether the process ends after it: the save is waited for and must work.
 
         Raises:
             SaveFailedError: Several saves in a row have failed, or, with `last`, this one.
@@ -147,11 +177,8 @@ class Saves:
     def save_best(self, wave: Wave, *, must: bool) -> None:
         """Save the best member of the first initialisation, if better than the saved model.
 
-        Of equal ones the first in time, then in number: what is saved does not depend on when.
-
-        Args:
-            wave: With the members.
-            must: Raise where it cannot be saved: what is best in this wave is forgotten behind it.
+        Of equal members the first in time, then in number: the model does not depend on when it is
+        saved.
 
         Raises:
             SaveFailedError: `must`, and it has failed several times.
@@ -170,15 +197,13 @@ class Saves:
                 return
             total = max(total, self._best[1] + 1)  # a start that was killed may have come further
         each = wave.progress[-negative]
+        content = saved_content(
+            self._config, self._setup.objective, self._setup.task,
+            each.outcome().best_scores, each.member,
+        )  # fmt: skip
+        model = FinetunedState(self._member(wave.best, -negative))
         try:
-            self._models.save_last(
-                total, FinetunedState(self._member(wave.best, -negative)),
-                read_back=True,
-                **saved_content(
-                    self._config, self._setup.objective, self._setup.task,
-                    each.outcome().best_scores, each.member,
-                ),
-            )  # fmt: skip
+            self._models.save_last(total, model, read_back=True, **content)
         except SaveFailedError:
             if must:
                 raise
@@ -186,11 +211,32 @@ class Saves:
         self._best = (best, total)
 
     def finish(self) -> None:
-        """Delete what a finished run no longer needs."""
+        """Delete the state that a finished run no longer needs."""
         self._states.close()
-        remove_resume(self._place)
+        remove_resume(self._work)
 
     def close(self) -> None:
         """Close both (see `Checkpoints.close`)."""
         self._models.close()
         self._states.close()
+
+
+def saved_content(
+    config: FinetuneConfig,
+    objective: TaskObjective,
+    task: Task,
+    scores: dict[str, float],
+    member: Trial,
+) -> dict[str, Any]:
+    """Return the content of the best model's checkpoint beside its arrays."""
+    return {
+        "config": to_dict(config),
+        "extra": {
+            "model": to_dict(objective.model),
+            "head": to_dict(objective.config),
+            "task": task.describe(),
+            "scores": scores,
+            "member": dataclasses.asdict(member),
+        },
+        "metrics": {f"eval/{name}": value for name, value in scores.items()},
+    }

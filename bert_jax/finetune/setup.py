@@ -1,22 +1,28 @@
 """Parts of a fine-tuning run, with a refusal of everything that does not fit."""
 
 import dataclasses
+import hashlib
 import itertools
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+import jax
+import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets
 from bert_jax.finetune.config import FinetuneConfig, FinetuneTrainingConfig
-from bert_jax.finetune.workdir import fingerprint, rows_fingerprint
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.task import HEADS, TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Split, Task
+from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.config import MAX_STEPS
 from bert_jax.training.state import StepConfig
 
@@ -30,7 +36,6 @@ class Setup:
     """A run before its first step."""
 
     step: StepConfig
-    objective: TaskObjective
     task: Task
     initial: SavedModel
     encoders: tuple[Any, ...]
@@ -38,7 +43,7 @@ class Setup:
     inits: tuple[str, ...]
     """Names of the initialisations."""
     fingerprints: dict[str, str]
-    """Fingerprints by the field of the configuration that names files, of what they hold."""
+    """Fingerprints of the content that fields of the configuration name, by field."""
     members: tuple[Trial, ...]
     train: Split
     dev: tuple[Split, ...]
@@ -49,8 +54,13 @@ class Setup:
     """Members that train together; all waves have the same number, the last filled up with
     repetitions of its last member."""
 
+    @property
+    def objective(self) -> TaskObjective:
+        """Objective of the step."""
+        return cast(TaskObjective, self.step.objective)
+
     def evaluates_after(self, step: int) -> bool:
-        """Say whether the dev splits are scored after so many updates; after the last they are."""
+        """Say whether the dev splits are scored after `step` updates; always after the last."""
         nearest = round(step / self.steps_per_eval) * self.steps_per_eval
         return step == self.step.num_steps or step == round(nearest)
 
@@ -111,6 +121,8 @@ def set_up(config: FinetuneConfig) -> Setup:
             inits, config.learning_rates, range(config.sweep.seeds)
         )
     )
+    size = min(config.sweep.at_once or len(members), len(members))
+    waves = [members[start : start + size] for start in range(0, len(members), size)]
     return Setup(
         step=StepConfig(
             objective=objective,
@@ -120,28 +132,28 @@ def set_up(config: FinetuneConfig) -> Setup:
             accumulation=config.training.accumulation,
             guard=config.guard,
         ),
-        objective=objective,
         task=task,
         initial=initial,
         encoders=tuple(encoders),
         inits=tuple(inits),
         fingerprints={
             **{
-                name: fingerprint(encoder, initial.tokenizer)
+                name: _fingerprint(encoder, initial.tokenizer)
                 for name, encoder in zip(("init", "sweep.baseline"), encoders, strict=False)
             },
-            "task": rows_fingerprint(split.rows for split in (train, *dev)),
+            "task": _rows_fingerprint(split.rows for split in (train, *dev)),
         },
         members=members,
         train=train,
         dev=dev,
         batches=batches,
         steps_per_eval=max(1.0, batches.num_batches / config.training.evals_per_epoch),
-        waves=_waves(members, config.sweep.at_once or len(members)),
+        waves=tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves),
     )
 
 
 def _baseline(name: str, initial: SavedModel) -> Any:
+    """Return the encoder that `sweep.baseline` names, of the same architecture as `initial`."""
     if name == RANDOM:
         return {}
     other = read_model(name, encoder_only=True)
@@ -169,10 +181,20 @@ def _encoder(model: ModelConfig, training: FinetuneTrainingConfig) -> ModelConfi
     return dataclasses.replace(model, hidden_dropout_rate=rate, attention_dropout_rate=rate)
 
 
-def _waves(members: tuple[Trial, ...], at_once: int) -> tuple[tuple[Trial, ...], ...]:
-    size = min(at_once, len(members))
-    waves = []
-    for start in range(0, len(members), size):
-        wave = members[start : start + size]
-        waves.append(wave + wave[-1:] * (size - len(wave)))
-    return tuple(waves)
+def _fingerprint(encoder: Any, tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 of a tokenizer and of the weights that a run starts from ({}: none)."""
+    digest = hashlib.sha256(tokenizer.fingerprint.encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(encoder):
+        digest.update(jax.tree_util.keystr(path).encode())
+        digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
+    return digest.hexdigest()
+
+
+def _rows_fingerprint(splits: Iterable[Rows]) -> str:
+    """Return the SHA-256 of the tokens and labels of all splits."""
+    digest = hashlib.sha256()
+    for rows in splits:
+        labels = () if rows.labels is None else rows.labels
+        for array in (rows.lengths, rows.second_at, *rows.tokens, *labels):
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

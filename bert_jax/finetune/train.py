@@ -5,16 +5,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
 
 from bert_jax.checkpoint import saved_steps
 from bert_jax.checkpoint.agreement import all_agree, by_first
+from bert_jax.finetune import trials
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.evaluate import judge_rows
+from bert_jax.finetune.evaluate import judge_rows, named_scores
 from bert_jax.finetune.progress import (
     Losses,
     Progress,
@@ -23,52 +23,46 @@ from bert_jax.finetune.progress import (
     goal_score,
     median_loss,
 )
-from bert_jax.finetune.report import finished_before, summary_of_run, write_statistics
-from bert_jax.finetune.saves import Saves, Wave
-from bert_jax.finetune.setup import Setup, set_up
-from bert_jax.finetune.trials import (
-    check_memory,
-    init_trials,
-    make_keep_best,
-    place_rows,
-    place_settings,
-    place_trials,
-)
-from bert_jax.finetune.workdir import (
+from bert_jax.finetune.saves import (
+    Saves,
+    Wave,
     check_finetune_workdir,
     prepare_finetune_workdir,
     remove_resume,
 )
+from bert_jax.finetune.setup import Setup, set_up
+from bert_jax.finetune.summary import finished_before, summary_of_run, write_statistics
 from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.run.goodput import Clock
 from bert_jax.run.interrupt import StopRequest
 from bert_jax.run.lease import hold_workdir
 from bert_jax.run.session import Session
-from bert_jax.run.telemetry import duration, whole_peak
+from bert_jax.run.telemetry import duration
 from bert_jax.saved.runs import NO_MODEL, STATISTICS
 from bert_jax.sweep.statistics import Outcome, Trial, summarise
 from bert_jax.training.bad_step import (
     BadStep,
     BadStepError,
+    compute_again,
     find_bad_step,
-    rerun,
     skipped_message,
 )
-from bert_jax.training.step import Settings, make_eval_step, make_train_step
+from bert_jax.training.step import make_eval_step, make_train_step
+from bert_jax.training.step_queue import StepQueue
 
 _SAVE_SECONDS = 60.0
-"""A run is saved after an evaluation when so much would be lost."""
+"""Work that may be lost: an evaluation saves the run when the last save is older."""
 
 
 class NoModelError(RuntimeError):
-    """All runs of the initialisation have ended, none with a finite score."""
+    """End of all runs of the initialisation, none with a finite score."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """How a run ended."""
+    """Result of a start of a run."""
 
     finished: bool
     outcomes: tuple[Outcome, ...]
@@ -84,15 +78,16 @@ def finetune(
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> FinetuneResult:
-    """Fine-tunes all members of a sweep, or continues the run in `workdir`.
+    """Fine-tune all members of a sweep, or continue the run in `workdir`.
 
     With several processes all call it, after `jax.distributed.initialize`; they share `workdir`.
 
     Args:
-        config: The run.
-        workdir: Made if missing; a local directory, or `gs://bucket/directory`.
-        clock: Clock that has been running since the process began; None: a new one.
-        echo: Gets each line for people; None: standard output, with a bar on a terminal.
+        config: Configuration of the run.
+        workdir: Local directory, made if missing, or `gs://bucket/directory`.
+        clock: Clock started at process start; None: a new clock.
+        echo: Function that gets each line for people; None: standard output, with a bar on a
+            terminal.
 
     Raises:
         BadStepError: A step of a run alone was not finite, and the guard says to stop.
@@ -103,41 +98,32 @@ def finetune(
         DamagedCheckpointError: None of the run's checkpoints is intact.
     """
     setup = set_up(config)
-    with hold_workdir(workdir, echo=echo) as place:
-        check_finetune_workdir(place, config, setup.fingerprints)
-        if by_first(lambda: (place.local / STATISTICS).exists()):
-            outcomes = finished_before(place, echo or print)
-            remove_resume(place)
+    with hold_workdir(workdir, echo=echo) as work:
+        check_finetune_workdir(work, config, setup.fingerprints)
+        if by_first(lambda: (work.local / STATISTICS).exists()):
+            outcomes = finished_before(work, echo or print)
+            remove_resume(work)
             _check_model(setup, outcomes)
             return FinetuneResult(True, outcomes, 0.0)
         seconds = config.training.stall_seconds
-        session = Session(place, stall_seconds=seconds, clock=clock, echo=echo)
+        session = Session(work, stall_seconds=seconds, clock=clock, echo=echo)
         run = _Run(config, setup, session)
-        check_memory(setup.step, run.mesh, len(setup.waves[0]))
+        trials.check_memory(setup.step, run.mesh, len(setup.waves[0]))
         with StopRequest() as stop:
             return run.run(stop)
 
 
-class _Unread(NamedTuple):
-    """A step whose metrics were not read yet."""
-
-    step: int
-    """Updates made in the wave, this one included."""
-    metrics: Any
-    flops: int
-    settings: Settings
-
-
 class _Run:
-    """A run while it lasts."""
+    """State of a run."""
 
     def __init__(self, config: FinetuneConfig, setup: Setup, session: Session):
         self.config, self.setup, self.session = config, setup, session
-        self.place, self.clock = session.place, session.clock
+        self.work, self.clock = session.work, session.clock
         self.mesh = make_trial_mesh(config.mesh, len(setup.waves[0]))
         self.train_step = make_train_step(setup.step, self.mesh)
+        self.queue = StepQueue(self.train_step, setup.objective, session, self._read)
         self.eval_step = make_eval_step(setup.step, self.mesh, seed=0)
-        self.keep_best = make_keep_best(setup.step, self.mesh)
+        self.keep_best = trials.make_keep_best(setup.step, self.mesh)
         limit = setup.objective.model.num_positions
         self.dev_buckets = [
             choose_buckets(split.rows.lengths, config.training.max_buckets, limit=limit)
@@ -151,57 +137,52 @@ class _Run:
             setup.task.metric, self.constant / scale, len(dev.rows), labels
         )
         self.outcomes: list[Outcome] = []
-        self.compiled: set[int] = set()
-        """Lengths of batches for which the step is compiled."""
-        self.unread: _Unread | None = None
         self.saved_at = time.monotonic()
 
     def run(self, stop: StopRequest) -> FinetuneResult:
-        config, setup, session = self.config, self.setup, self.session
+        setup, session, num_steps = self.setup, self.session, self.setup.step.num_steps
 
         def prepare() -> None:
             prepare_finetune_workdir(
-                self.place.local, config, setup.fingerprints, setup.initial.tokenizer_files
+                self.work.local, self.config, setup.fingerprints, setup.initial.tokenizer_files
             )
 
         def report(kind: str, step: int, message: str) -> None:
             session.events.write(kind, message, step=step)
 
         with session.open(prepare) as closing:
-            self.saves = Saves(config, setup, self.mesh, self.place, report)
+            self.saves = Saves(self.config, setup, self.mesh, self.work, report)
             closing.callback(self.saves.close)
-            return self._run(stop)
-
-    def _run(self, stop: StopRequest) -> FinetuneResult:
-        setup, session = self.setup, self.session
-        wave, begun = None, 0
-        with self.clock.spend("restore"):
-            if restored := self.saves.restore():
-                wave, self.outcomes = restored
-                begun = self.saves.total(wave)
-        total = len(setup.waves) * setup.step.num_steps
-        metrics = setup.objective.metrics
-        peak = whole_peak(setup.objective.model, self.mesh.size)
-        with session.telling(begun, num_steps=total, metrics=metrics, peak=peak) as out:
+            wave, begun = None, 0
+            with self.clock.spend("restore"):
+                if restored := self.saves.restore():
+                    wave, self.outcomes = restored
+                    begun = self.saves.total(wave)
+            total = len(setup.waves) * num_steps
             lines = summary_of_run(
-                self.config, setup, self.mesh, self.place.name, begun, total,
+                self.config, setup, self.mesh, self.work.name, begun, total,
                 goal=self.goal, constant=self.constant,
             )  # fmt: skip
-            session.begin(lines, lines[0], total)
-            finished = True
-            while finished and len(self.outcomes) < len(setup.members):
-                finished = self._train(wave or self._first_state(), stop)
-                wave = None
-            session.end(session.step)
-            seconds = self.clock.elapsed
-            if finished:
-                self._finish(seconds)
-            else:
-                out.say(f"stopped by {stop.name}, saved; the same command continues")
-        session.event("finished" if finished else "stopped", duration(seconds))
-        return FinetuneResult(finished, tuple(self.outcomes), seconds)
-
-    # One wave.
+            with session.telling(
+                begun,
+                setup.objective,
+                num_steps=total,
+                num_devices=self.mesh.size,
+                lines=lines,
+                event=lines[0],
+            ) as out:
+                finished = True
+                while finished and len(self.outcomes) < len(setup.members):
+                    self.wave = wave or self._first_state()
+                    finished, wave = self._train(stop), None
+                session.end()
+                seconds = self.clock.elapsed
+                if finished:
+                    self._finish(seconds)
+                else:
+                    out.say(f"stopped by {stop.name}, saved; the same command continues")
+            session.event("finished" if finished else "stopped", duration(seconds))
+            return FinetuneResult(finished, tuple(self.outcomes), seconds)
 
     def _first_state(self) -> Wave:
         setup = self.setup
@@ -209,16 +190,16 @@ class _Run:
         members = setup.waves[number]
         which = np.array([setup.inits.index(member.init) for member in members])
         seeds = np.array([member.seed for member in members], np.uint32)
-        state = init_trials(setup.step, self.mesh, seeds, setup.encoders, which)
-        # What repeats the last member only fills the program.
+        state = trials.init_trials(setup.step, self.mesh, seeds, setup.encoders, which)
+        # Repetitions of the last member only fill the program.
         progress = [Progress(member) for member in dict.fromkeys(members)]
         return Wave(number, state.train, state.best, 0, progress, Losses(progress))
 
-    def _train(self, wave: Wave, stop: StopRequest) -> bool:
-        """Train the trials of a wave to the end; False where a signal stopped them, all saved."""
-        num_steps = self.setup.step.num_steps
+    def _train(self, stop: StopRequest) -> bool:
+        """Train the trials of the wave to the end; False where a signal stopped them, all saved."""
+        wave, num_steps = self.wave, self.setup.step.num_steps
         members = self.setup.waves[wave.number]
-        settings = place_settings(
+        self.settings = trials.place_settings(
             [member.learning_rate for member in members],
             [member.seed for member in members],
             self.mesh,
@@ -227,79 +208,59 @@ class _Run:
         self.clock.started()
         while wave.step < num_steps:
             with self.clock.spend("input"):
-                batch = place_rows(next(batches), self.mesh, self.setup.step.accumulation)
-            self._step(wave, batch, settings)
+                batch = trials.place_rows(next(batches), self.mesh, self.setup.step.accumulation)
+            wave.step += 1
+            wave.state = self.queue.dispatch(
+                self.saves.total(wave), wave.state, batch, self.settings
+            )
             # Asked at every step: several processes stop at one that they agree upon. After the
             # last one the wave is finished first.
             stopping = stop.due(self.saves.total(wave)) and wave.step < num_steps
             evaluating = self.setup.evaluates_after(wave.step)
             if evaluating or stopping:
-                self._read(wave)
+                self.queue.flush(wave.state)
             if evaluating:
                 with self.clock.spend("evaluation"):
-                    self._evaluate(wave)
+                    self._evaluate()
             if stopping:
-                self._save(wave, last=True)
+                self._save(last=True)
                 return False
             if evaluating and not all_agree(time.monotonic() - self.saved_at < _SAVE_SECONDS):
-                self._save(wave)
+                self._save()
         with self.clock.spend("save"):
             self.saves.save_best(wave, must=True)
         seconds = wave.elapsed() / len(wave.progress)
         self.outcomes += [each.outcome(self.goal, seconds) for each in wave.progress]
         return True
 
-    def _step(self, wave: Wave, batch: dict[str, jax.Array], settings: Settings) -> None:
-        """Dispatch a step, and read the metrics of the step before: one step is always queued."""
-        trials, rows, length = batch["tokens"].shape
-        if length in self.compiled:
-            wave.state, metrics = self.train_step(wave.state, batch, settings)
-        else:
-            self._read(wave)
-            with self.clock.spend("compile"):
-                wave.state, metrics = self.train_step(wave.state, batch, settings)
-            self.compiled.add(length)
-        wave.step += 1
-        self._read(wave)
-        flops = trials * rows * self.setup.objective.flops(length)
-        self.unread = _Unread(wave.step, metrics, flops, settings)
-
-    def _read(self, wave: Wave) -> None:
-        """Wait for the metrics of the newest step that was not read yet, and pass them on."""
-        if self.unread is None:
-            return
-        unread, self.unread = self.unread, None
-        metrics = jax.device_get(unread.metrics)
-        session, out = self.session, self.session.out
-        session.step = self.saves.total(wave) - wave.step + unread.step
-        session.alive(f"step {unread.step:,}")
+    def _read(self, total: int, flops: int, metrics: dict[str, Any], state: Any) -> None:
+        wave, out = self.wave, self.session.out
+        step = total - wave.number * self.setup.step.num_steps
         if metrics["bad"].any():
-            self._bad_step(wave, unread, metrics)
+            self._bad_step(step - 1, metrics, state)
         wave.losses.add(metrics)
         tokens = float(metrics["num_tokens"][: len(wave.progress)].sum())
-        out.step_done(session.step, tokens, unread.flops, wave.losses.last)
-        due = unread.step % self.config.training.log_every_steps == 0
-        if due and not self.setup.evaluates_after(unread.step):  # which writes a row, too
+        out.step_done(total, tokens, flops, wave.losses.last)
+        due = step % self.config.training.log_every_steps == 0
+        if due and not self.setup.evaluates_after(step):  # which writes a row, too
             losses = wave.losses.take()
-            row = self._row(wave, unread.step, losses) | out.rates()
-            out.write(session.step, row)
+            row = self._row(step, losses) | out.rates()
+            out.write(total, row)
             median = median_loss(losses)
-            out.progress_line(
-                session.step, row | {"train/loss": math.nan if median is None else median}
-            )
+            out.progress_line(total, row | {"train/loss": math.nan if median is None else median})
 
-    def _bad_step(self, wave: Wave, unread: "_Unread", metrics: dict[str, np.ndarray]) -> None:
+    def _bad_step(self, batch: int, metrics: dict[str, Any], state: Any) -> None:
         """Say which trials skipped a batch or halted; a run alone that halted ends with why."""
-        session, alone = self.session, len(self.setup.members) == 1
+        wave, session, alone = self.wave, self.session, len(self.setup.members) == 1
         for number, each in enumerate(wave.progress):
             one = {name: values[number] for name, values in metrics.items()}
-            bad = None if each.halted else find_bad_step(unread.step - 1, one)
+            bad = None if each.halted else find_bad_step(batch, one)
             if bad is None:
                 continue
             error, kind = None, "bad_step" if bad.halted else "skipped_step"
             message = bad.describe() if bad.halted else skipped_message(bad)
             if bad.halted and alone:
-                error = self._explained(wave, bad, unread.settings)
+                error = self._explained(bad, state)
                 message = str(error)
             elif not alone:
                 member = each.member
@@ -311,22 +272,23 @@ class _Run:
                 raise error
             session.out.say(f"Warning: {message}")
 
-    def _explained(self, wave: Wave, bad: BadStep, settings: Settings) -> BadStepError:
-        """Compute the step that halted the run again, and say why it stops."""
-        members = self.setup.waves[wave.number]
-        batch = next(self._batches(members, bad.batch))
-        verdict = rerun(
-            lambda state, rows: self.train_step(state, rows, settings),
-            wave.state,
-            place_rows(batch, self.mesh, self.setup.step.accumulation),
+    def _explained(self, bad: BadStep, state: Any) -> BadStepError:
+        """Compute the step that halted the run again, and explain why the run stops."""
+        batch = next(self._batches(self.setup.waves[self.wave.number], bad.batch))
+        comparison = compute_again(
+            lambda state, rows: self.train_step(state, rows, self.settings),
+            state,
+            trials.place_rows(batch, self.mesh, self.setup.step.accumulation),
             bad.metrics,
         )
-        saved = saved_steps(self.place.resume)
-        return BadStepError(bad, verdict, f"{self.place.resume / str(saved[-1])}" if saved else "")
+        saved = saved_steps(self.work.resume)
+        return BadStepError(
+            bad, comparison, f"{self.work.resume / str(saved[-1])}" if saved else ""
+        )
 
-    def _save(self, wave: Wave, *, last: bool = False) -> None:
+    def _save(self, *, last: bool = False) -> None:
         with self.session.saving("a save"):
-            self.saves.save(wave, self.outcomes, last=last)
+            self.saves.save(self.wave, self.outcomes, last=last)
         self.saved_at = time.monotonic()
 
     def _batches(self, members: tuple[Trial, ...], step: int) -> Iterator[dict[str, np.ndarray]]:
@@ -336,8 +298,8 @@ class _Run:
             yield from self.setup.batches.epoch(epoch, seeds, start)
             epoch, start = epoch + 1, 0
 
-    def _evaluate(self, wave: Wave) -> None:
-        setup, session = self.setup, self.session
+    def _evaluate(self) -> None:
+        setup, session, wave = self.setup, self.session, self.wave
         scores: list[dict[str, float]] = [{} for _ in wave.progress]
         dev_losses: list[float | None] = []
         for number, (split, buckets) in enumerate(zip(setup.dev, self.dev_buckets, strict=True)):
@@ -348,11 +310,9 @@ class _Run:
                 pad_id=setup.initial.tokenizer.special_ids.pad,
                 done=lambda _: session.alive("a batch of an evaluation"),
             )  # fmt: skip
-            prefix = f"{split.name}/" if number else ""
             for each, mine, theirs in zip(wave.progress, scores, judged, strict=False):
                 if theirs.finite:
-                    found = split.score(theirs.outputs)
-                    mine.update({f"{prefix}{name}": value for name, value in found.items()})
+                    mine |= named_scores(split, number, theirs.outputs)
                 else:
                     each.finite = False
                 session.alive("scoring")
@@ -362,19 +322,19 @@ class _Run:
         for number, (each, mine) in enumerate(zip(wave.progress, scores, strict=True)):
             better[number] = each.take(wave.step, epoch, mine, metric)
         losses, total = wave.losses.take(), self.saves.total(wave)
-        row = self._row(wave, wave.step, losses)
+        row = self._row(wave.step, losses)
         for name, values in evaluation_columns(dev_losses, scores).items():
             row[name] = self._column(values)
         session.out.write(total, row | session.out.rates())
         where = f"epoch {epoch:.2f}  step {wave.step:,}"
         session.out.say(evaluation_line(where, losses, scores, metric))
         if better.any():
-            chosen = place_trials(better, self.mesh)
+            chosen = trials.place_trials(better, self.mesh)
             wave.best = self.keep_best(wave.best, wave.state.params, chosen)
 
-    def _row(self, wave: Wave, step: int, losses: Sequence[float | None]) -> dict[str, Any]:
+    def _row(self, step: int, losses: Sequence[float | None]) -> dict[str, Any]:
         epoch = step / self.setup.batches.num_batches
-        return {"epoch": epoch, "wave": wave.number, "train/loss": self._column(losses)}
+        return {"epoch": epoch, "wave": self.wave.number, "train/loss": self._column(losses)}
 
     def _column(self, values: Sequence[float | None]) -> Any:
         """Return a column of a row: the value of a run alone, else a list."""
@@ -383,13 +343,13 @@ class _Run:
     def _finish(self, seconds: float) -> None:
         out = self.session.out
         summary = summarise(self.outcomes, self.setup.task.metric, self.constant, self.goal)
-        for line in write_statistics(summary, self.place, percent=self.percent):
+        for line in write_statistics(summary, self.work, percent=self.percent):
             out.say(line)
         self.saves.finish()
         _check_model(self.setup, tuple(self.outcomes))
         out.say(
             f"{duration(seconds)}, {len(self.outcomes)} runs; the best of {self.setup.inits[0]} is "
-            f"in {self.place.checkpoints}"
+            f"in {self.work.checkpoints}"
         )
 
 

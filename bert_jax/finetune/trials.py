@@ -1,8 +1,8 @@
 """The trials of a sweep on a mesh: how they begin, what is kept, whether they fit.
 
-A trial is a run of its own: its own parameters, learning rate, seed and order of examples. Trials
-share shapes, so that one compiled step serves all, those of a later wave too. They lie on axis 0 of
-every array (see `training.step`).
+A trial is a run with its own parameters, learning rate, seed and order of examples. Trials share
+shapes, so that one compiled step serves all, those of a later wave too. They lie on axis 0 of every
+array (see `training.step`).
 """
 
 import math
@@ -40,7 +40,7 @@ Batch = Mapping[str, Any]
 
 
 class SweepState(NamedTuple):
-    """Everything that is saved of all trials; every array has trials on axis 0."""
+    """State of all trials in a checkpoint; every array has trials on axis 0."""
 
     step: Any
     params: Any
@@ -56,7 +56,7 @@ class SweepState(NamedTuple):
 
 
 class EarlierState(NamedTuple):
-    """Everything that version 0.1.0 saved."""
+    """State of all trials in a checkpoint of version 0.1.0."""
 
     params: Any
     opt_state: Any
@@ -65,8 +65,8 @@ class EarlierState(NamedTuple):
 
 def place_settings(learning_rates: Sequence[float], seeds: Sequence[int], mesh: Mesh) -> Settings:
     """Put the differences between trials onto the mesh."""
-    place = partial(place_trials, mesh=mesh)
-    return Settings(place(np.array(learning_rates, np.float32)), place(np.array(seeds, np.uint32)))
+    put = partial(place_trials, mesh=mesh)
+    return Settings(put(np.array(learning_rates, np.float32)), put(np.array(seeds, np.uint32)))
 
 
 def place_trials(values: np.ndarray, mesh: Mesh) -> jax.Array:
@@ -80,28 +80,22 @@ def place_params(config: StepConfig, mesh: Mesh, params: Any) -> Any:
 
 
 def place_rows(batch: Batch, mesh: Mesh, accumulation: int = 1) -> dict[str, jax.Array]:
-    """Put a training batch (M, B, ...) onto the mesh.
+    """Put a training batch (M, B, ...), or a batch (B, ...) of an evaluation, onto the mesh.
 
     Rows of weight 0 are added until the rows divide over mesh and micro-batches.
     """
-    unit = num_batch_shards(mesh) * accumulation
-    sharding = batch_sharding(mesh)
-    return {name: _place(_filled(name, array, 1, unit), sharding) for name, array in batch.items()}
+    rows_axis = batch["row_index"].ndim - 1
+    sharding = batch_sharding(mesh) if rows_axis else NamedSharding(mesh, row_spec())
+    missing = -batch["row_index"].shape[-1] % (num_batch_shards(mesh) * accumulation)
 
+    def filled(name: str, array: np.ndarray) -> np.ndarray:
+        if not missing:
+            return array
+        last = np.take(array, [-1], axis=rows_axis)
+        fill = np.zeros_like(last) if name == "weights" else last
+        return np.concatenate([array, *[fill] * missing], axis=rows_axis)
 
-def place_eval_rows(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
-    """Put a batch (B, ...) that all trials are evaluated on onto the mesh, likewise."""
-    unit, sharding = num_batch_shards(mesh), NamedSharding(mesh, row_spec())
-    return {name: _place(_filled(name, array, 0, unit), sharding) for name, array in batch.items()}
-
-
-def _filled(name: str, array: np.ndarray, axis: int, unit: int) -> np.ndarray:
-    missing = -array.shape[axis] % unit
-    if not missing:
-        return array
-    last = np.take(array, [-1], axis=axis)
-    fill = np.repeat(np.zeros_like(last) if name == "weights" else last, missing, axis=axis)
-    return np.concatenate([array, fill], axis=axis)
+    return {name: _place(filled(name, array), sharding) for name, array in batch.items()}
 
 
 def _place(array: Any, sharding: NamedSharding) -> jax.Array:
@@ -117,10 +111,10 @@ def init_trials(
     Args:
         config: The step.
         mesh: Mesh of trials.
-        seeds: (M,) uint32, of the weights that no encoder gives.
-        encoders: The initialisations: each the entry `encoder` of parameters, or {} for random
-            weights. Entries that one lacks (a pooler) are random.
-        which: (M,) the initialisation of each trial.
+        seeds: (M,) uint32 seeds of the random weights.
+        encoders: Initialisations: entries `encoder` of parameters, {} for random weights. Entries
+            that one lacks (a pooler) are random.
+        which: (M,) number of each trial's initialisation.
     """
 
     def one(seed: Array, number: Array, encoders: Sequence[Any]) -> Any:
@@ -150,12 +144,12 @@ def abstract_trials(config: StepConfig, mesh: Mesh, num_trials: int) -> SweepSta
 
 
 def earlier(abstract: SweepState) -> EarlierState:
-    """Return the arrays that version 0.1.0 saved of the same sweep."""
+    """Return the arrays of the same sweep in a checkpoint of version 0.1.0."""
     return EarlierState(abstract.params, abstract.opt_state, abstract.best)
 
 
 def from_earlier(state: EarlierState, mesh: Mesh) -> SweepState:
-    """Add what version 0.1.0 did not save: steps were updates, and there was no guard."""
+    """Add the step, which was the number of updates in version 0.1.0, and a fresh guard."""
     num_trials = state.opt_state.num_updates.shape[0]
 
     def rest(num_updates: Array) -> tuple[Array, GuardState]:
@@ -199,7 +193,7 @@ def bytes_on_device(tree: Any) -> int:
 def make_keep_best(config: StepConfig, mesh: Mesh) -> Callable[[Any, Any, Array], Any]:
     """Make the jitted `(best, params, better) -> best`, which donates `best`.
 
-    `better` (M,) bool says whose parameters are its best now.
+    `better` (M,) bool selects the trials that take their current parameters.
     """
 
     def keep(best: Any, params: Any, better: Array) -> Any:

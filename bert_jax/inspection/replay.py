@@ -3,12 +3,21 @@
 import dataclasses
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.pairs import LABELS
+from bert_jax.data.pipeline import ExampleStream
+from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
 from bert_jax.objectives.objective import Shown
+from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.training.corpus import open_corpus, step_config
+from bert_jax.training.workdir import check_workdir, read_config
 
 _WIDTH = 98
 LEGEND = (
@@ -16,90 +25,113 @@ LEGEND = (
 )
 
 
+def replay_batch(
+    workdir: Path | str, step: int, *, corpus: str | None = None, max_rows: int | None = None
+) -> str:
+    """Decode batch `step` of a run, with the masks of its training.
+
+    Args:
+        workdir: Work directory of a `bert-jax pretrain` run.
+        step: Number of the batch, from 0.
+        corpus: Directory of the run's corpus; None: the directory at training.
+        max_rows: Largest number of rows; None: all.
+
+    Raises:
+        UserError: No run there, a step outside it, or another corpus.
+    """
+    work = open_workdir(workdir)
+    config = read_config(work.local)
+    stores = open_corpus(corpus or config.data.corpus)
+    store = stores.train
+    check_workdir(work, config, store)
+    if not 0 <= step < config.training.num_steps:
+        raise UserError(
+            f"--step is {step}; the run has batches 0 to {config.training.num_steps - 1}"
+        )
+    config = config.with_vocabulary(store.vocab_size)
+    batch = ExampleStream(store, config.data, config.phases, config.seed).batch(step)
+    objective = step_config(config, stores).objective
+    shown = objective.shown(objective.prepare(jax.tree.map(jnp.asarray, batch), config.seed))
+    assert store.path is not None  # from `open_corpus`
+    tokenizer = load_tokenizer(store.path / "tokenizer")
+    return describe_batch(batch, shown, tokenizer, pairing=config.data.pairing, max_rows=max_rows)
+
+
 def describe_batch(
     batch: Mapping[str, np.ndarray],
-    shown: Shown | None,
+    shown: Shown,
     tokenizer: Tokenizer,
     *,
     pairing: str = "none",
     max_rows: int | None = None,
 ) -> str:
-    """Decode a batch row by row, with its masks marked.
+    """Decode a batch row by row, with its masks marked, in lines of 98 characters if words allow.
 
     Sentences A and B of a pair, and packed segments, start a line each. Tokens are joined to words
     where the tokenizer says so.
 
     Args:
-      batch: as `ExampleStream.batch` gives it.
-      shown: model's input and predicted places; None shows the text alone.
-      tokenizer: of the corpus.
-      pairing: meaning of the labels, as `data.pairing`.
-      max_rows: show so many rows at most.
-
-    Returns:
-      Lines of at most 98 characters, where words allow.
+        batch: Batch from `ExampleStream.batch`.
+        shown: Input of the model and predicted places.
+        tokenizer: Tokenizer of the corpus.
+        pairing: Meaning of the labels, as `data.pairing`.
+        max_rows: Largest number of rows; None: all.
     """
     arrays = {name: np.asarray(array) for name, array in batch.items()}
+    inputs, predicted = np.asarray(shown.tokens), np.asarray(shown.predicted)
     num_rows, length = arrays["tokens"].shape
     count = num_rows if max_rows is None else min(max_rows, num_rows)
     real = int((arrays["segment_ids"] != 0).sum())
-    header = f"{num_rows} rows of {length}: {real} tokens, {num_rows * length - real} padding"
-    if shown is not None:
-        header += f", {int(np.asarray(shown.predicted).sum())} to predict"
-    lines = [header + "."]
-    if shown is not None:
-        lines.append(LEGEND)
+    lines = [
+        f"{num_rows} rows of {length}: {real} tokens, {num_rows * length - real} padding, "
+        f"{int(predicted.sum())} to predict.",
+        LEGEND,
+    ]
     for row in range(count):
-        lines += ["", *_describe_row(arrays, shown, row, tokenizer, pairing)]
+        one = {name: array[row] for name, array in arrays.items()}
+        described = _describe_row(one, inputs[row], predicted[row], tokenizer, pairing)
+        described[0] = f"row {row}, {described[0]}"
+        lines += ["", *described]
     if count < num_rows:
         lines += ["", f"({num_rows - count} more rows)"]
     return "\n".join(lines)
 
 
 def _describe_row(
-    arrays: Mapping[str, np.ndarray],
-    shown: Shown | None,
-    row: int,
+    row: Mapping[str, np.ndarray],
+    inputs: np.ndarray,
+    predicted: np.ndarray,
     tokenizer: Tokenizer,
     pairing: str,
 ) -> list[str]:
     """Return the row's title, then a paragraph for each sentence or segment."""
-    tokens, types, segments = (arrays[name][row] for name in ("tokens", "type_ids", "segment_ids"))
-    real = int((segments != 0).sum())
-    title = [f"row {row}", f"stream {int(arrays['row_index'][row])}", f"{real} tokens"]
-    label = LABELS.get(pairing, {}).get(int(arrays["pair_labels"][row]))
+    tokens, types, segments = row["tokens"], row["type_ids"], row["segment_ids"]
+    title = [f"stream {int(row['row_index'])}", f"{int((segments != 0).sum())} tokens"]
+    label = LABELS.get(pairing, {}).get(int(row["pair_labels"]))
     num_segments = int(segments.max(initial=0))
     if label:
         title.append(label)
     if num_segments > 1:
         title.append(f"{num_segments} segments")
-    inputs, predicted = tokens, np.zeros(tokens.shape, bool)
-    if shown is not None:
-        inputs, predicted = np.asarray(shown.tokens)[row], np.asarray(shown.predicted)[row]
-        title.append(f"{int(predicted.sum())} to predict")
+    title.append(f"{int(predicted.sum())} to predict")
 
     is_pair = bool(types.any())
     specials = dataclasses.astuple(tokenizer.special_ids)
     after_special = True
     parts: dict[str, str] = {}
-    for place in np.flatnonzero(segments):
-        name = "AB"[min(int(types[place]), 1)] if is_pair else str(int(segments[place]))
-        glued = bool(tokenizer.continues_word[tokens[place]]) and not after_special
-        after_special = int(tokens[place]) in specials
-        text = _marked(
-            tokenizer, int(tokens[place]), int(inputs[place]), bool(predicted[place]), glued
-        )
+    for position in np.flatnonzero(segments):
+        name = "AB"[min(int(types[position]), 1)] if is_pair else str(int(segments[position]))
+        token = int(tokens[position])
+        glued = bool(tokenizer.continues_word[token]) and not after_special
+        after_special = token in specials
+        text = _marked(tokenizer, token, int(inputs[position]), bool(predicted[position]), glued)
         parts[name] = parts.get(name, "") + ("" if glued or name not in parts else " ") + text
     lines = [", ".join(title)]
     for name, text in parts.items():
         lines += textwrap.wrap(
-            text,
-            _WIDTH,
-            initial_indent=f"{name:>4}  ",
-            subsequent_indent=" " * 6,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+            text, _WIDTH, initial_indent=f"{name:>4}  ", subsequent_indent=" " * 6,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
     return lines
 
 
@@ -115,7 +147,7 @@ def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, gl
 
 
 def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
-    """Return a token without the mark that tells where words begin, unless it is all there is."""
+    """Return a token without its mark for the start of a word, unless the mark is all of it."""
     text = tokenizer.id_to_token(token)
     if tokenizer.kind != "wordpiece":
         return text.removeprefix("▁").removeprefix("Ġ") or text

@@ -5,6 +5,7 @@ Reads files only: no device is opened, since those of a running job belong to it
 
 import contextlib
 import datetime
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,21 +14,26 @@ from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
-from bert_jax.checkpoint.storage import AnyPath, as_path, saved_steps
+from bert_jax.checkpoint import saved_steps
 from bert_jax.checkpoint.verify import verified_steps
+from bert_jax.config.mapping import build
+from bert_jax.data.pipeline import Phase
 from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir
+from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.objectives.objective import Metric, num_params
 from bert_jax.run.events import read_events
 from bert_jax.run.goodput import Start, down_seconds, read_starts, total_seconds
 from bert_jax.run.loss_curve import draw_loss_curve
 from bert_jax.run.telemetry import read_metrics
+from bert_jax.saved.runs import STATISTICS, read_record
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import objective_of, open_corpus
-from bert_jax.training.workdir import read_config, read_record
+from bert_jax.training.workdir import read_config
 
 State = Literal["new", "running", "silent", "killed", "failed", "stopped", "finished"]
-"""`silent`: longer without a sign of life than between two steps; it may be saving or evaluating.
-`killed`: for so long that it must have ended, without a word."""
+"""State of a run. `silent`: longer without a sign of life than between two steps; it may be saving
+or evaluating. `killed`: silent for so long that it must have ended."""
 
 _ENDS: dict[str, State] = {
     "finished": "finished",
@@ -43,46 +49,37 @@ _LONG = 1800.0  # seconds without a step after which a watchdog ends a run, wher
 
 
 @dataclass(frozen=True)
-class PhaseStatus:
-    """One phase of a run."""
-
-    num_steps: int
-    batch_size: int
-    length: int
-
-
-@dataclass(frozen=True)
 class RunStatus:
-    """Everything that a run of any kind says. Steps are updates made, times seconds since 1970."""
+    """Status of a run of any kind. Steps are updates made, times seconds since 1970."""
 
     workdir: str
     version: str
-    """Version of bert_jax at the last start; "" where the run does not say."""
+    """Version of bert_jax at the last start; "" where not known."""
     num_steps: int | None
-    """Length of the run; None where the run does not say."""
+    """Length of the run; None where not known."""
     step: int
     state: State
     heard: float | None
-    """When there was last a sign of life."""
+    """Time of the last sign of life."""
     silent_seconds: float | None
     steps_per_second: float | None
     seconds_left: float | None
     damaged: list[str]
     """Checkpoints that were found damaged and put aside."""
     seconds: dict[str, float]
-    """Over all starts: `productive`, and by reason for the rest (see `goodput`)."""
+    """Seconds of all starts: `productive`, and by reason for the rest (see `goodput`)."""
     down_seconds: float
-    """Between the starts."""
+    """Seconds between the starts."""
     num_starts: int
     num_killed: int
     """Starts that ended without a word."""
     errors: list[dict[str, Any]]
-    """The last events that are not as they should be, the newest last."""
+    """Last events of trouble, the newest last."""
 
 
 @dataclass(frozen=True)
-class Status(RunStatus):
-    """A pretraining run. Losses are in nats."""
+class PretrainStatus(RunStatus):
+    """Status of a pretraining run. Losses are in nats."""
 
     num_steps: int
     num_params: int
@@ -91,10 +88,10 @@ class Status(RunStatus):
     vocab_size: int
     corpus: str
     corpus_tokens: int | None
-    """None: the corpus is not where it was."""
-    phases: list[PhaseStatus]
+    """Tokens of the corpus; None: the corpus is not where it was."""
+    phases: tuple[Phase, ...]
     checkpoints: list[int]
-    """Steps of all that are complete, ascending."""
+    """Steps of the complete checkpoints, ascending."""
     verified: list[int]
     """Steps of the checkpoints that were read back after they were written."""
     metrics: tuple[Metric, ...]
@@ -102,60 +99,62 @@ class Status(RunStatus):
     unigram_entropy: float | None
     """Baseline of the first metric, where the metric has one and the corpus is known."""
     train: dict[str, Any]
-    """The last row of training metrics, with its `step`; empty when there is none."""
+    """Last row of training metrics, with its `step`; empty when there is none."""
     evaluation: dict[str, Any]
-    """The last evaluation."""
+    """Last evaluation."""
     curve: list[tuple[float, float]]
-    """(step, first metric of training), thinned by means."""
+    """Points (step, first metric of training), thinned by means."""
     heldout_curve: list[tuple[float, float]]
 
     @property
     def phase(self) -> int:
         """Number of the phase, from 0, that the next step is in, or the last step was."""
-        end = 0
-        for number, phase in enumerate(self.phases):
-            end += phase.num_steps
-            if self.step < end:
-                return number
-        return len(self.phases) - 1
+        ends = itertools.accumulate(phase.num_steps for phase in self.phases)
+        current = (number for number, end in enumerate(ends) if self.step < end)
+        return next(current, len(self.phases) - 1)
 
 
-def run_status(
-    workdir: Path,
-    *,
-    checkpoints: AnyPath | None = None,
-    damaged: AnyPath | None = None,
-    now: float | None = None,
-) -> Status:
-    """Return the status that the files in a work directory tell; nothing changes.
+@dataclass(frozen=True)
+class FinetuneStatus(RunStatus):
+    """Status of a fine-tuning run; steps are those of all waves of trials."""
+
+    task: str
+    init: str
+    runs: int
+    """Number of runs in the sweep."""
+    num_epochs: float
+    evaluation: dict[str, Any]
+    """Newest row of metrics; empty when there is none."""
+    model_saved: bool
+    statistics: str
+    """Statistics of a finished run, as lines."""
+
+
+def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatus:
+    """Return the status of a pretraining run; nothing changes.
 
     Args:
-        workdir: Work directory of a `bert-jax pretrain` run.
-        checkpoints: Where its checkpoints are; None: in it.
-        damaged: Where damaged ones are put; None: in it.
-        now: Seconds since 1970; None: it is asked for.
+        work: The work directory.
+        now: Seconds since 1970; None: the present.
 
     Raises:
         UserError: No run there, or its configuration cannot be read.
     """
+    workdir = work.local
     config = read_config(workdir)
     rows = read_metrics(workdir / "metrics.jsonl")
-    saved, verified, damaged_names = _checkpoints(
-        checkpoints or workdir / "checkpoints", damaged or workdir / "damaged"
-    )
-    metrics = config.metrics
+    saved, metrics = saved_steps(work.checkpoints), config.metrics
     watched = metrics[0].name
     train, evaluation = _last(rows, f"train/{watched}"), _last(rows, f"eval/{watched}")
     tokens, entropy = _corpus(config, evaluation)
-    num_steps = config.training.num_steps
-    return Status(
-        **run_values(
-            workdir,
-            version=_version(workdir),
-            num_steps=num_steps,
+    return PretrainStatus(
+        **_run_values(
+            work,
+            rows,
+            version=str(read_record(workdir, "pretrain").get("bert_jax", "")),
+            num_steps=config.training.num_steps,
             stall_seconds=config.training.stall_seconds,
             saved=saved,
-            damaged=damaged_names,
             row=train,
             now=now,
         ),
@@ -165,9 +164,9 @@ def run_status(
         vocab_size=config.model.vocab_size,
         corpus=config.data.corpus,
         corpus_tokens=tokens,
-        phases=[PhaseStatus(p.num_steps, p.batch_size, p.length) for p in config.phases],
+        phases=config.phases,
         checkpoints=saved,
-        verified=verified,
+        verified=verified_steps(work.checkpoints),
         unigram_entropy=entropy,
         train=train,
         evaluation=evaluation,
@@ -177,30 +176,55 @@ def run_status(
     )
 
 
-def run_values(
-    workdir: Path,
+def finetune_status(work: WorkDir) -> FinetuneStatus:
+    """Return the status of a fine-tuning run; nothing changes.
+
+    Raises:
+        UserError: No fine-tuning run there.
+    """
+    workdir = work.local
+    record = read_record(workdir, "finetune")
+    config = build(FinetuneConfig, record["config"], where=str(workdir / "config.json"))
+    rows = read_metrics(workdir / "metrics.jsonl")
+    sweep, task = config.sweep, config.task
+    finished, text = (workdir / STATISTICS).exists(), workdir / "statistics.txt"
+    # Version 0.1.0 did not write the length of the run.
+    events = read_events(workdir / "events.jsonl")
+    lengths = [event.get("num_steps") for event in events if event["kind"] == "start"]
+    values = _run_values(
+        work,
+        rows,
+        version=record.get("bert_jax", ""),
+        num_steps=lengths[-1] if lengths and isinstance(lengths[-1], int) else None,
+        stall_seconds=config.training.stall_seconds,
+        saved=saved_steps(work.resume),
+        row=rows[-1] if rows else {},
+    )
+    return FinetuneStatus(
+        **values | {"damaged": []} | ({"state": "finished"} if finished else {}),
+        task=f"glue {task.glue.name}" if task.kind == "glue" else task.kind,
+        init=config.init,
+        runs=sweep.seeds * len(config.learning_rates) * (2 if sweep.baseline else 1),
+        num_epochs=config.training.num_epochs,
+        evaluation=rows[-1] if rows else {},
+        model_saved=bool(saved_steps(work.checkpoints)),
+        statistics=text.read_text(encoding="utf-8") if finished and text.exists() else "",
+    )
+
+
+def _run_values(
+    work: WorkDir,
+    rows: list[dict[str, Any]],
     *,
     version: str,
     num_steps: int | None,
     stall_seconds: float,
     saved: Sequence[int],
-    damaged: list[str],
     row: Mapping[str, Any],
     now: float | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of `RunStatus`.
-
-    Args:
-        workdir: Work directory of the run.
-        version: Version of bert_jax that made its last start.
-        num_steps: Length of the run, if known.
-        stall_seconds: Limit of the watchdog; 0: none.
-        saved: Steps of the checkpoints.
-        damaged: Checkpoints that were put aside.
-        row: Newest row with rates.
-        now: Seconds since 1970; None: the present.
-    """
-    rows = read_metrics(workdir / "metrics.jsonl")
+    """Return the fields of `RunStatus`; `row` is the newest one with rates."""
+    workdir, aside = work.local, work.damaged
     events = read_events(workdir / "events.jsonl")
     starts = read_starts(workdir / "goodput.json")
     step = _step(rows, starts, saved)
@@ -209,21 +233,19 @@ def run_values(
     logged = row.get("perf/steps_per_second")
     rate = logged if _is_number(logged) and logged > 0 else None
     ended = num_steps is not None and step >= num_steps and num_steps in saved
+    started = bool(rows or starts)
+    left = None if rate is None or num_steps is None else max(0, num_steps - step) / rate
     return {
-        "workdir": str(workdir),
+        "workdir": work.name,
         "version": version,
         "num_steps": num_steps,
         "step": step,
-        "state": _state(
-            events, silent, rate, stall_seconds, started=bool(rows or starts), ended=ended
-        ),
+        "state": _state(events, silent, rate, stall_seconds, started=started, ended=ended),
         "heard": heard,
         "silent_seconds": silent,
         "steps_per_second": rate,
-        "seconds_left": None
-        if rate is None or num_steps is None
-        else max(0, num_steps - step) / rate,
-        "damaged": damaged,
+        "seconds_left": left,
+        "damaged": sorted(path.name for path in aside.iterdir()) if aside.is_dir() else [],
         "seconds": total_seconds(starts),
         "down_seconds": down_seconds(starts),
         "num_starts": sum(start.count for start in starts),
@@ -232,46 +254,23 @@ def run_values(
     }
 
 
-def redraw(workdir: Path, status: Status, path: Path) -> str:
-    """Draws the loss curve as a PNG.
-
-    Returns:
-        What kept it from being drawn; "" when it was.
-    """
-    rows = read_metrics(workdir / "metrics.jsonl")
+def redraw(workdir: Path, status: PretrainStatus, path: Path) -> str:
+    """Draw the loss curve as a PNG; return the reason why not, "" when drawn."""
     if not status.curve and not status.heldout_curve:
         return "there is no loss to draw yet"
     if not path.parent.is_dir():
         return f"{path} cannot be written: No such file or directory"
-    ends = np.cumsum([phase.num_steps for phase in status.phases])
-    labels = [f"length {phase.length}" for phase in status.phases[1:]]
+    metrics, baseline, title = status.metrics, status.unigram_entropy, workdir.absolute().name
+    file = workdir / "metrics.jsonl"
     try:
-        draw_loss_curve(
-            rows,
-            status.metrics,
-            status.unigram_entropy,
-            path,
-            title=workdir.absolute().name,
-            phase_ends=[(int(end), label) for end, label in zip(ends[:-1], labels, strict=True)],
-        )
+        draw_loss_curve(file, metrics, baseline, path, title=title, phases=status.phases)
     except (OSError, UserError) as error:
         return f"{path} cannot be written: {error}"
     return ""
 
 
-def _checkpoints(checkpoints: AnyPath, damaged: AnyPath) -> tuple[list[int], list[int], list[str]]:
-    """Return the steps of complete and of verified checkpoints, and the names of damaged ones."""
-    aside = as_path(damaged)
-    names = sorted(p.name for p in aside.iterdir()) if aside.is_dir() else []
-    return saved_steps(checkpoints), verified_steps(checkpoints), names
-
-
-def _version(workdir: Path) -> str:
-    return str(read_record(workdir).get("bert_jax", ""))
-
-
 def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | None, float | None]:
-    """Tokens and unigram entropy of the training corpus, as far as they are known."""
+    """Return tokens and unigram entropy of the training corpus, as far as they are known."""
     metric = config.metrics[0]
     with contextlib.suppress(UserError, OSError):
         store = open_corpus(config.data.corpus).train
@@ -341,7 +340,7 @@ def _points(rows: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Means over neighbours, `_MAX_POINTS` at most."""
+    """Return means over neighbours, `_MAX_POINTS` at most."""
     if len(points) <= _MAX_POINTS:
         return points
     groups = np.array_split(np.array(points), _MAX_POINTS)

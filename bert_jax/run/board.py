@@ -24,15 +24,10 @@ _log = logging.getLogger("bert_jax")
 
 
 class Board:
-    """One event file of a run. Where it cannot be written it is given up, and nothing is raised."""
+    """One event file of a run; given up where it cannot be written, and nothing is raised."""
 
     def __init__(self, directory: Path, *, purge_step: int):
-        """Open a new file.
-
-        Args:
-            directory: Made if missing.
-            purge_step: TensorBoard hides what earlier files have from this step on.
-        """
+        """Open a new file; from `purge_step` on TensorBoard hides the events of earlier files."""
         self._directory = directory
         self._file: int | None = None
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
@@ -41,10 +36,9 @@ class Board:
             self._file = os.open(
                 directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
             )
-        version = "brain.Event:2"
         started = SessionLog(status=SessionLog.START)
         self._append(
-            Event(wall_time=time.time(), file_version=version),
+            Event(wall_time=time.time(), file_version="brain.Event:2"),
             Event(wall_time=time.time(), step=purge_step, session_log=started),
         )
 
@@ -86,7 +80,7 @@ class Board:
         try:
             yield
         except OSError as error:
-            # What is half written stays the last of its file, and there TensorBoard expects it.
+            # A torn record stays the last of its file, where TensorBoard expects one.
             self.close()
             _log.warning(
                 "%s cannot be written (%s); TensorBoard gets no more of this start of the run, "

@@ -1,4 +1,4 @@
-"""`events.jsonl`: what happened to a run, over all its starts and processes.
+"""`events.jsonl`: events of a run, over all its starts and processes.
 
 One JSON object a line: `time` (ISO 8601, UTC), `process`, `kind`, `step` (or null), `message`, and
 values of the kind. Kinds: start, finished, stopped, error, save_failed, damaged, bad_step,
@@ -21,28 +21,21 @@ _MAX_READ = 64 << 20  # bytes; the end of a larger file is read
 class Events:
     """Adds events to a file that all processes of a run share."""
 
-    def __init__(self, path: Path | None, process: int = 0):
-        """Open nothing yet.
-
-        Args:
-            path: None: events go nowhere.
-            process: The number of this process.
-        """
-        self._log = None if path is None else LineLog(path, shared=True, limit=_MAX_WAITING)
+    def __init__(self, path: Path, process: int = 0):
+        """Open nothing yet."""
+        self._log = LineLog(path, shared=True, limit=_MAX_WAITING)
         self._process = process
         self._lock = threading.Lock()  # a watchdog writes from a thread of its own
 
     def write(self, kind: str, message: str, *, step: int | None = None, **values: Any) -> None:
-        """Add an event; a logging failure never stops a run, so that no error is raised.
+        """Add an event; raise nothing, because a logging failure must never stop a run.
 
         Args:
-            kind: One of the kinds above.
-            message: For people.
-            step: Updates made when it happened.
-            **values: Of the kind; one that JSON cannot hold is written as its `repr`.
+            kind: Kind of the event, as above.
+            message: Text for people.
+            step: Updates made at the event.
+            **values: Values of the kind; `repr` of a value where JSON cannot hold it.
         """
-        if self._log is None:
-            return
         event = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "process": self._process,
@@ -61,7 +54,7 @@ class Events:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a file, the oldest first; lines that are not whole are left out.
+    """Return the events of a file, the oldest first, leaving out torn lines.
 
     An event has a `kind`, a `message` and a `time` that are text; a file that is missing has none.
     """

@@ -1,10 +1,10 @@
 """Where the wall time of a run goes, over all its starts.
 
-Goodput is the share of it in which steps ran that are part of the result and did not wait for
-input. The rest has reasons, and is called badput: `startup` (until the first step, without what
+Goodput is the share of the time in which steps ran that are part of the result and did not wait for
+input. The rest is called badput and has reasons: `startup` (until the first step, without what
 follows), `compile`, `restore`, `save`, `evaluation`, `input`, and `lost`: steps after the last
-checkpoint of a start that died, which the next start does again. The time between two starts is not
-the run's own and is counted apart, as `down`.
+checkpoint of a start that died, which the next start repeats. The time between two starts is
+counted apart, as `down`.
 """
 
 import contextlib
@@ -34,23 +34,16 @@ class Clock:
     """Where the wall time of one start goes."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, age: float = 0.0):
-        """Start now.
-
-        Args:
-            now: Seconds.
-            age: Seconds that have gone by before, which were start-up.
-        """
+        """Start now; `age` seconds of start-up have gone by before."""
         self._now = now
         self._mark = now()
         self._start = self._mark - age
         self._on = _PRODUCTIVE
-        self._seconds = {_PRODUCTIVE: 0.0}
-        if age:
-            self._seconds["startup"] = age
+        self._seconds = {_PRODUCTIVE: 0.0} | ({"startup": age} if age else {})
 
     @contextlib.contextmanager
     def spend(self, on: str) -> Iterator[None]:
-        """Books the time of the block on something other than steps; the inner of two counts."""
+        """Book the time of the block on something other than steps; the inner of two counts."""
         before = self._switch(on)
         try:
             yield
@@ -58,7 +51,7 @@ class Clock:
             self._switch(before)
 
     def started(self) -> None:
-        """Begin the steps: time that was booked on nothing else was start-up."""
+        """Begin the steps: time not booked on anything else was start-up."""
         self._switch(self._on)
         startup = self._seconds.get("startup", 0.0) + self._seconds[_PRODUCTIVE]
         self._seconds |= {"startup": startup, _PRODUCTIVE: 0.0}
@@ -81,7 +74,7 @@ class Clock:
 
     @property
     def stepping(self) -> float:
-        """Seconds of training, waiting for input included: what rates are over."""
+        """Seconds of training, waiting for input included: the denominator of rates."""
         seconds = self.seconds
         return seconds[_PRODUCTIVE] + seconds.get("input", 0.0)
 
@@ -98,7 +91,7 @@ class Clock:
 
 
 def process_age() -> float:
-    """Seconds since this process began, its imports included; 0 where the system does not say."""
+    """Return the seconds since this process began, imports included; 0 where not known."""
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         began = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
@@ -114,68 +107,59 @@ class Start:
     begin: float
     """Seconds since 1970."""
     last: float
-    """When it was last heard of."""
+    """Time of the last sign of life."""
     first_step: int
     """Updates made when it began."""
     last_step: int
-    """Updates made when it was last heard of."""
+    """Updates made at the last sign of life."""
     kept_step: int
     """Newest step from which a later start continued; later steps were lost."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds by reason, and `productive`."""
     count: int = 1
-    """Starts that this stands for."""
+    """Number of starts added up here."""
     down: float = 0.0
-    """Seconds between those."""
+    """Seconds between the starts added up here."""
 
 
 class Goodput:
-    """The clock of this start, and what is known of those before it."""
+    """The clock of this start, and the record of the starts before."""
 
-    def __init__(self, path: Path | None, clock: Clock, *, wall: Callable[[], float] = time.time):
-        """Read nothing yet.
+    def __init__(
+        self,
+        path: Path | None,
+        clock: Clock,
+        restored_step: int,
+        *,
+        wall: Callable[[], float] = time.time,
+    ):
+        """Read what earlier starts left; the steps that they made beyond `restored_step` are lost.
 
         Args:
             path: `goodput.json`; None: nothing is kept (all processes but the first).
             clock: Clock of this start.
+            restored_step: Updates made.
             wall: Seconds since 1970.
         """
         self.clock = clock
         self._path, self._wall = path, wall
-        self._earlier: list[Start] = []
-        self._this: Start | None = None
-        self._written = -_EVERY_SECONDS
         self._failing = False
-
-    def begin(self, restored_step: int) -> None:
-        """Take up what the starts before left; steps that they made beyond this one are lost."""
-        if self._path is not None:
-            self._earlier = read_starts(self._path)
+        self._earlier = [] if path is None else read_starts(path)
         for start in self._earlier:
             _lose(start, restored_step)
         while len(self._earlier) >= _MAX_STARTS:
             self._earlier[:2] = [_sum(*self._earlier[:2])]
-        self.clock.started()  # the file shall not call a restart productive that has no step yet
-        now = self._wall()
-        self._this = Start(
-            begin=now - self.clock.elapsed,
-            last=now,
-            first_step=restored_step,
-            last_step=restored_step,
-            kept_step=restored_step,
-        )
+        clock.started()  # a start that dies before its first step has no productive time
+        now = wall()
+        self._this = Start(now - clock.elapsed, now, restored_step, restored_step, restored_step)
         self.record(restored_step)
 
     def record(self, step: int) -> None:
-        """Write the file; a file that cannot be written does not stop the run.
-
-        Args:
-            step: Updates made.
-        """
-        if self._this is None or self._path is None:
-            return
+        """Write the file after `step` updates; a failure does not stop the run."""
         self._update(step)
         self._written = self.clock.elapsed
+        if self._path is None:
+            return
         temporary = self._path.with_name(f"{self._path.name}.tmp")
         record = {"starts": [asdict(start) for start in [*self._earlier, self._this]]}
         try:
@@ -191,36 +175,27 @@ class Goodput:
             self._failing = False
 
     def tick(self, step: int) -> None:
-        """`record`, if the last one is some seconds old: what a killed start did is then known."""
+        """`record` every few seconds, so that the work of a killed start is known."""
         if self.clock.elapsed - self._written >= _EVERY_SECONDS:
             self.record(step)
 
     def shares(self) -> dict[str, float]:
         """Metrics: `perf/goodput` over all starts, and `perf/badput_<reason>`; they sum to 1."""
-        starts = list(self._earlier)
-        if self._this is None:  # before begin
-            starts.append(Start(0.0, 0.0, 0, 0, 0, self.clock.seconds))
-        else:
-            self._update(self._this.last_step)
-            starts.append(self._this)
-        shares = time_shares(starts)
+        self._update(self._this.last_step)
+        shares = time_shares([*self._earlier, self._this])
         return {
             "perf/goodput": shares.pop(_PRODUCTIVE),
             **{f"perf/badput_{reason}": share for reason, share in shares.items()},
         }
 
     def _update(self, step: int) -> None:
-        assert self._this is not None
         self._this.seconds = self.clock.seconds
         self._this.last = max(self._this.last, self._wall())
         self._this.last_step = self._this.kept_step = step
 
 
 def read_starts(path: Path) -> list[Start]:
-    """Return the starts in a `goodput.json`, the oldest first.
-
-    A file that is missing or not such a file has none: it is of no use to the training itself.
-    """
+    """Return the starts in a `goodput.json`, the oldest first; none from an unreadable file."""
     try:
         if not path.is_file():
             return []
@@ -232,31 +207,30 @@ def read_starts(path: Path) -> list[Start]:
 
 
 def total_seconds(starts: Sequence[Start]) -> dict[str, float]:
-    """Seconds by reason over all starts: `productive` first, then the reasons that occurred."""
-    totals: dict[str, float] = {_PRODUCTIVE: 0.0}
-    names = [*REASONS, *(name for start in starts for name in start.seconds)]
-    for name in dict.fromkeys([_PRODUCTIVE, *names]):
-        seconds = sum((start.seconds.get(name, 0.0) for start in starts), 0.0)
-        if seconds or name == _PRODUCTIVE:
-            totals[name] = seconds
-    return totals
+    """Add up the seconds of all starts: `productive`, then the reasons that occurred."""
+    names = [_PRODUCTIVE, *REASONS, *(name for start in starts for name in start.seconds)]
+    totals = {
+        name: sum((start.seconds.get(name, 0.0) for start in starts), 0.0)
+        for name in dict.fromkeys(names)
+    }
+    return {name: total for name, total in totals.items() if total or name == _PRODUCTIVE}
 
 
 def time_shares(starts: Sequence[Start]) -> dict[str, float]:
-    """`total_seconds` as shares of their sum."""
+    """Return `total_seconds` as shares of their sum."""
     totals = total_seconds(starts)
     whole = max(sum(totals.values()), 1e-9)
     return {name: seconds / whole for name, seconds in totals.items()}
 
 
 def down_seconds(starts: Sequence[Start]) -> float:
-    """Seconds between the starts."""
+    """Add up the seconds between the starts."""
     gaps = (max(0.0, b.begin - a.last) for a, b in itertools.pairwise(starts))
     return sum(gaps, sum((start.down for start in starts), 0.0))
 
 
 def _lose(start: Start, restored_step: int) -> None:
-    """Move the time of the steps that a later start does again from productive to lost."""
+    """Move the time of the steps that a later start repeats from productive to lost."""
     kept = max(start.first_step, restored_step)
     if kept >= start.kept_step:
         return
@@ -282,16 +256,11 @@ def _sum(a: Start, b: Start) -> Start:
 
 
 def _start(row: dict[str, Any]) -> Start:
-    values: dict[str, Any] = {name: _number(row[name]) for name in ("begin", "last", "down")}
-    for name in ("first_step", "last_step", "kept_step", "count"):
-        if type(row[name]) is not int:
-            raise TypeError(f"{name} is {row[name]!r}")
-        values[name] = row[name]
-    seconds = {name: _number(value) for name, value in row["seconds"].items()}
-    return Start(seconds=seconds, **values)
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is not a number")
-    return float(value)
+    start = Start(**row)
+    times = [start.begin, start.last, start.down, *start.seconds.values()]
+    counts = [start.first_step, start.last_step, start.kept_step, start.count]
+    if not all(type(count) is int for count in counts):
+        raise TypeError(f"{counts} are not whole numbers")
+    if not all(type(time) in (int, float) and math.isfinite(time) for time in times):
+        raise TypeError(f"{times} are not numbers")
+    return start

@@ -14,17 +14,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Turns SIGTERM (a preemption) and SIGINT (Ctrl-C) into a question asked after each step.
+    """Context manager that stops a run after the current step at SIGTERM or SIGINT (Ctrl-C).
 
     A second signal ends the process at once. With several processes JAX's preemption service
     watches for SIGTERM instead, so that one process's signal stops all of them after the same step.
-    A context manager; it only acts in the main thread, the one that Python lets handle signals.
+    It only acts in the main thread, because Python lets no other thread handle signals.
     """
 
     def __init__(self) -> None:
-        """Nothing has been asked for."""
         self.name = ""
-        """The signal that came, or "" when none has."""
+        """Name of the signal that came; "": none."""
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -38,7 +37,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def due(self, step: int) -> bool:
-        """Whether to stop now; collective, all processes get the same answer for a step."""
+        """Say whether to stop now; collective, with one answer for a step."""
         if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
             self.name = "SIGTERM"
         return bool(self.name)

@@ -1,14 +1,15 @@
 """One run at a time in a work directory: a lease that a run holds while it lasts.
 
-The lease is a small file, `lease-1.json`, that says who holds the directory and that its holder
-renews every few seconds. A start that finds a lease takes it over by creating the file with the
-next number, which one of several starts can do alone, and by removing the others. A holder whose
-file is gone has lost its lease and ends before it writes more.
+The lease is a small file, `lease-1.json`, that names the holder of the directory. The holder renews
+the file every few seconds. A start that takes a lease over creates the file with the next number,
+which only one of several starts can do, and removes the others. A holder that finds its file gone
+has lost the lease and ends before it writes more.
 """
 
 import contextlib
 import dataclasses
 import datetime
+import functools
 import getpass
 import json
 import logging
@@ -36,16 +37,16 @@ _log = logging.getLogger("bert_jax")
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """How long the parts of a lease last, in seconds."""
+    """Times of a lease, in seconds."""
 
     beat: float = 10.0
     """Time between two renewals."""
     lapse: float = 90.0
-    """Time without a renewal after which another machine takes the lease over; longer than the 60
-    that network file systems may show an old state."""
+    """Time without a renewal after which another machine takes the lease over; longer than the 60 s
+    for which network file systems may show an old state."""
     patience: float = 300.0
-    """Time to wait for a holder on another machine that lives; longer than launchers give a run to
-    save and end."""
+    """Time to wait for a living holder on another machine; longer than launchers give a run to save
+    and end."""
     poll: float = 1.0
     """Time between two looks at another's lease."""
 
@@ -56,7 +57,7 @@ def hold_workdir(
 ) -> Iterator[WorkDir]:
     """Open a work directory that no other run writes to meanwhile.
 
-    All processes of a run call it; process 0 holds the lease for all.
+    Collective: process 0 holds the lease for all processes.
 
     Args:
         path: The work directory, made if missing.
@@ -66,20 +67,20 @@ def hold_workdir(
     Raises:
         UserError: Another run holds the directory, or the directory cannot be written.
     """
-    place, times = open_workdir(path), times or Times()
-    lease = Lease(place.claims(), place.name, times, say=echo or _say)
+    work, times = open_workdir(path), times or Times()
+    lease = Lease(work.claims(), work.name, times, say=echo or functools.partial(print, flush=True))
 
     def take() -> bool:
-        with place.failures_named("cannot write to the work directory"):
+        with work.failures_named("cannot write to the work directory"):
             return lease.take()
 
     # A collective that lasted as long as the wait would time out in the other processes.
     while not by_first(take):
         time.sleep(times.poll)
     try:
-        if place.mirror is not None:  # another run may have written since the download
-            place = open_workdir(path)
-        yield dataclasses.replace(place, confirm=lease.confirm)
+        if work.mirror is not None:  # another run may have written since the download
+            work = open_workdir(path)
+        yield dataclasses.replace(work, confirm=lease.confirm)
     finally:
         if jax.process_index() == 0:
             lease.release()
@@ -97,15 +98,7 @@ class Lease:
         say: Callable[[str], None],
         exit: Callable[[int], Any] = os._exit,
     ):
-        """Take nothing yet.
-
-        Args:
-            claims: Claims in the directory.
-            name: Name of the directory, for people.
-            times: Times of the lease.
-            say: Function that gets lines for people.
-            exit: Function that ends the process without unwinding anything.
-        """
+        """Take nothing yet; `name`, for people, is that of the directory of `claims`."""
         self._claims, self._name, self._times = claims, name, times
         self._say, self._exit = say, exit
         self._content = json.dumps(_myself()).encode()
@@ -116,10 +109,10 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def take(self) -> bool:
-        """Take the lease; False where its holder may be gone, which later calls find out.
+        """Take the lease; False where later calls must find out whether its holder is gone.
 
         Raises:
-            UserError: A run holds the lease; says which.
+            UserError: A run holds the lease.
         """
         found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
         there = {each: claim for each, claim in found if claim is not None}
@@ -132,13 +125,13 @@ class Lease:
         return True
 
     def _create(self, number: int, over: dict[int, bytes]) -> bool:
-        """Create the claim, and remove those of holders that are gone."""
+        """Create the claim, and remove the claims of holders that are gone."""
         if not self._claims.create(number, self._content):
             return False
         others = [each for each in self._claims.numbers() if each != number]
         now = {each: claim[0] for each in others if (claim := self._claims.read(each))}
         if any(over.get(each) != content for each, content in now.items()):
-            # Created since the look, perhaps by one that will say the same of this claim.
+            # Another start created a claim meanwhile, and may give way to this one as well.
             self._claims.remove(number)
             time.sleep(random.random() * self._times.poll)
             return False
@@ -148,7 +141,7 @@ class Lease:
         return True
 
     def confirm(self) -> None:
-        """Renew the lease; ends the process with code 7 where another run has taken it over."""
+        """Renew the lease; end the process with code 7 where another run has taken it over."""
         with self._lock:
             if not self._number or self._done.is_set():
                 return
@@ -194,7 +187,7 @@ class Lease:
 
 
 class _Watched:
-    """A lease of another, and what was seen of it since the first look."""
+    """Lease of another run, and its renewals since the first look."""
 
     def __init__(self, name: str, times: Times, say: Callable[[str], None]):
         self._name, self._times, self._say = name, times, say
@@ -205,7 +198,7 @@ class _Watched:
         self._beats = 0
 
     def is_over(self, content: bytes, version: Any) -> bool:
-        """Tell whether the holder is gone; called again and again with what is there.
+        """Say whether the holder is gone, given the newest state of the lease; called repeatedly.
 
         Raises:
             UserError: The holder lives.
@@ -246,10 +239,6 @@ class _Watched:
         )
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
 def _myself() -> dict[str, Any]:
     try:
         user = getpass.getuser()
@@ -276,7 +265,7 @@ def machine() -> str:
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
-    """Return what a lease says; {} where its writer died before it was complete."""
+    """Return the content of a lease; {} where its writer died before the file was complete."""
     try:
         found = parse_json(content, where="lease")
     except UserError:
@@ -294,7 +283,7 @@ def _described(holder: dict[str, Any]) -> str:
 
 
 def _lives_here(holder: dict[str, Any]) -> str | None:
-    """Say that a holder lives on this machine; "" where it died, None where that cannot be told."""
+    """Say how a holder lives on this machine; "": it died, None: that cannot be told."""
     pid = holder.get("pid")
     if holder.get("machine") != machine() or not isinstance(pid, int) or pid < 1:
         return None

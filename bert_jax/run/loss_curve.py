@@ -1,28 +1,37 @@
-"""The loss curve of a run as a picture, beside what a model reaches that ignores its input."""
+"""The loss curve of a run, as a picture and as text, beside a model that ignores its input."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bert_jax.data.pipeline import Phase
 from bert_jax.files.staging import staged_file
 from bert_jax.objectives.objective import Metric
+from bert_jax.run.telemetry import read_metrics
 
+Points = Sequence[tuple[float, float]]
+
+_HEIGHT = 16
+_LEAST_WIDTH = 40
+_TO_ASCII = str.maketrans("─┈│┊┌┐└┘├┤┬┴┼", "--||+++++++++")
 _TRAIN, _EVAL, _BASELINE, _INK = "#2b6cb0", "#c2410c", "#4a5568", "#1a202c"
 
 
 def draw_loss_curve(
-    rows: Sequence[dict[str, Any]],
+    metrics_file: Path,
     metrics: Sequence[Metric],
     baseline: float | None,
     path: Path,
     *,
     title: str = "",
-    phase_ends: Sequence[tuple[int, str]] = (),
+    phases: Sequence[Phase] = (),
 ) -> None:
-    """Write `loss_figure` as a PNG, replacing the file in one rename."""
-    figure = loss_figure(rows, metrics, baseline, title=title, phase_ends=phase_ends)
+    """Write `loss_figure` of a `metrics.jsonl` as a PNG, replacing the file in one rename."""
+    rows = read_metrics(metrics_file)
+    figure = loss_figure(rows, metrics, baseline, title=title, phases=phases)
     with staged_file(path) as file:
         figure.savefig(file, format="png")
 
@@ -33,19 +42,19 @@ def loss_figure(
     baseline: float | None,
     *,
     title: str = "",
-    phase_ends: Sequence[tuple[int, str]] = (),
+    phases: Sequence[Phase] = (),
 ) -> Any:
-    """Draw the first metric of training and held-out text, and a shown share below.
+    """Draw the first metric of training and held-out text, and the other shown metrics below.
 
-    The dashed lines are what a model that ignores its input reaches: the baseline of the first
-    metric (for masked words the unigram entropy), and the share of the more frequent label.
+    Dashed lines are the values of a model that ignores its input: the baseline of the first metric
+    (for masked words the unigram entropy), and the share of the more frequent label.
 
     Args:
         rows: Rows of `metrics.jsonl`.
         metrics: Metrics of the objective.
-        baseline: Value of the first metric for a model that ignores its input, if known.
-        title: Above the picture.
-        phase_ends: Steps at which the row length changes, with a label each.
+        baseline: Dashed line of the first metric, if known.
+        title: Text above the picture.
+        phases: Phases of the run; a line marks each change of the row length.
 
     Returns:
         A matplotlib `Figure`.
@@ -70,17 +79,21 @@ def loss_figure(
     _curve(loss, train, "training", _TRAIN)
     _points(loss, held_out, "held-out", _EVAL)
     loss.set_ylabel(first.title + (f" ({first.unit})" if first.unit else ""))
-    _limits(loss, baseline, train, held_out)
+    values = np.concatenate([train[1], held_out[1]])
+    if len(values):
+        low, high, margin = limits(values, baseline)
+        loss.set_ylim(low - margin, high + margin)
     if baseline is not None:
         loss.axhline(baseline, color=_BASELINE, linestyle="--", linewidth=1.2, zorder=1)
         _margin_label(loss, baseline, f"{first.baseline} {baseline:.2f}".replace(" ", "\n"))
     for axis, metric in zip(axes[1:], shares, strict=True):
         _share(axis, rows, metric)
-    for step, label in phase_ends:
+    starts = itertools.accumulate(phase.num_steps for phase in phases)
+    for start, phase in zip(starts, phases[1:], strict=False):
         for axis in axes:
-            axis.axvline(step, color="#cbd5e0", linewidth=1.0, zorder=0)
+            axis.axvline(start, color="#cbd5e0", linewidth=1.0, zorder=0)
         loss.annotate(
-            label, (step, 0), xycoords=("data", "axes fraction"), xytext=(4, 5),
+            f"length {phase.length}", (start, 0), xycoords=("data", "axes fraction"), xytext=(4, 5),
             textcoords="offset points", color=_BASELINE, fontsize=8,
         )  # fmt: skip
     for axis in axes:
@@ -90,8 +103,8 @@ def loss_figure(
         axis.tick_params(colors=_INK, labelsize=9)
         axis.set_xlim(left=0)
         if axis.get_legend_handles_labels()[0]:
-            place = "best" if axis is loss else "upper left"
-            axis.legend(loc=place, fontsize=9, framealpha=0.85, edgecolor="none")
+            corner = "best" if axis is loss else "upper left"
+            axis.legend(loc=corner, fontsize=9, framealpha=0.85, edgecolor="none")
     axes[-1].set_xlabel("step (optimizer updates)")
     if title:
         figure.suptitle(title, fontsize=11, color=_INK, x=0.01, ha="left")
@@ -99,7 +112,7 @@ def loss_figure(
 
 
 def smooth(values: np.ndarray, span: int) -> np.ndarray:
-    """Centred mean over `span` neighbours, over fewer at both ends."""
+    """Return the centred mean over `span` neighbours, over fewer at both ends."""
     half = max(0, span // 2)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
@@ -120,7 +133,7 @@ def _both(rows: Sequence[dict[str, Any]], metric: Metric) -> tuple[Any, Any]:
 
 
 def _share(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> None:
-    """Draw a share of 1, with the share that the best constant answer has."""
+    """Draw a share of 1, with the share of the best constant answer."""
     train, held_out = _both(rows, metric)
     _, floor = _series(rows, f"eval/{metric.floor}")
     if len(floor):
@@ -157,19 +170,72 @@ def _points(axis: Any, series: tuple[np.ndarray, np.ndarray], label: str, colour
 
 
 def _margin_label(axis: Any, value: float, text: str) -> None:
-    """To the right of the axes, at a value: no curve runs through it."""
+    """Write a label to the right of the axes, where no curve runs through it."""
     axis.annotate(
         text, (1, value), xycoords=("axes fraction", "data"), xytext=(5, 0),
         textcoords="offset points", va="center", color=_BASELINE, fontsize=9,
     )  # fmt: skip
 
 
-def _limits(axis: Any, baseline: float | None, *series: tuple[np.ndarray, np.ndarray]) -> None:
-    """Room for the curve and the baseline; the fall of the first steps may leave the picture."""
-    values = np.concatenate([values for _, values in series])
-    if not len(values):
-        return
+def limits(values: np.ndarray, baseline: float | None) -> tuple[float, float, float]:
+    """Return the lowest and the highest loss to show, and a margin.
+
+    The fall of the first steps may leave the picture.
+    """
     marks = [] if baseline is None else [baseline]
     low, high = min([*marks, values.min()]), max([*marks, np.quantile(values, 0.99)])
-    margin = 0.08 * max(high - low, 0.5)
-    axis.set_ylim(low - margin, high + margin)
+    return low, high, 0.08 * max(high - low, 0.5)
+
+
+def terminal_curve(
+    train: Points, heldout: Points, baseline: float | None, *, width: int, plain: bool
+) -> list[str]:
+    """Draw the losses as lines of text; no lines where there is no point.
+
+    Args:
+        train: Points (step, nats) of training, in ascending order.
+        heldout: Points of held-out text.
+        baseline: Unigram entropy, nats; None where not known.
+        width: Largest number of columns.
+        plain: ASCII without colours, for a file or a pipe.
+    """
+    import plotext
+
+    values = np.array([y for _, y in [*train, *heldout]])
+    if not len(values):
+        return []
+    end = max(1.0, *(x for x, _ in [*train, *heldout]))
+    low, high, margin = limits(values, baseline)
+
+    figure = plotext.figure  # there is one
+    figure.clear()
+    try:
+        plotext.terminal.limit(False, False)
+        figure.theme("colorless")
+        figure.canvas("default")
+        figure.plot_size(max(_LEAST_WIDTH, width), _HEIGHT)
+        figure.legend(False)
+        figure.axes(False, side=1)
+        if baseline is not None:
+            line = figure.signal([0, end], [baseline] * 2, marker=plotext.marker("-", "gray"))
+            figure.draw(line.lines(True))
+        curve = figure.signal(
+            *_columns(train), marker=plotext.marker("*" if plain else "braille", "blue")
+        )
+        figure.draw(curve.lines(True))
+        if heldout:
+            figure.draw(figure.signal(*_columns(heldout), marker=plotext.marker("o", "orange")))
+        figure.ruler("x").lim(0, end)
+        figure.ruler("y").lim(low - margin, high + margin)
+        steps = sorted({round(end * i / 4) for i in range(5)})
+        figure.ruler("x").ticks(steps, [f"{step:,}" for step in steps])
+        losses = [float(loss) for loss in np.linspace(low, high, 4)]
+        figure.ruler("y").ticks(losses, [f"{loss:.2f}" for loss in losses])
+        text = figure.build().string(colorless=plain)
+    finally:
+        figure.clear()
+    return [line.rstrip() for line in (text.translate(_TO_ASCII) if plain else text).splitlines()]
+
+
+def _columns(points: Points) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]

@@ -8,10 +8,11 @@ import jax
 
 from bert_jax.checkpoint.agreement import by_first
 from bert_jax.files.remote import WorkDir
-from bert_jax.objectives.objective import Metric
+from bert_jax.model.layers import compute_dtype
+from bert_jax.objectives.objective import Objective
 from bert_jax.run.events import Events
 from bert_jax.run.goodput import Clock, Goodput
-from bert_jax.run.telemetry import Telemetry
+from bert_jax.run.telemetry import Telemetry, peak_flops
 from bert_jax.run.watchdog import Watchdog
 
 
@@ -23,45 +24,37 @@ class Session:
 
     def __init__(
         self,
-        place: WorkDir,
+        work: WorkDir,
         *,
         stall_seconds: float,
         clock: Clock | None = None,
         echo: Callable[[str], None] | None = None,
     ):
-        """Open nothing yet.
-
-        Args:
-            place: Work directory of the run.
-            stall_seconds: Limit of the watchdog; 0: none.
-            clock: Clock of this start; None: a new one.
-            echo: Gets each line for people; None: standard output, with a bar on a terminal.
-        """
-        self.place, self.clock = place, clock or Clock()
+        """Open nothing yet; the watchdog has no limit where `stall_seconds` is 0."""
+        self.work, self.clock = work, clock or Clock()
         self._echo, self._index = echo, jax.process_index()
-        self.events = Events(place.local / "events.jsonl", self._index)
-        stacks = place.local / f"stacks.{self._index}.txt"
+        self.events = Events(work.local / "events.jsonl", self._index)
+        stacks = work.local / f"stacks.{self._index}.txt"
         self._watchdog = Watchdog(stall_seconds, stacks, events=self.events)
-        path = place.local / "goodput.json" if self._index == 0 else None
-        self._goodput = Goodput(path, self.clock)
+        self.alive = self._watchdog.alive
         self.step = 0
         """Updates made whose metrics were read."""
 
     @contextlib.contextmanager
     def open(self, prepare: Callable[[], None]) -> Iterator[contextlib.ExitStack]:
-        """Watch over the run; record what ends it; leave the work directory in its place.
+        """Watch over the run; record the error that ends it; leave the work directory uploaded.
 
         Args:
-            prepare: Makes the files of the work directory.
+            prepare: Function that makes the files of the work directory.
 
         Yields:
-            Stack for what is closed when the run ends.
+            Stack of what is closed when the run ends.
         """
         with self._watchdog:
             prepare()
-            by_first(lambda: self.place.sync(required=True))
+            by_first(lambda: self.work.sync(required=True))
             with contextlib.ExitStack() as closing:
-                closing.callback(self.place.sync)
+                closing.callback(self.work.sync)
                 try:
                     yield closing
                 except BaseException as error:
@@ -73,34 +66,44 @@ class Session:
 
     @contextlib.contextmanager
     def telling(
-        self, step: int, *, num_steps: int, metrics: Sequence[Metric], peak: float | None
+        self,
+        step: int,
+        objective: Objective,
+        *,
+        num_steps: int,
+        num_devices: int,
+        lines: Sequence[str],
+        event: str,
     ) -> Iterator[Telemetry]:
-        """Open the outputs after a restore.
+        """Open the outputs after a restore, and say what the run is.
 
         Args:
             step: Updates made.
+            objective: Objective of the run.
             num_steps: Length of the run.
-            metrics: Metrics of the objective.
-            peak: FLOP/s of all devices together; None: not known.
+            num_devices: Devices that the run uses.
+            lines: Description of the run for people.
+            event: Message of the event `start`.
         """
         self.step = step
         self.alive("the restore")
-        self._goodput.begin(step)
+        dtype = compute_dtype(objective.model).name
+        peak = peak_flops(jax.devices()[0].device_kind, dtype)
+        path = self.work.local / "goodput.json" if self._index == 0 else None
+        self._goodput = Goodput(path, self.clock, step)
         with Telemetry(
-            self.place.local,
+            self.work.local,
             num_steps=num_steps,
             restored_step=step,
-            peak=peak,
-            clock=self.clock,
-            metrics=metrics,
+            peak=peak and peak * num_devices,
+            metrics=objective.metrics,
             goodput=self._goodput,
             echo=self._echo,
         ) as self.out:
+            for line in lines:
+                self.out.say(line)
+            self.event("start", event, num_steps=num_steps)
             yield self.out
-
-    def alive(self, what: str) -> None:
-        """Give a sign of life: `what` was completed."""
-        self._watchdog.alive(what)
 
     def report(self, kind: str, step: int, message: str) -> None:
         """Write an event about a checkpoint (see `checkpoint.manager.Report`)."""
@@ -116,11 +119,11 @@ class Session:
     def warn(
         self, kind: str, message: str, number: int, error: Exception | None, **values: Any
     ) -> None:
-        """Write an event, and say or raise it.
+        """Write an event, then print its message, or raise the error that stops the run.
 
         Args:
             kind: Kind of the event.
-            message: Words for people.
+            message: Text for people.
             number: Number of the batch or step.
             error: Reason why the run stops; None: the run goes on.
             **values: Values of the event.
@@ -131,25 +134,19 @@ class Session:
             raise error
         self.out.say(message if kind == "recovered" else f"Warning: {message}")
 
-    def begin(self, lines: Sequence[str], event: str, num_steps: int) -> None:
-        """Say what the run is and how long, and write the event `start`."""
-        for line in lines:
-            self.out.say(line)
-        self.event("start", event, num_steps=num_steps)
-
-    def end(self, step: int) -> None:
+    def end(self) -> None:
         """Bring goodput and outputs up to date after the last step."""
-        self._goodput.record(step)
+        self._goodput.record(self.step)
         self.sync()
 
     def sync(self) -> None:
         """Flush metrics and upload files, before the checkpoint is written."""
         self.out.sync()
-        self.place.sync()
+        self.work.sync()
 
     @contextlib.contextmanager
     def saving(self, what: str) -> Iterator[None]:
-        """Book the time of a save, which follows everything that was written so far."""
+        """Flush what was written so far, then book the time of a save."""
         with self.clock.spend("save"):
             self.sync()
             yield

@@ -7,25 +7,24 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
+from tqdm import tqdm
 
 from bert_jax.chips import find_accelerator
 from bert_jax.files.line_log import LineLog
-from bert_jax.model.config import ModelConfig
-from bert_jax.model.layers import compute_dtype
 from bert_jax.objectives.objective import Metric
 from bert_jax.run.board import Board
-from bert_jax.run.console import Console
-from bert_jax.run.goodput import Clock, Goodput
+from bert_jax.run.goodput import Goodput
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """FLOP/s at best of what JAX calls one device, or None when it is not known.
+    """Return the peak FLOP/s of what JAX calls one device, or None where it is not known.
 
     Only bfloat16 has an entry: a float32 product runs on other units, or on the same ones in three
     passes, as the compiler decides.
@@ -36,27 +35,20 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
     return accelerator.bf16_flops / accelerator.devices_per_chip
 
 
-def whole_peak(model: ModelConfig, num_devices: int) -> float | None:
-    """Return the FLOP/s of all devices at best, or None when it is not known."""
-    peak = peak_flops(jax.devices()[0].device_kind, compute_dtype(model).name)
-    return None if peak is None else peak * num_devices
-
-
-class MetricsLog:
+class MetricsLog(LineLog):
     """`metrics.jsonl`: one JSON object a line, `step` (updates made) first, in ascending order.
 
-    A step is never there twice: what a run wrote after its last checkpoint is dropped when it
-    continues from there, since it is about to be written again. Rows that cannot be written wait
-    (see `LineLog`).
+    A run that continues from a checkpoint drops the rows after it and writes them again, so that no
+    step is there twice.
     """
 
     def __init__(self, path: Path, restored_step: int):
-        """Cuts off what comes after the last row of `restored_step` or before.
+        """Cut off the rows after `restored_step`, and a torn last line.
 
         Raises:
             OSError: The file is there and cannot be cut.
         """
-        self._lines = LineLog(path)
+        super().__init__(path)
         if path.exists():
             kept = 0
             for end, row in _rows(path.read_bytes()):
@@ -65,31 +57,19 @@ class MetricsLog:
                 kept = end
             os.truncate(path, kept)  # in place: it takes no room
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
-        """Add a row; a number that is not finite becomes null, which JSON can hold."""
-        row = {"step": step, **values}
-        self._lines.write(
-            json.dumps(
-                {
-                    key: None if isinstance(value, float) and not math.isfinite(value) else value
-                    for key, value in row.items()
-                }
-            )
-        )
-
-    def sync(self) -> None:
-        """Wait until all rows are on the disk, if the disk takes them."""
-        self._lines.sync()
-
-    def close(self) -> None:
-        """Try a last time to write the rows that wait."""
-        self._lines.close()
+    def add(self, step: int, values: dict[str, Any]) -> None:
+        """Add a row; a number that is not finite becomes null, because JSON has no other."""
+        row = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        self.write(json.dumps({"step": step, **row}))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a `metrics.jsonl`; lines that are not whole rows are left out.
+    """Return the rows of a `metrics.jsonl` with an integer `step`, leaving out torn lines.
 
-    Every row has a `step`, an integer. A file that is missing has no rows.
+    A file that is missing has no rows.
     """
     try:
         return [row for _, row in _rows(path.read_bytes())]
@@ -98,7 +78,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each row, and the byte at which the line after it begins."""
+    """Yield each row, and the byte at which the next line begins."""
     end = 0
     for line in data.splitlines(keepends=True):
         end += len(line)
@@ -109,27 +89,27 @@ def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 @dataclass
-class Means:
-    """Means over the steps since the last row; its state goes into the checkpoint."""
+class RunningMeans:
+    """Means over the steps since the last row; the fields go into the checkpoint."""
 
     sums: dict[str, float] = field(default_factory=dict)
     count: int = 0
 
     def add(self, values: dict[str, float]) -> None:
-        """Take the metrics of one step."""
+        """Add the metrics of one step."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.count += 1
 
     def take(self) -> dict[str, float]:
-        """Return the means, and starts anew."""
+        """Return the means, and start anew."""
         means = {name: total / self.count for name, total in self.sums.items()}
         self.sums, self.count = {}, 0
         return means
 
 
 class Telemetry:
-    """The outputs of one run. A context manager."""
+    """Outputs of one start of a run: rows, lines, and a bar on a terminal. A context manager."""
 
     def __init__(
         self,
@@ -138,32 +118,35 @@ class Telemetry:
         num_steps: int,
         restored_step: int,
         peak: float | None,
-        clock: Clock,
         metrics: Sequence[Metric],
-        goodput: Goodput | None = None,
+        goodput: Goodput,
         echo: Callable[[str], None] | None = None,
     ):
         """Open the files.
 
         Args:
-            workdir: Gets `metrics.jsonl` and `tensorboard/`.
+            workdir: Directory of `metrics.jsonl` and `tensorboard/`.
             num_steps: Length of the run.
-            restored_step: Rows beyond it are dropped.
+            restored_step: Updates made; later rows are dropped.
             peak: FLOP/s of all devices together; None: no MFU.
-            clock: Clock of this start.
-            metrics: Metrics of the objective, for lines.
-            goodput: Over all starts; its `record` is called with what is written here.
-            echo: Gets each line for people; None: standard output, around the bar.
+            metrics: Metrics of the objective.
+            goodput: Goodput over all starts, recorded with each row.
+            echo: Function that gets each line for people; None: standard output, around a bar
+                where standard error is a terminal.
         """
         self._active = jax.process_index() == 0
-        self._num_steps, self._clock, self._metrics = num_steps, clock, metrics
-        self._goodput = goodput or Goodput(None, clock)
+        self._num_steps, self._metrics = num_steps, metrics
+        self._goodput, self._clock = goodput, goodput.clock
         self._peak = peak
-        self._tokens, self._flops, self._since = 0.0, 0.0, clock.stepping
-        self._steps = 0
-        self._console = Console(num_steps, restored_step, echo)
+        self._echo = echo or self._print
+        self._bar: Any = None
+        self._restart_rates()
         if not self._active:
             return
+        if echo is None and sys.stderr.isatty():
+            self._bar = tqdm(
+                total=num_steps, initial=restored_step, unit="step", dynamic_ncols=True, leave=False
+            )
         self._log = MetricsLog(workdir / "metrics.jsonl", restored_step)
         self._board = Board(workdir / "tensorboard", purge_step=restored_step + 1)
 
@@ -171,32 +154,37 @@ class Telemetry:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
         if self._active:
-            self._console.close()
             self._log.close()
             self._board.close()
 
     def say(self, text: str) -> None:
-        """Print a line for people."""
-        self._console.say(text)
+        """Print a line for people, in process 0."""
+        if self._active:
+            self._echo(text)
 
     def step_done(self, step: int, num_tokens: float, flops: int, value: float) -> None:
-        """Count a step towards the rates and move the bar, beside which `value` stands.
+        """Count a step towards the rates and move the bar.
 
         Args:
             step: Updates made.
             num_tokens: Tokens of the batch, without padding.
             flops: Analytic floating-point operations of the step.
-            value: Value of the first metric.
+            value: Value of the first metric, shown beside the bar.
         """
         self._tokens += num_tokens
         self._flops += flops
         self._steps += 1
         self._goodput.tick(step)
-        self._console.tick(f"{self._metrics[0].short} {value:.3f}")
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{self._metrics[0].short} {value:.3f}", refresh=False)
+            self._bar.update(1)
 
     def rates(self) -> dict[str, float]:
-        """Rates since they were last asked for."""
+        """Return the rates since the last call, and the shares of goodput."""
         seconds = max(self._clock.stepping - self._since, 1e-9)
         values = {
             "perf/tokens_per_second": self._tokens / seconds,
@@ -205,20 +193,19 @@ class Telemetry:
         if self._peak:
             values["perf/mfu"] = self._flops / seconds / self._peak
         values |= self._goodput.shares()
-        self._tokens, self._flops, self._since, self._steps = 0.0, 0.0, self._clock.stepping, 0
+        self._restart_rates()
         return values
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write a row of metrics to the file and to TensorBoard."""
-        if not self._active:
-            return
-        self._log.write(step, values)
-        self._goodput.record(step)
-        self._board.write(step, values)
+        if self._active:
+            self._log.add(step, values)
+            self._goodput.record(step)
+            self._board.write(step, values)
 
     def progress_line(self, step: int, values: dict[str, float]) -> None:
         """Print a row of training metrics, where no bar shows the progress."""
-        if self._console.has_bar:
+        if self._bar is not None:
             return
         parts = [f"step {step:,}/{self._num_steps:,}"] + [
             f"{metric.short} {values[f'train/{metric.name}']:.3f}"
@@ -239,9 +226,24 @@ class Telemetry:
             self._log.sync()
             self._board.sync()
 
+    def _restart_rates(self) -> None:
+        self._tokens, self._flops, self._steps = 0.0, 0.0, 0
+        self._since = self._clock.stepping
+
+    def _print(self, text: str) -> None:
+        try:
+            if self._bar is not None:
+                tqdm.write(text, file=sys.stdout)
+            else:
+                print(text, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:  # the output goes to a file whose disk is full
+            pass
+
 
 def duration(seconds: float) -> str:
-    """Seconds for people: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    """Write seconds for people: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
     whole = round(seconds)
     for unit, name, smaller, small_name in (
         (86400, "d", 3600, "h"),
@@ -251,3 +253,39 @@ def duration(seconds: float) -> str:
         if whole >= unit:
             return f"{whole // unit} {name} {whole % unit // smaller} {small_name}"
     return f"{whole} s"
+
+
+def readout(
+    metrics: Sequence[Metric], row: Mapping[str, Any], split: str, baseline: float | None
+) -> str:
+    """Describe the shown metrics of a row of metrics.jsonl; empty where the first is missing.
+
+    Args:
+        metrics: Metrics of the objective.
+        row: Values by name.
+        split: Prefix of the names: `train` or `eval`.
+        baseline: Value of the first metric for a model that ignores its input, if known.
+    """
+    first, *others = metrics
+    value = row.get(f"{split}/{first.name}")
+    if not isinstance(value, float):
+        return ""
+    parts = [f"{first.short} {compare(first, value, baseline)}"]
+    for metric in others:
+        value = row.get(f"{split}/{metric.name}")
+        if not metric.short or not isinstance(value, float):
+            continue
+        parts.append(f"{metric.short} {value:.3f}")
+        floor = row.get(f"{split}/{metric.floor}")
+        if isinstance(floor, float):
+            parts[-1] += f" (majority label {floor:.3f})"
+    return "; ".join(parts)
+
+
+def compare(metric: Metric, value: float, baseline: float | None) -> str:
+    """Set a value beside its baseline: `6.512 nats, 0.431 below unigram entropy`."""
+    text = f"{value:.3f} {metric.unit.partition(' ')[0]}".rstrip()
+    if baseline is None:
+        return text
+    side = "below" if value <= baseline else "above"
+    return f"{text}, {abs(baseline - value):.3f} {side} {metric.baseline}"

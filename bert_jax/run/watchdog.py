@@ -26,12 +26,12 @@ _STDERR = 2  # not sys.stderr, whose lock the stalled thread may hold
 
 
 class Watchdog:
-    """Ends the process with code 6 when nothing was completed for some time.
+    """Context manager that ends the process with code 6 when nothing was completed for some time.
 
-    A context manager around what calls `alive`. All stacks go to standard error and are appended
-    to a file; an event `stalled` is written. Where a C call holds the interpreter's lock, so that
-    no Python runs at all, `faulthandler` ends the process from a thread of its own: with stacks on
-    standard error, exit code 1 and at most twice as late.
+    All stacks go to standard error and are appended to a file; an event `stalled` is written. Where
+    a C call holds the interpreter's lock, so that no Python runs at all, `faulthandler` ends the
+    process from a thread of its own: with stacks on standard error, exit code 1 and at most twice
+    as late.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Watchdog:
         events: Events | None = None,
         exit: Callable[[int], Any] = processes.end,
     ):
-        """Nothing is watched yet.
+        """Watch nothing yet.
 
         Args:
-            seconds: How long may pass from one sign of life to the next; 0: for ever.
-            report: Gets the stacks. Its directory may be gone by then.
-            events: Gets the event.
-            exit: Ends the process without unwinding anything.
+            seconds: Longest time from one sign of life to the next; 0: no limit.
+            report: File for the stacks; its directory may be gone by then.
+            events: Log for the event `stalled`.
+            exit: Function that ends the process without unwinding anything.
         """
         self._seconds, self._report, self._events, self._exit = seconds, report, events, exit
         self._last = (time.monotonic(), "its start")
@@ -67,11 +67,7 @@ class Watchdog:
             self._thread.join()
 
     def alive(self, what: str) -> None:
-        """Give a sign of life, from any thread.
-
-        Args:
-            what: Name of the completed work, such as "step 12".
-        """
+        """Give a sign of life, from any thread: work such as "step 12" was completed."""
         self._last = (time.monotonic(), what)
 
     def _watch(self) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bert_jax.checkpoint import Restored, load_newest
 from bert_jax.errors import UserError
@@ -12,9 +12,8 @@ from bert_jax.untrusted.json_file import read_json_object
 
 _log = logging.getLogger("bert_jax")
 
-KIND = "finetune"
-"""Kind of a run in `config.json`; a pretraining run has none."""
-
+Kind = Literal["pretrain", "finetune"]
+"""Kind of a run, by its verb; `kind` in the config.json of fine-tuning, not in pretraining's."""
 
 STATISTICS = "statistics.json"
 """Written when all members have ended: then a run is finished."""
@@ -35,31 +34,34 @@ class FinetunedState(NamedTuple):
 
 
 def is_finetuning(workdir: Path) -> bool:
-    """Whether the run in a (local) work directory is one of fine-tuning."""
+    """Say whether the run in a (local) work directory is one of fine-tuning."""
     path = workdir / "config.json"
     if not path.is_file():
         return False
-    return read_json_object(path, max_bytes=MAX_CONFIG_BYTES).get("kind") == KIND
+    return read_json_object(path, max_bytes=MAX_CONFIG_BYTES).get("kind") == "finetune"
 
 
-def read_finetune_record(workdir: Path) -> dict[str, Any]:
-    """`config.json` as JSON values: kind, bert_jax (the version), config, fingerprints.
+def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
+    """Return `config.json` as JSON values: bert_jax (the version), config, and those of the kind.
 
     Raises:
-        UserError: There is none, or it is of another kind of run.
+        UserError: There is none, it is not such a file, or it is of another kind of run.
     """
     path = workdir / "config.json"
+    remedy = f"give the work directory of a `bert-jax {kind}` run"
     if not path.is_file():
-        raise UserError(
-            f"{workdir} holds no run: it has no config.json. Give the work directory of a "
-            "`bert-jax finetune` run"
-        )
-    record = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
-    if record.get("kind") != KIND:
-        raise UserError(
-            f"{workdir} holds a run that is not one of fine-tuning; give the work directory of a "
-            "`bert-jax finetune` run"
-        )
+        raise UserError(f"{workdir} holds no run, for want of a config.json; {remedy}")
+    try:
+        record = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+        if not isinstance(record.get("config"), dict):
+            raise UserError("it has no field config")
+    except UserError as error:
+        raise UserError(f"{path} is not the configuration of a run: {error}; {remedy}") from error
+    found = record.get("kind") or "pretrain"
+    if found != kind:
+        names = {"pretrain": "pretraining", "finetune": "fine-tuning"}
+        other = f"a run of {names.get(found, found)}, not one of {names[kind]}"
+        raise UserError(f"{workdir} holds {other}; {remedy}")
     return record
 
 
@@ -92,7 +94,7 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
         DamagedCheckpointError: It holds checkpoints and none is intact.
     """
     place = open_workdir(workdir)
-    read_finetune_record(place.local)
+    read_record(place.local, "finetune")
     restored = load_newest(place.checkpoints)
     if restored is None and (place.local / STATISTICS).exists():
         raise UserError(f"{workdir} has no model: {NO_MODEL}")

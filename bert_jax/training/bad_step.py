@@ -1,14 +1,13 @@
-"""Messages and the second run for a step that the guard rejected (see `guard.py`)."""
+"""Messages, and a second computation, for a step that the guard rejected (see `guard.py`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from bert_jax.training.guard import GUARD_METRICS, cleared
+from bert_jax.training.guard import cleared
 
 _MOST_PROCESSES = 16
 """Largest number of processes whose devices a message lists."""
@@ -30,7 +29,7 @@ class BadStep:
 
     @property
     def in_a_row(self) -> int:
-        """Number of batches skipped in a row, this one included if it was skipped."""
+        """Number of batches skipped in a row, up to this one if this one was skipped."""
         return int(self.metrics["guard_skipped"])
 
     @property
@@ -53,25 +52,13 @@ class BadStep:
 
 
 def find_bad_step(batch: int, metrics: Mapping[str, Any]) -> BadStep | None:
-    """Return the bad step that these metrics describe, or None.
-
-    Args:
-        batch: Number of the batch.
-        metrics: Metrics of one step; waits for them where they are still on the device.
-    """
-    if not np.any(metrics["bad"]):
-        return None
-    return BadStep(batch, _scalars(metrics))
+    """Return the bad step that the metrics of batch number `batch` describe, or None."""
+    return BadStep(batch, _scalars(metrics)) if np.any(metrics["bad"]) else None
 
 
 def _scalars(metrics: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return one run's metrics as scalars; on a mesh of one trial they are arrays of one value."""
     return {name: np.asarray(value).reshape(()) for name, value in metrics.items()}
-
-
-def without_guard(values: Mapping[str, float]) -> dict[str, float]:
-    """Drop the guard's metrics, which have no useful mean: a limit may be infinite."""
-    return {name: value for name, value in values.items() if name not in GUARD_METRICS}
 
 
 def skipped_message(bad: BadStep, look: str = "") -> str:
@@ -81,30 +68,20 @@ def skipped_message(bad: BadStep, look: str = "") -> str:
     return f"{text}. See it with `{look}`" if look else text
 
 
-def replay_command(workdir: Path | str, batch: int) -> str:
-    """Return the command that shows a batch as text."""
-    return f"bert-jax replay {workdir} --step {batch}"
-
-
 @dataclass(frozen=True)
-class Verdict:
+class Comparison:
     """Comparison of a step that was computed twice from the same inputs."""
 
     differing: Mapping[str, tuple[float, float]]
-    """First and second value of the metrics whose bits differ."""
+    """First and second value of the metrics whose bits differ; one NaN equals another."""
     devices: str
     """Devices that computed the step."""
     platform: str
     """Platform of the devices: cpu, gpu or tpu."""
 
-    @property
-    def same(self) -> bool:
-        """Whether all metrics were equal to the last bit; one NaN equals another."""
-        return not self.differing
-
     def describe(self) -> str:
         """Explain the likely cause in sentences."""
-        if self.same:
+        if not self.differing:
             return (
                 "Computed again from the same inputs, it came out the same to the last bit: the "
                 "cause is the data, the learning rate or the model, not the hardware"
@@ -122,21 +99,18 @@ class Verdict:
         return text
 
 
-def rerun(train_step: Any, state: Any, batch: Any, first: Mapping[str, np.ndarray]) -> Verdict:
-    """Compute the step that halted the run a second time, and compare.
+def compute_again(
+    train_step: Any, state: Any, batch: Any, first: Mapping[str, np.ndarray]
+) -> Comparison:
+    """Compute the step that halted the run a second time, and compare; collective.
 
-    The call is collective: all processes make it, because all read the same metrics.
-
-    Args:
-        train_step: The compiled step.
-        state: State that the halted step returned. Its buffers are donated and gone afterwards.
-        batch: Batch of that step, on the mesh.
-        first: Metrics of the first computation.
+    `state` is the state that the halted step returned, the buffers of which are donated; `first`
+    has the metrics of the first computation.
     """
     _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
     devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)
     second = _scalars(jax.device_get(again))
-    return Verdict(
+    return Comparison(
         differing={
             name: (float(first[name]), float(second[name]))
             for name in sorted(second)
@@ -169,14 +143,11 @@ class BadStepError(RuntimeError):
 
     exit_code = 4
 
-    def __init__(self, bad: BadStep, verdict: Verdict, last_saved: str, look: str = ""):
+    def __init__(self, bad: BadStep, comparison: Comparison, last_saved: str, look: str = ""):
         """Write the message: the fault, its cause and the remedies.
 
-        Args:
-            bad: The step.
-            verdict: Comparison with its second computation.
-            last_saved: Path of the newest checkpoint; empty: there is none.
-            look: Command that shows the batch; empty: there is none.
+        `last_saved` is the path of the newest checkpoint, `look` a command that shows the batch;
+        both are empty where there is none.
         """
         checkpoint = last_saved or "none was saved"
         look = f"See the batch with `{look}`. " if look else ""
@@ -186,7 +157,7 @@ class BadStepError(RuntimeError):
             skipped = f"; the {batches} before it had to be skipped"
         super().__init__(
             f"{bad.describe()}{skipped}; the run stops, and the step was not taken. "
-            f"{verdict.describe()}. {look}The last good checkpoint: {checkpoint}. Rerun the "
+            f"{comparison.describe()}. {look}The last good checkpoint: {checkpoint}. Rerun the "
             "command to go on from there; with --config.guard.on_bad_step=skip it leaves such "
             "batches out, with a higher --config.guard.spike_sigmas (0: none) fewer losses count "
             "as spikes. Most often the learning rate is too high or the warm-up too short; a run "
@@ -194,4 +165,4 @@ class BadStepError(RuntimeError):
         )
         self.step = bad.batch
         """Number of the bad batch."""
-        self.bad, self.verdict = bad, verdict
+        self.comparison = comparison

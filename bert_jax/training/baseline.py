@@ -80,17 +80,13 @@ class LossMonitor:
         return cls(objective.metrics[0], baseline, unknown_rate, config)
 
     @cached_property
-    def _phase_starts(self) -> tuple[int, ...]:
-        return self.config.training.phase_starts
-
-    @cached_property
     def window(self) -> int:
         """Number of steps over which the loss is smoothed."""
         return max(5, min(40, self.config.training.num_steps // 20))
 
     @property
     def judged_at(self) -> int:
-        """The step at which the loss has to be below the baseline."""
+        """Step at which the loss has to be below the baseline."""
         num_steps = self.config.training.num_steps
         return min(
             self.config.warmup_steps + max(self.window, min(num_steps // 4, 10_000)), num_steps
@@ -98,12 +94,13 @@ class LossMonitor:
 
     @property
     def smoothed(self) -> float:
-        """The smoothed loss, nats; NaN before the first step."""
+        """Smoothed loss, nats; NaN before the first step."""
         return self.mean / self.weight if self.weight else math.nan
 
     def observe(self, step: int, loss: float) -> list[Finding]:
-        """Add the loss of one step (the number of updates made) and return what is to be said."""
-        phase_start = max((n for n in self._phase_starts if n < step), default=0)
+        """Add the loss after `step` updates, and return the findings."""
+        starts = self.config.training.phase_starts
+        phase_start = max((start for start in starts if start < step), default=0)
         if self.step <= phase_start:
             self.mean = self.weight = 0.0
         self.step = step

@@ -3,10 +3,9 @@
 import dataclasses
 import itertools
 from dataclasses import dataclass, field
-from typing import Any
 
 from bert_jax.checkpoint import Retention
-from bert_jax.config.mapping import diff
+from bert_jax.config.mapping import check_values
 from bert_jax.data.pipeline import DataConfig, Phase
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
@@ -35,13 +34,6 @@ FREE_FIELDS = (
 )
 """Fields (or whole sections) that a restart may change: they say where, how often something is
 written, or how the same step is computed, not which examples train which function."""
-
-
-def _at_least(config: Any, section: str, **limits: int) -> None:
-    for name, limit in limits.items():
-        value = getattr(config, name)
-        if value < limit:
-            raise UserError(f"{section}: {name} is {value}; it must be at least {limit}")
 
 
 MAX_STEPS = 2**31 - 1
@@ -77,9 +69,13 @@ class PhaseConfig:
 
     def __post_init__(self) -> None:
         """Refuse a phase that trains nothing."""
-        _at_least(self, "training.phases", length=8, batch_size=1)
-        if not 0 < self.share <= 1:
-            raise UserError(f"training.phases: share is {self.share}; it must be in (0, 1]")
+        check_values(
+            "training.phases",
+            self,
+            length=(self.length >= 8, "at least 8"),
+            batch_size=(self.batch_size >= 1, "at least 1"),
+            share=(0 < self.share <= 1, "in (0, 1]"),
+        )
 
 
 @dataclass(frozen=True)
@@ -103,14 +99,16 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Refuse phases that do not cover the run."""
-        _at_least(self, "training", num_steps=1, accumulation=1, log_every_steps=1,
-                  eval_every_steps=0, stall_seconds=0)  # fmt: skip
-        if self.num_steps > MAX_STEPS:
-            raise UserError(
-                f"training.num_steps is {self.num_steps}; at most {MAX_STEPS} are counted"
-            )
-        if self.eval_rows is not None:
-            _at_least(self, "training", eval_rows=1)
+        check_values(
+            "training",
+            self,
+            num_steps=(1 <= self.num_steps <= MAX_STEPS, f"at least 1 and at most {MAX_STEPS}"),
+            accumulation=(self.accumulation >= 1, "at least 1"),
+            log_every_steps=(self.log_every_steps >= 1, "at least 1"),
+            eval_every_steps=(self.eval_every_steps >= 0, "at least 0"),
+            stall_seconds=(self.stall_seconds >= 0, "at least 0"),
+            eval_rows=(self.eval_rows is None or self.eval_rows >= 1, "at least 1, or None"),
+        )
         if not self.phases:
             raise UserError("training.phases is empty; name at least one phase")
         total = sum(phase.share for phase in self.phases)
@@ -157,7 +155,12 @@ class CheckpointConfig(Retention):
     def __post_init__(self) -> None:
         """Refuse a run that could not be resumed."""
         super().__post_init__()
-        _at_least(self, "checkpoint", save_every_steps=1, max_failed_saves=1)
+        check_values(
+            "checkpoint",
+            self,
+            save_every_steps=(self.save_every_steps >= 1, "at least 1"),
+            max_failed_saves=(self.max_failed_saves >= 1, "at least 1"),
+        )
 
 
 @dataclass(frozen=True)
@@ -260,8 +263,3 @@ class PretrainConfig:
         return dataclasses.replace(
             self, model=dataclasses.replace(self.model, vocab_size=vocab_size)
         )
-
-
-def binding_diff(a: PretrainConfig, b: PretrainConfig) -> list[tuple[str, Any, Any]]:
-    """`diff` without the fields that a restart may change (`FREE_FIELDS`)."""
-    return diff(a, b, FREE_FIELDS)

@@ -73,7 +73,7 @@ def step_config(config: PretrainConfig, corpus: Corpus) -> StepConfig:
 
 
 def objective_of(config: PretrainConfig) -> Objective:
-    """Make the objective of a run of which no corpus is at hand, for its sizes."""
+    """Make the objective of a run without its corpus, for the sizes."""
     return settings_of(config, SpecialIds(*range(5))).objective
 
 
@@ -83,10 +83,10 @@ def settings_of(
     continues_word: np.ndarray | None = None,
     unigram_entropy: float | None = None,
 ) -> StepConfig:
-    """Return the settings of a step, for a corpus of which only this is known.
+    """Return the settings of a step from the little that it needs to know of a corpus.
 
     Args:
-        config: The run, with a vocabulary size.
+        config: Configuration of the run, with a vocabulary size.
         special_ids: Special tokens of the tokenizer.
         continues_word: (vocab_size,) bool, needed for whole-word masking.
         unigram_entropy: Entropy of the corpus's tokens, nats.

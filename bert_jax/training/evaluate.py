@@ -39,9 +39,9 @@ def evaluate(
         objective: Objective of `eval_step`.
         eval_step: Result of `make_eval_step`.
         params: Parameters.
-        batches: This process's rows of each batch, as from `EvalBatches`.
+        batches: Rows of each batch in this process, from `EvalBatches`.
         mesh: Mesh of `eval_step`.
-        alive: Called after each batch.
+        alive: Function called after each batch.
 
     Raises:
         UserError: A batch does not divide over the mesh.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from bert_jax.errors import UserError
+from bert_jax.config.mapping import check_values
 
 MIN_EXCESS = 1.0
 """Least height of a spike above the mean, in nats, however steady the loss is."""
@@ -45,17 +45,16 @@ class GuardConfig:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        checks = {
-            "max_skips": (self.max_skips >= 1, "at least 1"),
-            "spike_sigmas": (
+        check_values(
+            "guard",
+            self,
+            max_skips=(self.max_skips >= 1, "at least 1"),
+            spike_sigmas=(
                 self.spike_sigmas >= 0 and math.isfinite(self.spike_sigmas),
                 "at least 0, where 0 means that only non-finite values are bad",
             ),
-            "window": (self.window >= 2, "at least 2"),
-        }
-        for field, (fits, wanted) in checks.items():
-            if not fits:
-                raise UserError(f"guard.{field} is {getattr(self, field)!r}; it must be {wanted}")
+            window=(self.window >= 2, "at least 2"),
+        )
 
     @property
     def allowed_skips(self) -> int:
@@ -129,17 +128,11 @@ class Judgement(NamedTuple):
 def judge(
     config: GuardConfig, guard: GuardState, loss: Float[Array, ""], grad_norm: Float[Array, ""]
 ) -> Judgement:
-    """Decide about a step, in a few scalar operations.
+    """Decide about a step, in a few scalar operations, from the loss of its batch in nats.
 
     Mean and variance give the newest loss the weight 1 / window. Until a window is full, all losses
     weigh alike, so no starting value remains. A bad loss stays out, and so does every loss after
     the run was halted.
-
-    Args:
-        config: Limits and reactions.
-        guard: State before the step.
-        loss: Loss of the batch, in nats.
-        grad_norm: Gradient norm of the batch.
     """
     std = jnp.sqrt(guard.variance)
     limit = jnp.float32(jnp.inf)

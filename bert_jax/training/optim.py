@@ -9,20 +9,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from bert_jax.config.mapping import check_values
 from bert_jax.errors import UserError
 from bert_jax.training import optim_parts as parts
-from bert_jax.training.optim_parts import OptimizerState, is_decayed
-
-__all__ = [
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "OptimizerConfig",
-    "OptimizerState",
-    "clip_factor",
-    "is_decayed",
-    "learning_rate_schedule",
-    "make_optimizer",
-]
 
 
 def _adam(config: "OptimizerConfig") -> optax.GradientTransformation:
@@ -111,25 +100,23 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot train."""
-        checks = {
-            "name": (self.name in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
-            "schedule": (self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
-            "learning_rate": (self.learning_rate > 0, "positive"),
-            "decay_share": (0 < self.decay_share <= 1, "above 0 and at most 1"),
-            "end_share": (0 <= self.end_share < 1, "in [0, 1)"),
-            "warmup_steps": (self.warmup_steps is None or self.warmup_steps >= 0, "at least 0"),
-            "warmup_rate": (0 <= self.warmup_rate < 1, "in [0, 1)"),
-            "weight_decay": (self.weight_decay >= 0, "at least 0"),
-            "b1": (0 <= self.b1 < 1, "in [0, 1)"),
-            "b2": (0 <= self.b2 < 1, "in [0, 1)"),
-            "momentum": (0 <= self.momentum < 1, "in [0, 1)"),
-            "eps": (self.eps > 0, "positive"),
-            "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "positive, or None"),
-        }
-        for field, (fits, wanted) in checks.items():
-            if not fits:
-                value = getattr(self, field)
-                raise UserError(f"optimizer.{field} is {value!r}; it must be {wanted}")
+        check_values(
+            "optimizer",
+            self,
+            name=(self.name in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
+            schedule=(self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
+            learning_rate=(self.learning_rate > 0, "positive"),
+            decay_share=(0 < self.decay_share <= 1, "above 0 and at most 1"),
+            end_share=(0 <= self.end_share < 1, "in [0, 1)"),
+            warmup_steps=(self.warmup_steps is None or self.warmup_steps >= 0, "at least 0"),
+            warmup_rate=(0 <= self.warmup_rate < 1, "in [0, 1)"),
+            weight_decay=(self.weight_decay >= 0, "at least 0"),
+            b1=(0 <= self.b1 < 1, "in [0, 1)"),
+            b2=(0 <= self.b2 < 1, "in [0, 1)"),
+            momentum=(0 <= self.momentum < 1, "in [0, 1)"),
+            eps=(self.eps > 0, "positive"),
+            clip_norm=(self.clip_norm is None or self.clip_norm > 0, "positive, or None"),
+        )
 
     def num_warmup_steps(self, num_steps: int) -> int:
         """Count the steps of the rise in a training of `num_steps`."""
@@ -170,15 +157,11 @@ def learning_rate_schedule(
 def make_optimizer(
     config: OptimizerConfig, num_steps: int, logical_axes: Any
 ) -> optax.GradientTransformation:
-    """Build the optimizer that `config.name` names, clipped and scheduled, as optax.
+    """Build the optimizer that `config.name` names, clipped and scheduled over `num_steps`.
 
-    `update` wants the averaged gradient of the whole batch. Its order: clip by the global norm, the
-    optimizer's own step with weight decay, learning rate.
-
-    Args:
-        config: Optimizer and schedule.
-        num_steps: Length of the training run, for the schedule.
-        logical_axes: Tree like the parameters of tuples of axis names; "layers" marks a stack.
+    `update` takes the averaged gradient of the whole batch, clips it by its global norm, makes the
+    optimizer's own step with weight decay, and multiplies it by the learning rate. In
+    `logical_axes`, a tree like the parameters of tuples of axis names, "layers" marks a stack.
     """
     rate = learning_rate_schedule(config, num_steps)
     optimizer = OPTIMIZERS[config.name](config, logical_axes)

@@ -132,10 +132,7 @@ def trust_ratio(
 ) -> Float[Array, "..."]:
     """Divide the norms |param| / |step| per tensor, broadcastable; 1 where either is zero.
 
-    Args:
-        param: One tensor, or with `stacked` one per index of axis 0.
-        step: The update before it is scaled, same shape.
-        stacked: Whether axis 0 counts tensors.
+    With `stacked`, axis 0 counts tensors.
     """
     axes = tuple(range(1 if stacked else 0, param.ndim))
     param_norm = jnp.sqrt(jnp.sum(jnp.square(param), axes, keepdims=True))
@@ -145,7 +142,7 @@ def trust_ratio(
 
 
 _FUSED = {"query": "qkv", "key": "qkv", "value": "qkv", "gate": "gate_up", "up": "gate_up"}
-"""Neighbours that other codebases store as one tensor; StableAdamW takes one ratio of all of it."""
+"""Neighbours that other codebases store as one tensor, for which StableAdamW takes one ratio."""
 
 
 def bounded(
@@ -159,15 +156,8 @@ def bounded(
     """Shorten steps that the second moment did not foresee: StableAdamW (Wortsman et al. 2023).
 
     The step of a tensor, its decay included, is divided by rms = sqrt(mean(g^2 / max(v, eps^2)))
-    where rms is above 1. Tensors are the ones of one layer; queries, keys and values count as one
-    tensor, and so do the two halves of a gated MLP.
-
-    Args:
-        adamw: Transformation of the steps; its state is an `OptimizerState`.
-        b2: Decay rate of the second moment.
-        eps: Smallest root of a second moment.
-        logical_axes: Tree like the parameters; "layers" marks a stack.
-        bias_correction: Division of the moments, as in `adamw`.
+    where rms is above 1. A tensor is that of one layer; queries, keys and values count as one
+    tensor, and so do the two halves of a gated MLP. The state of `adamw` is an `OptimizerState`.
     """
 
     def update(grads: Any, state: OptimizerState, params: Any = None) -> tuple[Any, OptimizerState]:
@@ -204,8 +194,8 @@ def muon(
 
     Args:
         momentum: Decay rate of the average of gradients, with Nesterov's look ahead.
-        rest: For embeddings, heads, norms and biases; its state is an `OptimizerState`.
-        logical_axes: Tree like the parameters; says which are the matrices of a layer.
+        rest: Optimizer of embeddings, heads, norms and biases; its state is an `OptimizerState`.
+        logical_axes: Tree like the parameters, which tells the matrices of a layer.
     """
     sides = matrix_sides(logical_axes)
     orthogonal = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=sides)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from bert_jax.errors import UserError
+from bert_jax.config.mapping import check_values
 from bert_jax.objectives.objective import Objective
 from bert_jax.parallel.sharding import (
     TRIAL,
@@ -53,8 +53,7 @@ class StepConfig:
 
     def __post_init__(self) -> None:
         """Refuse a step of no micro-batches."""
-        if self.accumulation < 1:
-            raise UserError(f"training.accumulation is {self.accumulation}; it must be at least 1")
+        check_values("training", self, accumulation=(self.accumulation >= 1, "at least 1"))
 
 
 def optimizer_of(config: StepConfig) -> Any:
@@ -112,25 +111,17 @@ def of_trials(shardings: Any, mesh: Mesh) -> Any:
 def abstract_state(config: StepConfig, mesh: Mesh, num_trials: int = 1) -> TrainState:
     """Return shape, type and sharding of each array of the state, for a restore or a plan.
 
-    Args:
-        config: The step.
-        mesh: The mesh.
-        num_trials: Trials of one program, on a mesh of trials.
+    On a mesh of trials there are `num_trials` on axis 0.
     """
     shapes = jax.eval_shape(lambda key: fresh_state(config, key), jax.random.key(0))
     if TRIAL in mesh.axis_names:
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((num_trials, *leaf.shape), leaf.dtype), shapes
         )
-    return with_shardings(shapes, state_shardings(config, mesh))
-
-
-def with_shardings(shapes: Any, shardings: Any) -> Any:
-    """Add shardings to shapes."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
-        shardings,
+        state_shardings(config, mesh),
     )
 
 
@@ -144,7 +135,7 @@ def init_state(config: StepConfig, mesh: Mesh, key: Array) -> TrainState:
 
 
 def jitted_init(config: StepConfig, mesh: Mesh) -> Any:
-    """Return the jitted `key -> state` behind `init_state`, for a look at its memory."""
+    """Return the jitted `key -> state` of `init_state`."""
     shardings = state_shardings(config, mesh)
     return jax.jit(lambda key: fresh_state(config, key), out_shardings=shardings)
 

@@ -16,14 +16,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from bert_jax.model.counter_hash import hash_u32
 from bert_jax.model.layers import compute_dtype
 from bert_jax.objectives.objective import Batch, Forward, Scalars, measure
-from bert_jax.parallel.collectives import (
-    each_trial,
-    gather,
-    local_layout,
-    on_local_rows,
-    reduce_gradients,
-    reduce_sums,
-)
+from bert_jax.parallel import collectives
 from bert_jax.parallel.sharding import (
     TRIAL,
     batch_sharding,
@@ -79,7 +72,8 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
     objective = config.objective
     optimizer = optimizer_of(config)
     learning_rate = learning_rate_schedule(config.optimizer, config.num_steps)
-    each = jax.vmap if TRIAL in mesh.axis_names else _as_it_is
+    has_trials = TRIAL in mesh.axis_names
+    each = jax.vmap if has_trials else (lambda f: f)
 
     def prepare(state: TrainState, batch: Batch, seed: Any) -> tuple[Batch, Any, Scalars]:
         rows = objective.prepare(batch, seed)
@@ -90,7 +84,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
     ) -> tuple[TrainState, Metrics]:
         params = trained(objective, state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, params)
-        if TRIAL in mesh.axis_names:
+        if has_trials:
             updates = jax.tree.map(lambda change: settings.rate * change, updates)
         metrics = {
             "loss": objective.loss(sums, counts),
@@ -119,32 +113,19 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
         state: TrainState, batch: Batch, settings: Settings | None = None
     ) -> tuple[TrainState, Metrics]:
         given = settings or Settings(1.0, config.seed)
-        rows_axis = 1 if TRIAL in mesh.axis_names else 0
-        check_batch_size(batch["row_index"].shape[rows_axis], mesh, config.accumulation)
+        check_batch_size(batch["row_index"].shape[-1], mesh, config.accumulation)
         rows, dropout, counts = each(prepare)(state, batch, given.seed)
         grads, sums = gradients(config, mesh, state.params, rows, dropout, counts)
         grads = jax.lax.with_sharding_constraint(grads, trained(objective, shardings.params))
         return each(update)(state, batch, given, grads, sums, counts)
 
-    whole = replicated(mesh)
-    if TRIAL not in mesh.axis_names:
-        return jax.jit(
-            lambda state, batch: train_step(state, batch),
-            in_shardings=(shardings, batch_sharding(mesh)),
-            out_shardings=(shardings, whole),
-            donate_argnums=0,
-        )
-    trials = NamedSharding(mesh, PartitionSpec(TRIAL))
+    of_settings = [NamedSharding(mesh, PartitionSpec(TRIAL))] if has_trials else []
     return jax.jit(
         train_step,
-        in_shardings=(shardings, batch_sharding(mesh), trials),
-        out_shardings=(shardings, whole),
+        in_shardings=(shardings, batch_sharding(mesh), *of_settings),
+        out_shardings=(shardings, replicated(mesh)),
         donate_argnums=0,
     )
-
-
-def _as_it_is(f: Callable[..., Any]) -> Callable[..., Any]:
-    return f
 
 
 def dropout_seed(config: StepConfig, seed: Any, step: Int[Array, ""]) -> Array | None:
@@ -170,10 +151,10 @@ def gradients(
 
     def local(params: Any, rows: Batch, seed: Any, counts: Any) -> tuple[Any, Scalars]:
         dtype = compute_dtype(objective.model)
-        layout = local_layout(mesh, specs, dtype)
+        layout = collectives.local_layout(mesh, specs, dtype)
 
         def loss(changing: Any, part: Batch) -> tuple[Float[Array, ""], Scalars]:
-            whole = gather({**params, **changing}, specs, mesh, dtype)
+            whole = collectives.gather({**params, **changing}, specs, mesh, dtype)
             sums = objective.forward(whole, part, seed, layout).sums
             return objective.loss(sums, counts), sums
 
@@ -181,11 +162,14 @@ def gradients(
         grads, sums = _summed(config, differentiate, trained(objective, params), rows)
         if mesh.size == mesh.shape.get(TRIAL, 1):
             return grads, sums
-        return reduce_gradients(grads, changed, mesh), reduce_sums(sums)
+        return collectives.reduce_gradients(grads, changed, mesh), collectives.reduce_sums(sums)
 
     whole = PartitionSpec()
-    return on_local_rows(
-        each_trial(local, mesh), mesh, (specs, row_spec(), whole, whole), (changed, whole)
+    return collectives.on_local_rows(
+        collectives.each_trial(local, mesh),
+        mesh,
+        (specs, row_spec(), whole, whole),
+        (changed, whole),
     )(params, rows, seed, counts)
 
 
@@ -193,28 +177,25 @@ def make_eval_step(config: StepConfig, mesh: Mesh, seed: int) -> Callable[[Any, 
     """Make the jitted `(params, batch) -> Forward` over the global batch, without dropout.
 
     A filler row (segment ids 0, no labels) adds nothing to the sums. Outputs are on every device.
-
-    Args:
-        config: The step.
-        mesh: The mesh; on a mesh of trials params have trials on axis 0, the batch has not.
-        seed: Seed of the corruption.
+    On a mesh of trials params have trials on axis 0, the batch has not. `seed` is that of the
+    corruption.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
 
     def local(params: Any, rows: Batch) -> Forward:
         dtype = compute_dtype(objective.model)
-        layout = local_layout(mesh, specs, dtype)
-        whole = gather(params, specs, mesh, dtype)
+        layout = collectives.local_layout(mesh, specs, dtype)
+        whole = collectives.gather(params, specs, mesh, dtype)
         found = objective.forward(whole, rows, None, layout)
         if mesh.size == mesh.shape.get(TRIAL, 1):
             return found
-        return found._replace(sums=reduce_sums(found.sums))
+        return found._replace(sums=collectives.reduce_sums(found.sums))
 
     def eval_step(params: Any, batch: Batch) -> Forward:
         rows = objective.prepare(batch, seed)
-        return on_local_rows(
-            each_trial(local, mesh, shared=1),
+        return collectives.on_local_rows(
+            collectives.each_trial(local, mesh, shared=1),
             mesh,
             (specs, row_spec()),
             Forward(PartitionSpec(), row_spec()),  # type: ignore[arg-type]

@@ -1,97 +1,108 @@
 """The work directory of a run: what is in it, and whether it belongs to this run.
 
-config.json  metrics.jsonl  tensorboard/  checkpoints/  tokenizer/  loss.png
+config.json  metrics.jsonl  events.jsonl  goodput.json  tensorboard/  checkpoints/  tokenizer/
+loss.png, of pretraining alone
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import bert_jax
 from bert_jax.checkpoint.agreement import by_first
-from bert_jax.config.mapping import build, to_dict
+from bert_jax.config.mapping import build, diff, to_dict
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
+from bert_jax.saved.runs import Kind, read_record
 from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.training.config import PretrainConfig, binding_diff
-from bert_jax.untrusted.json_file import read_json_object
-
-MAX_CONFIG_BYTES = 1 << 20
+from bert_jax.training.config import FREE_FIELDS, PretrainConfig
 
 
 def read_config(workdir: Path) -> PretrainConfig:
-    """Return the configuration of the run in a work directory.
+    """Return the configuration of the pretraining run in a work directory.
 
     Raises:
         UserError: No run there, or its configuration cannot be read.
     """
-    return build(PretrainConfig, read_record(workdir)["config"], where=str(workdir / "config.json"))
+    record = read_record(workdir, "pretrain")
+    return build(PretrainConfig, record["config"], where=str(workdir / "config.json"))
 
 
-def check_workdir(place: WorkDir, config: PretrainConfig, store: TokenStore) -> None:
-    """Refuses a work directory that belongs to another run; changes nothing.
+def check_workdir(work: WorkDir, config: PretrainConfig, store: TokenStore) -> None:
+    """Refuse a work directory of another run, or with another tokenizer; change nothing.
 
     Raises:
         UserError: Lists the fields that differ, with the run's value and the one given.
     """
-    record = by_first(lambda: _record_there(place, store))
-    if record is None:
-        return
-    began = build(PretrainConfig, record["config"], where=str(place.local / "config.json"))
-    rows = [
-        f"{name}: {_show(old)} there, {_show(new)} given"
-        for name, old, new in binding_diff(began, config)
-    ]
-    there = record.get("corpus")
-    if there != store.fingerprint:
-        rows.append(
-            f"the training corpus: fingerprint {str(there)[:12]} there, "
-            f"{store.fingerprint[:12]} given"
+
+    def look() -> dict[str, Any] | None:
+        record = record_there(work, "pretrain")
+        if record is None:
+            _check_tokenizer(work.local, store)
+        return record
+
+    if record := by_first(look):
+        corpus = {"the training corpus": (record.get("corpus"), store.fingerprint)}
+        refuse_other_run(work, record, config, FREE_FIELDS, corpus)
+
+
+def record_there(work: WorkDir, kind: Kind) -> dict[str, Any] | None:
+    """Return the record of the run that was begun in a work directory, if any.
+
+    Raises:
+        UserError: A run of another kind, or checkpoints without a record.
+    """
+    if (work.local / "config.json").exists():
+        return read_record(work.local, kind)
+    if work.checkpoints.exists():
+        raise UserError(
+            f"{work.name} has checkpoints and no config.json that says which run they belong to. "
+            "Choose another work directory, or put config.json back"
         )
-    refuse_other_run(place, rows)
-
-
-def _record_there(place: WorkDir, store: TokenStore) -> dict[str, Any] | None:
-    if holds_run(place):
-        return read_record(place.local)
-    _check_tokenizer(place.local, store)
     return None
 
 
-def holds_run(place: WorkDir) -> bool:
-    """Whether a run was begun in a work directory.
+def refuse_other_run(
+    work: WorkDir,
+    record: Mapping[str, Any],
+    config: Any,
+    free: Sequence[str],
+    fingerprints: Mapping[str, tuple[Any, str]],
+) -> None:
+    """Refuse to continue the run of `record` with another configuration or other data.
 
-    Raises:
-        UserError: The directory holds checkpoints of which nothing says what they are.
-    """
-    if (place.local / "config.json").exists():
-        return True
-    if place.checkpoints.exists():
-        raise UserError(
-            f"{place.name} has checkpoints and no config.json, so that it cannot be said what "
-            "they are of. Choose another work directory, or put config.json back"
-        )
-    return False
-
-
-def refuse_other_run(place: WorkDir, differences: list[str]) -> None:
-    """End a run that is not the one in its work directory.
+    A restart may change the fields `free`. Fingerprints, by name of what they belong to, are those
+    in the record and of this start.
 
     Raises:
         UserError: There are differences.
     """
-    if differences:
+    began = build(type(config), record["config"], where=str(work.local / "config.json"))
+    rows = [
+        f"{name}: {_show(old)} there, {_show(new)} given"
+        for name, old, new in diff(began, config, free)
+    ] + [
+        f"{name}: fingerprint {str(there)[:12]} there, {given[:12]} given"
+        for name, (there, given) in fingerprints.items()
+        if there != given
+    ]
+    if rows:
         raise UserError(
-            f"{place.name} belongs to a run of another configuration ({'; '.join(differences)}). "
+            f"{work.name} belongs to a run of another configuration ({'; '.join(rows)}). "
             "To continue that run, give its configuration; to start another, choose another work "
             "directory"
         )
 
 
+def _show(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value)
+
+
 def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
-    """Refuses a tokenizer that cannot be copied, or one that would be taken for the copy."""
+    """Refuse a tokenizer that cannot be copied, or one that would be taken for the copy."""
     if store.path is None:
         return
     if not (store.path / "tokenizer").is_dir():
@@ -111,23 +122,22 @@ def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
 
 
 def prepare_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) -> None:
-    """Write config.json and copy the tokenizer; each appears complete or not at all."""
-    record = {
-        "bert_jax": bert_jax.__version__,
-        "config": to_dict(config),
-        "corpus": store.fingerprint,
-        "tokenizer": store.tokenizer_fingerprint,
-    }
-    begin_workdir(workdir, record, None if store.path is None else store.path / "tokenizer")
+    """Begin a pretraining run in its work directory."""
+    files = None if store.path is None else store.path / "tokenizer"
+    tokenizer = store.tokenizer_fingerprint
+    begin_workdir(workdir, config, files, corpus=store.fingerprint, tokenizer=tokenizer)
 
 
-def begin_workdir(workdir: Path, record: dict[str, Any], tokenizer_files: Path | None) -> None:
+def begin_workdir(workdir: Path, config: Any, tokenizer_files: Path | None, **record: Any) -> None:
     """Write config.json and the files of the tokenizer alone, in process 0.
+
+    Each appears complete or not at all.
 
     Raises:
         UserError: The work directory cannot be written.
         ElsewhereError: The same, in the other processes.
     """
+    record = {"bert_jax": bert_jax.__version__, "config": to_dict(config), **record}
 
     def write() -> None:
         try:
@@ -142,33 +152,3 @@ def begin_workdir(workdir: Path, record: dict[str, Any], tokenizer_files: Path |
             raise UserError(f"cannot write to the work directory {workdir}: {error}") from error
 
     by_first(write)
-
-
-def read_record(workdir: Path) -> dict[str, Any]:
-    """`config.json` as JSON values: bert_jax (the version), config, corpus, tokenizer.
-
-    Raises:
-        UserError: There is none, or it is not such a file.
-    """
-    path = workdir / "config.json"
-    if not path.is_file():
-        raise UserError(
-            f"{workdir} holds no run: it has no config.json. Give the work directory of a "
-            "`bert-jax pretrain` run"
-        )
-    try:
-        record = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
-        if not isinstance(record.get("config"), dict):
-            raise UserError("it has no field config")
-    except UserError as error:
-        raise UserError(f"{path} is not the configuration of a run: {error}") from error
-    if record.get("kind"):
-        raise UserError(
-            f"{workdir} holds a run of fine-tuning; give the work directory of a `bert-jax "
-            "pretrain` run"
-        )
-    return record
-
-
-def _show(value: Any) -> str:
-    return "nothing" if value is None else json.dumps(value)

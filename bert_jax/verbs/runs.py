@@ -162,7 +162,7 @@ def plan(arguments: argparse.Namespace) -> int:
     from bert_jax.plan.compile import default_cache
     from bert_jax.saved.model import read_model
     from bert_jax.training.config import PretrainConfig
-    from bert_jax.training.initial import with_architecture
+    from bert_jax.training.initial_model import with_architecture
 
     config = load_config(PretrainConfig, arguments.config, arguments.fields)
     if config.init:
@@ -204,39 +204,37 @@ def _check_rows(rows: int | None) -> None:
 def status(arguments: argparse.Namespace) -> int:
     """Says how a run is doing; only its picture is written."""
     from bert_jax.files.remote import open_workdir
-    from bert_jax.inspection.finetuning import finetune_status
-    from bert_jax.inspection.status import redraw, run_status
-    from bert_jax.inspection.status_report import finetuning_report, report
+    from bert_jax.inspection.status import finetune_status, pretrain_status, redraw
+    from bert_jax.inspection.status_lines import finetune_lines, pretrain_lines
     from bert_jax.saved.runs import is_finetuning
 
-    place = open_workdir(arguments.workdir)
-    if is_finetuning(place.local):
+    work = open_workdir(arguments.workdir)
+    if is_finetuning(work.local):
         if arguments.png is not None:
             raise UserError(
                 f"{arguments.workdir} holds a fine-tuning run; --png is for pretraining. Its "
                 "picture is statistics.png, made at the end"
             )
-        finetuning = finetune_status(place)
+        finetuning = finetune_status(work)
         if arguments.json:
             print(json.dumps(dataclasses.asdict(finetuning), indent=2))
         else:
             width = min(shutil.get_terminal_size().columns, 110)
-            print("\n".join(finetuning_report(finetuning, width=width)))
+            print("\n".join(finetune_lines(finetuning, width=width)))
         return 0
-    found = run_status(place.local, checkpoints=place.checkpoints, damaged=place.damaged)
-    found = dataclasses.replace(found, workdir=place.name)
+    found = pretrain_status(work)
     picture, trouble = arguments.png, ""
-    if picture is None and place.mirror is None:
-        picture = place.local / "loss.png"
+    if picture is None and work.mirror is None:
+        picture = work.local / "loss.png"
     if picture is not None:
-        trouble = redraw(place.local, found, picture)
+        trouble = redraw(work.local, found, picture)
     if arguments.json:
         print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
         plain = not sys.stdout.isatty()
         width = min(shutil.get_terminal_size().columns, 110)
         colours = getattr(sys.stdout, "unescaped", sys.stdout)  # of `terminal.Escaping`
-        print("\n".join(report(found, width=width, plain=plain)), file=colours)
+        print("\n".join(pretrain_lines(found, width=width, plain=plain)), file=colours)
         if picture and not trouble:
             print(f"\nloss curve  {picture}")
     if trouble:
@@ -249,8 +247,8 @@ def verify(arguments: argparse.Namespace) -> int:
     from bert_jax.checkpoint.verify import audit, audit_report
     from bert_jax.files.remote import open_workdir
 
-    place = open_workdir(arguments.workdir)
-    verdicts = audit(place.checkpoints, only=arguments.step, progress=sys.stderr.isatty())
+    work = open_workdir(arguments.workdir)
+    verdicts = audit(work.checkpoints, only=arguments.step, progress=sys.stderr.isatty())
     if arguments.json:
         print(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2))
     else:
@@ -263,8 +261,8 @@ def verify(arguments: argparse.Namespace) -> int:
 def evaluate(arguments: argparse.Namespace) -> int:
     """Evaluate the newest checkpoint, or a fine-tuned model."""
     from bert_jax.files.remote import open_workdir
-    from bert_jax.finetune.predict import evaluate_finetuned
-    from bert_jax.inspection.rerun import evaluate_run
+    from bert_jax.finetune.evaluate import evaluate_finetuned
+    from bert_jax.inspection.evaluate import evaluate_run
     from bert_jax.saved.runs import is_finetuning
 
     if is_finetuning(open_workdir(arguments.workdir).local):
@@ -289,7 +287,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 def predict(arguments: argparse.Namespace) -> int:
     """Predicts with a fine-tuned model."""
-    from bert_jax.finetune.predict import predict_finetuned
+    from bert_jax.finetune.evaluate import predict_finetuned
 
     for path in predict_finetuned(arguments.workdir, arguments.data, arguments.out):
         print(path)
@@ -298,7 +296,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
 def replay(arguments: argparse.Namespace) -> int:
     """Print a batch."""
-    from bert_jax.inspection.rerun import replay_batch
+    from bert_jax.inspection.replay import replay_batch
 
     _check_rows(arguments.rows)
     print(

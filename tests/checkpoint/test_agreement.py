@@ -21,9 +21,9 @@ from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError, exit_code
 from bert_jax.files.remote import open_workdir
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.workdir import check_finetune_workdir, prepare_finetune_workdir
+from bert_jax.finetune.saves import check_finetune_workdir, prepare_finetune_workdir
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.initial import resolve_init
+from bert_jax.training.initial_model import resolve_init
 
 SECONDS = 60  # for a process that the other one has left alone
 

@@ -25,7 +25,7 @@ from tensorboard_files import scalars
 from bert_jax.checkpoint import saved_steps, storage
 from bert_jax.cli import main
 from bert_jax.errors import UserError
-from bert_jax.finetune import predict, report, train
+from bert_jax.finetune import evaluate, summary, train, trials
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.train import NoModelError, finetune
 from bert_jax.parallel.sharding import make_trial_mesh
@@ -49,7 +49,7 @@ long = pytest.mark.skipif(not LONG, reason="BERT_JAX_CHAOS=1")
 
 def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:
     """Runs take the first devices alone: nothing is compiled for eight."""
-    for module in (train, predict):
+    for module in (train, evaluate):
         patch.setattr(
             module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:count])
         )
@@ -64,8 +64,8 @@ def compiled(tmp_path_factory) -> Iterator[None]:
     ):
         use_devices(patch, 1)
         for module, name in (
-            (train, "make_train_step"), (train, "make_eval_step"), (train, "make_keep_best"),
-            (predict, "make_eval_step"),
+            (train, "make_train_step"), (train, "make_eval_step"), (trials, "make_keep_best"),
+            (evaluate, "make_eval_step"),
         ):  # fmt: skip
             patch.setattr(module, name, functools.cache(getattr(module, name)))
         yield
@@ -570,7 +570,7 @@ def test_a_full_disk_at_the_end(files, one_run, tmp_path, monkeypatch, capsys):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(report, "write_summary", full)
+        patch.setattr(summary, "write_summary", full)
         assert main(command) == 3
     said = capsys.readouterr()
     assert "statistics cannot be written" in said.err

@@ -12,7 +12,7 @@ from small_run import compiled_directory, share_compilations
 from task_examples import put
 
 from bert_jax.cli import main
-from bert_jax.finetune import predict, train
+from bert_jax.finetune import evaluate, train
 from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.run.telemetry import read_metrics
 
@@ -78,7 +78,7 @@ def mnli(home: Path) -> dict[str, Any]:
 def test_from_files_to_predictions(
     tmp_path, tmp_path_factory, capsys, monkeypatch, task, data, written, names
 ):
-    for module in (train, predict):
+    for module in (train, evaluate):
         monkeypatch.setattr(
             module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
         )

@@ -17,7 +17,6 @@ from bert_jax.finetune.trials import (
     check_memory,
     init_trials,
     make_keep_best,
-    place_eval_rows,
     place_rows,
     place_settings,
     place_trials,
@@ -139,7 +138,7 @@ def test_more_members_than_the_memory_holds(monkeypatch):
 def test_logits_of_members(rows, together):
     _, state, mesh = together
     index, batch = next(eval_batches(rows, (16,), 8, 0))
-    forward = make_eval_step(CONFIG, mesh, seed=0)(state.params, place_eval_rows(batch, mesh))
+    forward = make_eval_step(CONFIG, mesh, seed=0)(state.params, place_rows(batch, mesh))
     logits = forward.outputs
     for member in range(4):
         params = jax.tree.map(lambda leaf, m=member: leaf[m], state.params)

@@ -3,6 +3,7 @@ import pytest
 
 from bert_jax.inspection.replay import describe_batch
 from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.objectives.objective import Shown
 from bert_jax.tokenization.load import load_tokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "play", "##ing", "dog"]
@@ -50,26 +51,30 @@ def test_pair_with_masks(tokenizer):
         "   A  [CLS] {the=} {cat} play{ing} [SEP]",
         "   B  {dog>cat} sat [SEP]",
     ]
-    swapped = describe_batch(batch, None, tokenizer, pairing="sop")
-    assert "A and B swapped" in swapped
-    assert "{" not in swapped
+    swapped = describe_batch(batch, mask(batch, {}), tokenizer, pairing="sop")
+    _, row = swapped.split("\n\n")
+    assert "A and B swapped" in row
+    assert "{" not in row
 
 
 def test_packed_segments_and_padding_rows(tokenizer):
     batch = make_batch(
         [CLS, CAT, SEP, CLS, ING, DOG, SEP, PAD], [0] * 8, [1] * 3 + [2] * 4 + [0], -1
     )
-    text = describe_batch(batch, None, tokenizer)
-    assert "row 0, stream 40, 7 tokens, 2 segments\n" in text
+    text = describe_batch(batch, mask(batch, {}), tokenizer)
+    assert "row 0, stream 40, 7 tokens, 2 segments, 0 to predict\n" in text
     assert "   1  [CLS] cat [SEP]\n   2  [CLS] ##ing dog [SEP]" in text
     empty = make_batch([PAD] * 4, [0] * 4, [0] * 4, -1)
-    assert describe_batch(empty, None, tokenizer).endswith("row 0, stream 40, 0 tokens")
+    assert describe_batch(empty, mask(empty, {}), tokenizer).endswith(
+        "row 0, stream 40, 0 tokens, 0 to predict"
+    )
 
 
 def test_long_rows_wrap_and_rows_can_be_limited(tokenizer):
     batch = make_batch([CLS] + [PLAY, ING, DOG] * 100 + [SEP], [0] * 302, [1] * 302, 0)
-    text = describe_batch(batch, None, tokenizer)
+    text = describe_batch(batch, mask(batch, {}), tokenizer)
     assert max(map(len, text.splitlines())) <= 98
     assert text.count("playing dog") + text.count("playing\n") == 100
     two = {name: np.repeat(array, 2, axis=0) for name, array in batch.items()}
-    assert describe_batch(two, None, tokenizer, max_rows=1).endswith("(1 more rows)")
+    shown = Shown(*(np.repeat(array, 2, axis=0) for array in mask(batch, {})))
+    assert describe_batch(two, shown, tokenizer, max_rows=1).endswith("(1 more rows)")

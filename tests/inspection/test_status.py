@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from etils import epath
 from small_run import VOCAB_SIZE, small_config, snapshot, write_corpus
 
 from bert_jax.cli import main
 from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
-from bert_jax.inspection.status import run_status
-from bert_jax.inspection.status_report import report
+from bert_jax.files.remote import open_workdir
+from bert_jax.inspection.status import pretrain_status
+from bert_jax.inspection.status_lines import pretrain_lines
 from bert_jax.run.goodput import Clock, Goodput
-from bert_jax.run.terminal_curve import terminal_curve
+from bert_jax.run.loss_curve import terminal_curve
 
 BEGIN = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 ENTROPY = 3.5
@@ -58,8 +60,7 @@ def run(tmp_path) -> Path:
     (workdir / "damaged" / "50").mkdir(parents=True)
     now = FakeTime()
     for restored, reached in ((0, 40), (30, 80)):
-        goodput = Goodput(workdir / "goodput.json", Clock(now), wall=now.wall)
-        goodput.begin(restored)
+        goodput = Goodput(workdir / "goodput.json", Clock(now), restored, wall=now.wall)
         now.now += reached - restored
         goodput.record(reached)
         now.now += 100.0
@@ -91,7 +92,7 @@ LAST = BEGIN + 40 + 100 + 50
 
 def test_status_of_a_run_that_was_killed_once(run):
     before = snapshot(run)
-    status = run_status(run, now=LAST + 5)
+    status = pretrain_status(open_workdir(run), now=LAST + 5)
     assert snapshot(run) == before
     assert (status.version, status.num_layers, status.vocab_size) == ("1.2.3", 2, VOCAB_SIZE)
     assert (status.step, status.num_steps, status.phase) == (80, 120, 1)
@@ -109,7 +110,7 @@ def test_status_of_a_run_that_was_killed_once(run):
 
 
 def test_report(run):
-    lines = report(run_status(run, now=LAST + 5), width=200)
+    lines = pretrain_lines(pretrain_status(open_workdir(run), now=LAST + 5), width=200)
     text = "\n".join(lines)
     assert all(c.isascii() and (c.isprintable() or c == "\n") for c in text)
     for line in [
@@ -144,9 +145,9 @@ def test_report(run):
 )
 def test_states(run, kind, silent, state):
     append(run / "events.jsonl", event(kind, "the word"))
-    status = run_status(run, now=LAST + silent)
+    status = pretrain_status(open_workdir(run), now=LAST + silent)
     assert status.state == state
-    first = report(status, width=300)[0]
+    first = pretrain_lines(status, width=300)[0]
     assert (
         {"finished": "finished", "stopped": "stopped by a signal", "failed": "ended with an error",
          "running": "running", "silent": "seems to be running", "killed": "NOT running"}[state]
@@ -159,34 +160,36 @@ def test_a_slow_step_is_no_silence(run):
         run / "metrics.jsonl",
         {"step": 82, "train/mlm_loss": 3.0, "perf/steps_per_second": 0.01},
     )
-    assert run_status(run, now=LAST + 400).state == "running"
+    assert pretrain_status(open_workdir(run), now=LAST + 400).state == "running"
 
 
 def test_an_end_counts_until_the_next_start(run):
     append(run / "events.jsonl", event("stalled", "no step"), event("start", "again"))
-    status = run_status(run, now=LAST + 5)
+    status = pretrain_status(open_workdir(run), now=LAST + 5)
     assert (status.state, status.num_killed) == ("running", 1)
 
 
 def test_the_newest_errors_and_no_escape_sequences(run):
     for number in range(9):
         append(run / "events.jsonl", event("damaged", f"\x1b[2Jnumber {number}"))
-    status = run_status(run, now=LAST)
+    status = pretrain_status(open_workdir(run), now=LAST)
     assert [e["message"][-1] for e in status.errors] == list("45678")
-    assert "\x1b" not in "\n".join(report(status))
+    assert "\x1b" not in "\n".join(pretrain_lines(status))
 
 
 def test_a_run_that_has_only_begun(run):
     for name in ("metrics.jsonl", "goodput.json", "events.jsonl"):
         (run / name).unlink()
     (run / "checkpoints").rename(run / "elsewhere")
-    status = run_status(run)
+    status = pretrain_status(open_workdir(run))
     assert (status.state, status.step, status.curve) == ("new", 0, [])
     assert status.unigram_entropy is None
-    lines = report(status, width=200)
+    lines = pretrain_lines(status, width=200)
     assert "reached     step 0 of 120 (0.0%), phase 1 of 2" in lines
     assert "checkpoints none yet" in lines
-    status = run_status(run, checkpoints=run / "elsewhere")  # as in a bucket
+    status = pretrain_status(
+        dataclasses.replace(open_workdir(run), checkpoints=epath.Path(run / "elsewhere"))
+    )  # as in a bucket
     assert status.verified == [30, 60]
 
 
@@ -194,11 +197,11 @@ def test_a_run_of_an_older_version_has_no_events(run):
     (run / "goodput.json").unlink()
     (run / "events.jsonl").unlink()
     os.utime(run / "metrics.jsonl", (BEGIN, BEGIN))
-    status = run_status(run, now=BEGIN + 3)
+    status = pretrain_status(open_workdir(run), now=BEGIN + 3)
     assert (status.state, status.step, status.silent_seconds) == ("running", 80, 3.0)
     (run / "checkpoints" / "120").mkdir()
     append(run / "metrics.jsonl", {"step": 120, "train/mlm_loss": 3.0})
-    assert run_status(run, now=BEGIN + 10_000).state == "finished"
+    assert pretrain_status(open_workdir(run), now=BEGIN + 10_000).state == "finished"
 
 
 def test_foreign_values_do_not_matter(run):
@@ -208,21 +211,21 @@ def test_foreign_values_do_not_matter(run):
         {"step": 84, "eval/mlm_loss": None},
     )
     append(run / "events.jsonl", event("error", "odd", time="yesterday", step="?"))
-    status = run_status(run, now=LAST)
+    status = pretrain_status(open_workdir(run), now=LAST)
     assert len(status.curve) == 40
-    assert "yesterday  error: odd" in "\n".join(report(status))
+    assert "yesterday  error: odd" in "\n".join(pretrain_lines(status))
 
 
 def test_the_corpus_says_its_entropy(run, tmp_path):
     corpus = write_corpus(tmp_path / "corpus")
-    status = run_status(run)
+    status = pretrain_status(open_workdir(run))
     assert status.unigram_entropy == corpus.train.unigram_entropy
     assert status.corpus_tokens == corpus.train.num_tokens
 
 
 def test_no_run(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
-        run_status(tmp_path)
+        pretrain_status(open_workdir(tmp_path))
 
 
 def test_command(run, tmp_path, capsys):

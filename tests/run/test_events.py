@@ -84,10 +84,3 @@ def test_a_full_disk_delays_events_and_ends_nothing(tmp_path, caplog):
     assert [event["kind"] for event in read_events(path)] == [
         "start", "save_failed", "save_failed", "finished",
     ]  # fmt: skip
-
-
-def test_without_a_path_nothing_is_written(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    Events(None).write("start", "begun", step=1)
-    assert list(tmp_path.iterdir()) == []
-    assert capfd.readouterr() == ("", "")

@@ -35,9 +35,7 @@ def now():
 
 
 def begun(path, now, restored_step, age=0.0) -> Goodput:
-    goodput = Goodput(path, Clock(now, age=age), wall=now.wall)
-    goodput.begin(restored_step)
-    return goodput
+    return Goodput(path, Clock(now, age=age), restored_step, wall=now.wall)
 
 
 def test_clock_tells_steps_from_the_rest(now):
@@ -110,9 +108,9 @@ def test_totals_are_kept_over_starts_and_repeated_steps_are_lost(tmp_path, now):
 
 def test_a_start_that_dies_before_its_first_step_was_start_up(tmp_path, now):
     path = tmp_path / "goodput.json"
-    goodput = Goodput(path, Clock(now), wall=now.wall)
+    clock = Clock(now)
     now.now = 30.0
-    goodput.begin(0)
+    Goodput(path, clock, 0, wall=now.wall)
     assert read_starts(path)[0].seconds == {"productive": 0.0, "startup": 30.0}
 
 

@@ -9,13 +9,14 @@ import pytest
 from full_disk import files_of_at_most, run_on_small_disk
 from tensorboard_files import scalars
 
+from bert_jax.data.pipeline import Phase
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.run.board import Board
-from bert_jax.run.goodput import Clock
+from bert_jax.run.goodput import Clock, Goodput
 from bert_jax.run.loss_curve import draw_loss_curve, loss_figure, smooth
 from bert_jax.run.telemetry import (
-    Means,
     MetricsLog,
+    RunningMeans,
     Telemetry,
     duration,
     peak_flops,
@@ -35,13 +36,13 @@ def test_log_drops_rows_beyond_the_restored_step_and_a_torn_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path, 0)
     for step in (2, 4, 6):
-        log.write(step, {"train/loss": step / 3})
+        log.add(step, {"train/loss": step / 3})
     log.close()
     with path.open("a") as file:
         file.write('{"step": 4, "train/lo')  # killed while writing
     log = MetricsLog(path, 4)
     assert [row["step"] for row in read_metrics(path)] == [2, 4]
-    log.write(6, {"train/loss": 2.0})
+    log.add(6, {"train/loss": 2.0})
     log.sync()
     log.close()
     assert read_metrics(path) == [
@@ -67,7 +68,7 @@ def test_a_run_continues_when_there_is_no_room(tmp_path):
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(100)))
     with files_of_at_most(10):
         log = MetricsLog(path, 60)
-        log.write(61, {"train/loss": 1.0})
+        log.add(61, {"train/loss": 1.0})
     assert [row["step"] for row in read_metrics(path)] == list(range(61))
     log.close()
     assert [row["step"] for row in read_metrics(path)] == list(range(62))
@@ -75,7 +76,7 @@ def test_a_run_continues_when_there_is_no_room(tmp_path):
 
 def test_log_writes_json_for_every_number(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl", 0)
-    log.write(1, {"train/loss": math.nan, "train/x": math.inf})
+    log.add(1, {"train/loss": math.nan, "train/x": math.inf})
     log.close()
     text = (tmp_path / "metrics.jsonl").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {
@@ -84,10 +85,10 @@ def test_log_writes_json_for_every_number(tmp_path):
 
 
 def test_means_start_anew_and_their_state_is_exact():
-    means = Means()
+    means = RunningMeans()
     for value in (0.1, 0.7, 0.3):
         means.add({"loss": value})
-    again = Means(**json.loads(json.dumps({"sums": means.sums, "count": means.count})))
+    again = RunningMeans(**json.loads(json.dumps({"sums": means.sums, "count": means.count})))
     assert again == means
     assert means.take() == {"loss": (0.1 + 0.7 + 0.3) / 3}
     means.add({"loss": 5.0})
@@ -103,7 +104,7 @@ def telemetry(tmp_path, now, said, **changes) -> Telemetry:
         "restored_step": 0,
         "peak": 4000.0,
         "metrics": METRICS,
-        "clock": Clock(now),
+        "goodput": Goodput(None, Clock(now), 0),
         "echo": said.append if said is not None else None,
     }
     return Telemetry(tmp_path, **(arguments | changes))
@@ -208,12 +209,11 @@ except OSError:
     pass
 clock = Clock()
 events = Events(run / "events.jsonl")
-goodput = Goodput(run / "goodput.json", clock)
-goodput.begin(0)
+goodput = Goodput(run / "goodput.json", clock, 0)
 told = []
 with Telemetry(run, num_steps=600, restored_step=0, peak=None,
                metrics=MaskedLM.metrics_of(pairs=True),
-               clock=clock, goodput=goodput, echo=told.append) as out:
+               goodput=goodput, echo=told.append) as out:
     for step in range(1, 601):
         if step == 550:  # somebody makes room
             filler.unlink(missing_ok=True)
@@ -323,11 +323,12 @@ def test_loss_curve_is_a_picture_with_what_there_is(tmp_path, num_rows, with_pai
         if with_pairs:
             row["train/nsp_accuracy"] = 0.5
         rows.append(row)
-    draw_loss_curve(
-        rows, METRICS, 7.0, tmp_path / "loss.png", title="run", phase_ends=[(100, "length 512")]
-    )
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert [p.name for p in tmp_path.iterdir()] == ["loss.png"]
+    file, picture = tmp_path / "metrics.jsonl", tmp_path / "loss.png"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    phases = [Phase(128, 8, 100), Phase(512, 8, 100)]
+    draw_loss_curve(file, METRICS, 7.0, picture, title="run", phases=phases)
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["loss.png", "metrics.jsonl"]
 
 
 def dashed_lines(axes):

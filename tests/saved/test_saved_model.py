@@ -22,8 +22,8 @@ from bert_jax.checkpoint import Checkpoints, Retention
 from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.saves import prepare_finetune_workdir, saved_content
 from bert_jax.finetune.setup import set_up
-from bert_jax.finetune.workdir import prepare_finetune_workdir, saved_content
 from bert_jax.formats.huggingface_config import TaskOutputs, head_to_huggingface
 from bert_jax.formats.huggingface_names import table_of, to_huggingface
 from bert_jax.model.config import ModelConfig

@@ -7,7 +7,7 @@ from small_run import small_config
 
 from bert_jax.data.store import SpecialIds, TokenStore
 from bert_jax.objectives.masked_lm import MaskedLM
-from bert_jax.run.readout import compare
+from bert_jax.run.telemetry import compare
 from bert_jax.training.baseline import MARGIN, LossMonitor
 from bert_jax.training.corpus import settings_of
 

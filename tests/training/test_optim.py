@@ -13,10 +13,10 @@ from bert_jax.model.heads import init_params, logical_axes
 from bert_jax.training.optim import (
     OptimizerConfig,
     clip_factor,
-    is_decayed,
     learning_rate_schedule,
     make_optimizer,
 )
+from bert_jax.training.optim_parts import is_decayed
 
 TINY = ModelConfig(
     vocab_size=64, num_positions=16, hidden_dim=8, num_layers=3, num_heads=2, mlp_dim=16

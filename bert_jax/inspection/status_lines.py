@@ -1,21 +1,25 @@
-"""`bert-jax status`: a run's status as lines for people."""
+"""Lines of `bert-jax status` for people."""
 
 import datetime
 import textwrap
 from typing import Any
 
-from bert_jax.inspection.finetuning import FinetuneStatus
-from bert_jax.inspection.status import RunStatus, Status
-from bert_jax.run.readout import readout
-from bert_jax.run.telemetry import duration
-from bert_jax.run.terminal_curve import terminal_curve
+from bert_jax.inspection.status import FinetuneStatus, PretrainStatus, RunStatus
+from bert_jax.run.loss_curve import terminal_curve
+from bert_jax.run.telemetry import duration, readout
 
 _MOST_STEPS = 8
 _INDENT = 12
+_REASONS = {
+    "productive": "steps (goodput)",
+    "startup": "start-up",
+    "input": "waiting for input",
+    "lost": "steps that were lost",
+}
 
 
-def report(status: Status, *, width: int = 80, plain: bool = True) -> list[str]:
-    """Describe the status: a subject on each line, and the loss curve.
+def pretrain_lines(status: PretrainStatus, *, width: int = 80, plain: bool = True) -> list[str]:
+    """Describe a pretraining run: a subject on each line, and the loss curve.
 
     Args:
         status: Status of the run.
@@ -26,24 +30,28 @@ def report(status: Status, *, width: int = 80, plain: bool = True) -> list[str]:
         f"{phase.num_steps:,} of {phase.batch_size:,} rows of {phase.length} tokens"
         for phase in status.phases
     )
-    tokens = "not there now"
-    if status.corpus_tokens is not None:
-        tokens = f"{status.corpus_tokens:,} tokens"
-    made_by = f", by bert_jax {status.version}" if status.version else ""
-    lines = [
-        *_row("run", f"{status.workdir}{made_by}: {_state(status)}", width),
-        *_row(
+    known = status.corpus_tokens is not None
+    tokens = f"{status.corpus_tokens:,} tokens" if known else "not there now"
+    count = len(status.phases)
+    phase = f", phase {status.phase + 1} of {count}" if count > 1 else ""
+    subjects = [
+        (
             "model",
             f"{status.num_params:,} parameters: {status.num_layers} layers, {status.hidden_dim} "
             f"wide, vocabulary {status.vocab_size:,}",
-            width,
         ),
-        *_row("corpus", f"{status.corpus or 'in memory'} ({tokens})", width),
-        *_row("steps", phases, width),
-        *_row("reached", _reached(status, _phase(status)), width),
-        *_losses(status, width),
-        *_checkpoints(status, width),
+        ("corpus", f"{status.corpus or 'in memory'} ({tokens})"),
+        ("steps", phases),
+        ("reached", _reached(status, phase)),
     ]
+    for label, row, name in (
+        ("training", status.train, "train"), ("held-out", status.evaluation, "eval"),
+    ):  # fmt: skip
+        if text := readout(status.metrics, row, name, status.unigram_entropy):
+            subjects.append((label, f"{text} (step {row['step']:,})"))
+    subjects.append(("checkpoints", _checkpoints(status)))
+    if status.damaged:
+        subjects.append(("damaged", f"put aside in damaged/: {', '.join(status.damaged)}"))
     curve = terminal_curve(
         status.curve, status.heldout_curve, status.unigram_entropy, width=width, plain=plain
     )
@@ -53,25 +61,18 @@ def report(status: Status, *, width: int = 80, plain: bool = True) -> list[str]:
         legend = f"{metric.title}, {unit} by step: {'*' if plain else 'line'} training"
         legend += ", o held-out" if status.heldout_curve else ""
         legend += f", - {metric.baseline}" if status.unigram_entropy is not None else ""
-        lines += ["", legend, *curve]
-    return [*lines, *_time(status), *_errors(status, width)]
+        curve = ["", legend, *curve]
+    return _lines(status, subjects, curve, width)
 
 
-def finetuning_report(status: FinetuneStatus, *, width: int = 80) -> list[str]:
-    """Describe a fine-tuning run: a subject a line, and the statistics of a finished one.
-
-    Args:
-        status: Status of the run.
-        width: Columns of the terminal.
-    """
-    made_by = f", by bert_jax {status.version}" if status.version else ""
+def finetune_lines(status: FinetuneStatus, *, width: int = 80) -> list[str]:
+    """Describe a fine-tuning run: a subject a line, and the statistics of a finished run."""
     saved = "saved" if status.model_saved else "not yet saved"
-    lines = [
-        *_row("run", f"{status.workdir}{made_by}: {_state(status)}", width),
-        *_row("task", f"{status.task}, starting from {status.init}", width),
-        *_row("runs", f"{status.runs:,} of {status.num_epochs:g} epochs", width),
-        *_row("reached", _reached(status), width),
-        *_row("model", f"the best model is {saved}", width),
+    subjects = [
+        ("task", f"{status.task}, starting from {status.init}"),
+        ("runs", f"{status.runs:,} of {status.num_epochs:g} epochs"),
+        ("reached", _reached(status)),
+        ("model", f"the best model is {saved}"),
     ]
     row = status.evaluation
     if row and not status.statistics:
@@ -80,10 +81,23 @@ def finetuning_report(status: FinetuneStatus, *, width: int = 80) -> list[str]:
             and not name.startswith("perf/")
         )  # fmt: skip
         where = f"step {row['step']:,}, epoch {row.get('epoch', 0):.2f} of wave "
-        lines += _row("newest", f"{where}{row.get('wave', 0)}: {values}", width)
-    if status.statistics:
-        lines += ["", status.statistics.rstrip()]
-    return [*lines, *_time(status), *_errors(status, width)]
+        subjects.append(("newest", f"{where}{row.get('wave', 0)}: {values}"))
+    statistics = ["", status.statistics.rstrip()] if status.statistics else []
+    return _lines(status, subjects, statistics, width)
+
+
+def _lines(
+    status: RunStatus, subjects: list[tuple[str, str]], body: list[str], width: int
+) -> list[str]:
+    """Return a paragraph for each subject, the body, the time of all starts, the last errors."""
+    made_by = f", by bert_jax {status.version}" if status.version else ""
+    lines = []
+    for name, text in [("run", f"{status.workdir}{made_by}: {_state(status)}"), *subjects]:
+        lines += textwrap.wrap(
+            _printable(text), max(40, width), initial_indent=f"{name:{_INDENT}}",
+            subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return [*lines, *body, *_time(status), *_errors(status, width)]
 
 
 def _value(value: Any) -> str:
@@ -92,15 +106,8 @@ def _value(value: Any) -> str:
     return "not a number" if value is None else f"{value:.4g}"
 
 
-def _row(name: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        _printable(text), max(40, width), initial_indent=f"{name:{_INDENT}}",
-        subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-
-
 def _printable(text: str) -> str:
-    """On one line, and without what a terminal would obey."""
+    """Replace line breaks and characters that a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -119,11 +126,6 @@ def _state(status: RunStatus) -> str:
     }[status.state]
 
 
-def _phase(status: Status) -> str:
-    count = len(status.phases)
-    return f", phase {status.phase + 1} of {count}" if count > 1 else ""
-
-
 def _reached(status: RunStatus, phase: str = "") -> str:
     parts = [f"step {status.step:,}"]
     if status.num_steps:
@@ -137,32 +139,16 @@ def _reached(status: RunStatus, phase: str = "") -> str:
     return "; ".join(parts)
 
 
-def _losses(status: Status, width: int) -> list[str]:
-    lines = []
-    for label, row, name in (
-        ("training", status.train, "train"), ("held-out", status.evaluation, "eval"),
-    ):  # fmt: skip
-        if text := readout(status.metrics, row, name, status.unigram_entropy):
-            lines += _row(label, f"{text} (step {row['step']:,})", width)
-    return lines
-
-
-def _checkpoints(status: Status, width: int) -> list[str]:
+def _checkpoints(status: PretrainStatus) -> str:
     others = [step for step in status.checkpoints if step not in status.verified]
     if not status.checkpoints:
-        text = "none yet"
-    elif not status.verified:
-        text = f"none that was read back; not read back: {_steps(others)}"
-    else:
-        text = f"step {status.verified[-1]:,} is the newest that was read back"
-        if status.verified[:-1]:
-            text += f"; before it {_steps(status.verified[:-1])}"
-        if others:
-            text += f"; not read back: {_steps(others)}"
-    lines = _row("checkpoints", text, width)
-    if status.damaged:
-        lines += _row("damaged", f"put aside in damaged/: {', '.join(status.damaged)}", width)
-    return lines
+        return "none yet"
+    if not status.verified:
+        return f"none that was read back; not read back: {_steps(others)}"
+    text = f"step {status.verified[-1]:,} is the newest that was read back"
+    if status.verified[:-1]:
+        text += f"; before it {_steps(status.verified[:-1])}"
+    return text + (f"; not read back: {_steps(others)}" if others else "")
 
 
 def _steps(steps: list[int]) -> str:
@@ -191,33 +177,21 @@ def _time(status: RunStatus) -> list[str]:
     ]
 
 
-_REASONS = {
-    "productive": "steps (goodput)",
-    "startup": "start-up",
-    "input": "waiting for input",
-    "lost": "steps that were lost",
-}
-
-
 def _errors(status: RunStatus, width: int) -> list[str]:
     if not status.errors:
         return []
     lines = ["", "last errors"]
     for event in status.errors:
+        try:
+            when = f"{datetime.datetime.fromisoformat(event['time']):%Y-%m-%d %H:%M:%S}"
+        except ValueError:
+            when = event["time"][:32]
         lines += textwrap.wrap(
-            _printable(f"{_when(event)}  {event['kind']}{_where(event)}: {event['message']}"),
+            _printable(f"{when}  {event['kind']}{_where(event)}: {event['message']}"),
             max(40, width), initial_indent="  ", subsequent_indent="    ", max_lines=4,
             placeholder=" ...",
         )  # fmt: skip
     return lines
-
-
-def _when(event: dict[str, Any]) -> str:
-    try:
-        time = datetime.datetime.fromisoformat(event["time"])
-    except ValueError:
-        return str(event["time"])[:32]
-    return f"{time:%Y-%m-%d %H:%M:%S}"
 
 
 def _where(event: dict[str, Any]) -> str:

@@ -32,17 +32,10 @@ def summary_of_run(
     goal: float,
     constant: float,
 ) -> list[str]:
-    """Describe the run that begins, or continues, at step `begun`: one line per subject.
+    """Describe the run that begins, or continues, at step `begun` of `total`: a line a subject.
 
-    Args:
-        config: The run.
-        setup: The run's data and trials.
-        mesh: Mesh of trials.
-        name: Work directory.
-        begun: Steps of all waves that are done.
-        total: Steps of all waves.
-        goal: Score that a run must exceed (see `progress.goal_score`).
-        constant: Score of the best constant prediction.
+    A run must exceed the score `goal` (see `progress.goal_score`); the best constant prediction has
+    `constant`.
     """
     head = f"fine-tuning {', '.join(setup.inits)} in {name}"
     lines = [head if not begun else f"{head}, continued at step {begun:,} of {total:,}"]
@@ -73,17 +66,17 @@ def summary_of_run(
     return lines
 
 
-def finished_before(place: WorkDir, say: Callable[[str], None]) -> tuple[Outcome, ...]:
-    """Say how a finished run ended, and return its outcomes."""
-    path = place.local / STATISTICS
+def finished_before(work: WorkDir, say: Callable[[str], None]) -> tuple[Outcome, ...]:
+    """Print the statistics of a finished run, and return its outcomes."""
+    path = work.local / STATISTICS
     rows = by_first(lambda: read_json_object(path, max_bytes=_MAX_STATISTICS_BYTES)["outcomes"])
     if jax.process_index() == 0:
-        say(f"{place.name} is finished")
-        say((place.local / "statistics.txt").read_text(encoding="utf-8").rstrip())
+        say(f"{work.name} is finished")
+        say((work.local / "statistics.txt").read_text(encoding="utf-8").rstrip())
     return tuple(Outcome.from_json(each) for each in rows)
 
 
-def write_statistics(summary: Summary, place: WorkDir, *, percent: bool) -> list[str]:
+def write_statistics(summary: Summary, work: WorkDir, *, percent: bool) -> list[str]:
     """Write the statistics into the work directory, and return them as lines.
 
     Raises:
@@ -92,10 +85,10 @@ def write_statistics(summary: Summary, place: WorkDir, *, percent: bool) -> list
 
     def write() -> None:
         try:
-            write_summary(summary, place.local, title=Path(place.name).name, percent=percent)
+            write_summary(summary, work.local, title=Path(work.name).name, percent=percent)
         except (OSError, UserError) as error:
             raise SaveFailedError(
-                f"the statistics cannot be written to {place.local} ({error}). Fix that and "
+                f"the statistics cannot be written to {work.local} ({error}). Fix that and "
                 "rerun the command: the run continues from its last save"
             ) from error
 

@@ -1,4 +1,4 @@
-"""Parameters that a pretraining run starts from, in place of random ones."""
+"""The model that a pretraining run starts from, in place of random parameters."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,19 +9,19 @@ import numpy as np
 
 from bert_jax.checkpoint import saved_steps
 from bert_jax.checkpoint.agreement import by_first
-from bert_jax.config.mapping import build, to_dict
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.saved.model import SavedModel
+from bert_jax.saved.runs import read_record
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.workdir import read_config
 
 
 def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainConfig:
-    """Return the configuration with the architecture of `model`, but its own vocabulary size.
+    """Return the configuration with the architecture of `model`.
 
-    What says how a step is computed, and the dropout rates, stay.
+    The vocabulary size, the dropout rates and how a step is computed stay.
     """
     fields = {name: getattr(model, name) for name in ARCHITECTURE}
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
@@ -29,26 +29,27 @@ def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainCon
 
 def resolve_init(
     config: PretrainConfig,
-    place: WorkDir,
+    work: WorkDir,
     read: Callable[[], SavedModel] | None,
     tokenizer_fingerprint: str,
 ) -> tuple[PretrainConfig, SavedModel | None]:
     """Return the configuration with the architecture of the initial model, and that model.
 
-    A run that has saved does not need the model any more: it may be gone, and is not read.
-
-    Args:
-        config: Configuration of the run.
-        place: Its work directory.
-        read: Reads what `config.init` names.
-        tokenizer_fingerprint: Fingerprint of the corpus's tokenizer.
+    A run that has saved does not `read` the model any more, which may be gone.
 
     Raises:
         UserError: The model has another tokenizer than the corpus, or `read` is missing.
     """
     if not config.init:
         return config, None
-    if saved := by_first(lambda: _saved_config(place)):
+
+    def saved_config() -> dict[str, Any] | None:
+        if saved_steps(work.checkpoints) and (work.local / "config.json").exists():
+            config: dict[str, Any] = read_record(work.local, "pretrain")["config"]
+            return config
+        return None
+
+    if saved := by_first(saved_config):
         return with_architecture(config, build(PretrainConfig, saved).model), None
     if read is None:
         raise UserError(f"init is {config.init!r}; pass what reads it as the argument initial")
@@ -63,23 +64,23 @@ def resolve_init(
     return with_architecture(config, initial.config), initial
 
 
-def _saved_config(place: WorkDir) -> dict[str, Any] | None:
-    if saved_steps(place.checkpoints) and (place.local / "config.json").exists():
-        return to_dict(read_config(place.local))
-    return None
+def starting_line(initial: SavedModel, wanted: Any) -> str:
+    """Name the model that a run starts from, and the parts of `wanted` that the model lacks."""
+    lacks = _missing(wanted, initial.params)
+    fresh = f"; it has no {' and no '.join(lacks)}, which begin at random" if lacks else ""
+    return f"starts from {initial.name}{fresh}"
 
 
-def missing(wanted: Any, found: Any) -> list[str]:
-    """Name the parts of the parameters `wanted` that `found` lacks."""
+def _missing(wanted: Any, found: Any) -> list[str]:
     names = [name for name in wanted if name not in found]
     for name, entry in wanted.items():
         if name in found and isinstance(entry, dict):
-            names += missing(entry, found[name])
+            names += _missing(entry, found[name])
     return names
 
 
-def started_from(initial: SavedModel, fresh: Any, axes: Any) -> Any:
-    """Parameters laid out as `fresh`, of `initial` where it has them, else those of `fresh`.
+def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:
+    """Return the parameters of `initial` laid out as `fresh`, which fills in those it lacks.
 
     Args:
         initial: Model of the same architecture. Vocabulary rows without room in `fresh` stand
@@ -87,8 +88,10 @@ def started_from(initial: SavedModel, fresh: Any, axes: Any) -> Any:
         fresh: Parameters from `Objective.init`, on a mesh.
         axes: Logical axes of each parameter.
     """
-    found = {jax.tree_util.keystr(path): leaf
-             for path, leaf in jax.tree_util.tree_leaves_with_path(initial.params)}  # fmt: skip
+    found = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(initial.params)
+    }
 
     def take(path: Any, leaf: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
         name = jax.tree_util.keystr(path)

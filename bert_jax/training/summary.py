@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -13,32 +12,29 @@ from bert_jax.data.pairs import PairPlan, losses
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.objectives.objective import Metric, Objective, num_params
 from bert_jax.run.goodput import Clock
-from bert_jax.run.readout import readout
-from bert_jax.run.telemetry import duration
-from bert_jax.saved.model import SavedModel
+from bert_jax.run.telemetry import duration, readout
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus
-from bert_jax.training.initial import missing
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended."""
+    """Result of a start of a run."""
 
     workdir: Path | str
-    """Work directory, as it was given."""
+    """Work directory, as given."""
     step: int
     """Updates made."""
     finished: bool
-    """False: a signal stopped it, and the same command continues it."""
+    """Whether the run is at its end; else a signal stopped it, and the same command continues."""
     baseline: float | None
     """Value of the first metric for a model that ignores its input, if known."""
     train_metrics: dict[str, float]
-    """The last row of training metrics; empty when none was written."""
+    """Last row of training metrics; empty when none was written."""
     eval_metrics: dict[str, float]
-    """The last evaluation; empty when there was none."""
+    """Last evaluation; empty when there was none."""
     seconds: float
-    """Wall time since this start of the run."""
+    """Wall time of this start."""
 
 
 def summary(
@@ -68,6 +64,13 @@ def summary(
             clause, warning = losses(plan, store, config.data.pairing)
             phases[-1] += f"; {clause}"
             warnings += [warning] if warning else []
+    goal = []
+    if objective.baseline is not None:
+        metric = objective.metrics[0]
+        goal.append(
+            f"goal     a {metric.title} below {objective.baseline:.3f} nats, the {metric.baseline} "
+            "of the corpus"
+        )
     processes = jax.process_count()
     return [
         f"bert_jax {bert_jax.__version__}, work directory {workdir}",
@@ -76,29 +79,12 @@ def summary(
         f"corpus   {store.num_tokens:,} tokens in {store.num_documents:,} documents; {held_out}",
         *phases,
         *warnings,
-        *_goal(objective),
+        *goal,
         f"devices  {mesh.size} ({device.device_kind}) of {processes} "
         f"process{'es' if processes > 1 else ''}, as "
         + " x ".join(f"{name} {size}" for name, size in mesh.shape.items()),
         *([f"continues from step {step:,}"] if step else []),
     ]
-
-
-def _goal(objective: Objective) -> list[str]:
-    if objective.baseline is None:
-        return []
-    metric = objective.metrics[0]
-    return [
-        f"goal     a {metric.title} below {objective.baseline:.3f} nats, the {metric.baseline} of "
-        "the corpus"
-    ]
-
-
-def starting_line(initial: SavedModel, wanted: Any) -> str:
-    """Name the model that a run starts from, and what of `wanted` parameters the model lacks."""
-    lacks = missing(wanted, initial.params)
-    fresh = f"; it has no {' and no '.join(lacks)}, which begin at random" if lacks else ""
-    return f"starts from {initial.name}{fresh}"
 
 
 def closing_lines(
@@ -108,7 +94,7 @@ def closing_lines(
     clock: Clock,
     signal_name: str,
 ) -> list[str]:
-    """How the run ended and where things lie."""
+    """Describe how the run ended, and name its files."""
     checkpoint = f"{result.workdir}/checkpoints/{result.step}"
     if not result.finished:
         return [

@@ -12,8 +12,9 @@ from small_run import (
 )
 
 from bert_jax.errors import UserError
-from bert_jax.inspection.rerun import evaluate_run, replay_batch
-from bert_jax.training.report import TrainResult
+from bert_jax.inspection.evaluate import evaluate_run
+from bert_jax.inspection.replay import replay_batch
+from bert_jax.training.summary import TrainResult
 from bert_jax.training.train import train
 
 

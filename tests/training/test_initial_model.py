@@ -25,7 +25,7 @@ from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import step_config
-from bert_jax.training.initial import started_from, with_architecture
+from bert_jax.training.initial_model import initial_params, with_architecture
 from bert_jax.training.state import init_state
 from bert_jax.training.train import train
 
@@ -128,7 +128,7 @@ def test_on_any_mesh_with_any_padding_of_the_vocabulary(initial, corpus, extra):
     for tree, name in ((padded["encoder"]["embeddings"], "token"), (padded["mlm"], "bias")):
         rows = np.full((extra, *tree[name].shape[1:]), 7.0, np.float32)
         tree[name] = np.concatenate([tree[name], rows])
-    found = started_from(
+    found = initial_params(
         dataclasses.replace(initial, params=padded), fresh, settings.objective.axes()
     )
     assert_close(jax.device_get(found), initial.params)

@@ -1,0 +1,66 @@
+"""Steps dispatched ahead of their metrics, so that one step is always queued on the device."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from bert_jax.objectives.objective import Objective
+from bert_jax.run.session import Session
+
+
+class StepQueue:
+    """The compiled step of a loop; dispatch returns before the device has computed.
+
+    The metrics of a step are read when the next step is dispatched, at a compilation, and in
+    `flush`.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., tuple[Any, Any]],
+        objective: Objective,
+        session: Session,
+        read: Callable[[int, int, dict[str, Any], Any], None],
+    ):
+        """Dispatch nothing yet.
+
+        Args:
+            step: `(state, batch, ...) -> (state, metrics)`, compiled once per shape of tokens.
+            objective: Objective of the step.
+            session: Session that learns of each step.
+            read: Function of the updates made, the operations and the metrics of the last step, and
+                the state after it or after the step dispatched since.
+        """
+        self._step, self._objective = step, objective
+        self._session, self._read = session, read
+        self._compiled: set[tuple[int, ...]] = set()
+        self._unread: tuple[int, int, Any] | None = None
+
+    def dispatch(self, number: int, state: Any, batch: Any, *settings: Any) -> Any:
+        """Dispatch the step that makes update `number`, and read the metrics of the one before."""
+        shape = batch["tokens"].shape
+        is_new = shape not in self._compiled
+        if is_new:
+            self.flush(state)
+            self._compiled.add(shape)
+        with self._session.clock.spend("compile") if is_new else contextlib.nullcontext():
+            state, metrics = self._step(state, batch, *settings)
+        if is_new:
+            self._session.alive("a compilation")
+        self.flush(state)
+        flops = math.prod(shape[:-1]) * self._objective.flops(shape[-1])
+        self._unread = (number, flops, metrics)
+        return state
+
+    def flush(self, state: Any) -> None:
+        """Wait for the metrics that were not read yet, and pass them on."""
+        if self._unread is None:
+            return
+        (number, flops, metrics), self._unread = self._unread, None
+        metrics = jax.device_get(metrics)
+        self._session.step = number
+        self._session.alive(f"step {number:,}")
+        self._read(number, flops, metrics, state)
