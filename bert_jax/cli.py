@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import bert_jax
-from bert_jax.errors import UserError, explained
+from bert_jax.errors import UserError, report_error
 from bert_jax.plan.arguments import EXAMPLE, add_arguments
 from bert_jax.terminal import safe_streams
 from bert_jax.verbs import exchange, inference, runs
@@ -65,7 +65,7 @@ def _main(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, KeyboardInterrupt) as error:
-        if (known := explained(error, arguments.verb)) is None:
+        if (known := report_error(error, arguments.verb)) is None:
             raise
         return known
     finally:

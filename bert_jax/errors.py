@@ -1,4 +1,4 @@
-"""The exception that means "the user can correct this", and what is said of errors at the end."""
+"""The exception that means "the user can correct this", and what is printed for errors."""
 
 import difflib
 import errno
@@ -40,7 +40,7 @@ def exit_code(error: BaseException) -> int | None:
     return getattr(error, "exit_code", None) if isinstance(error, RuntimeError) else None
 
 
-def explained(error: BaseException, verb: str) -> int | None:
+def report_error(error: BaseException, verb: str) -> int | None:
     """Print what went wrong and return the exit code; None for a bug, which keeps its traceback."""
     if isinstance(error, SystemExit):  # _terminate
         return error.code if isinstance(error.code, int) else 1

@@ -228,7 +228,7 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     both = theirs(first, second)
     pair = make_row(ours, *ids[:2])
     check(f"{who}, of two texts,", first, pair.ids.tolist(), both["input_ids"])
-    types = (np.arange(len(pair.ids)) >= pair.second_at).astype(int).tolist()
+    types = (np.arange(len(pair.ids)) >= pair.second_start).astype(int).tolist()
     if saved.config.num_types > 1 and list(both["token_type_ids"]) != types:
         raise ProofFailedError(f"{who} gives other types to two texts: {both['token_type_ids']}")
     fields = ("pad_token_id", "unk_token_id", "cls_token_id", "sep_token_id", "mask_token_id")

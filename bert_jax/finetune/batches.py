@@ -180,7 +180,7 @@ class _Padded:
         self._lengths = rows.lengths
         self._begins = np.cumsum(self._lengths) - self._lengths
         self._tokens = np.concatenate([np.zeros(0, np.int32), *rows.tokens])
-        self._second_at = rows.second_at
+        self._second_start = rows.second_start
         self._has_tags = rows.has_tags
         labels = rows.labels
         if labels is not None and not isinstance(labels, np.ndarray):
@@ -194,7 +194,7 @@ class _Padded:
         at = np.arange(length)
         inside = at < self._lengths[index][..., None]
         source = np.where(inside, self._begins[index][..., None] + at, 0)
-        in_second = at >= self._second_at[index][..., None]
+        in_second = at >= self._second_start[index][..., None]
         rows = np.arange(index.shape[-1])
         batch = {
             "tokens": np.where(inside, self._tokens[source], np.int32(self._pad_id)),

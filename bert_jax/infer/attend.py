@@ -41,7 +41,7 @@ class _Row(NamedTuple):
     ids: Int[np.ndarray, " L"]
     words: list[str]
     """Part of the text that each token stands for; empty for special tokens."""
-    second_at: int
+    second_start: int
     """Where the second text begins; L without one."""
 
 
@@ -72,7 +72,7 @@ def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> s
         "tokens": _token_texts(saved.tokenizer, row),
         "words": row.words,
         "special": [int(i in (special.cls, special.sep)) for i in row.ids],
-        "second_at": row.second_at,
+        "second_start": row.second_start,
         "fills": fills,
         "weights": base64.b64encode(quantized(weights).tobytes()).decode(),
     }
@@ -105,8 +105,8 @@ def _row(saved: SavedModel, text: str, text_b: str | None) -> _Row:
         )
     of_row = ["", *words[0], ""]
     if len(words) > 1:
-        of_row += [""] * (row.second_at - len(of_row)) + [*words[1], ""]
-    return _Row(row.ids, of_row, row.second_at)
+        of_row += [""] * (row.second_start - len(of_row)) + [*words[1], ""]
+    return _Row(row.ids, of_row, row.second_start)
 
 
 def _token_texts(tokenizer: Tokenizer, row: _Row) -> list[str]:
@@ -126,7 +126,7 @@ def _weights(saved: SavedModel, row: _Row) -> Float[np.ndarray, "N H L L"]:
     tokens[0, :count] = row.ids
     type_ids = np.zeros_like(tokens)
     # A model of one sentence type (as RoBERTa's) reads both texts as that type.
-    type_ids[0, row.second_at : count] = min(1, saved.config.num_types - 1)
+    type_ids[0, row.second_start : count] = min(1, saved.config.num_types - 1)
     segment_ids = np.zeros_like(tokens)
     segment_ids[0, :count] = 1
     arrays = (jnp.asarray(a) for a in (tokens, type_ids, segment_ids))
@@ -144,7 +144,7 @@ def _fills(saved: SavedModel, row: _Row) -> dict[int, str]:
         return dict.fromkeys(at.tolist(), "this model has no head that fills masks")
     filler = MaskFiller(forward.on_device(saved))
     (output,) = run_rows(
-        Rows([row.ids], np.array([row.second_at], np.int32), None), filler.judge,
+        Rows([row.ids], np.array([row.second_start], np.int32), None), filler.judge,
         limit=saved.max_length, pad_id=saved.tokenizer.special_ids.pad,
     )  # fmt: skip
     masks = filler.candidates(len(at), output)

@@ -51,7 +51,7 @@ def run_rows(rows: Rows, function: Callable[[Batch], Any], *, limit: int, pad_id
         while at < len(order):
             size, length = shape_for(int(rows.lengths[order[at]]), len(order) - at, limit)
             index = order[at : at + size]
-            own = Rows([rows.tokens[row] for row in index.tolist()], rows.second_at[index], None)
+            own = Rows([rows.tokens[row] for row in index.tolist()], rows.second_start[index], None)
             ((_, batch),) = eval_batches(own, (length,), size, pad_id)
             yield index, batch
             at += size

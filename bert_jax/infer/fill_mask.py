@@ -90,8 +90,8 @@ class MaskFiller:
     def prepare(self, examples: Sequence[MaskedText]) -> Prepared[MaskedText]:
         """See `asker.Asker`."""
         tokens = [self._row(example) for example in examples]
-        second_at = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
-        return Prepared(examples, Rows(tokens, second_at, None))
+        second_start = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
+        return Prepared(examples, Rows(tokens, second_start, None))
 
     def judge(self, batch: Batch) -> Any:
         """See `asker.Asker`."""

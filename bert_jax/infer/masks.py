@@ -42,7 +42,7 @@ def encode_masked(text: str, tokenizer: Tokenizer) -> MaskedIds:
     ids, offsets, at = [], [], 0
     for start, end in [*mask_spans(text, tokenizer), (len(text), len(text))]:
         piece = text[at:start]
-        if tokenizer.mask_takes_blank and start < end:
+        if tokenizer.mask_strips_space and start < end:
             piece = piece.rstrip()
         found = tokenizer.encode(piece)
         ids.append(found.ids)
@@ -81,7 +81,7 @@ def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> st
     """
     before, after = text[: span[0]], text[span[1] :]
     token = token_text(id, tokenizer)
-    keeps_blank = _is_byte_level(tokenizer) and not tokenizer.mask_takes_blank
+    keeps_blank = _is_byte_level(tokenizer) and not tokenizer.mask_strips_space
     if token.startswith(" ") or (tokenizer.continues_word[id] and not keeps_blank):
         before = before.rstrip()
     if tokenizer.kind == "wordpiece" and tokenizer.continues_word[id]:

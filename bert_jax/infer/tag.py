@@ -113,8 +113,8 @@ class Tagger:
             stride=self._stride,
         )
         tokens = [window.ids for window in windows.windows]
-        second_at = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
-        return Prepared(examples, Rows(tokens, second_at, None), windows)
+        second_start = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
+        return Prepared(examples, Rows(tokens, second_start, None), windows)
 
     def judge(self, batch: Batch) -> Array:
         """See `asker.Asker`."""

@@ -27,7 +27,7 @@ class Rows:
 
     tokens: Sequence[Int32[np.ndarray, " _"]]
     """N arrays (n,): [CLS] ... [SEP]."""
-    second_at: Int32[np.ndarray, " N"]
+    second_start: Int32[np.ndarray, " N"]
     """Position in a row where type 1 begins; n where it has no second part."""
     labels: np.ndarray | Sequence[Int32[np.ndarray, " _"]] | None
     """Labels to predict, None where they are not known. By kind of head: single_label: (N,) int32;
@@ -37,8 +37,10 @@ class Rows:
 
     def __post_init__(self) -> None:
         """Refuse lists that are not one entry a row."""
-        if len(self.second_at) != len(self.tokens):
-            raise ValueError(f"{len(self.tokens)} rows, {len(self.second_at)} entries in second_at")
+        if len(self.second_start) != len(self.tokens):
+            raise ValueError(
+                f"{len(self.tokens)} rows, {len(self.second_start)} entries in second_start"
+            )
         if self.labels is not None and len(self.labels) != len(self.tokens):
             raise ValueError(f"{len(self.tokens)} rows, {len(self.labels)} labels")
 

@@ -70,7 +70,7 @@ class FastTokenizer(Tokenizer):
             del described["num_between"]
         text = json.dumps(["fast", 1, described], sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
-        self.mask_takes_blank = pipeline.roles[4] in pipeline.eats_space
+        self.mask_strips_space = pipeline.roles[4] in pipeline.eats_space
         self._bare = self._ids.get(SPACE if last["type"] == "Metaspace" else "Ġ", -1)
         byte_level = pipeline.kind == "byte_level_bpe"
         self._decoder = decoders.ByteLevel() if byte_level else piece_decoder()
@@ -171,7 +171,7 @@ class FastTokenizer(Tokenizer):
             "clean_up_tokenization_spaces": False,
             **names,
         }
-        if self.mask_takes_blank:
+        if self.mask_strips_space:
             config["mask_token"] = {"__type": "AddedToken", **added_fields(roles[4])}
         # Not the library's own text, in which a score may differ in its last digit.
         files = {"tokenizer.json": definition, CONFIG_NAME: config, MAP_NAME: names}

@@ -82,7 +82,7 @@ class Tokenizer(ABC):
     tells it from the rest of a word (byte-level BPE), else nothing."""
     num_between = 1
     """Separators between the two texts of a row: 1, or 2 as in RoBERTa and XLM-R."""
-    mask_takes_blank = False
+    mask_strips_space = False
     """Whether the mask stands for a word with the blank before it, as RoBERTa's does."""
 
     def __init__(self, vocab: Iterable[str], added: Iterable[AddedToken] = ()) -> None:
@@ -186,7 +186,7 @@ class TokenRow(NamedTuple):
 
     ids: np.ndarray
     """(n,) int32."""
-    second_at: int
+    second_start: int
     """Where the second text begins; n where there is none."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import UserError, explained
+from bert_jax.errors import UserError, report_error
 
 
 def _read_options(arguments: argparse.Namespace):
@@ -148,7 +148,7 @@ def _run(
         finished = train(config)
     except BaseException as error:
         if label := processes.label():  # one of several, whose errors must not wait for the others
-            if (code := explained(error, f"{arguments.verb}, {label}")) is None:
+            if (code := report_error(error, f"{arguments.verb}, {label}")) is None:
                 traceback.print_exc()
             processes.leave(1 if code is None else code)
         raise

@@ -138,7 +138,7 @@ def test_a_batch_is_its_rows():
                 pad = length - n
                 assert batch["tokens"][m, b].tolist() == [*rows.tokens[i], *[PAD] * pad]
                 assert batch["segment_ids"][m, b].tolist() == [1] * n + [0] * pad
-                second = rows.second_at[i]
+                second = rows.second_start[i]
                 assert batch["type_ids"][m, b].tolist() == (
                     [0] * second + [1] * (n - second) + [0] * pad
                 )

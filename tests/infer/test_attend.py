@@ -32,18 +32,18 @@ def test_the_weights_in_the_page_are_those_of_the_model(saved):
     assert data["tokens"] == ["[CLS]", "the", "cat", "sat", "[SEP]", "a", "dog", "ran", "[SEP]"]
     assert data["words"] == ["", "the", "cat", "sat", "", "a", "dog", "ran", ""]
     assert data["special"] == [1, 0, 0, 0, 1, 0, 0, 0, 1]
-    assert data["second_at"] == 5
-    expected = attention_weights(saved, data["tokens"], second_at=5)
+    assert data["second_start"] == 5
+    expected = attention_weights(saved, data["tokens"], second_start=5)
     assert expected.max() > 0.4
     assert (abs(weights - expected) <= 0.004 * np.sqrt(expected) + 1e-5).all()
     # The second text has the other type: without it the weights differ by more than that.
-    assert abs(weights - attention_weights(saved, data["tokens"], second_at=9)).max() > 0.05
+    assert abs(weights - attention_weights(saved, data["tokens"], second_start=9)).max() > 0.05
 
 
 def test_a_second_text_that_is_the_first_is_a_pair(saved):
     data, _ = weights_in(attention_page(saved, "the cat", "the cat"))
     assert data["tokens"] == ["[CLS]", "the", "cat", "[SEP]", "the", "cat", "[SEP]"]
-    assert data["second_at"] == 4
+    assert data["second_start"] == 4
 
 
 def test_a_byte_holds_a_weight_to_the_error_that_the_page_states():
@@ -220,5 +220,5 @@ def test_a_model_of_one_sentence_type_reads_pairs(saved):
     params = {"encoder": {**saved.params["encoder"], "embeddings": embeddings}}
     one = dataclasses.replace(saved, config=config, params=params)
     data, weights = weights_in(attention_page(one, "the cat", "a dog"))
-    expected = attention_weights(one, data["tokens"], second_at=len(data["tokens"]))
+    expected = attention_weights(one, data["tokens"], second_start=len(data["tokens"]))
     np.testing.assert_allclose(weights, expected, atol=0.005)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 ATTACK = "</script><script>alert(1)</script><!-- <script>"
 TEXT = "قال الرجلون the cat 动物"
-SECOND_AT = 9
+SECOND_START = 9
 MOST_LINES = 3000  # of lines.js
 
 
@@ -34,8 +34,8 @@ def page(saved, tmp_path_factory):
 def weights(saved, page):
     """By numpy; the page's own tokens, as the test above has them."""
     data, _ = weights_in(page.read_text("utf-8"))
-    assert data["second_at"] == SECOND_AT
-    return attention_weights(saved, data["tokens"], SECOND_AT)
+    assert data["second_start"] == SECOND_START
+    return attention_weights(saved, data["tokens"], SECOND_START)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_the_map_shows_the_weights(opened, weights):
 def test_leaving_out_special_tokens_and_stretching(opened, weights):
     opened.hover('#overview [data-layer="0"][data-head="0"]', click=True)
     opened.hover("#hide-special", click=True)
-    special = {0, SECOND_AT - 1, len(weights[0, 0]) - 1}
+    special = {0, SECOND_START - 1, len(weights[0, 0]) - 1}
     drawn = lines(opened)
     assert drawn
     assert not [place for place in drawn if special & set(place[:2])]

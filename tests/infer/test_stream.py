@@ -46,9 +46,11 @@ class Shout:
             if "!" in example.text:
                 raise UserError(f"{example.origin}: it shouts already")
         tokens = [np.arange(1 + len(each.text) % 9, dtype=np.int32) for each in examples]
-        second_at = np.array([len(ids) for ids in tokens], np.int32)
+        second_start = np.array([len(ids) for ids in tokens], np.int32)
         long = [place for place, each in enumerate(examples) if len(each.text) > 90]
-        return Prepared(examples, Rows(tokens, second_at, None), cut=long, limit="texts are long")
+        return Prepared(
+            examples, Rows(tokens, second_start, None), cut=long, limit="texts are long"
+        )
 
     def judge(self, batch: Batch) -> Any:
         return batch["segment_ids"].sum(1)

@@ -54,11 +54,11 @@ def weights_in(page: str) -> tuple[dict[str, Any], np.ndarray]:
     return data, (values.reshape(data["layers"], data["heads"], count, count) / 255.0) ** 2
 
 
-def attention_weights(saved: SavedModel, tokens: list[str], second_at: int) -> np.ndarray:
+def attention_weights(saved: SavedModel, tokens: list[str], second_start: int) -> np.ndarray:
     """The encoder by hand: weights of every layer and head, (N, H, L, L), in float64."""
     encoder = jax.tree.map(lambda a: np.asarray(a, np.float64), saved.params["encoder"])
     ids = [saved.tokenizer.token_to_id(token) for token in tokens]
-    types = (np.arange(len(ids)) >= second_at).astype(int)
+    types = (np.arange(len(ids)) >= second_start).astype(int)
     table = encoder["embeddings"]
     x = table["token"][ids] + table["position"][: len(ids)] + table["type"][types]
     x = _norm(x, table["norm"])

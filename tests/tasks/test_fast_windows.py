@@ -66,7 +66,7 @@ def test_rows_of_two_texts_are_those_of_the_library(made, kind, tmp_path):
     pair = TextExample("0", "the dog?", CONTEXT, None, Origin("a", 1))
     rows, warnings = text_rows([pair], tokenizer, len(found.ids), None)
     assert rows.tokens[0].tolist() == found.ids
-    assert rows.second_at[0] == window.context_at
+    assert rows.second_start[0] == window.context_at
     assert not warnings
     rows, warnings = text_rows([pair], tokenizer, len(found.ids) - 1, None)
     assert len(rows.tokens[0]) == len(found.ids) - 1

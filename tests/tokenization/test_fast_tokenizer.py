@@ -132,7 +132,7 @@ def test_saved_and_pickled_it_is_the_same(made, kind, tmp_path):
     assert found.type_ids == [0] * (len(first) + 1 + len(between)) + [1] * (len(second) + 1)
     row = make_row(tokenizer, *(tokenizer.encode(text).ids for text in ("the dog", "jugs")))
     assert row.ids.tolist() == found.ids
-    assert row.second_at == found.type_ids.index(1)
+    assert row.second_start == found.type_ids.index(1)
     assert num_special(tokenizer, pair=True) == found.special_tokens_mask.count(1)
 
 

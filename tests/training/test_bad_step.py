@@ -21,7 +21,7 @@ from small_run import (
 
 from bert_jax.checkpoint import saved_steps
 from bert_jax.config.mapping import to_dict
-from bert_jax.errors import explained
+from bert_jax.errors import report_error
 from bert_jax.parallel.sharding import make_mesh
 from bert_jax.run.events import read_events
 from bert_jax.run.telemetry import read_metrics
@@ -97,7 +97,7 @@ def test_what_is_said_when_a_run_stops(capsys):
     assert "`bert-jax replay work --step 37`" in message
     assert f"The last good checkpoint: {WORKDIR / 'checkpoints' / '30'}." in message
     assert "skipped" not in message
-    assert explained(error, "pretrain") == BadStepError.exit_code == 4
+    assert report_error(error, "pretrain") == BadStepError.exit_code == 4
     assert message in capsys.readouterr().err
 
     message = str(BadStepError(bad, OTHER, ""))

@@ -2,7 +2,7 @@
 // What the page knows, what is chosen, and the panel that chooses it.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const { layers, heads, tokens, words, special, fills, second_at: secondAt } = data;
+const { layers, heads, tokens, words, special, fills, second_start: secondStart } = data;
 const count = tokens.length;
 const bytes = Uint8Array.from(atob(data.weights), (letter) => letter.charCodeAt(0));
 // A byte is 255 times the square root of a weight: small weights keep their digits.

@@ -18,7 +18,7 @@ function buildLines() {
       item.title = words[token] && words[token] !== tokens[token] ? `text: ${words[token]}` : "";
       if (fills[token]) item.title = `model: ${fills[token]}`;
       if (special[token]) item.classList.add("special");
-      if (token === secondAt) item.classList.add("second");
+      if (token === secondStart) item.classList.add("second");
       list.append(item);
     }
     const tokenOf = (event) => {

@@ -94,10 +94,12 @@ def build_windows(
             row = make_row(tokenizer, asked, ids[begin:end])
             target = (0, 0) if known else None
             if answer is not None and begin <= answer[0] and answer[1] < end:
-                shift = row.second_at - begin
+                shift = row.second_start - begin
                 target = (answer[0] + shift, answer[1] + shift)
             most = best[begin:end] == w
-            windows.append(Window(number, row.ids, row.second_at, spans[begin:end], most, target))
+            windows.append(
+                Window(number, row.ids, row.second_start, spans[begin:end], most, target)
+            )
     reasons = {
         f"longer than {options.max_question} tokens, cut there": cut,
         "without a target: no answer is at its offset and has a token": unplaced,

@@ -55,8 +55,8 @@ def cut_rows(
             rows.append(make_row(tokenizer, first[:a], second[:b]))
         if whole > room:
             long.append(number)
-    second_at = np.array([row.second_at for row in rows], np.int32)
-    return Rows([row.ids for row in rows], second_at, labels), long
+    second_start = np.array([row.second_start for row in rows], np.int32)
+    return Rows([row.ids for row in rows], second_start, labels), long
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:

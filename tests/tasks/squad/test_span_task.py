@@ -44,7 +44,7 @@ def test_answers_of_version_1(tmp_path):
     assert task.spec.rules == "v1.1"
     train, [dev] = task.train_split(), task.dev_splits()
     head = 1 + 3 + 1 + 1  # [CLS] w h o ? [SEP], each letter a token
-    assert train.rows.second_at.tolist() == [head] * 2
+    assert train.rows.second_start.tolist() == [head] * 2
     cat = head + len("the")
     assert train.rows.labels.tolist()[0] == [cat, cat + 2]
     assert train.rows.labels.dtype == np.int32

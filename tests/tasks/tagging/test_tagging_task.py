@@ -41,7 +41,7 @@ def test_two_schemes_are_one(tmp_path):
     first = [-1, 3, -1, -1, 3, -1, -1, 0, -1, 1, -1, -1, -1, -1]
     for split in (train, dev):
         assert [row.tolist() for row in split.rows.labels] == [first, [-1, 0, -1, 0, -1, -1, -1]]
-        assert split.rows.second_at.tolist() == split.rows.lengths.tolist() == [14, 7]
+        assert split.rows.second_start.tolist() == split.rows.lengths.tolist() == [14, 7]
     assert dev.score(outputs(dev, 5)) == {"f1": 1, "precision": 1, "recall": 1, "accuracy": 1}
     assert dev.constant_score == 2 * 2 / (6 + 3)  # B-PER for each word finds ann and bea
     wrong = [np.where(row == 1, 0, row) for row in dev.rows.labels]

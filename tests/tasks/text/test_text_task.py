@@ -48,7 +48,7 @@ def test_rows_of_a_table(tmp_path):
     assert {tuple(tokens.tolist()): label for tokens, label in both} == {
         (cls, *ids(text), sep): label for text, label in expected.items()
     }
-    assert train.rows.second_at.tolist() == train.rows.lengths.tolist()
+    assert train.rows.second_start.tolist() == train.rows.lengths.tolist()
     assert train.rows.labels.dtype == np.int32
 
 
@@ -61,7 +61,7 @@ def test_rows_of_pairs_are_cut_as_bert_does(tmp_path):
     whole, cut = ids("abcdefgh"), ids("ijklmnop")
     assert train.rows.tokens[2].tolist() == [cls, *whole[:4], sep, *cut[:3], sep]
     assert train.rows.tokens[1].tolist() == [cls, *ids("ab"), sep, *ids("cd"), sep]
-    assert train.rows.second_at.tolist() == [7, 4, 6]
+    assert train.rows.second_start.tolist() == [7, 4, 6]
     assert train.warnings == (
         f"{path}: 2 pairs of texts of more than 7 tokens, cut there (lines 2, 4)",
     )
@@ -419,7 +419,7 @@ def test_other_files_for_a_task_of_glue(tmp_path):
     assert task.open_split(official).rows.labels.tolist() == [1]
     assert task.open_split(own).rows.labels.tolist() == [2]
     assert task.open_split(bare).rows.labels is None
-    assert task.open_split(own).rows.second_at.tolist() == [3]
+    assert task.open_split(own).rows.second_start.tolist() == [3]
     unknown = put(tmp_path / "e.csv", "premise,hypothesis,label", "a,b,?")
     assert task.open_split(unknown, labelled=False).rows.labels is None
     with pytest.raises(UserError, match=r"d.csv: no column 'premise'"):
