@@ -16,7 +16,9 @@ from bert_jax.corpus.pydocs import PythonDocs
 from bert_jax.data.store import TokenStore, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.staging import staged_file
-from bert_jax.infer import MASK, MaskFiller, format_candidates
+from bert_jax.infer.loaded import LoadedModel
+from bert_jax.infer.masks import MASK
+from bert_jax.saved.model import read_model
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.wordpiece_training import train_wordpiece
@@ -68,11 +70,12 @@ def run_demo(config: PretrainConfig, workdir: Path) -> int:
 
     _heading(4, "Held-out sentences with one word masked")
     heldout = open_store(corpus / "heldout", tokenizer)
-    filler = MaskFiller.load(run)
     examples = itertools.islice(_masked_sentences(heldout, tokenizer), NUM_SENTENCES)
     texts, words = zip(*examples, strict=True)
-    for sentence, word, masks in zip(texts, words, filler.fill(texts), strict=True):
-        print(f"{sentence}\n    {format_candidates(masks[0])}   (it was: {word})")
+    answers = LoadedModel(read_model(run)).fill_mask(texts)
+    for sentence, word, answer in zip(texts, words, answers, strict=True):
+        candidates = [f"{each['token']} {each['probability']:.3f}" for each in answer["masks"][0]]
+        print(f"{sentence}\n    {'   '.join(candidates)}   (it was: {word})")
 
     _heading(5, f"Where everything lies, after {(time.perf_counter() - began) / 60:.1f} minutes")
     print(f"text          {text}\ntokenizer     {vocabulary}\ntoken store   {corpus}")

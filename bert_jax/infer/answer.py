@@ -1,33 +1,32 @@
 """Answers to questions: slices of the text that is given with them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from jax import Array
 from scipy.special import softmax
+from typing_extensions import override
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.infer import forward
-from bert_jax.infer.asker import Answer, Prepared, check_count, finite, text_field
+from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.config import TaskConfig, WindowOptions
 from bert_jax.tasks.examples import Origin, Question
-from bert_jax.tasks.rows import Batch, Rows
-from bert_jax.tasks.squad.answers import Candidate, Prediction, find_answers
+from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.squad.answers import Prediction, find_answers
 from bert_jax.tasks.squad.windows import SquadWindows, build_windows
 from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 
-class Answerer:
-    """A model with a span head; see `asker.Asker`.
+class Answerer(Predictor[Question]):
+    """A model with a span head.
 
-    A context that is longer than a row is read in windows that overlap; a token is judged in that
-    where it has most context, see `tasks.squad_windows`.
+    A context that is longer than a row is read in windows that overlap; a token is judged in the
+    window where it has most context, see `tasks.squad.windows`.
 
     Args:
-        model: The model.
+        model: A model on a device.
         top: Candidates listed for a question, best first.
         null_threshold: A question whose `null_odds` are above it has no answer; "auto": what was
             best for F1 on the dev data of the run, where these had questions without answer, else
@@ -38,7 +37,8 @@ class Answerer:
         UserError: The model has no such head; an option is out of range.
     """
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("question", "context")
+    FIELDS = ("question", "context")
+    PER_TOKEN = True
 
     def __init__(
         self,
@@ -67,51 +67,43 @@ class Answerer:
         found = model.origin.metrics.get("null_threshold")
         self._threshold = found if isinstance(null_threshold, str) else null_threshold
 
+    @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Question:
-        """See `asker.Asker`."""
         question, context = (text_field(fields, name, origin) for name in self.FIELDS)
         return Question(f"{origin}", question, context, None, origin)
 
+    @override
     def prepare(self, examples: Sequence[Question]) -> Prepared[Question]:
-        """See `asker.Asker`."""
         built = build_windows(examples, self.model.tokenizer, self._windows)
-        rows = Rows(
-            [window.ids for window in built.windows],
-            np.array([window.context_at for window in built.windows], np.int32),
-            None,
-        )
+        starts = np.array([window.context_at for window in built.windows], np.int32)
+        rows = Rows([window.ids for window in built.windows], starts)
         limit = f"questions are longer than {self._windows.max_question} tokens"
         return Prepared(examples, rows, built, built.cut_questions, limit)
 
-    def judge(self, batch: Batch) -> Array:
-        """See `asker.Asker`."""
-        return forward.token_logits(self.model, batch)
-
+    @override
     def answers(self, prepared: Prepared[Question], outputs: Sequence[np.ndarray]) -> list[Answer]:
-        """See `asker.Asker`: answer, start, end, probability, null_odds, and of several candidates.
-
-        An answer is `context[start:end]`; "" says that there is none. Probabilities are among the
-        candidates looked at, 20 or more, "no answer" among them where there is a threshold.
-        """
         built: SquadWindows = prepared.context
-        logits = [output[:n] for output, n in zip(outputs, prepared.rows.lengths, strict=True)]
-        finite(logits, self.model.name)
         found = find_answers(
             prepared.examples,
             built.windows,
-            [each[:, 0] for each in logits],
-            [each[:, 1] for each in logits],
+            [each[:, 0] for each in outputs],
+            [each[:, 1] for each in outputs],
             num_best=max(20, self._top),
             max_answer_tokens=self._max_tokens,
         )
         return [self._answer(prediction) for prediction in found]
 
+    @override
     def lines(self, example: Question, answer: Answer) -> list[str]:
-        """See `asker.Asker`."""
         listed = answer.get("candidates", [answer])
         return [f"{each['answer'] or '(no answer)'}   {each['probability']:.3f}" for each in listed]
 
     def _answer(self, prediction: Prediction) -> Answer:
+        """Return answer, start, end, probability, null_odds, and of several candidates.
+
+        An answer is `context[start:end]`; "" says that there is none. Probabilities are among the
+        candidates looked at, 20 or more, "no answer" among them where there is a threshold.
+        """
         candidates = list(prediction.candidates)
         if self._threshold is not None:
             if prediction.null_odds > self._threshold:
@@ -120,22 +112,17 @@ class Answerer:
                 candidates.append(prediction.null)
                 candidates[1:] = sorted(candidates[1:], key=lambda each: -each.score)
         shares = softmax([each.score for each in candidates])
-        listed = [
-            _listed(each, float(share)) for each, share in zip(candidates, shares, strict=True)
-        ]
+        listed: list[Answer] = [
+            {"answer": each.text, "start": each.start, "end": each.end,
+             "probability": round(float(share), 6)}
+            for each, share in zip(candidates, shares, strict=True)
+        ]  # fmt: skip
         answer: Answer = {**listed[0], "null_odds": round(prediction.null_odds, 6)}
         return answer if self._top == 1 else {**answer, "candidates": listed[: self._top]}
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
-
-
-def _listed(candidate: Candidate, share: float) -> Answer:
-    return {
-        "answer": candidate.text, "start": candidate.start, "end": candidate.end,
-        "probability": round(share, 6),
-    }  # fmt: skip
 
 
 def _windows(max_length: int) -> WindowOptions:

@@ -19,7 +19,6 @@ from jaxtyping import Float, Int, UInt8
 import bert_jax
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
-from bert_jax.infer.batching import run_rows
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.masks import encode_masked, token_text
 from bert_jax.model.heads import layer_outputs
@@ -143,10 +142,7 @@ def _fills(saved: SavedModel, row: _Row) -> dict[int, str]:
     if "fill-mask" not in saved.verbs:
         return dict.fromkeys(at.tolist(), "this model has no head that fills masks")
     filler = MaskFiller(forward.on_device(saved))
-    (output,) = run_rows(
-        Rows([row.ids], np.array([row.second_start], np.int32), None), filler.judge,
-        limit=saved.max_length, pad_id=saved.tokenizer.special_ids.pad,
-    )  # fmt: skip
+    (output,) = filler.outputs(Rows([row.ids], np.array([row.second_start], np.int32)))
     masks = filler.candidates(len(at), output)
     return {
         place: ", ".join(f"{each['token']} {100 * each['probability']:.1f}\xa0%" for each in mask)

@@ -2,19 +2,20 @@
 
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, get_args
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
 
 import numpy as np
 from jax import Array
+from typing_extensions import override
 
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
-from bert_jax.infer.asker import Prepared, finite
-from bert_jax.infer.classify import text_example, text_rows
+from bert_jax.infer.classify import TextPredictor
 from bert_jax.infer.forward import Pooling
+from bert_jax.infer.predictor import Prepared
 from bert_jax.saved.model import SavedModel
-from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.rows import Batch
 
 
@@ -34,11 +35,11 @@ def parse_layers(text: str) -> tuple[int, ...] | slice:
     )
 
 
-class Embedder:
-    """A model as a function of texts to vectors; see `asker.Asker`.
+class Embedder(TextPredictor):
+    """A model as a function of texts to vectors.
 
     Args:
-        model: The model.
+        model: A model on a device.
         pooling: mean or max over the tokens, the state of the first token (cls), or BERT's pooler
             on top of it.
         layers: The mean of their states is taken; from 0, the embeddings, to `num_layers`, or from
@@ -52,8 +53,6 @@ class Embedder:
         UserError: No such layer or pooling, or the model has no pooler.
     """
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("text", "text_b")
-
     def __init__(
         self,
         model: SavedModel,
@@ -66,6 +65,7 @@ class Embedder:
         if pooling not in get_args(Pooling):
             raise UserError(f"pooling is {pooling!r}; there are {', '.join(get_args(Pooling))}")
         self.model = model
+        self.width = model.config.hidden_dim
         self._layers = _numbered(layers, model)
         if pooling == "pooler":
             if not model.has_pooler:
@@ -76,37 +76,23 @@ class Embedder:
         self._special_tokens = special_tokens
         self._normalize = normalize
 
-    @property
-    def width(self) -> int:
-        """D."""
-        return self.model.config.hidden_dim
-
-    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
-        """See `asker.Asker`."""
-        return text_example(fields, origin)
-
-    def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
-        """See `asker.Asker`."""
-        return text_rows(examples, self.model)
-
-    def judge(self, batch: Batch) -> Array:
-        """See `asker.Asker`."""
+    @override
+    def forward(self, batch: Batch) -> Array:
         return forward.pooled(self.model, batch, self._pooling, self._layers, self._special_tokens)
 
+    @override
     def answers(
         self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """See `asker.Asker`: (D,) float32 each."""
-        finite(outputs, self.model.name)
         if not self._normalize:
             return list(outputs)
         return [output / max(float(np.linalg.norm(output)), 1e-12) for output in outputs]
 
+    @override
     def lines(self, example: TextExample, answer: np.ndarray) -> list[str]:
-        """See `asker.Asker`."""
-        shown = " ".join(f"{value:.4f}" for value in answer[:6])
+        first = " ".join(f"{value:.4f}" for value in answer[:6])
         more = f" ... ({len(answer)} numbers)" if len(answer) > 6 else ""
-        return [f"{shown}{more}"]
+        return [f"{first}{more}"]
 
 
 def _numbered(layers: int | Sequence[int] | slice, model: SavedModel) -> tuple[int, ...]:

@@ -2,109 +2,69 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
-from bert_jax.infer.asker import Answer, Given, Prepared, ask, check_count, finite, text_field
 from bert_jax.infer.masks import MASK, encode_masked, filled, mask_spans, token_text
-from bert_jax.saved.model import SavedModel, read_model
-from bert_jax.tasks.examples import Origin
+from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
+from bert_jax.saved.model import SavedModel
+from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows
 from bert_jax.tokenization.tokenizer import make_row
 
 _SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the mask
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A token for one masked place."""
-
-    token: str
-    """Readable text, without the blank that begins a word; `##s` continues a word (WordPiece)."""
-    id: int
-    probability: float
-    sequence: str
-    """Text with the token in the place of this mask."""
-
-
-@dataclass(frozen=True)
-class MaskedText:
-    """A text with one mask or more."""
-
-    text: str
-    origin: Origin
-
-
-class MaskFiller:
-    """A pretrained model that fills masks; see `asker.Asker`.
+class MaskFiller(Predictor[TextExample]):
+    """A pretrained model that fills masks.
 
     A mask is written `[MASK]`, or as the model's own tokenizer spells it (`<mask>`). Each text is
     read alone, as `[CLS] text [SEP]`. Special tokens are never candidates.
 
     Args:
-        model: The model.
+        model: A model on a device.
         top: Candidates for each mask, the most probable ones.
 
     Raises:
         UserError: The model has no masked-LM head.
     """
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("text",)
+    FIELDS = ("text",)
 
     def __init__(self, model: SavedModel, *, top: int = 5) -> None:
         model.require("fill-mask", "masked-LM head")
         check_count("top", top)
         self.model = model
-        self._special = model.tokenizer.special_ids
-        specials = sorted(set(dataclasses.astuple(self._special)))
+        specials = sorted(set(dataclasses.astuple(model.tokenizer.special_ids)))
         self._top = min(top, model.config.vocab_size - len(specials))
         self._banned = np.zeros(model.config.padded_vocab_size, np.float32)
         self._banned[specials] = -np.inf
 
-    @classmethod
-    def load(cls, directory: str | Path, top: int = 5) -> "MaskFiller":
-        """Make a filler of the model in a directory (see `read_model`)."""
-        return cls(forward.on_device(read_model(directory)), top=top)
+    @override
+    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
+        return TextExample("", text_field(fields, "text", origin), None, None, origin)
 
-    def fill(self, texts: Sequence[str]) -> list[list[list[Candidate]]]:
-        """For every text, for each mask in it: the most probable tokens, best first.
-
-        Raises:
-            UserError: A text without a mask, or longer than the model's positions.
-        """
-        examples = [MaskedText(text, Given("text", n)) for n, text in enumerate(texts, 1)]
-        return [
-            [[Candidate(**candidate) for candidate in mask] for mask in answer["masks"]]
-            for answer in ask(self, self.prepare(examples))
-        ]
-
-    def example(self, fields: Mapping[str, Any], origin: Origin) -> MaskedText:
-        """See `asker.Asker`."""
-        return MaskedText(text_field(fields, "text", origin), origin)
-
-    def prepare(self, examples: Sequence[MaskedText]) -> Prepared[MaskedText]:
-        """See `asker.Asker`."""
+    @override
+    def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         tokens = [self._row(example) for example in examples]
         second_start = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
-        return Prepared(examples, Rows(tokens, second_start, None))
+        return Prepared(examples, Rows(tokens, second_start))
 
-    def judge(self, batch: Batch) -> Any:
-        """See `asker.Asker`."""
-        is_mask = batch["tokens"] == self._special.mask
+    @override
+    def forward(self, batch: Batch) -> Any:
+        is_mask = batch["tokens"] == self.model.tokenizer.special_ids.mask
         # A power of 2: few shapes are compiled. Places beyond a row's own masks are not read.
         count = 1 << (max(int(is_mask.sum(1).max()), 1) - 1).bit_length()
         count = min(count, is_mask.shape[1])
         places = np.argsort(~is_mask, axis=1, kind="stable")[:, :count].astype(np.int32)
         return forward.top_tokens(self.model, batch, places, self._top, self._banned)
 
-    def answers(self, prepared: Prepared[MaskedText], outputs: Sequence[Any]) -> list[Answer]:
-        """See `asker.Asker`: masks, in their order, each a list of candidates."""
-        finite([probabilities for probabilities, _ in outputs], self.model.name)
+    @override
+    def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[Answer]:
         tokenizer = self.model.tokenizer
         answers: list[Answer] = []
         for example, output in zip(prepared.examples, outputs, strict=True):
@@ -121,7 +81,7 @@ class MaskFiller:
 
         Args:
             count: Number of masks.
-            output: Row of what `judge` gives.
+            output: Row of the result of `forward`.
         """
         tokenizer = self.model.tokenizer
         masks = []
@@ -133,8 +93,8 @@ class MaskFiller:
             ])  # fmt: skip
         return masks
 
-    def lines(self, example: MaskedText, answer: Answer) -> list[str]:
-        """See `asker.Asker`."""
+    @override
+    def lines(self, example: TextExample, answer: Answer) -> list[str]:
         found: list[str] = []
         spans = mask_spans(example.text, self.model.tokenizer)
         for number, (span, mask) in enumerate(zip(spans, answer["masks"], strict=True), 1):
@@ -149,7 +109,7 @@ class MaskFiller:
             ]
         return found
 
-    def _row(self, example: MaskedText) -> np.ndarray:
+    def _row(self, example: TextExample) -> np.ndarray:
         text, tokenizer = example.text, self.model.tokenizer
         if not mask_spans(text, tokenizer):
             raise UserError(
@@ -171,8 +131,3 @@ def _around(text: str, place: int) -> str:
     start, end = max(0, place - _SHOWN_BEFORE), place + _SHOWN_AFTER
     part = " ".join(text[start:end].split())
     return f"{'…' * (start > 0)}{part}{'…' * (end < len(text))}"
-
-
-def format_candidates(candidates: Sequence[Candidate]) -> str:
-    """One line: each token with its probability."""
-    return "   ".join(f"{c.token} {c.probability:.3f}" for c in candidates)

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.encoder import Embeddings, Layer, Pooler
-from bert_jax.model.heads import MaskedLMHead, with_params
+from bert_jax.model.encoder import Embeddings, Layer
+from bert_jax.model.heads import pool, vocabulary_logits, with_params
 from bert_jax.model.task_heads import TaskHeadConfig, apply_head
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Batch
@@ -34,10 +34,7 @@ def on_device(saved: SavedModel) -> SavedModel:
         jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], encoder["layers"])
         for n in range(saved.config.num_layers)
     ]
-    heads: dict[str, Any] = {
-        name: saved.params[name] for name in ("mlm", "head") if name in saved.params
-    }
-    params = {**heads, "encoder": {**encoder, "layers": layers}}
+    params = {**saved.params, "encoder": {**encoder, "layers": layers}}
     return dataclasses.replace(
         saved,
         config=dataclasses.replace(saved.config, remat="none"),  # there is no backward pass
@@ -45,17 +42,12 @@ def on_device(saved: SavedModel) -> SavedModel:
     )
 
 
-def row_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"]:
-    """Compute the logits of a classification, in float32."""
-    logits: Array = _row_logits(model.config, _head(model), *_before_end(model, batch))
-    return logits
-
-
-def token_logits(model: SavedModel, batch: Batch) -> Float[Array, "B L C"]:
-    """Compute the logits of tags or spans, in float32."""
-    hidden = _states(model, batch, model.config.num_layers)[-1]
-    head = {"head": model.params["head"]}
-    logits: Array = _token_logits(model.config, _head(model), head, hidden)
+def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[Array, "B L C"]:
+    """Compute the logits of a fine-tuned head, in float32."""
+    assert model.outputs is not None  # of `SavedModel.require`
+    head = model.outputs.head
+    end = _before_end(model, batch, all_places=head.kind != "classification")
+    logits: Array = _task_logits(model.config, head, *end)
     return logits
 
 
@@ -65,9 +57,9 @@ def top_tokens(
     """Find the most probable tokens at some places.
 
     Args:
-        model: The model.
+        model: A model on a device.
         batch: The rows.
-        places: Positions in them.
+        places: Positions in the rows.
         top: Number of tokens.
         banned: (V,) 0, or -inf for a token that is not to be among them.
 
@@ -90,7 +82,7 @@ def pooled(
     """Compute one vector for each row, in float32.
 
     Args:
-        model: The model.
+        model: A model on a device.
         batch: The rows.
         pooling: Choice of the states that make the vector.
         layers: Layers of which the mean is taken, ascending; 0 is the embeddings.
@@ -109,11 +101,6 @@ def pooled(
     return vectors
 
 
-def _head(model: SavedModel) -> TaskHeadConfig:
-    assert model.outputs is not None  # of `SavedModel.require`
-    return model.outputs.head
-
-
 def _states(model: SavedModel, batch: Batch, count: int) -> list[Array]:
     """Compute the states (B, L, D) after the embeddings and after each of `count` layers."""
     config, encoder = model.config, model.params["encoder"]
@@ -125,22 +112,20 @@ def _states(model: SavedModel, batch: Batch, count: int) -> list[Array]:
     return states
 
 
-def _before_end(model: SavedModel, batch: Batch) -> tuple[dict[str, Any], Array, np.ndarray]:
+def _before_end(
+    model: SavedModel, batch: Batch, *, all_places: bool = False
+) -> tuple[dict[str, Any], Array, np.ndarray]:
     """Compute what the programs that end a pass read: parameters, states, segment ids.
 
-    The last layer is among the parameters, and computes some places alone. In a small batch it has
-    run: all places cost less than another program.
+    The last layer is among the parameters, and computes some places alone. It has run in a small
+    batch, where all places cost less than another program, and where the program reads all places.
     """
-    encoder, num_layers = model.params["encoder"], model.config.num_layers
-    end: dict[str, Any] = {
-        name: model.params[name] for name in ("mlm", "head") if name in model.params
-    }
-    if model.has_pooler:
-        end["pooler"] = encoder["pooler"]
-    end["token"] = encoder["embeddings"]["token"]
-    if batch["tokens"].size > FEW_TOKENS:
+    encoder, num_layers = dict(model.params["encoder"]), model.config.num_layers
+    layers = encoder.pop("layers")
+    end = {**model.params, "encoder": encoder}
+    if not all_places and batch["tokens"].size > FEW_TOKENS:
         num_layers -= 1
-        end["layer"] = encoder["layers"][-1]
+        end["layer"] = layers[-1]
     return end, _states(model, batch, num_layers)[-1], batch["segment_ids"]
 
 
@@ -189,21 +174,16 @@ def _layer(
 
 
 @_program(0, 1)
-def _row_logits(
+def _task_logits(
     config: ModelConfig,
     head: TaskHeadConfig,
     end: Any,
     x: Float[Array, "B L D"],
     segment_ids: Int[Array, "B L"],
-) -> Float[Array, "B C"]:
-    return apply_head(config, head, end, _pooler(config, end, x, segment_ids))
-
-
-@_program(0, 1)
-def _token_logits(
-    config: ModelConfig, head: TaskHeadConfig, params: Any, x: Float[Array, "B L D"]
-) -> Float[Array, "B L C"]:
-    return apply_head(config, head, params, x)
+) -> Float[Array, "B C"] | Float[Array, "B L C"]:
+    if head.kind == "classification":
+        x = _pooler(config, end, x, segment_ids)
+    return apply_head(config, head, end, x)
 
 
 @_program(0, 1)
@@ -217,7 +197,7 @@ def _top_tokens(
     banned: Float[Array, " V"],
 ) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
     hidden = _last(config, end, x, segment_ids, places)
-    logits = with_params(end["mlm"], MaskedLMHead, config)(hidden, end["token"])
+    logits = vocabulary_logits(config, end, hidden)
     _, ids = jax.lax.top_k(logits + banned, top)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     return jnp.exp(jnp.take_along_axis(logits, ids, axis=-1) - total), ids
@@ -233,7 +213,7 @@ def _first(
 ) -> Float[Array, "B D"]:
     if pools:
         return _pooler(config, end, x, segment_ids).astype(jnp.float32)
-    return _first_states(config, end, x, segment_ids)[:, 0].astype(jnp.float32)
+    return _last(config, end, x, segment_ids)[:, 0].astype(jnp.float32)
 
 
 @_program(0, 1)
@@ -262,19 +242,16 @@ def _pool(
 
 
 def _last(
-    config: ModelConfig, end: Any, x: Array, segment_ids: Array, places: Array
+    config: ModelConfig, end: Any, x: Array, segment_ids: Array, places: Array | None = None
 ) -> Float[Array, "B P D"]:
-    """Compute the last states of some places."""
+    """Compute the last states of some places, or of the first token."""
+    if places is None:
+        places = jnp.zeros((len(x), 1), jnp.int32)
     if "layer" not in end:
         return jnp.take_along_axis(x, places[..., None], axis=1)
     layer = with_params(end["layer"], Layer, config)
     return layer(x, segment_ids, None, 0, places=places)
 
 
-def _first_states(config: ModelConfig, end: Any, x: Array, segment_ids: Array) -> Array:
-    return _last(config, end, x, segment_ids, jnp.zeros((len(x), 1), jnp.int32))
-
-
 def _pooler(config: ModelConfig, end: Any, x: Array, segment_ids: Array) -> Float[Array, "B D"]:
-    first = _first_states(config, end, x, segment_ids)
-    return with_params(end["pooler"], Pooler, config)(first)
+    return pool(config, end, _last(config, end, x, segment_ids))

@@ -9,11 +9,11 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.answer import Answerer
-from bert_jax.infer.asker import Answer, Asker, Cuts, Example, Given, ask
 from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import Embedder
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.forward import Pooling
+from bert_jax.infer.predictor import Answer, Cuts, Example, Given, Predictor
 from bert_jax.infer.tag import Tagger
 from bert_jax.saved.model import SavedModel
 
@@ -158,23 +158,23 @@ class LoadedModel:
         found = self._ask(embedder, _paired(texts, pairs))
         return np.stack(found) if found else np.zeros((0, embedder.width), np.float32)
 
-    def _ask(self, asker: Asker[Example], columns: dict[str, list[Any]]) -> list[Any]:
+    def _ask(self, predictor: Predictor[Example], columns: dict[str, list[Any]]) -> list[Any]:
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             given = " and ".join(f"{number} of {name}" for name, number in lengths.items())
             raise UserError(f"there are {given}; give as many")
         examples = [
-            asker.example(dict(zip(columns, values, strict=True)), Given("text", number))
+            predictor.example(dict(zip(columns, values, strict=True)), Given("text", number))
             for number, values in enumerate(zip(*columns.values(), strict=True), 1)
         ]
         if not examples:
             return []
-        prepared = asker.prepare(examples)
+        prepared = predictor.prepare(examples)
         cuts = Cuts()
         cuts.add(prepared)
         if warning := cuts.warning():
             warnings.warn(warning, stacklevel=3)  # at the caller of the method
-        return list(ask(asker, prepared))
+        return list(predictor.predict(prepared))
 
 
 def _several(texts: Any) -> list[Any]:

@@ -37,13 +37,18 @@ _MOST_PATIENCE = 0.5
 """Seconds to wait in all while lines are at hand."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Record:
-    """A line, or what is wrong with it."""
+    """A line, and its answer or the reason why there is none."""
 
     origin: Origin
     fields: dict[str, Any]
     problem: str | None = None
+    """Reason why the line cannot be read or asked about."""
+    example: Any = None
+    """Result of `Predictor.example`."""
+    answer: Any = None
+    """Entry of `Predictor.answers`."""
 
 
 PAUSE = Record(Origin("", 0), {})

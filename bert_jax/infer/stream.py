@@ -1,12 +1,10 @@
 """Many records through a verb, some thousand at a time, in order."""
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from bert_jax.errors import UserError
-from bert_jax.infer.asker import Asker, Cuts, Prepared, ask
+from bert_jax.infer.predictor import Cuts, Predictor
 from bert_jax.infer.records import PAUSE, Record
 
 OnError = Literal["fail", "skip"]
@@ -16,121 +14,78 @@ MAX_CHARS = 4_000_000
 _SHOWN = 5
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """Stands in the place of an answer."""
-
-    message: str
-    line: int
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A record, its example, and what is said of it."""
-
-    record: Record
-    example: Any
-    answer: Any
-    """Or `Skipped`."""
-
-
-@dataclass
-class Counts:
-    """Counts of a stream."""
-
-    records: int = 0
-    skipped: int = 0
-
-
 def answer_records(
-    asker: Asker[Any],
+    predictor: Predictor[Any],
     records: Iterable[Record],
     *,
     on_error: OnError = "fail",
-    counts: Counts | None = None,
-    done: Callable[[int], object] = lambda count: None,
-    say: Callable[[str], object] = lambda line: print(line, file=sys.stderr),
-) -> Iterator[list[Answered]]:
-    """Answers, in chunks.
+    say: Callable[[str], object],
+) -> Iterator[list[Record]]:
+    """Yield the records with their answers, in chunks.
 
     Args:
-        asker: The verb.
+        predictor: The verb.
         records: Records to ask about.
-        on_error: fail raises at the first record that cannot be asked about; skip puts a `Skipped`
-            in its place.
-        counts: Counted up.
-        done: Told how many records were answered.
+        on_error: fail raises at the first record that cannot be asked about; skip leaves the record
+            without answer and says why in its `problem`.
         say: Takes warnings: the first few records skipped, and at the end what was cut.
 
     Raises:
-        UserError: A record cannot be asked about, on `fail`; or the model's outputs are no numbers.
+        UserError: A record cannot be asked about, on `fail`; or the model's outputs are not finite.
     """
-    counts, cuts = counts or Counts(), Cuts()
+    cuts, skipped = Cuts(), 0
+
+    def refuse(record: Record, problem: str) -> None:
+        nonlocal skipped
+        if on_error == "fail":
+            raise UserError(problem)
+        skipped += 1
+        if skipped <= _SHOWN:
+            say(f"Skipped: {problem}")
+        record.problem = problem
+
     try:
-        yield from _answered(asker, records, on_error, counts, cuts, done, say)
+        for chunk in _chunks(records):
+            for record in chunk:
+                if record.problem is not None:
+                    refuse(record, record.problem)
+                    continue
+                try:
+                    record.example = predictor.example(record.fields, record.origin)
+                except UserError as error:
+                    refuse(record, f"{error}")
+            _answer(predictor, chunk, refuse, cuts)
+            yield chunk
     finally:
         if warning := cuts.warning():
             say(f"Warning: {warning}")
 
 
-def _answered(
-    asker: Asker[Any],
-    records: Iterable[Record],
-    on_error: OnError,
-    counts: Counts,
+def _answer(
+    predictor: Predictor[Any],
+    chunk: list[Record],
+    refuse: Callable[[Record, str], None],
     cuts: Cuts,
-    done: Callable[[int], object],
-    say: Callable[[str], object],
-) -> Iterator[list[Answered]]:
-    for chunk in _chunks(records):
-        slots: list[Any] = [None] * len(chunk)
-
-        def skip(
-            place: int, message: str, chunk: Sequence[Record] = chunk, slots: list[Any] = slots
-        ) -> None:
-            if on_error == "fail":
-                raise UserError(message)
-            counts.skipped += 1
-            if counts.skipped <= _SHOWN:
-                say(f"Skipped: {message}")
-            slots[place] = Skipped(message, chunk[place].origin.line)
-
-        examples: dict[int, Any] = {}
-        for place, record in enumerate(chunk):
-            if record.problem is not None:
-                skip(place, record.problem)
-                continue
-            try:
-                examples[place] = asker.example(record.fields, record.origin)
-            except UserError as error:
-                skip(place, f"{error}")
-        prepared = _prepared(asker, examples, skip)
-        if prepared is not None:
-            cuts.add(prepared)
-            for place, answer in zip(examples, ask(asker, prepared), strict=True):
-                slots[place] = answer
-        counts.records += len(chunk)
-        done(len(chunk))
-        yield [
-            Answered(record, examples.get(place), slots[place])
-            for place, record in enumerate(chunk)
-        ]
-
-
-def _prepared(
-    asker: Asker[Any], examples: dict[int, Any], skip: Callable[[int, str], None]
-) -> Prepared[Any] | None:
-    """Prepare all examples, and take out the examples that cannot be prepared."""
+) -> None:
+    """Answer the records without a problem; refuse the records that cannot be prepared."""
+    asked = [record for record in chunk if record.problem is None]
+    if not asked:
+        return
     try:
-        return asker.prepare(list(examples.values())) if examples else None
+        prepared = predictor.prepare([record.example for record in asked])
     except UserError:
-        for place, example in list(examples.items()):
+        for record in asked:
             try:
-                asker.prepare([example])
+                predictor.prepare([record.example])
             except UserError as error:
-                skip(place, f"{error}")
-                del examples[place]
-    return asker.prepare(list(examples.values())) if examples else None
+                refuse(record, f"{error}")
+        asked = [record for record in asked if record.problem is None]
+        if not asked:
+            return
+        prepared = predictor.prepare([record.example for record in asked])
+    cuts.add(prepared)
+    for record, answer in zip(asked, predictor.predict(prepared), strict=True):
+        record.answer = answer
 
 
 def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:

@@ -4,20 +4,19 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from jax import Array
 from scipy.special import softmax
+from typing_extensions import override
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.infer import forward
-from bert_jax.infer.asker import Answer, Prepared, finite, text_field
+from bert_jax.infer.predictor import Answer, Predictor, Prepared, text_field
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import Origin, TaggedExample
-from bert_jax.tasks.rows import Batch, Rows
+from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.tagging.schemes import entities, split_tag, to_tags
 from bert_jax.tasks.tagging.windows import TagWindows, tag_windows
 
@@ -66,19 +65,15 @@ def _is_mark(character: str) -> bool:
     return unicodedata.category(character)[0] in "PS"
 
 
-class Tagger:
-    """A model with a tagging head; see `asker.Asker`.
-
-    A text that is longer than a row is read in windows that overlap, see `tasks.tag_windows`.
-
-    Args:
-        model: The model.
+class Tagger(Predictor[TaggableText]):
+    """A model with a tagging head; long texts are read in overlapping windows (`tag_windows`).
 
     Raises:
         UserError: The model has no such head.
     """
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("text", "tokens")
+    FIELDS = ("text", "tokens")
+    PER_TOKEN = True
 
     def __init__(self, model: SavedModel) -> None:
         model.require("tag", "head for the tags of words")
@@ -90,8 +85,8 @@ class Tagger:
         if model.origin.kind == "finetune":
             self._stride = build(TaskConfig, model.origin.config["task"], model.name).tag_stride
 
+    @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TaggableText:
-        """See `asker.Asker`."""
         if "tokens" not in fields:
             text = text_field(fields, "text", origin)
             offsets = tuple(split_words(text))
@@ -104,8 +99,8 @@ class Tagger:
             )
         return TaggableText(TaggedExample("", tuple(words), None, origin), None, ())
 
+    @override
     def prepare(self, examples: Sequence[TaggableText]) -> Prepared[TaggableText]:
-        """See `asker.Asker`."""
         windows = tag_windows(
             [example.words for example in examples if example.words.tokens],
             self.model.tokenizer,
@@ -114,25 +109,15 @@ class Tagger:
         )
         tokens = [window.ids for window in windows.windows]
         second_start = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
-        return Prepared(examples, Rows(tokens, second_start, None), windows)
+        return Prepared(examples, Rows(tokens, second_start), windows)
 
-    def judge(self, batch: Batch) -> Array:
-        """See `asker.Asker`."""
-        return forward.token_logits(self.model, batch)
-
+    @override
     def answers(
         self, prepared: Prepared[TaggableText], outputs: Sequence[np.ndarray]
     ) -> list[Answer]:
-        """See `asker.Asker`: tokens, tags, of raw text offsets, and where tags make some entities.
-
-        Tags of entities are sound IOB2, as `bert-jax predict` writes them. An entity's score is the
-        mean of its words' probabilities of the tags that were chosen.
-        """
         windows: TagWindows = prepared.context
         lengths = prepared.rows.lengths
-        logits = [output[:n] for output, n in zip(outputs, lengths, strict=True)]
-        finite(logits, self.model.name)
-        flat = np.concatenate([np.zeros((0, len(self._names)), np.float32), *logits])
+        flat = np.concatenate([np.zeros((0, len(self._names)), np.float32), *outputs])
         begins = np.cumsum(lengths) - lengths
         places = iter(
             windows.gather([begin + np.arange(n) for begin, n in zip(begins, lengths, strict=True)])
@@ -142,14 +127,19 @@ class Tagger:
             for example in prepared.examples
         ]
 
+    @override
     def lines(self, example: TaggableText, answer: Answer) -> list[str]:
-        """See `asker.Asker`."""
         if "entities" not in answer:
             return [" ".join(map("/".join, zip(answer["tokens"], answer["tags"], strict=True)))]
         found = [f"{e['type']:8} {e['text']}   {e['score']:.3f}" for e in answer["entities"]]
         return found or ["(no entities)"]
 
     def _answer(self, example: TaggableText, logits: np.ndarray) -> Answer:
+        """Return tokens, tags, of raw text offsets, and where tags make some entities.
+
+        Tags of entities are sound IOB2, as `bert-jax predict` writes them. An entity's score is the
+        mean of its words' probabilities of the tags that were chosen.
+        """
         words = example.words.tokens
         tags = [self._names[n] for n in logits.argmax(axis=-1)]
         answer: Answer = {"tokens": list(words), "tags": tags}

@@ -29,7 +29,7 @@ class Rows:
     """N arrays (n,): [CLS] ... [SEP]."""
     second_start: Int32[np.ndarray, " N"]
     """Position in a row where type 1 begins; n where it has no second part."""
-    labels: np.ndarray | Sequence[Int32[np.ndarray, " _"]] | None
+    labels: np.ndarray | Sequence[Int32[np.ndarray, " _"]] | None = None
     """Labels to predict, None where they are not known. By kind of head: single_label: (N,) int32;
     multi_label: (N, K) float32 of 0 and 1; regression: (N,) float32, standardised; span: (N, 2)
     int32, positions of the first and the last token; tags: N arrays (n,) int32 with `NO_LABEL`

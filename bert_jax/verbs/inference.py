@@ -2,8 +2,8 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bert_jax.errors import UserError
 
@@ -181,64 +181,36 @@ def _add_source(
     )
 
 
-def _run(arguments: argparse.Namespace, asker: Any, **more: Any) -> int:
-    from bert_jax.infer.command import run_verb
-
-    first = asker.FIELDS[0]
-    column = [] if arguments.text_column is None else [f"{first}={arguments.text_column}"]
-    run_verb(
-        asker,
-        arguments.texts,
-        arguments.input,
-        more={name: value for name, value in more.items() if value is not None},
-        fields=[*arguments.field, *column],
-        format=arguments.format,
-        table=arguments.table,
-        out=arguments.out,
-        as_json=arguments.json,
-        on_error=arguments.on_error,
-    )
-    return 0
-
-
-def _model(arguments: argparse.Namespace) -> Any:
-    from bert_jax.infer.command import check_files
-    from bert_jax.infer.forward import on_device
-    from bert_jax.saved.model import read_model
-
-    arguments.table = check_files(
-        arguments.input, arguments.format, arguments.out, arguments.table,
-        vectors=arguments.verb == "embed",
-    )  # fmt: skip
-    return on_device(read_model(arguments.workdir))
-
-
 def fill_mask(arguments: argparse.Namespace) -> int:
     """Fill masks."""
-    from bert_jax.infer import MaskFiller
+    from bert_jax.infer.fill_mask import MaskFiller
+    from bert_jax.verbs.answering import run_verb
 
-    return _run(arguments, MaskFiller(_model(arguments), top=arguments.top))
+    return run_verb(arguments, partial(MaskFiller, top=arguments.top))
 
 
 def classify(arguments: argparse.Namespace) -> int:
-    """Tells classes, labels or scores."""
+    """Classify texts: classes, labels or scores."""
     from bert_jax.infer.classify import Classifier
+    from bert_jax.verbs.answering import run_verb
 
-    classifier = Classifier(_model(arguments), top=arguments.top, threshold=arguments.threshold)
-    return _run(arguments, classifier, text_b=arguments.text_b)
+    make = partial(Classifier, top=arguments.top, threshold=arguments.threshold)
+    return run_verb(arguments, make, text_b=arguments.text_b)
 
 
 def tag(arguments: argparse.Namespace) -> int:
-    """Tags words."""
+    """Tag words."""
     from bert_jax.infer.tag import Tagger
+    from bert_jax.verbs.answering import run_verb
 
-    return _run(arguments, Tagger(_model(arguments)))
+    return run_verb(arguments, Tagger)
 
 
 def answer(arguments: argparse.Namespace) -> int:
-    """Answers questions."""
+    """Answer questions."""
     from bert_jax.infer.answer import Answerer
     from bert_jax.untrusted.whole_file import read_text
+    from bert_jax.verbs.answering import run_verb
 
     context = arguments.context
     if arguments.context_file is not None:
@@ -247,37 +219,36 @@ def answer(arguments: argparse.Namespace) -> int:
         context = read_text(arguments.context_file, max_bytes=_MAX_CONTEXT_BYTES)
     if context is None and arguments.texts not in ([], ["-"]):
         raise UserError("a question needs a text: give --context TEXT or --context-file FILE")
-    threshold: float | str | None = arguments.null_threshold
-    if threshold == "none":
-        threshold = None
-    elif threshold != "auto":
+    threshold = arguments.null_threshold
+    if threshold not in ("none", "auto"):
         try:
-            threshold = float(str(threshold))
+            threshold = float(threshold)
         except ValueError:
             raise UserError(
                 f"--null-threshold is {threshold!r}; give a number, none or auto"
             ) from None
-    answerer = Answerer(
-        _model(arguments),
+    make = partial(
+        Answerer,
         top=arguments.top,
-        null_threshold=threshold,
+        null_threshold=None if threshold == "none" else threshold,
         max_answer_tokens=arguments.max_answer_tokens,
     )
-    return _run(arguments, answerer, context=context)
+    return run_verb(arguments, make, context=context)
 
 
 def embed(arguments: argparse.Namespace) -> int:
     """Turn texts into vectors."""
     from bert_jax.infer.embed import Embedder, parse_layers
+    from bert_jax.verbs.answering import run_verb
 
-    embedder = Embedder(
-        _model(arguments),
+    make = partial(
+        Embedder,
         pooling=arguments.pooling,
         layers=parse_layers(arguments.layers),
         special_tokens=not arguments.no_special_tokens,
         normalize=arguments.normalize,
     )
-    return _run(arguments, embedder, text_b=arguments.text_b)
+    return run_verb(arguments, make, text_b=arguments.text_b)
 
 
 def attend(arguments: argparse.Namespace) -> int:

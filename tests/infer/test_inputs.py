@@ -1,5 +1,6 @@
 """Files that the verbs read: each format as what it is, pipes as they fill."""
 
+import argparse
 import gzip
 import json
 import lzma
@@ -16,10 +17,10 @@ import zstandard
 from test_stream import Shout
 
 from bert_jax.errors import UserError
-from bert_jax.infer.command import check_files
 from bert_jax.infer.records import PAUSE, Record, read_records
 from bert_jax.infer.stream import answer_records
 from bert_jax.tasks.tables.delimited import TableFormat
+from bert_jax.verbs.answering import check_files
 
 ROWS = [
     {"id": "7", "text": 'the "cat", sat', "text_b": "a\tdog"},
@@ -55,6 +56,11 @@ COMPRESS = {
 
 def read(path: Path, **options: Any) -> list[Record]:
     return list(read_records(str(path), fields=("text", "text_b"), **options))
+
+
+def arguments(**options: Any) -> argparse.Namespace:
+    defaults = {"verb": "tag", "input": [], "format": "auto", "out": None, "table": []}
+    return argparse.Namespace(**{**defaults, **options})
 
 
 def texts(records: list[Record]) -> list[Any]:
@@ -144,9 +150,9 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, content, options,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inputs": ["a.md"]}, r"a\.md: \.md files are not read"),
-        ({"inputs": ["-"], "format": "csv"}, "standard input is text or jsonl"),
-        ({"out": Path("v.npz"), "vectors": True}, r"v\.npz: not known; .* \.npy or \.parquet"),
+        ({"input": ["a.md"]}, r"a\.md: \.md files are not read"),
+        ({"input": ["-"], "format": "csv"}, "standard input is text or jsonl"),
+        ({"out": Path("v.npz"), "verb": "embed"}, r"v\.npz: not known; .* \.npy or \.parquet"),
         ({"out": Path("v.npy")}, r"\.npy is for vectors; .* \.jsonl or \.ndjson"),
         ({"out": Path("v")}, "v: not known"),
         ({"table": ["header=no"]}, "--table header=no: give header=True or False"),
@@ -154,14 +160,13 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, content, options,
     ],
 )
 def test_what_no_verb_can_do_is_refused_at_once(options, message):
-    defaults = {"inputs": [], "format": "auto", "out": None, "table": [], "vectors": False}
     with pytest.raises(UserError, match=message):
-        check_files(**{**defaults, **options})
+        check_files(arguments(**options))
 
 
 def test_how_a_table_is_written_is_taken():
     table = ["delimiter=\\t", "header=False", "quoting=True"]
-    found = check_files(["x/1", "y.TXT", "log.1"], "auto", None, table, vectors=False)
+    found = check_files(arguments(input=["x/1", "y.TXT", "log.1"], table=table))
     assert found == TableFormat(header=False, quoting=True, delimiter="\t")
 
 

@@ -65,11 +65,11 @@ def test_large_batches_compute_places_of_the_last_layer_and_answer_the_same(monk
     model = LoadedModel(saved)
     batch = dict(zip(("tokens", "type_ids", "segment_ids"), row_of(*TEXTS[:2]), strict=True))
     small, _, _ = forward._before_end(model.model, batch)
-    expected = forward.row_logits(model.model, batch)
+    expected = forward.task_logits(model.model, batch)
     monkeypatch.setattr(forward, "FEW_TOKENS", 0)
     large, _, _ = forward._before_end(model.model, batch)
     assert large.keys() - small.keys() == {"layer"}
-    found = forward.row_logits(model.model, batch)
+    found = forward.task_logits(model.model, batch)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     np.testing.assert_allclose(found[0], logits_of(saved, row_of(*TEXTS[:2])), atol=1e-5)
 
@@ -78,10 +78,10 @@ def test_a_call_compiles_nothing_that_one_before_it_compiled(classifying):
     _, model = classifying
     short, long = "cat", "the cat sat on a mat . " * 4
     model.classify([short, long, short])
-    before = forward._row_logits.program()._cache_size()
+    before = forward._task_logits.program()._cache_size()
     model.classify([long, "dog ran", "", short])
     model.classify(["dog", "dog", "the dog sat under a hill . " * 4])
-    assert forward._row_logits.program()._cache_size() == before
+    assert forward._task_logits.program()._cache_size() == before
     assert [shape_for(n, 3, 512) for n in (16, 17, 512)] == [(4, 16), (4, 24), (2, 512)]
     every = {shape_for(n, count, 512) for n in range(1, 513) for count in range(1, 500)}
     assert len({length for _, length in every}) == 15

@@ -6,17 +6,17 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.infer import stream
-from bert_jax.infer.asker import Prepared, text_field
+from bert_jax.infer.predictor import Predictor, Prepared, text_field
 from bert_jax.infer.records import MAX_LINE_BYTES, Record, read_records
-from bert_jax.infer.stream import Answered, Counts, Skipped, answer_records
-from bert_jax.infer.writers import JsonLines, Lines, opened_writer
+from bert_jax.infer.stream import answer_records
+from bert_jax.infer.writers import check_out, json_line, lines, write_answers
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows
 
@@ -32,10 +32,10 @@ class _Model:
         special_ids = _Ids()
 
 
-class Shout:
+class Shout(Predictor[TextExample]):
     """A verb that needs no model: the text in capitals; it refuses a "!"."""
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("text", "text_b")
+    FIELDS = ("text", "text_b")
     model: Any = _Model()
 
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
@@ -48,11 +48,9 @@ class Shout:
         tokens = [np.arange(1 + len(each.text) % 9, dtype=np.int32) for each in examples]
         second_start = np.array([len(ids) for ids in tokens], np.int32)
         long = [place for place, each in enumerate(examples) if len(each.text) > 90]
-        return Prepared(
-            examples, Rows(tokens, second_start, None), cut=long, limit="texts are long"
-        )
+        return Prepared(examples, Rows(tokens, second_start), cut=long, limit="texts are long")
 
-    def judge(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch) -> Any:
         return batch["segment_ids"].sum(1)
 
     def answers(self, prepared: Prepared[Any], outputs: Sequence[Any]) -> list[Any]:
@@ -67,7 +65,7 @@ def records_of(texts: Sequence[str]) -> list[Record]:
     return [Record(Origin("f", n), {"text": text}) for n, text in enumerate(texts, 1)]
 
 
-def run(texts: Sequence[str], **options: Any) -> list[Answered]:
+def run(texts: Sequence[str], **options: Any) -> list[Record]:
     chunks = answer_records(Shout(), records_of(texts), say=lambda line: None, **options)
     return [each for chunk in chunks for each in chunk]
 
@@ -100,20 +98,18 @@ def test_on_fail_the_first_bad_record_ends_it():
 
 
 def test_on_skip_bad_records_keep_their_places():
-    counts = Counts()
     said: list[str] = []
     records = [*records_of(["a", "b!", "c"]), Record(Origin("f", 40), {}, "f, line 40: bad"),
                Record(Origin("f", 41), {"other": 1})]  # fmt: skip
-    (chunk,) = answer_records(
-        Shout(), records, on_error="skip", counts=counts, say=lambda line: said.append(line)
-    )
-    answers = [each.answer for each in chunk]
-    assert answers[0]["loud"] == "A"
-    assert answers[1] == Skipped("f, line 2: it shouts already", 2)
-    assert answers[2]["loud"] == "C"
-    assert answers[3] == Skipped("f, line 40: bad", 40)
-    assert "no field 'text' but 'other'" in answers[4].message
-    assert (counts.records, counts.skipped) == (5, 3)
+    (chunk,) = answer_records(Shout(), records, on_error="skip", say=said.append)
+    assert chunk == records
+    first, second, third, fourth, fifth = chunk
+    assert (first.answer["loud"], third.answer["loud"]) == ("A", "C")
+    assert (second.answer, fourth.answer, fifth.answer) == (None, None, None)
+    assert second.problem == "f, line 2: it shouts already"
+    assert fourth.problem == "f, line 40: bad"
+    assert "no field 'text' but 'other'" in fifth.problem
+    assert (first.problem, third.problem) == (None, None)
     assert len(said) == 3
 
 
@@ -129,7 +125,7 @@ def test_what_was_cut_is_counted_once_with_the_first_places(monkeypatch):
 
 
 def test_all_records_bad_and_none_at_all():
-    assert all(isinstance(each.answer, Skipped) for each in run(["!", "!!"], on_error="skip"))
+    assert [each.problem is None for each in run(["!", "!!"], on_error="skip")] == [False, False]
     assert run([]) == []
 
 
@@ -207,38 +203,49 @@ def test_standard_input_tells_its_format_by_its_first_line(monkeypatch, content,
 # What is written
 
 
-def answered(value: Any, line: int = 1, **fields: Any) -> Answered:
-    return Answered(Record(Origin("f", line), fields), None, value)
+def answered(value: Any, line: int = 1, **fields: Any) -> Record:
+    return Record(Origin("f", line), fields, answer=value)
+
+
+def skipped(line: int = 2, **fields: Any) -> Record:
+    return Record(Origin("f", line), fields, problem="bad")
 
 
 def test_json_lines_have_ids_and_errors():
-    file = io.StringIO()
-    JsonLines(file).write([
-        answered({"label": "ä"}, id=7), answered(Skipped("bad", 2), 2, id="x"),
-        answered(Skipped("bad", 3)), answered(np.array([0.1, -2], np.float32)),
-    ])  # fmt: skip
-    assert [json.loads(line) for line in file.getvalue().splitlines()] == [
+    records = [
+        answered({"label": "ä"}, id=7), skipped(2, id="x"), skipped(3),
+        answered(np.array([0.1, -2], np.float32)),
+    ]  # fmt: skip
+    assert [json.loads(json_line(record)) for record in records] == [
         {"id": 7, "label": "ä"}, {"id": "x", "error": "bad", "line": 2},
         {"error": "bad", "line": 3}, {"embedding": [0.1, -2.0]},
     ]  # fmt: skip
 
 
 def test_lines_for_people():
-    file = io.StringIO()
-    Lines(Shout(), file).write([answered({"loud": "A"}, text="a"), answered(Skipped("bad", 2))])
-    assert file.getvalue() == "a\n    A\nf, line 1\n    skipped: bad\n"
+    assert lines(Shout(), answered({"loud": "A"}, text="a")) == "a\n    A\n"
+    assert lines(Shout(), skipped(1)) == "f, line 1\n    skipped: bad\n"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_standard_output_has_each_chunk_at_once(capsys, as_json):
+    def chunks():
+        yield [answered({"loud": "A"}, text="a")]
+        assert ('"loud": "A"' if as_json else "a\n    A\n") in capsys.readouterr().out
+        yield [skipped()]
+
+    write_answers(Shout(), chunks(), None, as_json=as_json)
+    assert "bad" in capsys.readouterr().out
 
 
 def test_vectors_of_skipped_records_are_nan_and_null(tmp_path):
-    chunks = [
-        [answered(np.full(3, n, np.float32), id=n), answered(Skipped("bad", 2))] for n in range(40)
-    ]
+    predictor = Shout()
+    predictor.width = 3
+    chunks = [[answered(np.full(3, n, np.float32), id=n), skipped()] for n in range(40)]
     for name in ("a.npy", "a.parquet", "a.jsonl"):
         if name == "a.parquet":
             pytest.importorskip("pyarrow")
-        with opened_writer(Shout(), tmp_path / name, as_json=True, width=3) as writer:
-            for chunk in chunks:
-                writer.write(chunk)
+        write_answers(predictor, chunks, tmp_path / name, as_json=True)
     expected = np.repeat(np.arange(40, dtype=np.float32), 2)[:, None] * np.ones(3, np.float32)
     expected[1::2] = np.nan
     found = np.load(tmp_path / "a.npy", allow_pickle=False)
@@ -252,37 +259,42 @@ def test_vectors_of_skipped_records_are_nan_and_null(tmp_path):
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 80
 
 
-def test_a_file_is_whole_or_not_there(tmp_path):
-    out = tmp_path / "new" / "a.jsonl"
+@pytest.mark.parametrize("name", ["a.jsonl", "a.npy", "a.parquet"])
+def test_a_file_is_whole_or_not_there(tmp_path, name):
+    predictor, out = Shout(), tmp_path / "new" / name
+    predictor.width = 3
+    chunk = [answered(np.ones(3, np.float32))]
+    if name == "a.parquet":
+        pytest.importorskip("pyarrow")
 
     def interrupted():
-        with opened_writer(Shout(), out, as_json=True) as writer:
-            writer.write([answered({"a": 1})])
-            raise KeyboardInterrupt
+        yield chunk
+        raise KeyboardInterrupt
+
+    def chunks():
+        yield chunk
+        assert out.read_text() == "before"
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        write_answers(predictor, interrupted(), out, as_json=True)
     assert list(out.parent.iterdir()) == []
     out.write_text("before")
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        write_answers(predictor, interrupted(), out, as_json=True)
     assert out.read_text() == "before"
-    with opened_writer(Shout(), out, as_json=True) as writer:
-        writer.write([answered({"a": 1})])
-        assert out.read_text() == "before"
-    assert out.read_text() == '{"a": 1}\n'
-    assert [path.name for path in out.parent.iterdir()] == ["a.jsonl"]
+    write_answers(predictor, chunks(), out, as_json=True)
+    assert out.read_bytes()[:6] != b"before"
+    if name == "a.jsonl":
+        assert out.read_text() == '{"embedding": [1.0, 1.0, 1.0]}\n'
+    assert [path.name for path in out.parent.iterdir()] == [name]
 
 
 def test_places_that_cannot_be_written_are_named(tmp_path):
     (tmp_path / "a.jsonl").mkdir()
-    directory = opened_writer(Shout(), tmp_path / "a.jsonl", as_json=True)
-    with pytest.raises(UserError, match="is a directory"), directory:
-        pass
+    with pytest.raises(UserError, match="is a directory"):
+        check_out(tmp_path / "a.jsonl", vectors=False)
     (tmp_path / "file").write_text("")
-    below = opened_writer(Shout(), tmp_path / "file" / "a.jsonl", as_json=True)
-    with pytest.raises(UserError, match="part of the path is a file"), below:
-        pass
-    no_vectors = opened_writer(Shout(), tmp_path / "a.npy", as_json=True)
-    with pytest.raises(UserError, match=r"\.npy is for vectors"), no_vectors:
-        pass
+    with pytest.raises(UserError, match="part of the path is a file"):
+        write_answers(Shout(), [], tmp_path / "file" / "a.jsonl", as_json=True)
+    with pytest.raises(UserError, match=r"\.npy is for vectors"):
+        check_out(tmp_path / "a.npy", vectors=False)

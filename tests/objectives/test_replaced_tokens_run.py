@@ -15,9 +15,9 @@ from small_run import (
     write_corpus,
 )
 
+import bert_jax
 from bert_jax import cli
 from bert_jax.errors import UserError
-from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.saved.model import read_model
 from bert_jax.training.train import train
@@ -102,7 +102,7 @@ def test_both_halves_are_exported(whole, tmp_path, capsys, part, made, outputs):
     np.testing.assert_array_equal(back.params["encoder"]["embeddings"]["token"], table)
     assert outputs == set(json.loads((out / "parity.json").read_text())["differences"])
     if part == "generator":
-        assert len(MaskFiller.load(out).fill(["7 [MASK] 9"])[0][0]) == 5
+        assert len(bert_jax.load(out).fill_mask("7 [MASK] 9")[0]["masks"][0]) == 5
 
 
 def test_the_discriminator_is_what_the_run_is_for(whole):
@@ -110,6 +110,6 @@ def test_the_discriminator_is_what_the_run_is_for(whole):
     assert saved.params.keys() == {"encoder", "rtd"}
     assert not saved.has_pooler
     with pytest.raises(UserError, match=r"no masked-LM head; it can embed.*--part generator"):
-        MaskFiller.load(whole[0])
+        bert_jax.load(whole[0]).fill_mask("[MASK]")
     with pytest.raises(UserError, match="has no part 'reader'; it holds discriminator and gener"):
         read_model(whole[0], part="reader")

@@ -1,13 +1,16 @@
 """The interface of inference verbs: fields to examples, to rows, to answers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, TypeVar
 
+import jax
 import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.infer.batching import run_rows
+from bert_jax.infer.forward import task_logits
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.examples import Origin
 from bert_jax.tasks.problems import SHOWN
@@ -21,7 +24,7 @@ Example = TypeVar("Example")
 
 @dataclass(frozen=True, eq=False)
 class Prepared(Generic[Example]):
-    """Examples that can be judged.
+    """Examples as rows of tokens.
 
     Attributes:
         examples: In their order.
@@ -52,68 +55,83 @@ class Cuts:
         self._cut += len(prepared.cut)
         self._limit = prepared.limit
         left = SHOWN - len(self._first)
-        self._first += [f"{prepared.examples[place].origin}" for place in prepared.cut[:left]]
+        self._first += [f"{prepared.examples[n].origin}" for n in prepared.cut[:left]]
 
     def warning(self) -> str:
         """Return the warning; empty where nothing was cut."""
         more = "; ..." if self._cut > len(self._first) else ""
-        places = "; ".join(self._first) + more
-        told = f"{self._cut:,} of {self._total:,} {self._limit} and were cut there ({places})"
-        return told if self._cut else ""
+        found = "; ".join(self._first) + more
+        warning = f"{self._cut:,} of {self._total:,} {self._limit} and were cut there ({found})"
+        return warning if self._cut else ""
 
 
 class Given(Origin):
-    """A place in a list that was passed, in no file."""
+    """A position in a list that was passed, in no file."""
 
     def __str__(self) -> str:
         return f"{self.path} {self.line}"
 
 
-@runtime_checkable
-class Asker(Protocol[Example]):
+class Predictor(ABC, Generic[Example]):
     """A verb with its options and a model."""
 
-    model: SavedModel
     FIELDS: ClassVar[tuple[str, ...]]
     """Fields of a JSON line; a line of plain text is the first."""
+    PER_TOKEN: ClassVar[bool] = False
+    """Whether `forward` returns (B, L, ...); outputs of padding are dropped."""
 
+    model: SavedModel
+    width: int | None = None
+    """D of answers that are vectors; None: answers are objects."""
+
+    @abstractmethod
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Example:
-        """One example.
+        """Make an example.
 
         Raises:
             UserError: A field is missing or is of another type.
         """
-        ...
 
+    @abstractmethod
     def prepare(self, examples: Sequence[Example]) -> Prepared[Example]:
-        """Tokens.
+        """Make rows of tokens.
 
         Raises:
             UserError: An example cannot be asked about.
         """
-        ...
 
-    def judge(self, batch: Batch) -> Any:
-        """Run a batch, and return arrays with rows on axis 0."""
-        ...
+    def forward(self, batch: Batch) -> Any:
+        """Run a batch, and return arrays with rows on axis 0: logits of the fine-tuned head."""
+        return task_logits(self.model, batch)
 
+    @abstractmethod
     def answers(self, prepared: Prepared[Example], outputs: Sequence[Any]) -> Sequence[Any]:
         """Return the answer to each example: an object for a JSON line, or an embedding (D,)."""
-        ...
 
+    @abstractmethod
     def lines(self, example: Example, answer: Any) -> list[str]:
-        """For people to read."""
-        ...
+        """Format an answer for people to read."""
 
+    def outputs(self, rows: Rows) -> list[Any]:
+        """Compute what `forward` returns for each row.
 
-def ask(asker: Asker[Example], prepared: Prepared[Example]) -> Sequence[Any]:
-    """Judges the rows; see `Asker.answers`."""
-    model = asker.model
-    outputs = run_rows(
-        prepared.rows, asker.judge, limit=model.max_length,
-        pad_id=model.tokenizer.special_ids.pad,
-    )  # fmt: skip
-    return asker.answers(prepared, outputs)
+        Raises:
+            UserError: Outputs are not finite.
+        """
+        model = self.model
+        pad_id = model.tokenizer.special_ids.pad
+        found = run_rows(rows, self.forward, limit=model.max_length, pad_id=pad_id)
+        if self.PER_TOKEN:
+            found = [output[:n] for output, n in zip(found, rows.lengths, strict=True)]
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found)):
+            raise UserError(
+                f"{model.name}: outputs are not finite; the model has diverged or is damaged"
+            )
+        return found
+
+    def predict(self, prepared: Prepared[Example]) -> Sequence[Any]:
+        """Return the answer to each prepared example."""
+        return self.answers(prepared, self.outputs(prepared.rows))
 
 
 def check_count(name: str, value: int) -> None:
@@ -139,13 +157,3 @@ def text_field(fields: Mapping[str, Any], name: str, origin: Origin) -> str:
     if not isinstance(value, str):
         raise UserError(f"{origin}: the field {name!r} holds {value!r:.60}, not text")
     return value
-
-
-def finite(outputs: Sequence[np.ndarray], name: str) -> None:
-    """Refuses what is no number.
-
-    Raises:
-        UserError: The model has diverged.
-    """
-    if not all(np.isfinite(output).all() for output in outputs):
-        raise UserError(f"{name}: outputs are not finite; the model has diverged or is damaged")
