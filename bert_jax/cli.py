@@ -22,6 +22,7 @@ from bert_jax.errors import UserError, report_error
 from bert_jax.plan.arguments import EXAMPLE, add_arguments
 from bert_jax.terminal import safe_streams
 from bert_jax.verbs import exchange, inference, runs
+from bert_jax.verbs.options import Parser
 
 _INPUT_HELP = (
     "a file, a quoted glob, `tfds:NAME[:SPLIT]`, or `python-docs` (the documentation that Python "
@@ -94,9 +95,9 @@ def _terminate(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _parser(*, needed: bool = True) -> argparse.ArgumentParser:
+def _parser(*, needed: bool = True) -> Parser:
     """Make the parser; with `needed` False, the fields of a run are listed without a run."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="bert-jax",
         description="Pretrain and fine-tune BERT-style encoders in JAX.",
         epilog="Start with `bert-jax demo`. `bert-jax VERB --help` explains a verb; `bert-jax "
@@ -105,7 +106,9 @@ def _parser(*, needed: bool = True) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"bert_jax {bert_jax.__version__}")
     subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, run: Callable[[argparse.Namespace], int], text: str, example: str = ""):
+    def verb(
+        name: str, run: Callable[[argparse.Namespace], int], text: str, example: str = ""
+    ) -> Parser:
         sub = subparsers.add_parser(
             name,
             help=text,
@@ -117,262 +120,191 @@ def _parser(*, needed: bool = True) -> argparse.ArgumentParser:
         return sub
 
     sub = verb("demo", runs.demo, "pretrain a small BERT on the documentation that Python carries")
-    sub.add_argument("--workdir", default="work/demo", type=Path, help="default: %(default)s")
-    sub.add_argument("--config", default="configs/pretrain/demo.py", help="default: %(default)s")
+    sub.option("--workdir", default="work/demo", type=Path)
+    sub.option("--config", default="configs/pretrain/demo.py")
 
     sub = verb(
-        "tokenizer",
-        runs.tokenizer,
-        "learn a vocabulary from text",
+        "tokenizer", runs.tokenizer, "learn a vocabulary from text",
         "bert-jax tokenizer --input 'my/*.txt' --vocab-size 30522 --out work/tokenizer",
-    )
+    )  # fmt: skip
     _add_input(sub)
-    sub.add_argument("--out", required=True, type=Path, help="directory to write")
-    sub.add_argument(
-        "--kind",
-        default="wordpiece",
+    sub.option("--out", "directory to write", required=True, type=Path)
+    sub.option(
+        "--kind", "wordpiece as BERT's, or SentencePiece unigram or bpe", "wordpiece",
         choices=["wordpiece", "unigram", "bpe"],
-        help="wordpiece as BERT's, or SentencePiece unigram or bpe (default: %(default)s)",
-    )
-    sub.add_argument("--vocab-size", type=int, default=30522, help="default: %(default)s")
-    sub.add_argument(
+    )  # fmt: skip
+    sub.option("--vocab-size", default=30522)
+    sub.flag(
         "--cased",
-        action="store_true",
-        help="keep case and accents (wordpiece lower-cases otherwise; SentencePiece never does)",
+        "keep case and accents (wordpiece lower-cases otherwise; SentencePiece never does)",
     )
-    sub.add_argument(
-        "--keep-accents",
-        action="store_true",
-        default=None,
-        help="wordpiece: keep accents where case is not kept",
-    )
-    sub.add_argument(
+    sub.flag("--keep-accents", "wordpiece: keep accents where case is not kept", default=None)
+    sub.option(
         "--character-coverage",
-        type=float,
-        metavar="SHARE",
-        help="share of the text's characters that get a token, the most frequent first; a word "
+        "share of the text's characters that get a token, the most frequent first; a word "
         "with another becomes [UNK], or bytes in SentencePiece (default: at least 0.9995)",
-    )
-    sub.add_argument(
+        type=float, metavar="SHARE",
+    )  # fmt: skip
+    sub.option(
         "--limit-alphabet",
-        type=int,
-        metavar="N",
-        help="wordpiece: at most so many characters get a token (default: as the coverage says, "
+        "wordpiece: at most so many characters get a token (default: as the coverage says, "
         "at least 1000)",
-    )
-    sub.add_argument(
-        "--min-frequency",
-        type=int,
-        metavar="N",
-        help="wordpiece: pairs of pieces that are rarer are not merged (default: 2)",
-    )
-    sub.add_argument(
-        "--max-mb",
-        type=float,
-        default=256,
-        metavar="MB",
-        help="learn from at most so much text, spread over all of it (default: %(default)s)",
-    )
+        type=int, metavar="N",
+    )  # fmt: skip
+    sub.option(
+        "--min-frequency", "wordpiece: pairs of pieces that are rarer are not merged (default: 2)",
+        type=int, metavar="N",
+    )  # fmt: skip
+    sub.option(
+        "--max-mb", "learn from at most so much text, spread over all of it", 256,
+        type=float, metavar="MB",
+    )  # fmt: skip
 
     sub = verb(
-        "corpus",
-        runs.corpus,
-        "tokenize text into a corpus directory",
+        "corpus", runs.corpus, "tokenize text into a corpus directory",
         "bert-jax corpus --input 'my/*.txt' --tokenizer work/tokenizer --out work/corpus",
-    )
+    )  # fmt: skip
     _add_input(sub)
-    sub.add_argument(
+    sub.option(
         "--tokenizer",
-        required=True,
-        type=Path,
-        help="directory from `bert-jax tokenizer`, or a vocab.txt, tokenizer.json "
-        "or SentencePiece model",
-    )
-    sub.add_argument("--out", required=True, type=Path, help="directory to write")
-    sub.add_argument(
-        "--heldout-rate",
-        type=float,
-        default=0.01,
-        help="share of the documents kept for evaluation (default: %(default)s)",
-    )
-    sub.add_argument(
-        "--splitter",
-        default="fast",
+        "directory from `bert-jax tokenizer`, or a vocab.txt, tokenizer.json or SentencePiece "
+        "model",
+        required=True, type=Path,
+    )  # fmt: skip
+    sub.option("--out", "directory to write", required=True, type=Path)
+    sub.option("--heldout-rate", "share of the documents kept for evaluation", 0.01)
+    sub.option(
+        "--splitter", "how sentences are found; `lines`: one a line", "fast",
         choices=["fast", "lines", "syntok"],
-        help="how sentences are found; `lines`: one a line (default: %(default)s)",
-    )
-    sub.add_argument("--num-workers", type=int, default=None, help="default: all cores")
-    sub.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace a corpus at --out once the new one is complete",
-    )
+    )  # fmt: skip
+    sub.option("--num-workers", "default: all cores", type=int)
+    sub.flag("--overwrite", "replace a corpus at --out once the new one is complete")
 
     sub = verb(
-        "tfds",
-        runs.tfds,
+        "tfds", runs.tfds,
         "download a data set of TensorFlow Datasets and prepare it, without TensorFlow",
         "bert-jax tfds glue/mrpc",
-    )
-    sub.add_argument("name", help="as in its catalogue; goes to TFDS_DATA_DIR")
+    )  # fmt: skip
+    sub.option("name", "as in its catalogue; goes to TFDS_DATA_DIR")
 
     sub = verb(
-        "pretrain",
-        runs.pretrain,
-        "pretrain, or continue a run in its work directory",
+        "pretrain", runs.pretrain, "pretrain, or continue a run in its work directory",
         "bert-jax pretrain --config=configs/pretrain/bert_tiny.py --workdir=work/tiny \\\n"
         "      --config.data.corpus=work/corpus --config.training.num_steps=20000",
-    )
+    )  # fmt: skip
     _add_run(sub, needed=needed)
 
     sub = verb(
-        "finetune",
-        runs.finetune,
+        "finetune", runs.finetune,
         "fine-tune on texts with labels, tagged words or questions; one run or a sweep of them",
         "bert-jax finetune --config=configs/finetune/glue.py:mrpc --config.init=work/tiny \\\n"
         "      --config.task.glue.data=glue_data --workdir=work/mrpc\n"
         "  bert-jax finetune --config=configs/finetune/table.py --config.init=work/tiny \\\n"
         "      --config.task.table.train=reviews.csv --config.sweep.seeds=5 --workdir=work/reviews",
-    )
+    )  # fmt: skip
     _add_run(sub, needed=needed)
 
     sub = verb(
-        "plan",
-        runs.plan,
-        "compile the train step for a TPU slice, on a machine without one",
+        "plan", runs.plan, "compile the train step for a TPU slice, on a machine without one",
         EXAMPLE,
-    )
+    )  # fmt: skip
     sub.set_defaults(takes_fields=True)
     add_arguments(sub, needed=needed)
 
     sub = verb(
-        "status",
-        runs.status,
+        "status", runs.status,
         "say how far a run is, what it has saved, where its time went and what went wrong",
         "bert-jax status work/tiny",
-    )
+    )  # fmt: skip
     sub.add_argument("workdir")
-    sub.add_argument("--json", action="store_true", help="print one JSON object instead")
-    sub.add_argument(
-        "--png", type=Path, metavar="FILE", help="the loss curve; default: loss.png of a local run"
+    sub.flag("--json", "print one JSON object instead")
+    sub.option(
+        "--png", "the loss curve; default: loss.png of a local run", type=Path, metavar="FILE"
     )
 
     sub = verb(
-        "verify",
-        runs.verify,
-        "read all checkpoints of a run back and say which are intact",
+        "verify", runs.verify, "read all checkpoints of a run back and say which are intact",
         "bert-jax verify work/tiny",
-    )
+    )  # fmt: skip
     sub.add_argument("workdir")
-    sub.add_argument("--step", type=int, default=None, help="only the checkpoint of this step")
-    sub.add_argument("--json", action="store_true", help="print a JSON list instead")
+    sub.option("--step", "only the checkpoint of this step", type=int)
+    sub.flag("--json", "print a JSON list instead")
 
     sub = verb(
-        "evaluate",
-        runs.evaluate,
+        "evaluate", runs.evaluate,
         "evaluate the newest checkpoint on held-out text, or a fine-tuned model on labelled data",
         "bert-jax evaluate work/tiny\n  bert-jax evaluate work/mrpc --data dev",
-    )
-    sub.add_argument("workdir", help="of a pretraining or a fine-tuning run")
-    sub.add_argument("--corpus", default=None, help="pretraining; default: that of the run")
-    sub.add_argument(
-        "--rows", type=int, default=None, help="pretraining: at most so many rows; default: all"
-    )
-    sub.add_argument(
+    )  # fmt: skip
+    sub.option("workdir", "of a pretraining or a fine-tuning run")
+    sub.option("--corpus", "pretraining; default: that of the run")
+    sub.option("--rows", "pretraining: at most so many rows; default: all", type=int)
+    sub.option(
         "--data",
-        default=None,
+        "fine-tuning: a file like those of the run, of GLUE also a split; default: the dev data "
+        "of the run",
         metavar="FILE",
-        help="fine-tuning: a file like those of the run, of GLUE also a split; default: the dev "
-        "data of the run",
     )
 
     sub = verb(
-        "predict",
-        runs.predict,
-        "predict with a fine-tuned model",
+        "predict", runs.predict, "predict with a fine-tuned model",
         "bert-jax predict work/reviews --data new.csv --out predictions",
-    )
-    sub.add_argument("workdir", help="of a fine-tuning run")
-    sub.add_argument(
+    )  # fmt: skip
+    sub.option("workdir", "of a fine-tuning run")
+    sub.option(
         "--data",
-        required=True,
-        metavar="FILE",
-        help="a file with the columns that the model was trained on, labels may be missing; of "
-        "GLUE also a split, for example test",
-    )
-    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="directory to write")
+        "a file with the columns that the model was trained on, labels may be missing; of GLUE "
+        "also a split, for example test",
+        required=True, metavar="FILE",
+    )  # fmt: skip
+    sub.option("--out", "directory to write", required=True, type=Path, metavar="DIR")
 
     sub = verb(
-        "replay",
-        runs.replay,
-        "print a batch of a run, decoded, with its masks",
+        "replay", runs.replay, "print a batch of a run, decoded, with its masks",
         "bert-jax replay work/tiny --step 100",
-    )
+    )  # fmt: skip
     sub.add_argument("workdir")
-    sub.add_argument("--step", required=True, type=int, help="number of the batch, from 0")
-    sub.add_argument("--rows", type=int, default=None, help="print at most so many rows")
-    sub.add_argument("--corpus", default=None, help="default: that of the run")
+    sub.option("--step", "number of the batch, from 0", required=True, type=int)
+    sub.option("--rows", "print at most so many rows", type=int)
+    sub.option("--corpus", "default: that of the run")
 
     inference.add(verb)
     exchange.add(verb)
     return parser
 
 
-def _add_run(sub: argparse.ArgumentParser, *, needed: bool) -> None:
+def _add_run(sub: Parser, *, needed: bool) -> None:
     sub.set_defaults(takes_fields=True)
-    sub.add_argument(
+    sub.option(
         "--config",
-        required=needed,
-        metavar="FILE",
-        help="a Python file with get_config(), optionally FILE:ARGUMENT. Any field is "
-        "set with --config.SECTION.FIELD=VALUE; --fields lists them",
-    )
-    sub.add_argument(
+        "a Python file with get_config(), optionally FILE:ARGUMENT. Any field is set with "
+        "--config.SECTION.FIELD=VALUE; --fields lists them",
+        required=needed, metavar="FILE",
+    )  # fmt: skip
+    sub.option(
         "--workdir",
-        required=needed,
-        metavar="DIR",
-        help="where checkpoints and metrics go, local or gs://BUCKET/DIR; made if missing",
-    )
-    sub.add_argument(
+        "where checkpoints and metrics go, local or gs://BUCKET/DIR; made if missing",
+        required=needed, metavar="DIR",
+    )  # fmt: skip
+    sub.option(
         "--distributed",
-        default="auto",
-        choices=["auto", "on", "off"],
-        help="join the other processes of a pod, a Slurm job or launch/local.py: where the "
-        "environment names some, always, never (default: %(default)s)",
-    )
-    sub.add_argument(
-        "--join-timeout",
-        type=int,
-        default=300,
-        metavar="SECONDS",
-        help="how long to wait for them (default: %(default)s)",
-    )
-    sub.add_argument(
+        "join the other processes of a pod, a Slurm job or launch/local.py: where the environment "
+        "names some, always, never",
+        "auto", choices=["auto", "on", "off"],
+    )  # fmt: skip
+    sub.option("--join-timeout", "how long to wait for them", 300, metavar="SECONDS")
+    sub.option(
         "--stopped-code",
-        type=int,
-        default=0,
-        metavar="CODE",
-        help="exit code when a signal ended the run, saved, before its last step; launchers that "
-        "start it again pass 75 (default: %(default)s)",
-    )
-    sub.add_argument(
-        "--fields",
-        dest="fields_help",
-        action="store_true",
-        help="list all fields with their defaults and stop",
-    )
+        "exit code when a signal ended the run, saved, before its last step; launchers that start "
+        "it again pass 75",
+        0, metavar="CODE",
+    )  # fmt: skip
+    sub.flag("--fields", "list all fields with their defaults and stop", dest="fields_help")
 
 
-def _add_input(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--input", required=True, action="append", help=_INPUT_HELP)
-    sub.add_argument(
-        "--field",
-        default="text",
-        help="of a JSON line or parquet row that holds the text (default: %(default)s)",
-    )
-    sub.add_argument(
-        "--line-documents", action="store_true", help="text files: each line is a document"
-    )
+def _add_input(sub: Parser) -> None:
+    sub.option("--input", _INPUT_HELP, required=True, action="append")
+    sub.option("--field", "of a JSON line or parquet row that holds the text", "text")
+    sub.flag("--line-documents", "text files: each line is a document")
 
 
 if __name__ == "__main__":

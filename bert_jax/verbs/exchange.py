@@ -6,53 +6,41 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bert_jax.errors import UserError
+from bert_jax.verbs.options import Parser
 
 
-def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
+def add(verb: Callable[..., Parser]) -> None:
     """Add the verbs.
 
     Args:
         verb: Verb of `cli`: (name, function, what it does, an example) to the verb's parser.
     """
     sub = verb(
-        "export",
-        export_,
-        "write a model for Transformers, StableHLO, Orbax or ONNX, and prove it",
+        "export", export_, "write a model for Transformers, StableHLO, Orbax or ONNX, and prove it",
         "bert-jax export work/base --to huggingface --out out/base --license apache-2.0\n"
         "  bert-jax export work/mrpc --to stablehlo --out out/mrpc",
-    )
-    sub.add_argument(
+    )  # fmt: skip
+    sub.option(
         "workdir",
+        "of a pretraining or fine-tuning run (its best model), or a directory in Hugging Face's "
+        "format",
         metavar="WORKDIR",
-        help="of a pretraining or fine-tuning run (its best model), or a directory in Hugging "
-        "Face's format",
     )
-    sub.add_argument(
+    sub.option(
         "--to",
-        required=True,
-        choices=["huggingface", "stablehlo", "orbax", "onnx"],
-        help="huggingface: what AutoModelFor... and AutoTokenizer load. stablehlo: one program for "
+        "huggingface: what AutoModelFor... and AutoTokenizer load. stablehlo: one program for "
         "CPU, CUDA and TPU. orbax: parameters as a plain checkpoint. onnx: for onnxruntime",
-    )
-    sub.add_argument(
-        "--out",
-        required=True,
-        type=Path,
-        metavar="DIR",
-        help="directory to write; it appears when everything is written and proven",
-    )
-    sub.add_argument(
-        "--tolerance",
-        type=float,
-        default=1e-4,
-        help="largest difference of a state or logit from the source's (default: %(default)s)",
-    )
-    sub.add_argument(
-        "--license",
-        default="unknown",
-        help="for the model card, in the Hub's abbreviation: apache-2.0, cc-by-4.0, other ... "
-        "(default: %(default)s)",
-    )
+        required=True, choices=["huggingface", "stablehlo", "orbax", "onnx"],
+    )  # fmt: skip
+    sub.option(
+        "--out", "directory to write; it appears when everything is written and proven",
+        required=True, type=Path, metavar="DIR",
+    )  # fmt: skip
+    sub.option("--tolerance", "largest difference of a state or logit from the source's", 1e-4)
+    sub.option(
+        "--license", "for the model card, in the Hub's abbreviation: apache-2.0, cc-by-4.0, other "
+        "...", "unknown",
+    )  # fmt: skip
     sub.add_argument(
         "--name", default="", help="title of the model card (default: the name of WORKDIR)"
     )
@@ -64,38 +52,34 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
     )
 
     sub = verb(
-        "import",
-        import_,
+        "import", import_,
         "import a BERT, RoBERTa, ELECTRA or DistilBERT of other software, and prove it",
         "bert-jax import bert-base-cased --out work/cased\n"
         "  bert-jax import uncased_L-12_H-768_A-12 --out work/uncased --add-tokens domain.txt",
-    )
-    sub.add_argument(
+    )  # fmt: skip
+    sub.option(
         "source",
-        metavar="SRC",
-        help="a directory in Hugging Face's format, a TensorFlow checkpoint of the original code "
+        "a directory in Hugging Face's format, a TensorFlow checkpoint of the original code "
         "(its directory or prefix), or a name on the Hugging Face Hub",
+        metavar="SRC",
     )
-    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="directory to write")
-    sub.add_argument(
+    sub.option("--out", "directory to write", required=True, type=Path, metavar="DIR")
+    sub.option(
         "--add-tokens",
-        type=Path,
-        metavar="FILE",
-        help="grow the vocabulary by the tokens of a file, one a line; each begins as the mean of "
-        "the pieces that it had",
-    )
-    sub.add_argument(
+        "grow the vocabulary by the tokens of a file, one a line; each begins as the mean of the "
+        "pieces that it had",
+        type=Path, metavar="FILE",
+    )  # fmt: skip
+    sub.option(
         "--gelu",
+        "what gelu means in a TensorFlow checkpoint: tanh as in the original code (default), or "
+        "erf as in its first release and in Transformers",
         choices=["tanh", "erf"],
-        help="what gelu means in a TensorFlow checkpoint: tanh as in the original code (default), "
-        "or erf as in its first release and in Transformers",
     )
-    sub.add_argument(
+    sub.option(
         "--tolerance",
-        type=float,
-        default=1e-4,
-        help="largest difference of a state or logit from the source's, where Transformers is "
-        "installed (default: %(default)s)",
+        "largest difference of a state or logit from the source's, where Transformers is installed",
+        1e-4,
     )
 
 

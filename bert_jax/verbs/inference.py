@@ -6,60 +6,49 @@ from functools import partial
 from pathlib import Path
 
 from bert_jax.errors import UserError
+from bert_jax.verbs.options import Parser
 
 _MAX_CONTEXT_BYTES = 4 << 20
 
 
-def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
+def add(verb: Callable[..., Parser]) -> None:
     """Add the verbs.
 
     Args:
         verb: Verb of `cli`: (name, function, what it does, an example) to the verb's parser.
     """
     sub = verb(
-        "fill-mask",
-        fill_mask,
-        "fill the [MASK]s of texts with a pretrained model",
+        "fill-mask", fill_mask, "fill the [MASK]s of texts with a pretrained model",
         'bert-jax fill-mask work/tiny "The capital of France is [MASK]."',
-    )
+    )  # fmt: skip
     _add_source(sub, "a text with one [MASK] or more")
-    sub.add_argument("--top", type=int, default=5, help="candidates a mask (default: %(default)s)")
+    sub.option("--top", "candidates a mask", 5)
 
     sub = verb(
-        "classify",
-        classify,
+        "classify", classify,
         "tell the class, the labels or the score of texts and pairs with a fine-tuned model",
         'bert-jax classify work/reviews "What a film."\n'
         "  bert-jax classify work/reviews --input new.jsonl --out labels.jsonl",
-    )
+    )  # fmt: skip
     _add_source(sub, "a text")
-    sub.add_argument("--text-b", metavar="TEXT", help="the second text of a pair, to every text")
-    sub.add_argument("--top", type=int, metavar="N", help="list N classes (default: all)")
-    sub.add_argument(
-        "--threshold",
-        type=float,
-        default=0.5,
-        help="of several labels, those that are more probable (default: %(default)s)",
-    )
+    sub.option("--text-b", "the second text of a pair, to every text", metavar="TEXT")
+    sub.option("--top", "list N classes (default: all)", type=int, metavar="N")
+    sub.option("--threshold", "of several labels, those that are more probable", 0.5)
 
     sub = verb(
-        "tag",
-        tag,
-        "tag words, and find entities, with a fine-tuned model",
+        "tag", tag, "tag words, and find entities, with a fine-tuned model",
         'bert-jax tag work/conll "Ada Lovelace lived in London."',
-    )
+    )  # fmt: skip
     _add_source(sub, "a text; it is split into words")
 
     sub = verb(
-        "answer",
-        answer,
-        "answer questions about a text with a fine-tuned model",
+        "answer", answer, "answer questions about a text with a fine-tuned model",
         'bert-jax answer work/squad "Who wrote it?" --context-file book.txt',
-    )
+    )  # fmt: skip
     _add_source(sub, "a question", field="question")
-    sub.add_argument("--context", metavar="TEXT", help="the text in which answers stand")
-    sub.add_argument("--context-file", type=Path, metavar="FILE", help="likewise, from a file")
-    sub.add_argument("--top", type=int, default=1, help="answers listed (default: %(default)s)")
+    sub.option("--context", "the text in which answers stand", metavar="TEXT")
+    sub.option("--context-file", "likewise, from a file", type=Path, metavar="FILE")
+    sub.option("--top", "answers listed", 1)
     sub.add_argument(
         "--null-threshold",
         default="auto",
@@ -67,25 +56,19 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
         help="no answer above these odds; `none`: always answer (default: what was best on the "
         "dev data of the run, else none)",
     )
-    sub.add_argument(
-        "--max-answer-tokens", type=int, metavar="N", help="default: as the run, else 30"
-    )
+    sub.option("--max-answer-tokens", "default: as the run, else 30", type=int, metavar="N")
 
     sub = verb(
-        "embed",
-        embed,
-        "turn texts into vectors",
+        "embed", embed, "turn texts into vectors",
         "bert-jax embed work/tiny --input texts.txt --out vectors.npy\n"
         "  bert-jax embed work/tiny --input texts.txt --layers=-4:-1 --out vectors.parquet",
-    )
+    )  # fmt: skip
     _add_source(sub, "a text", out="a .npy, .parquet or .jsonl file")
-    sub.add_argument("--text-b", metavar="TEXT", help="the second text of a pair, to every text")
-    sub.add_argument(
-        "--pooling",
-        default="mean",
+    sub.option("--text-b", "the second text of a pair, to every text", metavar="TEXT")
+    sub.option(
+        "--pooling", "of the states of the tokens, which", "mean",
         choices=["mean", "max", "cls", "pooler"],
-        help="of the states of the tokens, which (default: %(default)s)",
-    )
+    )  # fmt: skip
     sub.add_argument(
         "--layers",
         "--layer",
@@ -94,43 +77,26 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
         help="a layer, some (1,6,12) or a first and a last one (--layers=-4:-1), of which the mean "
         "is taken; 0 is the embeddings, -1 the last (default: %(default)s)",
     )
-    sub.add_argument(
-        "--no-special-tokens",
-        action="store_true",
-        help="leave [CLS] and [SEP] out of mean and max",
-    )
-    sub.add_argument("--normalize", action="store_true", help="to length 1")
+    sub.flag("--no-special-tokens", "leave [CLS] and [SEP] out of mean and max")
+    sub.flag("--normalize", "to length 1")
 
     sub = verb(
-        "attend",
-        attend,
+        "attend", attend,
         "draw what the tokens of a text attend to: one HTML page with all layers and heads",
         'bert-jax attend work/tiny "The animal didn\'t cross the street because it was too tired"\n'
         '  bert-jax attend work/tiny "The animal crossed the [MASK]."',
+    )  # fmt: skip
+    sub.option("directory", "a work directory, or in Hugging Face's format", metavar="DIR")
+    sub.option(
+        "text", "for each [MASK] the page says what the model would put there", metavar="TEXT"
     )
-    sub.add_argument(
-        "directory", metavar="DIR", help="a work directory, or in Hugging Face's format"
-    )
-    sub.add_argument(
-        "text", metavar="TEXT", help="for each [MASK] the page says what the model would put there"
-    )
-    sub.add_argument("--text-b", metavar="TEXT", help="the second text of a pair")
-    sub.add_argument(
-        "--out",
-        type=Path,
-        default="attention.html",
-        metavar="FILE",
-        help="replaced where it exists (default: %(default)s)",
-    )
+    sub.option("--text-b", "the second text of a pair", metavar="TEXT")
+    sub.option("--out", "replaced where it exists", "attention.html", type=Path, metavar="FILE")
 
 
-def _add_source(
-    sub: argparse.ArgumentParser, what: str, out: str = "a .jsonl file", field: str = "text"
-) -> None:
-    """Add what all of them take."""
-    sub.add_argument(
-        "workdir", metavar="DIR", help="of a run, or a directory in Hugging Face's format"
-    )
+def _add_source(sub: Parser, what: str, out: str = "a .jsonl file", field: str = "text") -> None:
+    """Add the arguments that these verbs share."""
+    sub.option("workdir", "of a run, or a directory in Hugging Face's format", metavar="DIR")
     sub.add_argument(
         "texts", nargs="*", metavar="TEXT", help=f"{what}; - (or none) for standard input"
     )
@@ -148,11 +114,11 @@ def _add_source(
         choices=["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"],
         help="of the files; auto tells by the suffix, of standard input by its first line",
     )
-    sub.add_argument(
+    sub.option(
         "--text-column",
+        f"column or JSON field of {what} (default: {field}); a column is a name, or a number from "
+        "1",
         metavar="NAME",
-        help=f"column or JSON field of {what} (default: {field}); a column is a name, or a number "
-        "from 1",
     )
     sub.add_argument(
         "--table",
@@ -168,17 +134,12 @@ def _add_source(
         metavar="OURS=THEIRS",
         help="the name that another field has in the files, such as text_b=answer",
     )
-    sub.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"write {out}; it appears whole or not at all"
-    )
-    sub.add_argument("--json", action="store_true", help="print JSON lines for texts too")
-    sub.add_argument(
-        "--on-error",
-        default="fail",
-        choices=["fail", "skip"],
-        help="at a line that cannot be read or asked about: stop, or say so in its place "
-        "(default: %(default)s)",
-    )
+    sub.option("--out", f"write {out}; it appears whole or not at all", type=Path, metavar="FILE")
+    sub.flag("--json", "print JSON lines for texts too")
+    sub.option(
+        "--on-error", "at a line that cannot be read or asked about: stop, or say so in its place",
+        "fail", choices=["fail", "skip"],
+    )  # fmt: skip
 
 
 def fill_mask(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,19 @@
+"""The parser of the command line."""
+
+import argparse
+from typing import Any
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose options name their defaults."""
+
+    def option(self, name: str, help: str = "", default: Any = None, **more: Any) -> None:
+        """Add an option; a default gives the option its type and is named in the help."""
+        if default is not None:
+            more = {"type": type(default), **more}
+            help = f"{help} (default: %(default)s)" if help else "default: %(default)s"
+        self.add_argument(name, default=default, help=help, **more)
+
+    def flag(self, name: str, help: str, **more: Any) -> None:
+        """Add an option without a value."""
+        self.add_argument(name, action="store_true", help=help, **more)
