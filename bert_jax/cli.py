@@ -19,7 +19,6 @@ from pathlib import Path
 
 import bert_jax
 from bert_jax.errors import UserError, report_error
-from bert_jax.plan.arguments import EXAMPLE, add_arguments
 from bert_jax.terminal import safe_streams
 from bert_jax.verbs import exchange, inference, runs
 from bert_jax.verbs.options import Parser
@@ -206,10 +205,11 @@ def _parser(*, needed: bool = True) -> Parser:
 
     sub = verb(
         "plan", runs.plan, "compile the train step for a TPU slice, on a machine without one",
-        EXAMPLE,
+        "bert-jax plan --config=configs/pretrain/bert_base.py --topology=v5e:16x16 --fast\n"
+        "  bert-jax plan --config=configs/pretrain/bert_large.py --topology=v5e:4x4 \\\n"
+        "      --topology=v5p:4x4x4 --phase=all --config.model.remat=dots --plot=plan.png",
     )  # fmt: skip
-    sub.set_defaults(takes_fields=True)
-    add_arguments(sub, needed=needed)
+    _add_plan(sub, needed=needed)
 
     sub = verb(
         "status", runs.status,
@@ -299,6 +299,43 @@ def _add_run(sub: Parser, *, needed: bool) -> None:
         0, metavar="CODE",
     )  # fmt: skip
     sub.flag("--fields", "list all fields with their defaults and stop", dest="fields_help")
+
+
+def _add_plan(sub: Parser, *, needed: bool) -> None:
+    sub.set_defaults(takes_fields=True)
+    sub.option(
+        "--config",
+        "as in pretrain; any field is set with --config.SECTION.FIELD=VALUE. data.corpus need not "
+        "exist",
+        required=needed, metavar="FILE",
+    )  # fmt: skip
+    sub.option(
+        "--topology",
+        "v5e:16x16, v5p:4x4x8, v4:2x2x1, v6e:8x8, tpu7x:4x4x4, v5e:1x1 (one chip), "
+        "v5e:16x16,slices=2. May be repeated: one comparison at the end",
+        required=needed, action="append", metavar="NAME",
+    )  # fmt: skip
+    sub.option("--phase", "of training.phases, or all", "0", metavar="N")
+    sub.option(
+        "--batch-per-chip", "rows a chip in a micro-batch, in place of the configured batch",
+        type=int, metavar="N",
+    )  # fmt: skip
+    search = sub.add_mutually_exclusive_group()
+    search.add_argument("--fit", action="store_true", help="find the largest batch per chip")
+    search.add_argument(
+        "--fast",
+        action="store_true",
+        help="compare the configured batch, a step of 0.5 M tokens in the fastest micro-batches, "
+        "and the batch with the highest MFU",
+    )
+    sub.flag("--json", "one JSON object on standard output")
+    sub.option("--plot", "draw memory and time", type=Path, metavar="FILE.png")
+    sub.option(
+        "--cache", "compiled steps are kept here (default: ~/.cache/bert_jax/plan)",
+        type=Path, metavar="DIR",
+    )  # fmt: skip
+    sub.flag("--no-cache", "neither read nor write the cache")
+    sub.flag("--fields", "list all fields and stop", dest="fields_help")
 
 
 def _add_input(sub: Parser) -> None:
