@@ -18,6 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.staging import staged_file
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.masks import MASK
+from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.saved.model import read_model
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ VOCAB_SIZE = 4096
 HELDOUT_RATE = 0.03
 LEAST_GAIN = 0.5
 """Nats that the held-out masked-LM loss must lie below the unigram entropy of the corpus."""
-LEAST_NSP_ACCURACY = 0.65
+LEAST_PAIR_ACCURACY = 0.65
 NUM_SENTENCES = 6
 
 
@@ -125,19 +126,20 @@ def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple
 def _verdict(result: TrainResult, corpus: Path) -> int:
     """Print whether the run has learned enough, and what to try next."""
     values = result.eval_metrics
-    if "eval/mlm_loss" not in values:
+    if "eval/nats_below_unigram" not in values:
         raise UserError(
             f"{result.workdir}/metrics.jsonl has lost the run's last evaluation; delete "
             f"{result.workdir} and run the demo again"
         )
     gain = values["eval/nats_below_unigram"]
-    accuracy, majority = values["eval/nsp_accuracy"], values["eval/nsp_majority"]
+    (pairs,) = (metric for metric in MaskedLM.metrics_of(pairs=True) if metric.floor)
+    accuracy, majority = values[f"eval/{pairs.name}"], values[f"eval/{pairs.floor}"]
     print(
         f"held-out masked-LM loss {gain:.2f} nats below the unigram baseline (at least "
-        f"{LEAST_GAIN})\nnext-sentence accuracy {accuracy:.2f} (at least {LEAST_NSP_ACCURACY}, and "
-        f"above the {majority:.2f} of always giving the more frequent answer)"
+        f"{LEAST_GAIN})\nnext-sentence accuracy {accuracy:.2f} (at least {LEAST_PAIR_ACCURACY}, "
+        f"and above the {majority:.2f} of always giving the more frequent answer)"
     )
-    if gain < LEAST_GAIN or accuracy < LEAST_NSP_ACCURACY or accuracy <= majority:
+    if gain < LEAST_GAIN or accuracy < LEAST_PAIR_ACCURACY or accuracy <= majority:
         print("The demo FAILED: the model has not learned what it should have.")
         return 1
     print("\nNext, to try:\n")

@@ -48,7 +48,7 @@ class Answerer(Predictor[Question]):
         null_threshold: float | str | None = "auto",
         max_answer_tokens: int | None = None,
     ) -> None:
-        model.require("answer", "head for spans")
+        model.require("answer", "span head")
         check_count("top", top)
         if max_answer_tokens is not None:
             check_count("max_answer_tokens", max_answer_tokens)

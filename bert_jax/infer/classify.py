@@ -47,7 +47,7 @@ class Classifier(TextPredictor):
     def __init__(
         self, model: SavedModel, *, top: int | None = None, threshold: float = 0.5
     ) -> None:
-        model.require("classify", "head for classes or scores")
+        model.require("classify", "classification head")
         if top is not None:
             check_count("top", top)
         if not 0 <= threshold <= 1:

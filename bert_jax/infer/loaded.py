@@ -26,7 +26,7 @@ Pairs = str | Sequence[str | None]
 class LoadedModel:
     """A model with its tokenizer on one device; answers are in the order of the texts.
 
-    What is compiled is kept: rows are padded to few lengths, and each of them is compiled once.
+    Compiled programs are kept: rows are padded to few lengths, and each length is compiled once.
 
     Args:
         saved: From `read_model`; its arrays are not kept.
@@ -70,10 +70,12 @@ class LoadedModel:
         top: int | None = None,
         threshold: float = 0.5,
     ) -> list[Answer]:
-        """Classes, several labels or a score, as the model was trained; see `Classifier`.
+        """Predict classes, several labels or a score, as the model was trained.
+
+        One warning counts the texts that are too long and lose their end.
 
         Args:
-            texts: The texts; what is too long is cut, and one warning counts it.
+            texts: First texts.
             pairs: Second texts, None for a text without one.
             top: Number of classes with a probability; None: all.
             threshold: Least probability of a label among several.
@@ -83,24 +85,20 @@ class LoadedModel:
             "probabilities": {...}} or {"score": ...}.
 
         Raises:
-            UserError: No such head.
+            UserError: No classification head.
         """
-        return self._ask(
-            Classifier(self.model, top=top, threshold=threshold), _paired(texts, pairs)
-        )
+        classifier = Classifier(self.model, top=top, threshold=threshold)
+        return self._ask(classifier, _paired(texts, pairs))
 
     def tag(self, texts: Texts | Sequence[Sequence[str]]) -> list[Answer]:
-        """Tags of words, and entities; see `Tagger`.
-
-        Args:
-            texts: Raw texts, or lists of words.
+        """Tag the words of raw texts or of lists of words.
 
         Returns:
             For each {"tokens": [...], "tags": [...]}, of raw text "offsets", and "entities" where
             the tags make some.
 
         Raises:
-            UserError: No such head.
+            UserError: No tagging head.
         """
         given = _several(texts)
         of_words = bool(given) and not isinstance(given[0], str)
@@ -114,27 +112,25 @@ class LoadedModel:
         top: int = 1,
         null_threshold: float | str | None = "auto",
     ) -> list[Answer]:
-        """Answers that are slices of the contexts; see `Answerer`.
+        """Answer questions by slices of the contexts.
 
         Args:
-            questions: The questions.
-            contexts: One for each, or one for all.
-            top: With more than 1, so many "candidates" are listed.
-            null_threshold: Above these odds there is no answer, "".
+            questions: Questions.
+            contexts: One for each question, or one for all.
+            top: Number of "candidates" in an answer, if more than 1.
+            null_threshold: Odds above which there is no answer, ""; see `Answerer`.
 
         Returns:
             For each {"answer": ..., "start": ..., "end": ..., "probability": ...,
             "null_odds": ...}.
 
         Raises:
-            UserError: No such head, or a context without words.
+            UserError: No span head, or a context without words.
         """
         asked = _several(questions)
         given = [contexts] * len(asked) if isinstance(contexts, str) else list(contexts)
-        return self._ask(
-            Answerer(self.model, top=top, null_threshold=null_threshold),
-            {"question": asked, "context": given},
-        )
+        answerer = Answerer(self.model, top=top, null_threshold=null_threshold)
+        return self._ask(answerer, {"question": asked, "context": given})
 
     def embed(
         self,
@@ -146,7 +142,7 @@ class LoadedModel:
         special_tokens: bool = True,
         normalize: bool = False,
     ) -> np.ndarray:
-        """(N, D) float32, one vector a text; see `Embedder` for the options.
+        """Return (N, D) float32, one vector a text; see `Embedder` for the options.
 
         Raises:
             UserError: No such layer, or no pooler.
@@ -156,13 +152,13 @@ class LoadedModel:
             normalize=normalize,
         )  # fmt: skip
         found = self._ask(embedder, _paired(texts, pairs))
-        return np.stack(found) if found else np.zeros((0, embedder.width), np.float32)
+        return np.stack(found) if found else np.zeros((0, self.model.config.hidden_dim), np.float32)
 
     def _ask(self, predictor: Predictor[Example], columns: dict[str, list[Any]]) -> list[Any]:
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
-            given = " and ".join(f"{number} of {name}" for name, number in lengths.items())
-            raise UserError(f"there are {given}; give as many")
+            given = " but ".join(f"{number} {name}" for name, number in lengths.items())
+            raise UserError(f"got {given}; the numbers must match")
         examples = [
             predictor.example(dict(zip(columns, values, strict=True)), Given("text", number))
             for number, values in enumerate(zip(*columns.values(), strict=True), 1)

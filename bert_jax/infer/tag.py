@@ -76,7 +76,7 @@ class Tagger(Predictor[TaggableText]):
     PER_TOKEN = True
 
     def __init__(self, model: SavedModel) -> None:
-        model.require("tag", "head for the tags of words")
+        model.require("tag", "tagging head")
         assert model.outputs is not None  # of `require`
         self.model = model
         self._names = model.outputs.labels

@@ -209,6 +209,11 @@ def vocabulary_logits(
     return logits
 
 
+def has_vocabulary_head(params: Params) -> bool:
+    """Say whether `vocabulary_logits` can be computed from these parameters."""
+    return "mlm" in params
+
+
 def pair_logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
 ) -> Float[Array, "B 2"]:

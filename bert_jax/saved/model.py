@@ -23,15 +23,10 @@ from bert_jax.formats.huggingface_config import (
     head_from_huggingface,
     model_config_from_huggingface,
 )
-from bert_jax.formats.huggingface_files import (
-    MAX_CONFIG_BYTES,
-    WEIGHTS,
-    model_class,
-    read_weights,
-)
+from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, WEIGHTS, model_class, read_weights
 from bert_jax.formats.huggingface_names import from_huggingface
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import Params, init_params
+from bert_jax.model.heads import Params, has_vocabulary_head, init_params
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.opening import restore_task
@@ -88,8 +83,8 @@ class SavedModel:
     config: ModelConfig
     """Architecture of the source; `attention_impl` is auto, whatever the training used."""
     params: Params
-    """The entry `encoder` (without `pooler` where the source has none), and of `mlm`, `nsp` and
-    `head` those that the source has."""
+    """The entry `encoder` (without `pooler` where the source has none), and the heads that the
+    source has."""
     outputs: TaskOutputs | None
     """Meaning of the entry `head`; None where there is none."""
     tokenizer: Tokenizer
@@ -98,7 +93,7 @@ class SavedModel:
     max_length: int
     """Tokens in a row at most, special tokens included."""
     name: str
-    """For messages: the directory, and the step or the class."""
+    """Name for messages: the directory, and the step or the class."""
     origin: Origin
 
     @property
@@ -108,9 +103,9 @@ class SavedModel:
 
     @property
     def verbs(self) -> tuple[str, ...]:
-        """Verbs of `bert-jax` that ask the model something."""
+        """Verbs of `bert-jax` that the model supports."""
         task = () if self.outputs is None else (_VERBS[self.outputs.objective],)
-        return (*task, *(("fill-mask",) if "mlm" in self.params else ()), "embed")
+        return (*task, *(("fill-mask",) if has_vocabulary_head(self.params) else ()), "embed")
 
     def require(self, verb: str, what: str) -> None:
         """Refuse a model that was not made for a verb.
@@ -118,17 +113,17 @@ class SavedModel:
         Raises:
             UserError: Says what the directory is and what it can do.
         """
-        if verb not in self.verbs:
-            hint = ""
-            if verb == "fill-mask" and self.origin.objective == "replaced_tokens":
-                hint = (
-                    ". The generator of the run fills masks: bert-jax export RUN --to huggingface "
-                    "--part generator"
-                )
-            raise UserError(
-                f"{self.name}: this model cannot {verb}, for it has no {what}; it can "
-                f"{' and '.join(self.verbs)}{hint}"
+        if verb in self.verbs:
+            return
+        hint = ""
+        if verb == "fill-mask" and self.origin.objective == "replaced_tokens":
+            hint = (
+                ". The generator of the run fills masks: bert-jax export RUN --to huggingface "
+                "--part generator"
             )
+        raise UserError(
+            f"{self.name}: this model has no {what}; it supports {' and '.join(self.verbs)}{hint}"
+        )
 
     def without(self, parts: Collection[str]) -> "SavedModel":
         """Return the model without some of its heads, or its `pooler`."""
@@ -137,7 +132,7 @@ class SavedModel:
         return dataclasses.replace(self, params={**heads, "encoder": encoder})
 
     def complete_params(self) -> Params:
-        """`params` for functions that take a whole encoder: a missing pooler has initial values."""
+        """Return `params` for a whole encoder: a missing pooler has initial values."""
         if self.has_pooler:
             return self.params
         fresh = init_params(self.config, jax.random.key(0))["encoder"]["pooler"]
@@ -149,14 +144,13 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
 
     Args:
         path: A work directory of `bert-jax pretrain` (the newest intact checkpoint) or of
-            `bert-jax finetune` (the best model), here or in a bucket; or a local directory as
+            `bert-jax finetune` (the best model), local or in a bucket; or a local directory as
             Transformers' `save_pretrained` writes it, of a BERT or an ELECTRA with any head or
             none, or of a classifier of DistilBERT. Heads other than those of pretraining,
             classification, tagging and span QA are passed over.
-        encoder_only: Pass over all heads of a directory in Hugging Face's format: what is wrong
-            with them does no harm then.
+        encoder_only: Pass over all heads of a directory in Hugging Face's format, damaged or not.
         part: Model of a pretraining run that has several, such as the generator of replaced-token
-            detection; empty: the one that the run is for.
+            detection; empty: the first.
 
     Raises:
         UserError: None of these is there, or it is not sound: says all that does not fit.

@@ -89,7 +89,7 @@ def test_embed_to_npy(home, run, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["tag", "reviews", "a"], "this model cannot tag, for it has no head for the tags"),
+        (["tag", "reviews", "a"], "this model has no tagging head; it supports classify and embed"),
         (["answer", "reviews", "a"], "a question needs a text: give --context"),
         (["answer", "reviews", "a", "--context=b", "--null-threshold=x"], "is 'x'; give a number"),
         (["classify", "reviews", "a", "--input", "b"], "not both"),

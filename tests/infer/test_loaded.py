@@ -199,11 +199,23 @@ def test_no_texts_are_no_answers(classifying):
 @pytest.mark.parametrize(
     ("kind", "ask", "message"),
     [
-        ("pretrained", lambda m: m.classify("a"), "cannot classify.*it can fill-mask and embed"),
-        ("class", lambda m: m.fill_mask("[MASK]"), "cannot fill-mask.*it can classify and embed"),
-        ("class", lambda m: m.tag("a"), "random class: this model cannot tag"),
-        ("tags", lambda m: m.answer("a", "b"), "cannot answer.*it can tag and embed"),
-        ("class", lambda m: m.classify(["a"], ["b", "c"]), "1 of text and 2 of text_b"),
+        (
+            "pretrained",
+            lambda m: m.classify("a"),
+            "no classification head; it supports fill-mask and embed",
+        ),
+        (
+            "class",
+            lambda m: m.fill_mask("[MASK]"),
+            "no masked-LM head; it supports classify and embed",
+        ),
+        ("class", lambda m: m.tag("a"), "random class: this model has no tagging head"),
+        ("tags", lambda m: m.answer("a", "b"), "no span head; it supports tag and embed"),
+        (
+            "class",
+            lambda m: m.classify(["a"], ["b", "c"]),
+            "got 1 text but 2 text_b; the numbers must match",
+        ),
         ("class", lambda m: m.classify("a", top=0), "top is 0"),
         ("class", lambda m: m.classify("a", threshold=2.0), "threshold is 2"),
         ("class", lambda m: m.embed("a", layers=3), "no layer 3.*0, the embeddings, to 2"),

@@ -109,7 +109,7 @@ def test_the_discriminator_is_what_the_run_is_for(whole):
     saved = read_model(whole[0])
     assert saved.params.keys() == {"encoder", "rtd"}
     assert not saved.has_pooler
-    with pytest.raises(UserError, match=r"no masked-LM head; it can embed.*--part generator"):
+    with pytest.raises(UserError, match=r"no masked-LM head; it supports embed.*--part generator"):
         bert_jax.load(whole[0]).fill_mask("[MASK]")
     with pytest.raises(UserError, match="has no part 'reader'; it holds discriminator and gener"):
         read_model(whole[0], part="reader")
