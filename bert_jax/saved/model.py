@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -28,12 +28,12 @@ from bert_jax.formats.huggingface_names import from_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
 from bert_jax.model.task_heads import TaskHeadConfig
-from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.opening import restore_task
-from bert_jax.tasks.task import Task
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.untrusted.json_file import read_json_object
+
+if TYPE_CHECKING:  # a model in Hugging Face's format has no task
+    from bert_jax.tasks.task import Task
 
 _KINDS = (
     "the work directory of a `bert-jax pretrain` or `bert-jax finetune` run, or a directory in "
@@ -58,7 +58,7 @@ class Origin:
     """Configuration of the run, or config.json of Hugging Face's format, as JSON values."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of these parameters, on held-out or dev data; empty where they were not evaluated."""
-    task: Task | None = None
+    task: "Task | None" = None
     """Task of a fine-tuning run, to predict and to score."""
 
     @property
@@ -222,6 +222,8 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
         DamagedCheckpointError: It holds checkpoints and none is intact.
     """
     from bert_jax.saved.runs import finetuned_checkpoint
+    from bert_jax.tasks.config import TaskConfig
+    from bert_jax.tasks.opening import restore_task
 
     restored = finetuned_checkpoint(workdir)
     place = open_workdir(workdir)

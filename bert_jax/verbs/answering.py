@@ -27,7 +27,7 @@ def run_verb(
     """Answer the texts that are given, or the lines of files; without both, standard input.
 
     Args:
-        arguments: Those of `verbs.inference`.
+        arguments: Arguments of the verb.
         make: Makes the verb of a model on a device.
         **same: Fields that are the same for all records; None: not given.
 
