@@ -1,6 +1,7 @@
 """Answers to questions: slices of the text that is given with them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from typing_extensions import override
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
-from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.config import TaskConfig, WindowOptions
 from bert_jax.tasks.examples import Origin, Question
 from bert_jax.tasks.rows import Rows
@@ -19,53 +19,41 @@ from bert_jax.tasks.squad.windows import SquadWindows, build_windows
 from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 
+@dataclass(eq=False)
 class Answerer(Predictor[Question]):
-    """A model with a span head.
+    """A model with a span head; the options are those of `LoadedModel.answer`.
 
     A context that is longer than a row is read in windows that overlap; a token is judged in the
     window where it has most context, see `tasks.squad.windows`.
-
-    Args:
-        model: A model on a device.
-        top: Candidates listed for a question, best first.
-        null_threshold: A question whose `null_odds` are above it has no answer; "auto": what was
-            best for F1 on the dev data of the run, where these had questions without answer, else
-            None: all questions are answered.
-        max_answer_tokens: Longest answer; None: as the run says, else 30.
-
-    Raises:
-        UserError: The model has no such head; an option is out of range.
     """
 
     FIELDS = ("question", "context")
     PER_TOKEN = True
 
-    def __init__(
-        self,
-        model: SavedModel,
-        *,
-        top: int = 1,
-        null_threshold: float | str | None = "auto",
-        max_answer_tokens: int | None = None,
-    ) -> None:
-        model.require("answer", "span head")
-        check_count("top", top)
-        if max_answer_tokens is not None:
-            check_count("max_answer_tokens", max_answer_tokens)
-        if not (null_threshold in (None, "auto") or _is_number(null_threshold)):
+    top: int = 1
+    null_threshold: float | str | None = "auto"
+    max_answer_tokens: int | None = None
+    """Longest answer; None: as the run says, else 30."""
+
+    def __post_init__(self) -> None:
+        """Refuse a model without such a head, and options out of range."""
+        self.model.require("answer", "span head")
+        check_count("top", self.top)
+        if self.max_answer_tokens is not None:
+            check_count("max_answer_tokens", self.max_answer_tokens)
+        if not (self.null_threshold in (None, "auto") or _is_number(self.null_threshold)):
             raise UserError(
-                f"null_threshold is {null_threshold!r}; give a finite number, None or 'auto'"
+                f"null_threshold is {self.null_threshold!r}; give a finite number, None or 'auto'"
             )
-        self.model = model
-        self._top = top
-        self._windows = _windows(model.max_length)
-        self._max_tokens = max_answer_tokens or 30
-        if model.origin.kind == "finetune":
-            task = build(TaskConfig, model.origin.config["task"], model.name)
+        origin = self.model.origin
+        self._windows = _windows(self.model.max_length)
+        self._max_tokens = self.max_answer_tokens or 30
+        if origin.kind == "finetune":
+            task = build(TaskConfig, origin.config["task"], self.model.name)
             self._windows = task.windows
-            self._max_tokens = max_answer_tokens or task.squad.max_answer_tokens
-        found = model.origin.metrics.get("null_threshold")
-        self._threshold = found if isinstance(null_threshold, str) else null_threshold
+            self._max_tokens = self.max_answer_tokens or task.squad.max_answer_tokens
+        found, given = origin.metrics.get("null_threshold"), self.null_threshold
+        self._threshold = found if isinstance(given, str) else given
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Question:
@@ -88,7 +76,7 @@ class Answerer(Predictor[Question]):
             built.windows,
             [each[:, 0] for each in outputs],
             [each[:, 1] for each in outputs],
-            num_best=max(20, self._top),
+            num_best=max(20, self.top),
             max_answer_tokens=self._max_tokens,
         )
         return [self._answer(prediction) for prediction in found]
@@ -118,7 +106,7 @@ class Answerer(Predictor[Question]):
             for each, share in zip(candidates, shares, strict=True)
         ]  # fmt: skip
         answer: Answer = {**listed[0], "null_odds": round(prediction.null_odds, 6)}
-        return answer if self._top == 1 else {**answer, "candidates": listed[: self._top]}
+        return answer if self.top == 1 else {**answer, "candidates": listed[: self.top]}
 
 
 def _is_number(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """Classes, several labels or scores of texts and pairs of texts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ from typing_extensions import override
 
 from bert_jax.errors import UserError
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
-from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.text.rows import cut_rows
 
@@ -32,31 +32,22 @@ class TextPredictor(Predictor[TextExample]):
         return Prepared(examples, rows, cut=cut, limit=limit)
 
 
+@dataclass(eq=False)
 class Classifier(TextPredictor):
-    """A model with a classification head.
+    """A model with a classification head; the options are those of `LoadedModel.classify`."""
 
-    Args:
-        model: A model on a device.
-        top: Number of classes with a probability, best first; None: all.
-        threshold: Least probability of a label among several.
+    top: int | None = None
+    threshold: float = 0.5
 
-    Raises:
-        UserError: The model has no such head; an option is out of range.
-    """
-
-    def __init__(
-        self, model: SavedModel, *, top: int | None = None, threshold: float = 0.5
-    ) -> None:
-        model.require("classify", "classification head")
-        if top is not None:
-            check_count("top", top)
-        if not 0 <= threshold <= 1:
-            raise UserError(f"threshold is {threshold}; a probability lies between 0 and 1")
-        if not model.has_pooler:
-            raise UserError(f"{model.name}: the head reads the pooler, and there is none")
-        self.model = model
-        self._top = top
-        self._threshold = threshold
+    def __post_init__(self) -> None:
+        """Refuse a model without such a head, and options out of range."""
+        self.model.require("classify", "classification head")
+        if self.top is not None:
+            check_count("top", self.top)
+        if not 0 <= self.threshold <= 1:
+            raise UserError(f"threshold is {self.threshold}; a probability lies between 0 and 1")
+        if not self.model.has_pooler:
+            raise UserError(f"{self.model.name}: the head reads the pooler, and there is none")
 
     @override
     def answers(
@@ -86,8 +77,8 @@ class Classifier(TextPredictor):
         shares = expit(scores) if several else softmax(scores)
         best = np.argsort(-shares, kind="stable")
         names = known.labels
-        listed = {names[n]: round(float(shares[n]), 6) for n in best[: self._top]}
+        listed = {names[n]: round(float(shares[n]), 6) for n in best[: self.top]}
         if not several:
             return {"label": names[best[0]], "probabilities": listed}
-        held = [names[n] for n in np.flatnonzero(shares > self._threshold)]
+        held = [names[n] for n in np.flatnonzero(shares > self.threshold)]
         return {"labels": held, "probabilities": listed}

@@ -3,6 +3,7 @@
 import operator
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -35,56 +36,40 @@ def parse_layers(text: str) -> tuple[int, ...] | slice:
     )
 
 
+@dataclass(eq=False)
 class Embedder(TextPredictor):
-    """A model as a function of texts to vectors.
+    """A model as a function of texts to vectors; the options are those of `LoadedModel.embed`."""
 
-    Args:
-        model: A model on a device.
-        pooling: mean or max over the tokens, the state of the first token (cls), or BERT's pooler
-            on top of it.
-        layers: The mean of their states is taken; from 0, the embeddings, to `num_layers`, or from
-            -1 backwards. A slice's ends are both in it; without an end it begins at 0 or reaches
-            the last layer.
-        special_tokens: Whether [CLS] and [SEP] count in mean and max, as in sentence-transformers.
-            Padding never does.
-        normalize: Divide by the Euclidean norm.
+    pooling: Pooling = "mean"
+    layers: int | Sequence[int] | slice = -1
+    special_tokens: bool = True
+    normalize: bool = False
 
-    Raises:
-        UserError: No such layer or pooling, or the model has no pooler.
-    """
-
-    def __init__(
-        self,
-        model: SavedModel,
-        *,
-        pooling: Pooling = "mean",
-        layers: int | Sequence[int] | slice = -1,
-        special_tokens: bool = True,
-        normalize: bool = False,
-    ) -> None:
-        if pooling not in get_args(Pooling):
-            raise UserError(f"pooling is {pooling!r}; there are {', '.join(get_args(Pooling))}")
-        self.model = model
-        self.width = model.config.hidden_dim
-        self._layers = _numbered(layers, model)
-        if pooling == "pooler":
-            if not model.has_pooler:
-                raise UserError(f"{model.name}: this model has no pooler; pool by mean or cls")
-            if self._layers != (model.config.num_layers,):
+    def __post_init__(self) -> None:
+        """Refuse layers and a pooling that the model does not have."""
+        if self.pooling not in (known := get_args(Pooling)):
+            raise UserError(f"pooling is {self.pooling!r}; there are {', '.join(known)}")
+        self._layers = _numbered(self.layers, self.model)
+        if self.pooling == "pooler":
+            if not self.model.has_pooler:
+                raise UserError(f"{self.model.name}: this model has no pooler; pool by mean or cls")
+            if self._layers != (self.model.config.num_layers,):
                 raise UserError("pooler reads the last layer alone; leave layers at -1")
-        self._pooling: Pooling = pooling
-        self._special_tokens = special_tokens
-        self._normalize = normalize
+
+    @property
+    @override
+    def width(self) -> int:
+        return self.model.config.hidden_dim
 
     @override
     def forward(self, batch: Batch) -> Array:
-        return forward.pooled(self.model, batch, self._pooling, self._layers, self._special_tokens)
+        return forward.pooled(self.model, batch, self.pooling, self._layers, self.special_tokens)
 
     @override
     def answers(
         self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        if not self._normalize:
+        if not self.normalize:
             return list(outputs)
         return [output / max(float(np.linalg.norm(output)), 1e-12) for output in outputs]
 

@@ -1,7 +1,7 @@
 """Words that a pretrained model puts in place of a mask."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.masks import MASK, encode_masked, filled, mask_spans, token_text
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
-from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows
 from bert_jax.tokenization.tokenizer import make_row
@@ -19,29 +18,26 @@ from bert_jax.tokenization.tokenizer import make_row
 _SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the mask
 
 
+@dataclass(eq=False)
 class MaskFiller(Predictor[TextExample]):
-    """A pretrained model that fills masks.
+    """A pretrained model that fills masks; the option is that of `LoadedModel.fill_mask`.
 
     A mask is written `[MASK]`, or as the model's own tokenizer spells it (`<mask>`). Each text is
     read alone, as `[CLS] text [SEP]`. Special tokens are never candidates.
-
-    Args:
-        model: A model on a device.
-        top: Candidates for each mask, the most probable ones.
-
-    Raises:
-        UserError: The model has no masked-LM head.
     """
 
     FIELDS = ("text",)
 
-    def __init__(self, model: SavedModel, *, top: int = 5) -> None:
-        model.require("fill-mask", "masked-LM head")
-        check_count("top", top)
-        self.model = model
-        specials = sorted(set(dataclasses.astuple(model.tokenizer.special_ids)))
-        self._top = min(top, model.config.vocab_size - len(specials))
-        self._banned = np.zeros(model.config.padded_vocab_size, np.float32)
+    top: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse a model without masked-LM head, and a number of candidates below 1."""
+        self.model.require("fill-mask", "masked-LM head")
+        check_count("top", self.top)
+        config = self.model.config
+        specials = sorted(set(astuple(self.model.tokenizer.special_ids)))
+        self._top = min(self.top, config.vocab_size - len(specials))
+        self._banned = np.zeros(config.padded_vocab_size, np.float32)
         self._banned[specials] = -np.inf
 
     @override

@@ -51,7 +51,7 @@ class LoadedModel:
         return () if self.model.outputs is None else self.model.outputs.labels
 
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:
-        """Find the most probable tokens for each `[MASK]`.
+        """Find the `top` most probable tokens for each `[MASK]`.
 
         Returns:
             For each text {"masks": [[{"token": ..., "id": ..., "probability": ..., "sequence":
@@ -77,7 +77,7 @@ class LoadedModel:
         Args:
             texts: First texts.
             pairs: Second texts, None for a text without one.
-            top: Number of classes with a probability; None: all.
+            top: Number of classes with a probability, best first; None: all.
             threshold: Least probability of a label among several.
 
         Returns:
@@ -118,7 +118,9 @@ class LoadedModel:
             questions: Questions.
             contexts: One for each question, or one for all.
             top: Number of "candidates" in an answer, if more than 1.
-            null_threshold: Odds above which there is no answer, ""; see `Answerer`.
+            null_threshold: Greatest `null_odds` of a question that is answered; "" above them;
+                "auto": what was best for F1 on the dev data of the run, where these had questions
+                without answer, else None: all questions are answered.
 
         Returns:
             For each {"answer": ..., "start": ..., "end": ..., "probability": ...,
@@ -142,7 +144,19 @@ class LoadedModel:
         special_tokens: bool = True,
         normalize: bool = False,
     ) -> np.ndarray:
-        """Return (N, D) float32, one vector a text; see `Embedder` for the options.
+        """Return (N, D) float32, one vector a text.
+
+        Args:
+            texts: First texts.
+            pairs: Second texts, None for a text without one.
+            pooling: mean or max over the tokens, the state of the first token (cls), or BERT's
+                pooler on top of it.
+            layers: Layers of which the mean is taken; from 0, the embeddings, to `num_layers`, or
+                from -1 backwards. A slice's ends are both in it; without an end it begins at 0 or
+                reaches the last layer.
+            special_tokens: Whether [CLS] and [SEP] count in mean and max, as in
+                sentence-transformers. Padding never does.
+            normalize: Whether vectors are divided by their Euclidean norm.
 
         Raises:
             UserError: No such layer, or no pooler.

@@ -1,12 +1,10 @@
 """Masks in texts, and what fills them as readers see it."""
 
 import re
-from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
 
-from bert_jax.tokenization.tokenizer import Id, Tokenizer
+from bert_jax.tokenization.tokenizer import Encoding, Id, Tokenizer
 from bert_jax.tokenization.wordpiece import CONTINUATION
 
 MASK = "[MASK]"
@@ -19,14 +17,6 @@ _BYTE = {chr(byte): byte for byte in _PLAIN} | {
 """The byte for which a character of a byte-level vocabulary stands."""
 
 
-class MaskedIds(NamedTuple):
-    """A text's tokens, masks among them, without other special tokens."""
-
-    ids: Int32[np.ndarray, " n"]
-    offsets: Int32[np.ndarray, "n 2"]
-    """Characters [start, end) in the text; a mask has those of its spelling."""
-
-
 def mask_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
     """Find the masks of a text: `[MASK]`, or as the tokenizer spells its own.
 
@@ -37,8 +27,8 @@ def mask_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
     return [found.span() for found in re.finditer("|".join(map(re.escape, spellings)), text)]
 
 
-def encode_masked(text: str, tokenizer: Tokenizer) -> MaskedIds:
-    """Encode a text in which masks are special tokens."""
+def encode_masked(text: str, tokenizer: Tokenizer) -> Encoding:
+    """Encode a text in which masks are special tokens, with the offsets of their spelling."""
     ids, offsets, at = [], [], 0
     for start, end in [*mask_spans(text, tokenizer), (len(text), len(text))]:
         piece = text[at:start]
@@ -51,7 +41,7 @@ def encode_masked(text: str, tokenizer: Tokenizer) -> MaskedIds:
             ids.append(np.array([tokenizer.special_ids.mask], np.int32))
             offsets.append(np.array([(start, end)], np.int32))
         at = end
-    return MaskedIds(np.concatenate(ids), np.concatenate(offsets).astype(np.int32))
+    return Encoding(np.concatenate(ids), np.concatenate(offsets).astype(np.int32))
 
 
 def token_text(id: Id, tokenizer: Tokenizer) -> str:

@@ -72,17 +72,22 @@ class Given(Origin):
         return f"{self.path} {self.line}"
 
 
+@dataclass(eq=False)
 class Predictor(ABC, Generic[Example]):
     """A verb with its options and a model."""
+
+    model: SavedModel
+    """Model on a device."""
 
     FIELDS: ClassVar[tuple[str, ...]]
     """Fields of a JSON line; a line of plain text is the first."""
     PER_TOKEN: ClassVar[bool] = False
     """Whether `forward` returns (B, L, ...); outputs of padding are dropped."""
 
-    model: SavedModel
-    width: int | None = None
-    """D of answers that are vectors; None: answers are objects."""
+    @property
+    def width(self) -> int | None:
+        """D of answers that are vectors; None: answers are objects."""
+        return None
 
     @abstractmethod
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Example:

@@ -13,7 +13,6 @@ from typing_extensions import override
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, text_field
-from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import Origin, TaggedExample
 from bert_jax.tasks.rows import Rows
@@ -65,20 +64,18 @@ def _is_mark(character: str) -> bool:
     return unicodedata.category(character)[0] in "PS"
 
 
+@dataclass(eq=False)
 class Tagger(Predictor[TaggableText]):
-    """A model with a tagging head; long texts are read in overlapping windows (`tag_windows`).
-
-    Raises:
-        UserError: The model has no such head.
-    """
+    """A model with a tagging head; long texts are read in overlapping windows (`tag_windows`)."""
 
     FIELDS = ("text", "tokens")
     PER_TOKEN = True
 
-    def __init__(self, model: SavedModel) -> None:
+    def __post_init__(self) -> None:
+        """Refuse a model without such a head."""
+        model = self.model
         model.require("tag", "tagging head")
         assert model.outputs is not None  # of `require`
-        self.model = model
         self._names = model.outputs.labels
         self._of_entities = "O" in self._names and all(map(split_tag, self._names))
         self._stride = max(1, (model.max_length - 2) // 2)

@@ -36,7 +36,10 @@ class Shout(Predictor[TextExample]):
     """A verb that needs no model: the text in capitals; it refuses a "!"."""
 
     FIELDS = ("text", "text_b")
-    model: Any = _Model()
+    width = None
+
+    def __init__(self, width: int | None = None) -> None:
+        self.model, self.width = _Model(), width
 
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
         return TextExample("", text_field(fields, "text", origin), None, None, origin)
@@ -239,8 +242,7 @@ def test_standard_output_has_each_chunk_at_once(capsys, as_json):
 
 
 def test_vectors_of_skipped_records_are_nan_and_null(tmp_path):
-    predictor = Shout()
-    predictor.width = 3
+    predictor = Shout(width=3)
     chunks = [[answered(np.full(3, n, np.float32), id=n), skipped()] for n in range(40)]
     for name in ("a.npy", "a.parquet", "a.jsonl"):
         if name == "a.parquet":
@@ -261,8 +263,7 @@ def test_vectors_of_skipped_records_are_nan_and_null(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.npy", "a.parquet"])
 def test_a_file_is_whole_or_not_there(tmp_path, name):
-    predictor, out = Shout(), tmp_path / "new" / name
-    predictor.width = 3
+    predictor, out = Shout(width=3), tmp_path / "new" / name
     chunk = [answered(np.ones(3, np.float32))]
     if name == "a.parquet":
         pytest.importorskip("pyarrow")
