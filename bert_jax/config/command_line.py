@@ -52,8 +52,7 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     """
     name, _, argument = spec.partition(":")
     path = _find(name)
-    module = _run(path)
-    given = _unwrapped(_get_config(module, path, argument))
+    given = _unwrapped(_get_config(path, argument))
     if not isinstance(given, dict):
         raise UserError(f"{path}: get_config gave {given!r}; it must return a ConfigDict or a dict")
     for old, new in old_names(cls, given):
@@ -69,28 +68,29 @@ def fields_help(cls: type, prefix: str = "--config") -> str:
 
     Each line that begins with -- is an argument that sets the default, quoted for a shell.
     """
-    return _explained(cls, cls(), prefix)
+    return _fields_help(cls, cls(), prefix)
 
 
-def _explained(cls: type, default: Any, prefix: str) -> str:
+def _fields_help(cls: type, default: Any, prefix: str) -> str:
     hints, notes = typing.get_type_hints(cls), _notes(cls)
     lines = []
     for field in dataclasses.fields(cls):
         value, hint, name = getattr(default, field.name), hints[field.name], field.name
         element = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+        indent = " " * 6
         text = textwrap.wrap(
-            notes.get(name, ""), 88, initial_indent="      ", subsequent_indent="      "
+            notes.get(name, ""), 88, initial_indent=indent, subsequent_indent=indent
         )
         if dataclasses.is_dataclass(hint):
-            lines.append("\n" + _explained(typing.cast(type, hint), value, f"{prefix}.{name}"))
+            lines.append("\n" + _fields_help(typing.cast(type, hint), value, f"{prefix}.{name}"))
         elif dataclasses.is_dataclass(element):
-            shown = json.dumps([dataclasses.asdict(each) for each in value])
-            lines += [shlex.quote(f"{prefix}.{name}={shown}"), *text]
-            lines += [_explained(typing.cast(type, element), each, f"{prefix}.{name}[{number}]")
+            values = json.dumps([dataclasses.asdict(each) for each in value])
+            lines += [shlex.quote(f"{prefix}.{name}={values}"), *text]
+            lines += [_fields_help(typing.cast(type, element), each, f"{prefix}.{name}[{number}]")
                       for number, each in enumerate(value)]  # fmt: skip
         else:
-            shown = ",".join(map(str, value)) if element else value
-            lines += [shlex.quote(f"{prefix}.{name}={shown}"), *text]
+            values = ",".join(map(str, value)) if element else value
+            lines += [shlex.quote(f"{prefix}.{name}={values}"), *text]
         if typing.get_origin(hint) is typing.Literal:
             lines.append(f"      one of {', '.join(typing.get_args(hint))}")
         elif element in (str, float, int):
@@ -128,17 +128,14 @@ def _find(named: str) -> Path:
     )
 
 
-def _run(path: Path) -> types.ModuleType:
+def _get_config(path: Path, argument: str) -> Any:
+    """Run a configuration file and call its `get_config`."""
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"--config: {path} is not a Python file (its name must end in .py)")
     module = importlib.util.module_from_spec(spec)
     with _blaming(path):
         spec.loader.exec_module(module)
-    return module
-
-
-def _get_config(module: types.ModuleType, path: Path, argument: str) -> Any:
     function = getattr(module, "get_config", None)
     if not callable(function):
         raise UserError(f"{path} has no function get_config; a configuration file must define one")
@@ -172,10 +169,8 @@ def _blaming(path: Path) -> Iterator[None]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Plain dicts, inside tuples too, which `ConfigDict.to_dict` leaves alone."""
-    if isinstance(value, ConfigDict):
-        return {name: _unwrapped(item) for name, item in value.to_dict().items()}
-    if isinstance(value, dict):
+    """Return plain dicts, inside tuples too, which `ConfigDict.to_dict` leaves alone."""
+    if isinstance(value, ConfigDict | dict):
         return {name: _unwrapped(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return tuple(_unwrapped(item) for item in value)

@@ -133,17 +133,17 @@ def _convert(hint: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
         wanted = "one of " + ", ".join(repr(a) for a in arguments)
         raise _wrong_type(value, wanted + (f" (nearest: {near!r})" if near else ""), where, path)
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
         kinds = [kind for kind in arguments if kind is not type(None)]
-        if len(kinds) == 1:
-            try:
-                return _convert(kinds[0], value, where, path)
-            except UserError as error:
-                if type(None) in arguments and not dataclasses.is_dataclass(kinds[0]):
-                    raise UserError(f"{error}, or None") from None
+        if len(kinds) > 1 or len(kinds) == len(arguments):
+            raise TypeError(f"{_dotted(path)}: unions of several types are not supported: {hint}")
+        if value is None:
+            return None
+        try:
+            return _convert(kinds[0], value, where, path)
+        except UserError as error:
+            if dataclasses.is_dataclass(kinds[0]):
                 raise
-        raise TypeError(f"{_dotted(path)}: unions of several types are not supported: {hint}")
+            raise UserError(f"{error}, or None") from None
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise _wrong_type(value, "a list", where, path)
@@ -159,11 +159,9 @@ def _convert(hint: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
         if not math.isfinite(value):
             raise _wrong_type(value, "a finite number", where, path)
         return float(value)
-    if hint in (int, str, bool):
+    if hint in _KINDS:
         if type(value) is hint:
             return value
-        raise _wrong_type(value, _KINDS[hint], where, path)
-    if hint is float:
         raise _wrong_type(value, _KINDS[hint], where, path)
     raise TypeError(f"{_dotted(path)}: fields of type {hint} are not supported")
 

@@ -18,14 +18,8 @@ from typing import Any
 from bert_jax.errors import UserError, report_error
 
 
-def _read_options(arguments: argparse.Namespace):
-    from bert_jax.corpus.documents import ReadOptions
-
-    return ReadOptions(field=arguments.field, line_documents=arguments.line_documents)
-
-
 def demo(arguments: argparse.Namespace) -> int:
-    """Run the whole way on text that is there."""
+    """Run all steps on text that is there."""
     from bert_jax.config.command_line import load_config
     from bert_jax.demo import run_demo
     from bert_jax.training.config import PretrainConfig
@@ -34,8 +28,9 @@ def demo(arguments: argparse.Namespace) -> int:
 
 
 def tokenizer(arguments: argparse.Namespace) -> int:
-    """Learns a vocabulary."""
+    """Learn a vocabulary."""
     from bert_jax.corpus.build import iter_texts
+    from bert_jax.corpus.documents import ReadOptions
     from bert_jax.tokenization.sentencepiece import train_sentencepiece
     from bert_jax.tokenization.tokenizer import Tokenizer
     from bert_jax.tokenization.wordpiece_training import train_wordpiece
@@ -47,7 +42,7 @@ def tokenizer(arguments: argparse.Namespace) -> int:
     texts = iter_texts(
         arguments.input,
         max_bytes=int(arguments.max_mb * 1e6),
-        options=_read_options(arguments),
+        options=ReadOptions(arguments.field, arguments.line_documents),
     )
     options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
     given = {name: value for name in options if (value := getattr(arguments, name)) is not None}
@@ -79,6 +74,7 @@ def tokenizer(arguments: argparse.Namespace) -> int:
 def corpus(arguments: argparse.Namespace) -> int:
     """Build a token store."""
     from bert_jax.corpus.build import build_corpus
+    from bert_jax.corpus.documents import ReadOptions
     from bert_jax.tokenization.load import load_tokenizer
 
     built = build_corpus(
@@ -88,7 +84,7 @@ def corpus(arguments: argparse.Namespace) -> int:
         heldout_rate=arguments.heldout_rate,
         splitter=arguments.splitter,
         num_workers=arguments.num_workers,
-        options=_read_options(arguments),
+        options=ReadOptions(arguments.field, arguments.line_documents),
         overwrite=arguments.overwrite,
     )
     print(built.summary())
@@ -104,43 +100,49 @@ def tfds(arguments: argparse.Namespace) -> int:
 
 
 def pretrain(arguments: argparse.Namespace) -> int:
-    """Trains or continues."""
+    """Pretrain, or continue a run."""
     from bert_jax.run.goodput import Clock, process_age
     from bert_jax.saved.model import read_model
-    from bert_jax.training.config import PretrainConfig
     from bert_jax.training.train import train
 
-    def run(config: PretrainConfig) -> bool:
+    def run(config: Any) -> bool:
         clock = Clock(age=process_age())
         return train(
             config, arguments.workdir, initial=lambda: read_model(config.init), clock=clock
         ).finished
 
-    return _run(arguments, PretrainConfig, run)
+    return _run(arguments, run)
 
 
 def finetune(arguments: argparse.Namespace) -> int:
-    """Trains a sweep or continues it."""
-    from bert_jax.finetune.config import FinetuneConfig
+    """Fine-tune a sweep, or continue it."""
     from bert_jax.finetune.train import finetune
     from bert_jax.run.goodput import Clock, process_age
 
-    def run(config: FinetuneConfig) -> bool:
+    def run(config: Any) -> bool:
         return finetune(config, arguments.workdir, clock=Clock(age=process_age())).finished
 
-    return _run(arguments, FinetuneConfig, run)
+    return _run(arguments, run)
 
 
-def _run(
-    arguments: argparse.Namespace, config_class: type[Any], train: Callable[[Any], bool]
-) -> int:
+def _config_class(verb: str) -> type[Any]:
+    if verb == "finetune":
+        from bert_jax.finetune.config import FinetuneConfig
+
+        return FinetuneConfig
+    from bert_jax.training.config import PretrainConfig
+
+    return PretrainConfig
+
+
+def _run(arguments: argparse.Namespace, train: Callable[[Any], bool]) -> int:
     """Join the other processes and train; `train` says whether the run came to its end."""
     from bert_jax.config.command_line import load_config
     from bert_jax.parallel import processes
 
     if not Path(arguments.workdir).name:
         raise UserError(f"--workdir is {arguments.workdir!r}; name a directory for this run")
-    config = load_config(config_class, arguments.config, arguments.fields)
+    config = load_config(_config_class(arguments.verb), arguments.config, arguments.fields)
     # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
@@ -156,7 +158,7 @@ def _run(
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Compiles for TPUs that are not there."""
+    """Compile for TPUs that are not there."""
     from bert_jax.config.command_line import load_config
     from bert_jax.plan.command import run_plan
     from bert_jax.plan.compile import default_cache
@@ -185,14 +187,7 @@ def print_fields(arguments: argparse.Namespace) -> int:
     """List the fields of a configuration."""
     from bert_jax.config.command_line import fields_help
 
-    if arguments.verb == "finetune":
-        from bert_jax.finetune.config import FinetuneConfig
-
-        print(fields_help(FinetuneConfig))
-    else:
-        from bert_jax.training.config import PretrainConfig
-
-        print(fields_help(PretrainConfig))
+    print(fields_help(_config_class(arguments.verb)))
     return 0
 
 
@@ -202,7 +197,7 @@ def _check_rows(rows: int | None) -> None:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Says how a run is doing; only its picture is written."""
+    """Say how a run is doing; only its picture is written."""
     from bert_jax.files.remote import open_workdir
     from bert_jax.inspection.status import finetune_status, pretrain_status, redraw
     from bert_jax.inspection.status_lines import finetune_lines, pretrain_lines
@@ -286,7 +281,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Predicts with a fine-tuned model."""
+    """Predict with a fine-tuned model."""
     from bert_jax.finetune.evaluate import predict_finetuned
 
     for path in predict_finetuned(arguments.workdir, arguments.data, arguments.out):
@@ -299,9 +294,8 @@ def replay(arguments: argparse.Namespace) -> int:
     from bert_jax.inspection.replay import replay_batch
 
     _check_rows(arguments.rows)
-    print(
-        replay_batch(
-            arguments.workdir, arguments.step, corpus=arguments.corpus, max_rows=arguments.rows
-        )
+    batch = replay_batch(
+        arguments.workdir, arguments.step, corpus=arguments.corpus, max_rows=arguments.rows
     )
+    print(batch)
     return 0
