@@ -10,21 +10,22 @@ import html
 import json
 import re
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 
 import bert_jax
 from bert_jax.errors import UserError
+from bert_jax.finetune.batches import eval_batches
 from bert_jax.infer import forward
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.masks import encode_masked, token_text
 from bert_jax.model.heads import layer_outputs
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Rows
-from bert_jax.tokenization.tokenizer import Tokenizer, make_row, replace_surrogates
+from bert_jax.tokenization.tokenizer import Row, make_row, replace_surrogates
 
 MAX_TOKENS = 256
 """In a page, special tokens included: BERT-base's weights of so many are 13 MB of it."""
@@ -34,57 +35,55 @@ _LENGTH_STEP = 16  # rows are padded to a multiple of this, so that few lengths 
 _TITLE_CHARS = 60
 
 
-class _Row(NamedTuple):
-    """[CLS] text [SEP], or [CLS] text [SEP] second text [SEP]."""
-
-    ids: Int[np.ndarray, " L"]
-    words: list[str]
-    """Part of the text that each token stands for; empty for special tokens."""
-    second_start: int
-    """Where the second text begins; L without one."""
-
-
 def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> str:
-    """One HTML page: layers and heads to choose, lines from token to token, maps of all weights.
+    """Make one HTML page: layers and heads to choose, lines between tokens, maps of all weights.
 
     It loads nothing and its policy forbids it to. The weights are in it to 8 bits of their square
     root: a weight w is off by at most 0.004 * sqrt(w).
 
     Args:
-        saved: The model; of its heads only the masked-LM head is used, where a text has masks.
+        saved: A model; its masked-LM head is used where a text has masks.
         text: Text that the model reads; masks are written as for `MaskFiller`.
-        text_b: The second text of a pair.
+        text_b: Second text of a pair.
 
     Raises:
         UserError: A text without tokens, or more than `MAX_TOKENS` or the model takes.
     """
     text = replace_surrogates(text)
     text_b = None if text_b is None else replace_surrogates(text_b)
-    row = _row(saved, text, text_b)
+    row, words = _row(saved, text, text_b)
     weights = _weights(saved, row)
-    fills = _fills(saved, row)
-    special = saved.tokenizer.special_ids
+    tokenizer = saved.tokenizer
+    special = tokenizer.special_ids
+    if tokenizer.kind in ("wordpiece", "sentencepiece"):
+        tokens = [tokenizer.id_to_token(int(i)) for i in row.ids]
+    else:  # entries are bytes: show the text for which they stand
+        tokens = [
+            word or token_text(int(i), tokenizer).strip() or "␣"
+            for word, i in zip(words, row.ids, strict=True)
+        ]
     layers, heads, count = weights.shape[:3]
     data = {
         "layers": layers,
         "heads": heads,
-        "tokens": _token_texts(saved.tokenizer, row),
-        "words": row.words,
+        "tokens": tokens,
+        "words": words,
         "special": [int(i in (special.cls, special.sep)) for i in row.ids],
         "second_start": row.second_start,
-        "fills": fills,
+        "fills": _fills(saved, row),
         "weights": base64.b64encode(quantized(weights).tobytes()).decode(),
     }
-    facts = f"{_counted(layers, 'layer')} of {_counted(heads, 'head')} · {count} tokens"
-    return _page(data, replace_surrogates(saved.name), facts, text, text_b)
+    of = f"{layers} layer{'s' * (layers != 1)} of {heads} head{'s' * (heads != 1)}"
+    return _page(data, replace_surrogates(saved.name), f"{of} · {count} tokens", text, text_b)
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
-    """255 times the square root: in a long text most weights are below 1/255."""
+    """Return 255 times the square root: in a long text most weights are below 1/255."""
     return np.rint(255 * np.sqrt(weights)).astype(np.uint8)
 
 
-def _row(saved: SavedModel, text: str, text_b: str | None) -> _Row:
+def _row(saved: SavedModel, text: str, text_b: str | None) -> tuple[Row, list[str]]:
+    """Return the row of a text or a pair, and the words of its tokens; "" for special tokens."""
     parts = [("text", text)] if text_b is None else [("text", text), ("second text", text_b)]
     ids: list[np.ndarray] = []
     words: list[list[str]] = []
@@ -97,45 +96,32 @@ def _row(saved: SavedModel, text: str, text_b: str | None) -> _Row:
     row = make_row(saved.tokenizer, *ids)
     limit = min(MAX_TOKENS, saved.max_length)
     if len(row.ids) > limit:
-        whose = "a page shows" if limit == MAX_TOKENS else f"{saved.name} takes"
+        who = "a page shows" if limit == MAX_TOKENS else f"{saved.name} takes"
         raise UserError(
-            f"the text has {len(row.ids)} tokens with the special ones, and {whose} at most "
+            f"the text has {len(row.ids)} tokens with the special ones, and {who} at most "
             f"{limit}; give a shorter text or a part of it"
         )
     of_row = ["", *words[0], ""]
     if len(words) > 1:
         of_row += [""] * (row.second_start - len(of_row)) + [*words[1], ""]
-    return _Row(row.ids, of_row, row.second_start)
+    return row, of_row
 
 
-def _token_texts(tokenizer: Tokenizer, row: _Row) -> list[str]:
-    """Return the vocabulary's entries; of one whose entries are bytes, what they stand for."""
-    if tokenizer.kind in ("wordpiece", "sentencepiece"):
-        return [tokenizer.id_to_token(int(i)) for i in row.ids]
-    return [
-        word or token_text(int(i), tokenizer).strip() or "␣"
-        for word, i in zip(row.words, row.ids, strict=True)
-    ]
-
-
-def _weights(saved: SavedModel, row: _Row) -> Float[np.ndarray, "N H L L"]:
+def _weights(saved: SavedModel, row: Row) -> Float[np.ndarray, "N H L L"]:
     count = len(row.ids)
     length = min(-(-count // _LENGTH_STEP) * _LENGTH_STEP, saved.config.num_positions)
-    tokens = np.full((1, length), saved.tokenizer.special_ids.pad, np.int32)
-    tokens[0, :count] = row.ids
-    type_ids = np.zeros_like(tokens)
+    rows = Rows([row.ids], np.array([row.second_start], np.int32))
+    ((_, batch),) = eval_batches(rows, (length,), 1, saved.tokenizer.special_ids.pad)
     # A model of one sentence type (as RoBERTa's) reads both texts as that type.
-    type_ids[0, row.second_start : count] = min(1, saved.config.num_types - 1)
-    segment_ids = np.zeros_like(tokens)
-    segment_ids[0, :count] = 1
-    arrays = (jnp.asarray(a) for a in (tokens, type_ids, segment_ids))
+    type_ids = np.minimum(batch["type_ids"], np.int32(saved.config.num_types - 1))
+    arrays = (jnp.asarray(a) for a in (batch["tokens"], type_ids, batch["segment_ids"]))
     found = layer_outputs(saved.config, saved.params, *arrays, with_weights=True)
     assert found.weights is not None
     return np.asarray(found.weights)[:, 0, :, :count, :count]
 
 
-def _fills(saved: SavedModel, row: _Row) -> dict[int, str]:
-    """Candidates for each mask by its place in the row; none without a masked-LM head."""
+def _fills(saved: SavedModel, row: Row) -> dict[int, str]:
+    """Return the candidates for each mask by position; none without a masked-LM head."""
     at = np.flatnonzero(row.ids == saved.tokenizer.special_ids.mask)
     if not len(at):
         return {}
@@ -145,8 +131,8 @@ def _fills(saved: SavedModel, row: _Row) -> dict[int, str]:
     (output,) = filler.outputs(Rows([row.ids], np.array([row.second_start], np.int32)))
     masks = filler.candidates(len(at), output)
     return {
-        place: ", ".join(f"{each['token']} {100 * each['probability']:.1f}\xa0%" for each in mask)
-        for place, mask in zip(at.tolist(), masks, strict=True)
+        n: ", ".join(f"{each['token']} {100 * each['probability']:.1f}\xa0%" for each in mask)
+        for n, mask in zip(at.tolist(), masks, strict=True)
     }
 
 
@@ -163,20 +149,20 @@ def _page(data: dict[str, Any], model: str, facts: str, text: str, text_b: str |
         f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
     )
     title = text if len(text) <= _TITLE_CHARS else f"{text[:_TITLE_CHARS]}…"
-    second = "" if text_b is None else f'  <p class="text" dir="auto">{_shown(text_b)}</p>\n'
+    second = "" if text_b is None else f'  <p class="text" dir="auto">{_html(text_b)}</p>\n'
     values = {
         "policy": policy,
         "version": html.escape(bert_jax.__version__),
-        "title": _shown(title),
+        "title": _html(title),
         "style": style,
-        "text": _shown(text),
+        "text": _html(text),
         "text_b": second,
         "fills": "".join(
-            f'  <p class="fill">Token {place + 1}, {_shown(data["tokens"][place])}: '
-            f"<bdi>{_shown(fill)}</bdi></p>\n"
-            for place, fill in data["fills"].items()
+            f'  <p class="fill">Token {n + 1}, {_html(data["tokens"][n])}: '
+            f"<bdi>{_html(fill)}</bdi></p>\n"
+            for n, fill in data["fills"].items()
         ),
-        "model": _shown(model),
+        "model": _html(model),
         "facts": facts,
         # Inside a script element only "<" can end it or start a comment.
         "data": json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"),
@@ -190,10 +176,6 @@ def _digest(source: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
 
-def _shown(text: str) -> str:
-    """Text for HTML; control characters, which HTML forbids, as U+FFFD."""
+def _html(text: str) -> str:
+    """Escape text for HTML; control characters, which HTML forbids, as U+FFFD."""
     return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text))
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.infer.batching import run_rows
+from bert_jax.infer.batching import row_batches
 from bert_jax.infer.forward import task_logits
+from bert_jax.parallel.in_flight import in_flight
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.examples import Origin
 from bert_jax.tasks.problems import SHOWN
@@ -124,10 +125,14 @@ class Predictor(ABC, Generic[Example]):
             UserError: Outputs are not finite.
         """
         model = self.model
-        pad_id = model.tokenizer.special_ids.pad
-        found = run_rows(rows, self.forward, limit=model.max_length, pad_id=pad_id)
-        if self.PER_TOKEN:
-            found = [output[:n] for output, n in zip(found, rows.lengths, strict=True)]
+        found: list[Any] = [None] * len(rows)
+        batches = row_batches(rows, model.max_length, model.tokenizer.special_ids.pad)
+        for (index, _), outputs in in_flight(lambda item: self.forward(item[1]), batches, ahead=1):
+            leaves, tree = jax.tree.flatten(outputs)
+            for number, row in enumerate(index):
+                end = rows.lengths[row]
+                parts = [leaf[number][:end] if self.PER_TOKEN else leaf[number] for leaf in leaves]
+                found[row] = jax.tree.unflatten(tree, parts)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found)):
             raise UserError(
                 f"{model.name}: outputs are not finite; the model has diverged or is damaged"

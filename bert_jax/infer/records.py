@@ -56,10 +56,10 @@ PAUSE = Record(Origin("", 0), {})
 
 
 def format_of(source: str, format: Format) -> Format:
-    """Return how a file is read; "auto" is left for standard input alone.
+    """Return the format of a file; "auto" is left for standard input alone.
 
     Raises:
-        UserError: The name does not tell.
+        UserError: The suffix is not known.
     """
     if source == STDIN:
         if format in ("auto", "text", "jsonl"):
@@ -96,12 +96,12 @@ def read_records(
 
     Args:
         source: The file, also compressed as .gz, .xz or .zst; `-` for standard input.
-        format: auto tells by the suffix, of standard input by its first line.
-        fields: The verb's fields; a line of plain text is the first.
-        names: Field as the verb knows it to its name in the file.
-        more: Fields that every line has unless it says otherwise.
-        table: How a CSV or TSV file is written.
-        read: Told how many bytes were read.
+        format: Format; auto decides by the suffix, for standard input by the first line.
+        fields: Fields of the verb; a line of plain text is the first.
+        names: Names in the file by field.
+        more: Fields that every line has unless the line has its own.
+        table: Options of a CSV or TSV file.
+        read: Takes the number of bytes after each read.
 
     Yields:
         Records; one with a problem where the line is too long, no UTF-8, no text or no JSON object,
@@ -139,11 +139,12 @@ def read_records(
                 continue
             else:
                 try:
-                    given = _object(raw, origin) if is_json else {fields[0]: _text(raw, origin)}
+                    given = _fields(raw, origin, is_json, fields[0])
                 except UserError as error:
                     yield Record(origin, {}, f"{error}")
                     continue
-                yield Record(origin, {**more, **_renamed(given, names)})
+                named = {ours: given[name] for ours, name in names.items() if name in given}
+                yield Record(origin, {**more, **given, **named})
 
 
 def _rows(
@@ -237,24 +238,14 @@ def _lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
         yield None if is_long or len(rest) > MAX_LINE_BYTES else rest.removesuffix(b"\r")
 
 
-def _text(raw: bytes, origin: Origin) -> str:
-    # `decode_text` counts lines of what it is given, which is always one.
+def _fields(raw: bytes, origin: Origin, is_json: bool | None, name: str) -> dict[str, Any]:
+    """Return the object in a line of JSON, or a line of plain text as the field `name`."""
     try:
-        return decode_text(raw, where="")
-    except UserError as error:
-        raise UserError(f"{origin}{f'{error}'.removeprefix(', line 1')}") from error
-
-
-def _object(raw: bytes, origin: Origin) -> dict[str, Any]:
-    _text(raw, origin)
-    try:
-        value = parse_json(raw, where="", max_depth=_MAX_DEPTH)
-    except UserError as error:
-        raise UserError(f"{origin}: {f'{error}'.removeprefix(', line 1').lstrip(': ')}") from error
+        text = decode_text(raw, where="")
+        value = parse_json(raw, where="", max_depth=_MAX_DEPTH) if is_json else {name: text}
+    except UserError as error:  # the two count lines of what they are given, which is one line
+        message = f"{error}".removeprefix(", line 1").lstrip(": ")
+        raise UserError(f"{origin}: {message}") from error
     if not isinstance(value, dict):
         raise UserError(f'{origin}: {f"{value!r}"[:40]} is no object such as {{"text": "..."}}')
     return value
-
-
-def _renamed(given: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {**given, **{ours: given[theirs] for ours, theirs in names.items() if theirs in given}}

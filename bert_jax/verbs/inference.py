@@ -100,12 +100,10 @@ def _add_source(sub: Parser, what: str, out: str = "a .jsonl file", field: str =
     sub.add_argument(
         "texts", nargs="*", metavar="TEXT", help=f"{what}; - (or none) for standard input"
     )
-    sub.add_argument(
+    sub.several(
         "--input",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="read lines of text (.txt), JSON (.jsonl, .json) or a table (.csv, .tsv, .parquet); "
+        "FILE",
+        "read lines of text (.txt), JSON (.jsonl, .json) or a table (.csv, .tsv, .parquet); "
         "also .gz, .xz, .zst; may be repeated",
     )
     sub.add_argument(
@@ -120,19 +118,15 @@ def _add_source(sub: Parser, what: str, out: str = "a .jsonl file", field: str =
         "1",
         metavar="NAME",
     )
-    sub.add_argument(
+    sub.several(
         "--table",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="how CSV and TSV files are written: header=False, delimiter=';', quoting=False",
+        "NAME=VALUE",
+        "how CSV and TSV files are written: header=False, delimiter=';', quoting=False",
     )
-    sub.add_argument(
+    sub.several(
         "--field",
-        action="append",
-        default=[],
-        metavar="OURS=THEIRS",
-        help="the name that another field has in the files, such as text_b=answer",
+        "OURS=THEIRS",
+        "the name that another field has in the files, such as text_b=answer",
     )
     sub.option("--out", f"write {out}; it appears whole or not at all", type=Path, metavar="FILE")
     sub.flag("--json", "print JSON lines for texts too")

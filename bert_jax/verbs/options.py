@@ -14,6 +14,10 @@ class Parser(argparse.ArgumentParser):
             help = f"{help} (default: %(default)s)" if help else "default: %(default)s"
         self.add_argument(name, default=default, help=help, **more)
 
+    def several(self, name: str, metavar: str, help: str) -> None:
+        """Add an option that may be repeated; none makes an empty list."""
+        self.add_argument(name, action="append", default=[], metavar=metavar, help=help)
+
     def flag(self, name: str, help: str, **more: Any) -> None:
         """Add an option without a value."""
         self.add_argument(name, action="store_true", help=help, **more)
