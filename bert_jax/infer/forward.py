@@ -54,7 +54,7 @@ def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[
 def top_tokens(
     model: SavedModel, batch: Batch, places: Int[np.ndarray, "B P"], top: int, banned: np.ndarray
 ) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
-    """Find the most probable tokens at some places.
+    """Find the most probable tokens at some positions.
 
     Args:
         model: A model on a device.

@@ -26,7 +26,9 @@ Pairs = str | Sequence[str | None]
 class LoadedModel:
     """A model with its tokenizer on one device; answers are in the order of the texts.
 
-    Compiled programs are kept: rows are padded to few lengths, and each length is compiled once.
+    Compiled programs are kept: rows are padded to few lengths, and each length is compiled once. A
+    method raises `UserError` where the model lacks the head, an option is out of range or an input
+    cannot be asked about.
 
     Args:
         saved: From `read_model`; its arrays are not kept.
@@ -56,9 +58,6 @@ class LoadedModel:
         Returns:
             For each text {"masks": [[{"token": ..., "id": ..., "probability": ..., "sequence":
             ...}, ...], ...]}; the sequence is the text with the token in place of the mask.
-
-        Raises:
-            UserError: No masked-LM head, or a text without mask or too long.
         """
         return self._ask(MaskFiller(self.model, top=top), {"text": _several(texts)})
 
@@ -70,9 +69,7 @@ class LoadedModel:
         top: int | None = None,
         threshold: float = 0.5,
     ) -> list[Answer]:
-        """Predict classes, several labels or a score, as the model was trained.
-
-        One warning counts the texts that are too long and lose their end.
+        """Predict classes, several labels or a score; one warning counts the texts that are cut.
 
         Args:
             texts: First texts.
@@ -83,9 +80,6 @@ class LoadedModel:
         Returns:
             For each text {"label": ..., "probabilities": {...}}, {"labels": [...],
             "probabilities": {...}} or {"score": ...}.
-
-        Raises:
-            UserError: No classification head.
         """
         classifier = Classifier(self.model, top=top, threshold=threshold)
         return self._ask(classifier, _paired(texts, pairs))
@@ -96,9 +90,6 @@ class LoadedModel:
         Returns:
             For each {"tokens": [...], "tags": [...]}, of raw text "offsets", and "entities" where
             the tags make some.
-
-        Raises:
-            UserError: No tagging head.
         """
         given = _several(texts)
         of_words = bool(given) and not isinstance(given[0], str)
@@ -125,9 +116,6 @@ class LoadedModel:
         Returns:
             For each {"answer": ..., "start": ..., "end": ..., "probability": ...,
             "null_odds": ...}.
-
-        Raises:
-            UserError: No span head, or a context without words.
         """
         asked = _several(questions)
         given = [contexts] * len(asked) if isinstance(contexts, str) else list(contexts)
@@ -157,9 +145,6 @@ class LoadedModel:
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in
                 sentence-transformers. Padding never does.
             normalize: Whether vectors are divided by their Euclidean norm.
-
-        Raises:
-            UserError: No such layer, or no pooler.
         """
         embedder = Embedder(
             self.model, pooling=pooling, layers=layers, special_tokens=special_tokens,

@@ -47,21 +47,19 @@ class Cuts:
 
     def __init__(self) -> None:
         self._total = self._cut = 0
-        self._limit = ""
-        self._first: list[str] = []
+        self._limit, self._first = "", ""
 
     def add(self, prepared: Prepared[Any]) -> None:
         """Count some more."""
+        for n in prepared.cut[: max(0, SHOWN - self._cut)]:
+            self._first += f"{'; ' if self._first else ''}{prepared.examples[n].origin}"
         self._total += len(prepared.examples)
         self._cut += len(prepared.cut)
         self._limit = prepared.limit
-        left = SHOWN - len(self._first)
-        self._first += [f"{prepared.examples[n].origin}" for n in prepared.cut[:left]]
 
     def warning(self) -> str:
         """Return the warning; empty where nothing was cut."""
-        more = "; ..." if self._cut > len(self._first) else ""
-        found = "; ".join(self._first) + more
+        found = self._first + ("; ..." if self._cut > SHOWN else "")
         warning = f"{self._cut:,} of {self._total:,} {self._limit} and were cut there ({found})"
         return warning if self._cut else ""
 

@@ -1,9 +1,4 @@
-"""A model in a directory, whatever made it: pretraining, fine-tuning, or Transformers.
-
-saved = read_model("work/base")       # of `bert-jax pretrain` or `bert-jax finetune`
-saved = read_model("bert-base-cased")  # in Hugging Face's format, with model.safetensors
-params = init_task_params(saved.config, head, key, encoder=saved.params["encoder"])
-"""
+"""A model in a directory, whatever made it: pretraining, fine-tuning, or Transformers."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -65,15 +60,13 @@ class Origin:
     def pairing(self) -> str | None:
         """Pairing of sentences in a pretraining run; None of any other model."""
         data = self.config.get("data", {}) if self.kind == "pretrain" else {}
-        found: str | None = data.get("pairing", data.get("objective"))  # the name until 0.1.0
-        return found
+        return data.get("pairing", data.get("objective"))  # the name until 0.1.0
 
     @property
     def objective(self) -> str | None:
         """Name of what a pretraining run learned; None of any other model."""
         section = self.config.get("objective", {}) if self.kind == "pretrain" else {}
-        found: str | None = section.get("name")
-        return found
+        return section.get("name")
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,11 +208,9 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
 
 
 def read_finetuned(workdir: str | Path) -> SavedModel:
-    """Read the best model of a fine-tuning run, its outputs as they were trained; see `in_units`.
+    """Read the best model of a fine-tuning run, its outputs as they were trained.
 
-    Raises:
-        UserError: No such run there, or it has saved nothing yet.
-        DamagedCheckpointError: It holds checkpoints and none is intact.
+    See `in_units`; raises what `saved.runs.finetuned_checkpoint` raises.
     """
     from bert_jax.saved.runs import finetuned_checkpoint
     from bert_jax.tasks.config import TaskConfig
@@ -247,7 +238,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
 
 
 def in_units(saved: SavedModel) -> SavedModel:
-    """Make a head of scores predict them: a run predicts (score - mean) / deviation."""
+    """Make a head of scores predict scores: a run predicts (score - mean) / deviation."""
     task = saved.origin.task
     if task is None or task.objective != "regression":
         return saved

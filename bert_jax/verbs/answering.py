@@ -32,8 +32,7 @@ def run_verb(
         **same: Fields that are the same for all records; None: not given.
 
     Raises:
-        UserError: Nothing to read, a record that cannot be asked about, a file that cannot be read
-            or written.
+        UserError: Nothing to read, a bad record, or a file that cannot be read or written.
     """
     table = check_files(arguments)
     predictor = make(on_device(read_model(arguments.workdir)))

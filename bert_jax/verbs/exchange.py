@@ -10,11 +10,7 @@ from bert_jax.verbs.options import Parser
 
 
 def add(verb: Callable[..., Parser]) -> None:
-    """Add the verbs.
-
-    Args:
-        verb: Verb of `cli`: (name, function, what it does, an example) to the verb's parser.
-    """
+    """Add the verbs; `verb` makes a parser of a name, a function, a description and an example."""
     sub = verb(
         "export", export_, "write a model for Transformers, StableHLO, Orbax or ONNX, and prove it",
         "bert-jax export work/base --to huggingface --out out/base --license apache-2.0\n"

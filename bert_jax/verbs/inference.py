@@ -12,11 +12,7 @@ _MAX_CONTEXT_BYTES = 4 << 20
 
 
 def add(verb: Callable[..., Parser]) -> None:
-    """Add the verbs.
-
-    Args:
-        verb: Verb of `cli`: (name, function, what it does, an example) to the verb's parser.
-    """
+    """Add the verbs; `verb` makes a parser of a name, a function, a description and an example."""
     sub = verb(
         "fill-mask", fill_mask, "fill the [MASK]s of texts with a pretrained model",
         'bert-jax fill-mask work/tiny "The capital of France is [MASK]."',
