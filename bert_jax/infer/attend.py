@@ -25,7 +25,7 @@ from bert_jax.infer.masks import encode_masked, token_text
 from bert_jax.model.heads import layer_outputs
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Rows
-from bert_jax.tokenization.tokenizer import Row, make_row, replace_surrogates
+from bert_jax.tokenization.tokenizer import TokenRow, make_row, replace_surrogates
 
 MAX_TOKENS = 256
 """In a page, special tokens included: BERT-base's weights of so many are 13 MB of it."""
@@ -82,7 +82,7 @@ def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L
     return np.rint(255 * np.sqrt(weights)).astype(np.uint8)
 
 
-def _row(saved: SavedModel, text: str, text_b: str | None) -> tuple[Row, list[str]]:
+def _row(saved: SavedModel, text: str, text_b: str | None) -> tuple[TokenRow, list[str]]:
     """Return the row of a text or a pair, and the words of its tokens; "" for special tokens."""
     parts = [("text", text)] if text_b is None else [("text", text), ("second text", text_b)]
     ids: list[np.ndarray] = []
@@ -107,7 +107,7 @@ def _row(saved: SavedModel, text: str, text_b: str | None) -> tuple[Row, list[st
     return row, of_row
 
 
-def _weights(saved: SavedModel, row: Row) -> Float[np.ndarray, "N H L L"]:
+def _weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:
     count = len(row.ids)
     length = min(-(-count // _LENGTH_STEP) * _LENGTH_STEP, saved.config.num_positions)
     rows = Rows([row.ids], np.array([row.second_start], np.int32))
@@ -120,7 +120,7 @@ def _weights(saved: SavedModel, row: Row) -> Float[np.ndarray, "N H L L"]:
     return np.asarray(found.weights)[:, 0, :, :count, :count]
 
 
-def _fills(saved: SavedModel, row: Row) -> dict[int, str]:
+def _fills(saved: SavedModel, row: TokenRow) -> dict[int, str]:
     """Return the candidates for each mask by position; none without a masked-LM head."""
     at = np.flatnonzero(row.ids == saved.tokenizer.special_ids.mask)
     if not len(at):
