@@ -111,16 +111,16 @@ def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple
         ids = np.asarray(store.tokens[offsets[sentence] : offsets[sentence + 1]])
         tokens = [tokenizer.id_to_token(int(i)) for i in ids]
         whole = [
-            place
-            for place in range(1, len(tokens) - 1)
-            if tokens[place].isalpha() and len(tokens[place]) > 2
-            and tokens[place + 1][:2] != "##"
+            word
+            for word in range(1, len(tokens) - 1)
+            if tokens[word].isalpha() and len(tokens[word]) > 2
+            and tokens[word + 1][:2] != "##"
         ]  # fmt: skip
         if not whole:
             continue
-        place = int(random.choice(whole))
-        before, after = tokenizer.decode(ids[:place]), tokenizer.decode(ids[place + 1 :])
-        yield f"{before} {MASK} {after}", tokens[place]
+        word = int(random.choice(whole))
+        before, after = tokenizer.decode(ids[:word]), tokenizer.decode(ids[word + 1 :])
+        yield f"{before} {MASK} {after}", tokens[word]
 
 
 def _verdict(result: TrainResult, corpus: Path) -> int:

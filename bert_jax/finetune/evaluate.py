@@ -47,7 +47,7 @@ class Judged:
         return all(bool(np.isfinite(row).all()) for row in self.outputs)
 
 
-def judge_rows(
+def score_rows(
     eval_step: Callable[[Any, Any], Forward],
     mesh: Mesh,
     params: Any,
@@ -68,7 +68,7 @@ def judge_rows(
         buckets: Lengths to which rows are padded.
         batch_size: Rows at a time.
         pad_id: Token of the padding.
-        done: Function of the number of rows judged, called after each batch.
+        done: Function of the number of rows scored, called after each batch.
     """
     found: list[list[Any]] = []
     sums: dict[str, np.ndarray] = {}
@@ -167,11 +167,11 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
     lengths = split.rows.lengths
     buckets = choose_buckets(lengths, 8, limit=model.config.num_positions)
     with tqdm(total=len(lengths), unit="row", disable=not sys.stderr.isatty()) as bar:
-        (judged,) = judge_rows(
+        (scored,) = score_rows(
             make_eval_step(config, mesh, seed=0), mesh, params, split.rows, buckets=buckets,
             batch_size=_BATCH_SIZE, pad_id=model.tokenizer.special_ids.pad, done=bar.update,
         )  # fmt: skip
-    return judged.outputs
+    return scored.outputs
 
 
 def _task(model: SavedModel) -> Task:

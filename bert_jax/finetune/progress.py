@@ -48,7 +48,7 @@ class Progress:
             scores=self.scores,
             best=self.best,
             best_step=self.best_step,
-            failed=judge(self.best, self.last, goal, self.finite, self.halted),
+            failed=failure_reason(self.best, self.last, goal, self.finite, self.halted),
             seconds=seconds,
             best_epoch=self.best_epoch,
             last=self.last,
@@ -163,7 +163,7 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
     return math.ceil(bdtrik(LEVEL, rows, expected)) / rows
 
 
-def judge(
+def failure_reason(
     best: float | None, last: float | None, goal: float, finite: bool, halted: bool = False
 ) -> str:
     """Say why a run failed at the end of training; "" where it did not.

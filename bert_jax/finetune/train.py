@@ -14,7 +14,7 @@ from bert_jax.checkpoint.agreement import all_agree, by_first
 from bert_jax.finetune import trials
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.evaluate import judge_rows, named_scores
+from bert_jax.finetune.evaluate import named_scores, score_rows
 from bert_jax.finetune.progress import (
     Losses,
     Progress,
@@ -303,20 +303,20 @@ class _Run:
         scores: list[dict[str, float]] = [{} for _ in wave.progress]
         dev_losses: list[float | None] = []
         for number, (split, buckets) in enumerate(zip(setup.dev, self.dev_buckets, strict=True)):
-            judged = judge_rows(
+            scored = score_rows(
                 self.eval_step, self.mesh, wave.state.params, split.rows,
                 buckets=buckets,
                 batch_size=min(self.config.training.eval_batch_size, len(split.rows)),
                 pad_id=setup.initial.tokenizer.special_ids.pad,
                 done=lambda _: session.alive("a batch of an evaluation"),
             )  # fmt: skip
-            for each, mine, theirs in zip(wave.progress, scores, judged, strict=False):
+            for each, mine, theirs in zip(wave.progress, scores, scored, strict=False):
                 if theirs.finite:
                     mine |= named_scores(split, number, theirs.outputs)
                 else:
                     each.finite = False
                 session.alive("scoring")
-            dev_losses = dev_losses or [each.loss for each in judged[: len(wave.progress)]]
+            dev_losses = dev_losses or [each.loss for each in scored[: len(wave.progress)]]
         metric, epoch = setup.task.metric, wave.step / setup.batches.num_batches
         better = np.zeros(len(setup.waves[0]), bool)
         for number, (each, mine) in enumerate(zip(wave.progress, scores, strict=True)):

@@ -7,7 +7,7 @@ import pytest
 from small_run import compiled_directory, share_compilations
 
 from bert_jax.finetune.batches import TrainBatches, choose_buckets, eval_batches
-from bert_jax.finetune.evaluate import judge_rows
+from bert_jax.finetune.evaluate import score_rows
 from bert_jax.finetune.trials import init_trials, place_rows, place_settings
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
@@ -137,12 +137,12 @@ def test_logits_and_loss_by_one_pass(sizes, devices):
     rows = rows_of("tags")
     mesh = make_trial_mesh(MeshConfig(*sizes), 2, jax.devices()[:devices])
     state = init_trials(config, mesh, np.array(SEEDS), [{}], np.zeros(2))
-    judged = judge_rows(
+    scored = score_rows(
         make_eval_step(config, mesh, seed=0), mesh, state.params, rows,
         buckets=(8, 16), batch_size=5, pad_id=0,
     )  # fmt: skip
     ((index, whole),) = eval_batches(rows, (16,), len(rows), 0)
-    for trial, answers in enumerate(judged):
+    for trial, answers in enumerate(scored):
         params = jax.tree.map(lambda leaf, n=trial: jnp.asarray(leaf)[n], state.params)
         batch = jax.tree.map(jnp.asarray, whole)
         sums, logits = config.objective.forward(params, batch, None, None)

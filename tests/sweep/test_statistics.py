@@ -9,7 +9,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.finetune.progress import Progress, goal_score, judge
+from bert_jax.finetune.progress import Progress, failure_reason, goal_score
 from bert_jax.sweep.statistics import (
     Outcome,
     Trial,
@@ -198,12 +198,12 @@ def test_other_scores_are_those_of_the_best_evaluation():
 
 
 def test_what_makes_a_run_failed():
-    assert judge(0.9, 0.7, 0.5, True) == ""
-    assert judge(None, None, 0.5, False) == "no evaluation gave a finite score"
-    assert judge(0.7, 0.7, 0.5, False) == "a loss or a score was not finite"
-    assert "the run stopped there" in judge(0.7, 0.7, 0.5, True, halted=True)
-    assert "0.5000 is not above 0.5000" in judge(0.9, 0.5, 0.5, True)
-    both = judge(0.9, None, 0.5, False)
+    assert failure_reason(0.9, 0.7, 0.5, True) == ""
+    assert failure_reason(None, None, 0.5, False) == "no evaluation gave a finite score"
+    assert failure_reason(0.7, 0.7, 0.5, False) == "a loss or a score was not finite"
+    assert "the run stopped there" in failure_reason(0.7, 0.7, 0.5, True, halted=True)
+    assert "0.5000 is not above 0.5000" in failure_reason(0.9, 0.5, 0.5, True)
+    both = failure_reason(0.9, None, 0.5, False)
     assert "not finite" in both
     assert "the last evaluation gave no finite score" in both
 
@@ -266,7 +266,7 @@ def test_coins_fail_and_what_learned_does_not():
 
     def failed(accuracy: float) -> float:
         scores = random.binomial(277, accuracy, (1000, 20)) / 277
-        return np.mean([bool(judge(max(s), s[-1], goal, True)) for s in scores])
+        return np.mean([bool(failure_reason(max(s), s[-1], goal, True)) for s in scores])
 
     assert failed(0.5) > 0.98
     assert failed(146 / 277) > 0.93  # predicts independently of the text, at the rate of the labels

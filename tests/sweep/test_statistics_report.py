@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from bert_jax.finetune.progress import judge
+from bert_jax.finetune.progress import failure_reason
 from bert_jax.sweep.plot import statistics_figure
 from bert_jax.sweep.report import summary_json, summary_lines, write_summary
 from bert_jax.sweep.statistics import Outcome, Trial, rate_name, summarise
@@ -15,7 +15,7 @@ from bert_jax.tasks.config import METRICS
 
 def run(init, rate, seed, best, **scores):
     row = {"step": 10, "epoch": 1.0, "accuracy": best, **scores}
-    failed = judge(best, best, 0.72, best is not None)
+    failed = failure_reason(best, best, 0.72, best is not None)
     return Outcome(Trial(init, rate, seed), [row, row], best, 10, failed, 2.0, 1.0, best)
 
 
