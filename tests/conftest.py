@@ -8,11 +8,18 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
+# Most of the tests' time is XLA's: machine code that is not optimised takes half of it to make,
+# from the older emitters of loops half of that again. What the tests look at (values, partitioning,
+# donation) is decided before that stage.
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
-# Most of the tests' time is XLA's: unoptimised machine code takes half of it to make. What the
-# tests look at (values, partitioning, donation) is decided before that stage.
 jax.config.update("jax_disable_most_optimizations", True)
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for child processes
+if jax.__version_info__ < (0, 11):  # which has the newer emitters alone
+    with pytest.MonkeyPatch.context() as _patch:  # libtpu, in this process or a child, refuses it
+        _flags = os.environ.get("XLA_FLAGS", "")
+        _patch.setenv("XLA_FLAGS", f"{_flags} --xla_cpu_use_fusion_emitters=false".strip())
+        jax.devices()
 
 # Programs and their traces are a million objects that stay; looking through them for what may go
 # took 6% of the time of the tests of model, finetune and checkpoint.
@@ -20,6 +27,26 @@ gc.set_threshold(100_000, 20, 100)
 
 # Every public signature's shapes and dtypes are checked while tests run, and only then.
 install_import_hook("bert_jax", "beartype.beartype")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_programs(tmp_path_factory) -> Path:
+    """Directory of the programs that this run has compiled: for all workers and their children.
+
+    Two workers may write one entry at a time, or a killed child half of one; JAX then warns (see
+    pyproject.toml) and compiles.
+    """
+    base = tmp_path_factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    settings = {
+        "jax_compilation_cache_dir": str(directory),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in settings.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)
+    return directory
 
 
 @pytest.fixture(scope="session")

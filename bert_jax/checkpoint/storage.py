@@ -292,6 +292,9 @@ def _context() -> ocp.Context:
     context.checkpointables.registry = registry
     # Weights and moments shrink by 12%, for more than half of a save's processor time.
     context.array.saving.use_compression = False
+    # Devices with the same array save a part each, cut by a program per shape and device: not worth
+    # compiling for a few bytes.
+    context.array.saving.min_slice_bytes_for_replica_parallel = 1 << 16
     # Needed for random keys only, and a damaged one would spoil a restore unseen by verification.
     context.array.saving.array_metadata_store = None
     # Where a directory cannot be made, Orbax's threads would wait for it for 20 minutes.

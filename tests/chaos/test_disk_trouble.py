@@ -18,7 +18,7 @@ def test_the_disk_of_a_run(tmp_path, cache):
     disk.mkdir()
     write_corpus(tmp_path / "corpus")
     script = Path(__file__).parents[1] / "support" / "disk_trouble.py"
-    command = [sys.executable, script, disk, tmp_path / "corpus", cache]
+    command = [sys.executable, script, disk, tmp_path / "corpus"]
     for own in (["unshare", "-rm"], ["unshare", "-m"]):
         inside = [*own, "sh", "-c", _MOUNT, disk]
         if shutil.which(own[0]) and subprocess.run([*inside, "true"]).returncode == 0:

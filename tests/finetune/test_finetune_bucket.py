@@ -9,7 +9,6 @@ import fsspec
 import pytest
 from gcs_emulator import make_bucket, running_emulator
 from small_finetuning import fingerprint, small_config, write_config, write_files, write_table
-from small_run import compiled_directory, share_compilations
 
 from bert_jax.cli import main
 from bert_jax.finetune.train import finetune
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module", autouse=True)
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     here = tmp_path_factory.mktemp("emulator")
-    with running_emulator(here / "log"), share_compilations(compiled_directory(tmp_path_factory)):
+    with running_emulator(here / "log"):
         make_bucket("finetuning")
         yield
 

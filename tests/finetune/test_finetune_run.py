@@ -18,8 +18,8 @@ import jax
 import numpy as np
 import pytest
 from small_finetuning import fingerprint, small_config, write_config, write_files, write_table
-from small_run import compiled_directory, share_compilations, snapshot, write_corpus
 from small_run import small_config as pretrain_config
+from small_run import snapshot, write_corpus
 from tensorboard_files import scalars
 
 from bert_jax.checkpoint import saved_steps, storage
@@ -56,12 +56,9 @@ def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory) -> Iterator[None]:
+def compiled() -> Iterator[None]:
     """One device, and each step traced and compiled once."""
-    with (
-        share_compilations(compiled_directory(tmp_path_factory)),
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         use_devices(patch, 1)
         for module, name in (
             (train, "make_train_step"), (train, "make_eval_step"), (trials, "make_keep_best"),

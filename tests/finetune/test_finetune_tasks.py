@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import pytest
 from small_finetuning import small_config, write_config, write_files
-from small_run import compiled_directory, share_compilations
 from task_examples import put
 
 from bert_jax.cli import main
@@ -85,13 +84,12 @@ def test_from_files_to_predictions(
     config = small_config(write_files(tmp_path), task=task(tmp_path), training__num_epochs=12.0)
     work = tmp_path / "work"
     recipe = write_config(tmp_path / "recipe.py", config)
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        assert main(["finetune", f"--config={recipe}", f"--workdir={work}"]) == 0
-        capsys.readouterr()
-        assert main(["evaluate", str(work)]) == 0
-        said = dict(line.split() for line in capsys.readouterr().out.splitlines())
-        out = tmp_path / "out"
-        assert main(["predict", str(work), "--data", str(tmp_path / data), f"--out={out}"]) == 0
+    assert main(["finetune", f"--config={recipe}", f"--workdir={work}"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(work)]) == 0
+    said = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    out = tmp_path / "out"
+    assert main(["predict", str(work), "--data", str(tmp_path / data), f"--out={out}"]) == 0
     assert (out / written).stat().st_size
     outcome = json.loads((work / "statistics.json").read_text())["outcomes"][0]
     best = next(row for row in outcome["scores"] if row["step"] == outcome["best_step"])

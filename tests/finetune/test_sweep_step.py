@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_run import compiled_directory, share_compilations
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets, eval_batches
@@ -40,12 +39,6 @@ CONFIG = StepConfig(
     num_steps=6,
 )
 SEEDS, RATES = [3, 4, 3, 5], [1e-2, 1e-2, 3e-3, 1e-3]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        yield
 
 
 @pytest.fixture(scope="module")

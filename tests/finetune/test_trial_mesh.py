@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_run import compiled_directory, share_compilations
 
 from bert_jax.finetune.batches import TrainBatches, choose_buckets, eval_batches
 from bert_jax.finetune.evaluate import score_rows
@@ -29,12 +28,6 @@ KINDS = {
     "span": TaskHeadConfig("span"),
 }
 SEEDS, RATES = [3, 4], [1e-2, 3e-3]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        yield
 
 
 def step_config(kind, **settings):

@@ -1,11 +1,7 @@
 """A run looked at again from its work directory gives what it gave while it ran."""
 
-from collections.abc import Iterator
-
 import pytest
 from small_run import (
-    compiled_directory,
-    share_compilations,
     small_config,
     write_corpus,
     write_store,
@@ -16,12 +12,6 @@ from bert_jax.inspection.evaluate import evaluate_run
 from bert_jax.inspection.replay import replay_batch
 from bert_jax.training.summary import TrainResult
 from bert_jax.training.train import train
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compile_once(tmp_path_factory) -> Iterator[None]:
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        yield
 
 
 @pytest.fixture(scope="module")

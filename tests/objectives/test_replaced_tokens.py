@@ -1,13 +1,14 @@
 """Replaced-token detection: what is drawn, what is learned from it, and the same on every mesh."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import softmax
 from steps import batch_gradients
 
 from bert_jax.config.mapping import build
@@ -43,6 +44,15 @@ CONFIG = StepConfig(
     seed=7,
 )
 ROWS, LENGTH = 32, 16
+
+
+jitted_draw = jax.jit(draw)
+
+
+@partial(jax.jit, static_argnums=0)
+def forward_sums(objective, params, batch, seed):
+    rows = objective.prepare(batch, seed)
+    return objective.forward(params, rows, None, None).sums
 
 
 def one_device():
@@ -102,33 +112,31 @@ def test_tables_are_there_once():
 def test_the_generator_may_be_as_wide_as_the_tables():
     objective = replace(OBJECTIVE, generator_size=0.5)
     assert not objective.generator.projects_embeddings
-    params = objective.init(jax.random.key(0))
+    params = jax.jit(objective.init)(jax.random.key(0))
     assert "embeddings" not in params["generator"]["encoder"]
-    rows = objective.prepare(jax.tree.map(jnp.asarray, make_batch(4)), 0)
-    assert np.isfinite(objective.forward(params, rows, None, None).sums["rtd_loss"])
+    assert np.isfinite(forward_sums(objective, params, make_batch(4), 0)["rtd_loss"])
 
 
 def test_tokens_are_drawn_as_often_as_the_softmax_says():
     """A fixed seed: the statistic lies where a right sampler's would in 98 of 100 seeds."""
-    logits = jnp.array([3.0, 2.0, 1.0, 0.0, -1.0, -4.0, -1e30])
+    logits = np.float32([3.0, 2.0, 1.0, 0.0, -1.0, -4.0, -1e30])
     rows, places = 400, 500
-    drawn = draw(
-        jnp.broadcast_to(logits, (rows, places, len(logits))),
-        jnp.arange(rows, dtype=jnp.uint32),
-        jnp.broadcast_to(jnp.arange(places), (rows, places)),
+    drawn = jitted_draw(
+        np.broadcast_to(logits, (rows, places, len(logits))),
+        np.arange(rows, dtype=np.uint32),
+        np.broadcast_to(np.arange(places, dtype=np.int32), (rows, places)),
     )
     counts = np.bincount(np.asarray(drawn).ravel(), minlength=len(logits))
-    expected = np.asarray(jax.nn.softmax(logits[:-1]), np.float64) * rows * places
+    expected = softmax(logits[:-1].astype(np.float64)) * rows * places
     assert counts[-1] == 0
     statistic = np.sum((counts[:-1] - expected) ** 2 / expected)
     assert stats.chi2.ppf(0.01, 5) < statistic < stats.chi2.ppf(0.99, 5)
 
 
 def test_neighbours_are_drawn_independently():
-    logits = jnp.zeros((2000, 3, 4))
-    drawn = np.asarray(
-        draw(logits, jnp.arange(2000, dtype=jnp.uint32), jnp.broadcast_to(jnp.arange(3), (2000, 3)))
-    )
+    seeds = np.arange(2000, dtype=np.uint32)
+    places = np.broadcast_to(np.arange(3, dtype=np.int32), (2000, 3))
+    drawn = np.asarray(jitted_draw(np.zeros((2000, 3, 4), np.float32), seeds, places))
     for first, second in ((drawn[:, 0], drawn[:, 1]), (drawn[:-1, 0], drawn[1:, 0])):
         table = np.histogram2d(first, second, bins=4)[0]
         assert stats.chi2_contingency(table).pvalue > 0.01
@@ -136,32 +144,34 @@ def test_neighbours_are_drawn_independently():
 
 def test_a_draw_depends_on_row_and_position_alone():
     rng = np.random.default_rng(0)
-    logits = jnp.asarray(rng.normal(size=(6, 3, 50)), jnp.float32)
-    seeds = jnp.arange(6, dtype=jnp.uint32) * 77
-    positions = jnp.asarray(rng.integers(0, 16, (6, 3)))
-    whole = draw(logits, seeds, positions)
+    logits = rng.normal(size=(6, 3, 50)).astype(np.float32)
+    seeds = np.arange(6, dtype=np.uint32) * np.uint32(77)
+    positions = rng.integers(0, 16, (6, 3)).astype(np.int32)
+    whole = np.asarray(jitted_draw(logits, seeds, positions))
     order = np.array([4, 1, 5])
-    np.testing.assert_array_equal(draw(logits[order], seeds[order], positions[order]), whole[order])
-    assert np.any(whole != draw(logits, seeds + 1, positions))
-    assert np.any(whole != draw(logits, seeds, positions + 1))
+    part = jitted_draw(logits[order], seeds[order], positions[order])
+    np.testing.assert_array_equal(part, whole[order])
+    assert np.any(whole != jitted_draw(logits, seeds + np.uint32(1), positions))
+    assert np.any(whole != jitted_draw(logits, seeds, positions + np.int32(1)))
 
 
 def test_a_proposal_that_equals_the_original_is_original():
     rows = {
-        "tokens": jnp.array([[2, 4, 6, 4, 3]]),
-        "positions": jnp.array([[1, 3, 0]]),  # the last one is not used
-        "labels": jnp.array([[5, 7, 0]]),
-        "weights": jnp.array([[1.0, 1.0, 0.0]]),
+        "tokens": np.array([[2, 4, 6, 4, 3]]),
+        "positions": np.array([[1, 3, 0]]),  # the last one is not used
+        "labels": np.array([[5, 7, 0]]),
+        "weights": np.float32([[1, 1, 0]]),
     }
-    seen = replace_tokens(rows, jnp.array([[5, 9, 8]]))
+    seen = jax.jit(replace_tokens)(rows, np.array([[5, 9, 8]]))
     assert seen.tokens.tolist() == [[2, 5, 6, 9, 3]]
     assert seen.is_replaced.tolist() == [[False, False, False, True, False]]
 
 
 def test_detection_is_counted_over_real_tokens():
-    logits = jnp.array([[2.0, -1.0, 0.5, 7.0]])
-    sums = detection_sums(
-        logits, jnp.array([[True, False, False, True]]), jnp.array([[True, True, True, False]])
+    sums = jax.jit(detection_sums)(
+        np.float32([[2.0, -1.0, 0.5, 7.0]]),
+        np.array([[True, False, False, True]]),
+        np.array([[True, True, True, False]]),
     )
     losses = [np.log1p(np.exp(-2.0)), np.log1p(np.exp(-1.0)), np.log1p(np.exp(0.5))]
     np.testing.assert_allclose(sums.pop("rtd_loss"), sum(losses), rtol=1e-6)
@@ -177,13 +187,12 @@ def test_detection_is_counted_over_real_tokens():
 
 
 def test_no_gradient_passes_the_draw():
-    params = jax.device_put(make_params())
-    rows = OBJECTIVE.prepare(jax.tree.map(jnp.asarray, make_batch()), 3)
+    @jax.jit
+    @jax.grad
+    def slope(params):
+        return forward_sums(OBJECTIVE, params, make_batch(), 3)["rtd_loss"]
 
-    def detection(params):
-        return OBJECTIVE.forward(params, rows, None, None).sums["rtd_loss"]
-
-    grads = jax.grad(detection)(params)
+    grads = jax.device_get(slope(make_params()))
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(grads["generator"]))
     assert all(np.any(leaf) for leaf in jax.tree.leaves(grads["rtd"]))
     assert np.any(grads["encoder"]["embeddings"]["token"])

@@ -3,14 +3,11 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from small_run import (
-    compiled_directory,
     fingerprint,
-    share_compilations,
     small_config,
     write_corpus,
 )
@@ -29,12 +26,6 @@ CONFIG = small_config(
     training__num_steps=8,
     training__phases=[{"length": 32, "batch_size": 16}],
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compile_once(tmp_path_factory) -> Iterator[None]:
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        yield
 
 
 @pytest.fixture(scope="module")

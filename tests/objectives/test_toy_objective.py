@@ -15,9 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_run import (
-    compiled_directory,
     fingerprint,
-    share_compilations,
     small_config,
     write_corpus,
 )
@@ -123,10 +121,9 @@ class CountingConfig(objectives.ObjectiveConfig):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _set_up(tmp_path_factory) -> Iterator[None]:
+def _set_up() -> Iterator[None]:
     objectives.OBJECTIVES["counting"] = CountingConfig
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        yield
+    yield
     del objectives.OBJECTIVES["counting"]
 
 

@@ -21,6 +21,8 @@ def test_gradients_are_summed_in_float32_whatever_travels():
         return jax.grad(loss)(params)
 
     # 256 + 7 takes a bit more than bfloat16 has.
-    rows = jnp.array([256.0, *[1.0] * 7])
+    rows = np.float32([256.0, *[1.0] * 7])
     run = jax.jit(on_local_rows(step, mesh, (spec, P("fsdp")), spec))
-    np.testing.assert_array_equal(run({"kernel": jnp.zeros((8, 2))}, rows)["kernel"], 263.0)
+    np.testing.assert_array_equal(
+        run({"kernel": np.zeros((8, 2), np.float32)}, rows)["kernel"], 263.0
+    )

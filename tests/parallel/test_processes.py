@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from small_run import fingerprint, share_compilations, small_config, write_corpus
+from small_run import fingerprint, small_config, write_corpus
 
 from bert_jax.checkpoint import saved_steps
 from bert_jax.config.mapping import to_dict
@@ -62,14 +62,7 @@ def run_pod(
         "pretrain", f"--config={here / 'config.py'}", f"--workdir={workdir}",
         *(f"--config.mesh.{axis}={size}" for axis, size in mesh.items()),
     ]  # fmt: skip
-    # As share_compilations and conftest.py set these in this process.
-    environ = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(here / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
-    done = launch(here / "logs", number, [*map(str, program), *arguments], environ)
+    done = launch(here / "logs", number, [*map(str, program), *arguments], dict(os.environ))
     logs = [(here / "logs" / f"process_{i}.log").read_text() for i in range(number)]
     assert done.returncode == 0, done.stderr + "\n".join(logs)
     assert done.stdout == logs[0]
@@ -83,8 +76,7 @@ def alone(tmp_path_factory):
     corpus = write_corpus(here / "corpus")
     config = small_config(**CHANGES, data={"corpus": str(here / "corpus")})
     write_config(here / "config.py", to_dict(config))
-    with share_compilations(here / "compiled"):
-        train(config, here / "one", corpus=corpus, echo=lambda _: None)
+    train(config, here / "one", corpus=corpus, echo=lambda _: None)
     return here, config, corpus
 
 

@@ -33,14 +33,8 @@ def new_seed() -> int:
 
 
 def child_environ(cache: Path) -> dict[str, str]:
-    """For processes that share their compilations with this one, as conftest.py sets it up."""
-    return os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
+    """For processes that keep what they compile in a directory; the rest is set by conftest.py."""
+    return os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache), "OPENBLAS_NUM_THREADS": "1"}
 
 
 def write_config(path: Path, config: PretrainConfig) -> Path:

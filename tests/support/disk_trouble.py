@@ -19,7 +19,7 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 from chaos_run import write_config  # noqa: E402
-from small_run import fingerprint, share_compilations, small_config  # noqa: E402
+from small_run import fingerprint, small_config  # noqa: E402
 
 from bert_jax import cli  # noqa: E402
 from bert_jax.checkpoint import Checkpoints, saved_steps, storage, verify_checkpoint  # noqa: E402
@@ -217,5 +217,4 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 if __name__ == "__main__":
     logging.getLogger("bert_jax").addHandler(Handler())
-    with share_compilations(Path(sys.argv[3])):
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

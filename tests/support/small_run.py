@@ -1,16 +1,12 @@
 """A corpus of a few thousand words with something to learn, and a run that takes seconds."""
 
-import contextlib
 import hashlib
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
 
 from bert_jax.checkpoint import Checkpoints, Retention
 from bert_jax.config.mapping import build
@@ -86,39 +82,6 @@ def small_config(**changes: Any) -> PretrainConfig:
         else:
             sections[section] = value
     return build(PretrainConfig, sections)
-
-
-def compiled_directory(tmp_path_factory: Any) -> Path:
-    """Where the tests of one run share what they compile, its parallel workers included."""
-    base: Path = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
-
-
-@contextlib.contextmanager
-def share_compilations(directory: Path) -> Iterator[None]:
-    """Lets small runs compile each step once, in this process and in others.
-
-    Compilations are shared by those that are set up alike: unoptimised, as in conftest.py.
-
-    Args:
-        directory: of the compiled steps.
-    """
-    settings = {
-        "jax_compilation_cache_dir": str(directory),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-        "jax_disable_most_optimizations": True,
-    }
-    before = {name: jax.config.values[name] for name in settings}
-    try:
-        for name, value in settings.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
 
 
 def snapshot(directory: Path) -> dict[str, bytes]:

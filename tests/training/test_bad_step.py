@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -12,9 +11,7 @@ import numpy as np
 import pytest
 from bad_batches import poison
 from small_run import (
-    compiled_directory,
     fingerprint,
-    share_compilations,
     small_config,
     write_corpus,
 )
@@ -193,12 +190,6 @@ def test_bits_are_compared(a, b, same):
 # Whole runs: 16 rows a batch, so batch n has the rows from 16 * n on.
 
 BATCH = 16
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compile_once(tmp_path_factory) -> Iterator[None]:
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 """The guard: what it calls bad, and that a bad step leaves no trace but the guard's own."""
 
 from dataclasses import replace
-from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from bad_batches import poison
@@ -19,19 +17,21 @@ from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.guard import GUARD_METRICS, GuardConfig, cleared, fresh_guard, judge
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.state import init_state
+from bert_jax.training.state import init_state, state_shardings
 from bert_jax.training.step import make_train_step
 
 SKIP = GuardConfig(on_bad_step="skip", window=8)
 STOP = GuardConfig(window=8)
 
 
+run = jax.jit(judge, static_argnums=0)
+
+
 def judged(config, losses, norms=None):
     """The guard after these losses, and what it said of each."""
-    run = jax.jit(partial(judge, config))
     guard, said = fresh_guard(), []
     for loss, norm in zip(losses, norms or [1.0] * len(losses), strict=True):
-        judgement = run(guard, jnp.float32(loss), jnp.float32(norm))
+        judgement = run(config, guard, np.float32(loss), np.float32(norm))
         guard = judgement.guard
         said.append(jax.device_get(judgement))
     return jax.device_get(guard), said
@@ -206,11 +206,12 @@ class Stepper:
         self.config = replace(config, accumulation=accumulation)
         self.mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
         self.step = make_train_step(self.config, self.mesh)
+        self.first = jax.device_get(init_state(self.config, self.mesh, jax.random.key(0)))
 
     def run(self, numbers):
         """States before the first and after each of these batches, and metrics, on the host."""
-        state = init_state(self.config, self.mesh, jax.random.key(0))
-        states, metrics = [jax.device_get(state)], []
+        state = jax.device_put(self.first, state_shardings(self.config, self.mesh))
+        states, metrics = [self.first], []
         for number in numbers:
             state, values = self.step(state, place_batch(make_batch(number), self.mesh))
             states.append(jax.device_get(state))

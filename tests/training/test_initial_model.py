@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from small_run import (
     TOKENIZER,
-    compiled_directory,
-    share_compilations,
     small_config,
     write_corpus,
 )
@@ -41,12 +39,6 @@ STARTED = dataclasses.replace(
     # A rate at which nothing moves: what is saved is what it started from.
     optimizer=dataclasses.replace(CONFIG.optimizer, learning_rate=1e-12, weight_decay=0.0),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        yield
 
 
 @pytest.fixture(scope="module")

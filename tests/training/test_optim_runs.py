@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 from small_run import (
-    compiled_directory,
     fingerprint,
-    share_compilations,
     small_config,
     write_corpus,
 )
@@ -37,12 +35,11 @@ def test_a_run_on_a_mesh_that_is_stopped_and_continued_equals_a_whole_one(
         optimizer={"name": "muon", "schedule": "wsd", "learning_rate": 3e-3, "warmup_steps": 2},
         mesh={"data": 2, "fsdp": 2, "tensor": 2},
     )
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        stopped = train(config, tmp_path / "parts", corpus=corpus, echo=stop_after_step_3)
-        assert not stopped.finished
-        assert 3 <= stopped.step < 9
-        for workdir in (tmp_path / "parts", tmp_path / "whole"):
-            assert train(config, workdir, corpus=corpus, echo=lambda _: None).finished
+    stopped = train(config, tmp_path / "parts", corpus=corpus, echo=stop_after_step_3)
+    assert not stopped.finished
+    assert 3 <= stopped.step < 9
+    for workdir in (tmp_path / "parts", tmp_path / "whole"):
+        assert train(config, workdir, corpus=corpus, echo=lambda _: None).finished
     # The interval of means that the stop cut in two is the one difference.
     parts, whole = (fingerprint(tmp_path / each, config, corpus) for each in ("parts", "whole"))
     parts.pop("metrics"), whole.pop("metrics")

@@ -13,9 +13,7 @@ import fsspec
 import pytest
 from gcs_emulator import make_bucket, running_emulator
 from small_run import (
-    compiled_directory,
     fingerprint,
-    share_compilations,
     small_config,
     write_corpus,
 )
@@ -52,15 +50,8 @@ def config(corpus: Corpus) -> PretrainConfig:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    directory = compiled_directory(tmp_path_factory)
-    with share_compilations(directory):
-        yield directory
-
-
-@pytest.fixture(scope="module")
 def on_disk(
-    tmp_path_factory: pytest.TempPathFactory, cache: Path, corpus: Corpus, config: PretrainConfig
+    tmp_path_factory: pytest.TempPathFactory, corpus: Corpus, config: PretrainConfig
 ) -> dict[str, str]:
     workdir = tmp_path_factory.mktemp("disk") / "work"
     assert train(config, workdir, echo=lambda _: None).finished
@@ -68,17 +59,10 @@ def on_disk(
 
 
 @contextlib.contextmanager
-def pretraining(here: Path, cache: Path, config: PretrainConfig) -> Iterator[subprocess.Popen]:
+def pretraining(here: Path, config: PretrainConfig) -> Iterator[subprocess.Popen]:
     """`bert-jax pretrain` in a process of its own; its output is in here/log."""
     (here / "config.py").write_text(f"def get_config():\n    return {to_dict(config)!r}\n")
-    environ = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "8",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
+    environ = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
     command = ["pretrain", f"--config={here / 'config.py'}", f"--workdir={URL}"]
     with (here / "log").open("w") as log:
         child = subprocess.Popen(
@@ -101,15 +85,15 @@ def kill_when(there: Callable[[], bool], child: subprocess.Popen, log: Path) -> 
 
 
 def test_killed_in_a_bucket_equals_uninterrupted_on_disk(
-    tmp_path, emulator, cache, corpus, config, on_disk, capsys
+    tmp_path, emulator, corpus, config, on_disk, capsys
 ):
     files = fsspec.filesystem("gs", use_listings_cache=False)
-    with pretraining(tmp_path, cache, config) as child:  # within the first save
+    with pretraining(tmp_path, config) as child:  # within the first save
         kill_when(lambda: files.exists(f"{URL}/checkpoints/5"), child, tmp_path / "log")
-    with pretraining(tmp_path, cache, config) as child:  # after the second, before the last
+    with pretraining(tmp_path, config) as child:  # after the second, before the last
         committed = f"{URL}/checkpoints/10/commit_success.txt"
         kill_when(lambda: files.exists(committed), child, tmp_path / "log")
-    with pretraining(tmp_path, cache, config) as child:
+    with pretraining(tmp_path, config) as child:
         assert child.wait() == 0, (tmp_path / "log").read_text()
     assert "continues from step 1" in (tmp_path / "log").read_text()
 

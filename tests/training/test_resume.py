@@ -6,14 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from small_run import (
-    compiled_directory,
     fingerprint,
-    share_compilations,
     small_config,
     write_corpus,
 )
@@ -24,13 +21,6 @@ from bert_jax.training.corpus import Corpus, step_config
 from bert_jax.training.train import train
 
 CONFIG = small_config()
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Iterator[Path]:
-    directory = compiled_directory(tmp_path_factory)
-    with share_compilations(directory):
-        yield directory
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +37,7 @@ def test_the_step_knows_where_phases_begin(corpus):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory, cache, corpus) -> dict[str, str]:
+def uninterrupted(tmp_path_factory, corpus) -> dict[str, str]:
     workdir = tmp_path_factory.mktemp("whole") / "work"
     result = train(CONFIG, workdir, corpus=corpus, echo=lambda _: None)
     assert result.finished
@@ -100,10 +90,9 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 sys.path.insert(0, sys.argv[1])
-from small_run import share_compilations, small_config
+from small_run import small_config
 from bert_jax.training.train import train
-with share_compilations(Path(sys.argv[2])):
-    train(small_config(data={"corpus": sys.argv[3]}), Path(sys.argv[4]))
+train(small_config(data={"corpus": sys.argv[2]}), Path(sys.argv[3]))
 """
 
 
@@ -111,12 +100,12 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.mark.slow
-def test_killed_and_continued_equals_uninterrupted(tmp_path, cache, corpus, uninterrupted):
+def test_killed_and_continued_equals_uninterrupted(tmp_path, corpus, uninterrupted):
     workdir, log = tmp_path / "work", tmp_path / "log"
     directory = corpus.train.path.parent
     with log.open("w") as output:
         child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, SUPPORT, cache, directory, workdir],
+            [sys.executable, "-c", _CHILD, SUPPORT, directory, workdir],
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -138,7 +127,7 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path, cache, corpus, unin
     assert fingerprint(workdir, CONFIG, corpus) == uninterrupted
 
 
-def test_a_finished_run_says_so_again(tmp_path, cache, corpus):
+def test_a_finished_run_says_so_again(tmp_path, corpus):
     config = small_config(
         training__num_steps=2,
         training__phases=[{"length": 32, "batch_size": 16}],

@@ -2,13 +2,10 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 from small_run import (
-    compiled_directory,
-    share_compilations,
     small_config,
     snapshot,
     write_corpus,
@@ -35,12 +32,6 @@ SHORT = {
     "training__phases": [{"length": 32, "batch_size": 16}],
     "optimizer__warmup_steps": 1,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compile_once(tmp_path_factory) -> Iterator[None]:
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        yield
 
 
 @pytest.fixture(scope="module")
