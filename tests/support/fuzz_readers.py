@@ -1,8 +1,9 @@
 """Every reader of files, with sound files to damage; run by test_fuzz.py, one process for each.
 
-    python tests/support/fuzz_readers.py NAME DIRECTORY EXAMPLES
+    echo '["NAME", "DIRECTORY", EXAMPLES]' | python tests/support/fuzz_readers.py
 
-Each input lies in DIRECTORY while it is read: after a crash of native code it is still there.
+The processes are forks of this one, which imports once what most of them need. Each input lies in
+DIRECTORY while it is read: after a crash of native code it is still there.
 """
 
 import contextlib
@@ -11,10 +12,12 @@ import gzip
 import io
 import json
 import lzma
+import os
 import resource
 import signal
 import sys
 import tarfile
+import traceback
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -505,5 +508,25 @@ def fuzz(name: str, root: Path, examples: int) -> None:
     read()
 
 
+def serve() -> None:
+    """Answers each line of standard input by an exit status; the output is DIRECTORY/output."""
+    for line in sys.stdin:
+        name, directory, examples = json.loads(line)
+        if not (child := os.fork()):
+            with (Path(directory) / "output").open("w") as output:
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+            code = 1
+            try:
+                fuzz(name, Path(directory), examples)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
 if __name__ == "__main__":
-    fuzz(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    serve()
