@@ -1,7 +1,9 @@
 """Test set-up: fake devices, run-time shape checks, and where real data lies."""
 
+import functools
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -47,6 +49,20 @@ def compiled_programs(tmp_path_factory) -> Path:
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
     return directory
+
+
+@pytest.fixture(scope="module")
+def reused_steps() -> Iterator[None]:
+    """Pretraining runs of one configuration, in one module, trace and compile their steps once."""
+    from bert_jax.training import evaluate, state, train
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (
+            (train, "make_train_step"), (evaluate, "make_eval_step"), (state, "jitted_init"),
+            (train, "abstract_state"),
+        ):  # fmt: skip
+            patch.setattr(module, name, functools.cache(getattr(module, name)))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -74,9 +74,7 @@ def mnli(home: Path) -> dict[str, Any]:
         ),
     ],
 )
-def test_from_files_to_predictions(
-    tmp_path, tmp_path_factory, capsys, monkeypatch, task, data, written, names
-):
+def test_from_files_to_predictions(tmp_path, capsys, monkeypatch, task, data, written, names):
     for module in (train, evaluate):
         monkeypatch.setattr(
             module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])

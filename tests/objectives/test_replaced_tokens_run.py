@@ -19,6 +19,8 @@ from bert_jax.run.telemetry import read_metrics
 from bert_jax.saved.model import read_model
 from bert_jax.training.train import train
 
+pytestmark = pytest.mark.usefixtures("reused_steps")
+
 CONFIG = small_config(
     objective={"name": "replaced_tokens", "generator_size": 0.5},
     data__pairing="none",

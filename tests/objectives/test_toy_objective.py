@@ -36,6 +36,8 @@ from bert_jax.training.corpus import step_config
 from bert_jax.training.state import abstract_state
 from bert_jax.training.train import train
 
+pytestmark = pytest.mark.usefixtures("reused_steps")
+
 METRICS = (
     Metric("toy_loss", "counting loss", "toy_loss", "rows", "nats per row", short="toy loss",
            baseline="entropy of a guess"),

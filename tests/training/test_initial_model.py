@@ -27,6 +27,8 @@ from bert_jax.training.initial_model import initial_params, with_architecture
 from bert_jax.training.state import init_state
 from bert_jax.training.train import train
 
+pytestmark = pytest.mark.usefixtures("reused_steps")
+
 ONE_PHASE = [{"length": 32, "batch_size": 16}]
 CONFIG = small_config(
     training__num_steps=2, training__phases=ONE_PHASE, training__eval_every_steps=0,

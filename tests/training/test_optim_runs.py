@@ -14,6 +14,8 @@ from small_run import (
 from bert_jax.training.corpus import Corpus
 from bert_jax.training.train import train
 
+pytestmark = pytest.mark.usefixtures("reused_steps")
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Corpus:
@@ -25,9 +27,7 @@ def stop_after_step_3(line: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_on_a_mesh_that_is_stopped_and_continued_equals_a_whole_one(
-    tmp_path: Path, tmp_path_factory, corpus
-):
+def test_a_run_on_a_mesh_that_is_stopped_and_continued_equals_a_whole_one(tmp_path: Path, corpus):
     config = small_config(
         training__num_steps=9,
         training__phases=[{"length": 32, "batch_size": 16}],

@@ -20,6 +20,8 @@ from bert_jax.run.telemetry import read_metrics
 from bert_jax.training.corpus import Corpus, step_config
 from bert_jax.training.train import train
 
+pytestmark = pytest.mark.usefixtures("reused_steps")
+
 CONFIG = small_config()
 
 
