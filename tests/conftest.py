@@ -35,8 +35,9 @@ install_import_hook("bert_jax", "beartype.beartype")
 def compiled_programs(tmp_path_factory) -> Path:
     """Directory of the programs that this run has compiled: for all workers and their children.
 
-    Two workers may write one entry at a time, or a killed child half of one; JAX then warns (see
-    pyproject.toml) and compiles.
+    An entry may be half written, by another worker at this moment or by a child that was killed, or
+    not be writable, in a test of full disks. JAX then warns, which pyproject.toml ignores, and
+    compiles.
     """
     base = tmp_path_factory.getbasetemp()
     directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
