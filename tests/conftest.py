@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from compiling import xla_flags
 from jaxtyping import install_import_hook
 
 # Most of the tests' time is XLA's: machine code that is not optimised takes half of it to make,
@@ -17,11 +18,9 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for child processes
-if jax.__version_info__ < (0, 11):  # which has the newer emitters alone
-    with pytest.MonkeyPatch.context() as _patch:  # libtpu, in this process or a child, refuses it
-        _flags = os.environ.get("XLA_FLAGS", "")
-        _patch.setenv("XLA_FLAGS", f"{_flags} --xla_cpu_use_fusion_emitters=false".strip())
-        jax.devices()
+with pytest.MonkeyPatch.context() as _patch:  # libtpu, here or in a child, refuses the flag
+    _patch.setenv("XLA_FLAGS", xla_flags())
+    jax.devices()
 
 # Programs and their traces are a million objects that stay; looking through them for what may go
 # took 6% of the time of the tests of model, finetune and checkpoint.

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from compiling import same_bits
 from small_run import fingerprint, small_config, write_corpus
 
 from bert_jax.checkpoint import saved_steps
@@ -62,7 +63,7 @@ def run_pod(
         "pretrain", f"--config={here / 'config.py'}", f"--workdir={workdir}",
         *(f"--config.mesh.{axis}={size}" for axis, size in mesh.items()),
     ]  # fmt: skip
-    done = launch(here / "logs", number, [*map(str, program), *arguments], dict(os.environ))
+    done = launch(here / "logs", number, [*map(str, program), *arguments], same_bits())
     logs = [(here / "logs" / f"process_{i}.log").read_text() for i in range(number)]
     assert done.returncode == 0, done.stderr + "\n".join(logs)
     assert done.stdout == logs[0]

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from compiling import same_bits
+
 from bert_jax.config.mapping import to_dict
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.training.config import PretrainConfig
@@ -34,7 +36,7 @@ def new_seed() -> int:
 
 def child_environ(cache: Path) -> dict[str, str]:
     """For processes that keep what they compile in a directory; the rest is set by conftest.py."""
-    return os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache), "OPENBLAS_NUM_THREADS": "1"}
+    return same_bits() | {"JAX_COMPILATION_CACHE_DIR": str(cache), "OPENBLAS_NUM_THREADS": "1"}
 
 
 def write_config(path: Path, config: PretrainConfig) -> Path:

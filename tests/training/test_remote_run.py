@@ -11,6 +11,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from compiling import same_bits
 from gcs_emulator import make_bucket, running_emulator
 from small_run import (
     fingerprint,
@@ -62,7 +63,7 @@ def on_disk(
 def pretraining(here: Path, config: PretrainConfig) -> Iterator[subprocess.Popen]:
     """`bert-jax pretrain` in a process of its own; its output is in here/log."""
     (here / "config.py").write_text(f"def get_config():\n    return {to_dict(config)!r}\n")
-    environ = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+    environ = same_bits() | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
     command = ["pretrain", f"--config={here / 'config.py'}", f"--workdir={URL}"]
     with (here / "log").open("w") as log:
         child = subprocess.Popen(

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from compiling import same_bits
 from small_run import (
     fingerprint,
     small_config,
@@ -110,6 +111,7 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path, corpus, uninterrupt
             [sys.executable, "-c", _CHILD, SUPPORT, directory, workdir],
             stdout=output,
             stderr=subprocess.STDOUT,
+            env=same_bits(),
         )
         try:
             while "held-out text at step 8" not in log.read_text():
