@@ -5,12 +5,14 @@ MACHINE: the name of the machine that the process is to be on; "": this one.
 """
 
 import os
+import signal
 import sys
 import time
 
 from bert_jax.errors import UserError
 from bert_jax.run import lease
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
 directory, machine, lapse, patience = sys.argv[1:]
 if machine:
     lease.machine = lambda: machine
