@@ -45,4 +45,4 @@ def test_damaged_files(name: str, tmp_path: Path, server: subprocess.Popen) -> N
         os.killpg(server.pid, signal.SIGKILL)
     status = server.stdout.readline().strip() or "none: it was stopped"
     what = f"exit status {status}; the input is {where / READERS[name].file}"
-    assert status == "0", f"{what}\n{(where / 'output').read_text(errors='replace')[-8000:]}"
+    assert status == "0", f"{what}\n{Path(f'{where}.output').read_text(errors='replace')[-8000:]}"

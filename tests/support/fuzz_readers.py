@@ -292,7 +292,8 @@ def _extracts(kind: str) -> Callable[[Path], None]:
             raise
         finally:
             shutil.rmtree(target, ignore_errors=True)
-            assert [p.name for p in path.parent.iterdir()] == [path.name]
+            left = [p.name for p in path.parent.iterdir()]
+            assert left == [path.name], left
 
     return read
 
@@ -509,11 +510,11 @@ def fuzz(name: str, root: Path, examples: int) -> None:
 
 
 def serve() -> None:
-    """Answers each line of standard input by an exit status; the output is DIRECTORY/output."""
+    """Answers each line of standard input by an exit status; the output is DIRECTORY.output."""
     for line in sys.stdin:
         name, directory, examples = json.loads(line)
         if not (child := os.fork()):
-            with (Path(directory) / "output").open("w") as output:
+            with open(f"{directory}.output", "w") as output:
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
             code = 1
