@@ -1,7 +1,7 @@
 """The architecture of an encoder, as one frozen value."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bert_jax.errors import UserError
 
@@ -10,39 +10,100 @@ VOCAB_MULTIPLE = 128
 
 ARCHITECTURE = (
     "num_positions", "num_types", "embedding_dim", "hidden_dim", "num_layers", "num_heads",
-    "mlp_dim", "norm_eps", "activation", "pooler_activation",
+    "num_kv_heads", "mlp_dim", "gated", "activation", "norm", "norm_eps", "norm_bias", "norm_order",
+    "embedding_norm", "first_norm", "positions", "rope_theta", "local_rope_theta", "local_window",
+    "attention_pattern", "attention_bias", "mlp_bias", "pooler", "pooler_activation",
+    "head_transform", "head_bias", "head_activation", "decoder_bias", "tied",
 )  # fmt: skip
 """Fields that say what is computed from given parameters; with `vocab_size`, all of them."""
+
+
+class LayerKind(NamedTuple):
+    """Differences between the layers of one encoder."""
+
+    letter: str = "G"
+    """Letter of `attention_pattern`: G for global attention, L for local."""
+    first: bool = False
+    """Whether the layer is the first one and has no attention norm (`first_norm` is false)."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """An encoder of the BERT family; the defaults are BERT-base as published.
 
-    Source: Devlin et al. 2018, section 3, and the `bert_config.json` of the published checkpoints.
+    Sources: Devlin et al. 2018, section 3, and the `bert_config.json` of the published checkpoints;
+    for the fields that are not BERT's, Warner et al. 2024 (ModernBERT), section 2.
     Single letters in comments are the axis letters of the README.
     """
 
     vocab_size: int = 30522
     """Tokens the tokenizer knows. The parameter has `padded_vocab_size` rows."""
     num_positions: int = 512
-    """Longest sequence that the position table covers."""
+    """Longest sequence: the rows of the position table, or the longest row trained with `rope`."""
     num_types: int = 2
-    """Sentence types (A and B)."""
+    """Sentence types (A and B); 0: no type embeddings."""
     hidden_dim: int = 768  # D
     embedding_dim: int = 0
     """Width of the embedding tables (E); 0: hidden_dim. Another width than hidden_dim adds a map of
     the embeddings to hidden_dim before the first layer, as in ELECTRA."""
     num_layers: int = 12  # N
     num_heads: int = 12  # H
+    num_kv_heads: int = 0  # G
+    """Heads of keys and values, each shared by num_heads / num_kv_heads queries (Ainslie et al.
+    2023, GQA); 0: num_heads."""
     mlp_dim: int = 3072  # F
+    gated: bool = False
+    """Whether the feed-forward network is down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
     hidden_dropout_rate: float = 0.1
+    """Dropout rate of attention outputs, and of embeddings and feed-forward outputs by default."""
     attention_dropout_rate: float = 0.1
+    """Dropout rate of attention probabilities."""
+    embedding_dropout_rate: float | None = None
+    """Dropout rate of the embeddings; None: hidden_dropout_rate."""
+    mlp_dropout_rate: float | None = None
+    """Dropout rate of the feed-forward outputs; None: hidden_dropout_rate."""
+    norm: Literal["layer", "rms"] = "layer"
+    """Layer normalisation, or division by the root mean square (Zhang & Sennrich 2019)."""
     norm_eps: float = 1e-12
+    norm_bias: bool = True
+    """Whether layer norms have a bias; RMS norms never do."""
+    norm_order: Literal["post", "pre"] = "post"
+    """`post`: norm(x + f(x)); `pre`: x + f(norm(x)), with a final norm after the last layer."""
+    embedding_norm: bool = True
+    """Whether the embeddings are normalised."""
+    first_norm: bool = True
+    """Whether the first layer has an attention norm; ModernBERT's has none."""
+    positions: Literal["learned", "rope"] = "learned"
+    """A table of positions, or rotations of queries and keys (Su et al. 2021, RoFormer)."""
+    rope_theta: float = 10000.0
+    """Base of the rotations' wavelengths in global layers."""
+    local_rope_theta: float = 10000.0
+    """Base of the rotations' wavelengths in local layers."""
+    attention_pattern: str = "G"
+    """Kinds of the layers, repeated: G global, L local. ModernBERT's is GLL."""
+    local_window: int = 0
+    """Largest distance, in tokens, of a key that a query of a local layer sees: 64 means 129 keys
+    with the query's own."""
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    init: Literal["bert", "scaled"] = "bert"
+    """`scaled`: output maps of attention and feed-forward start smaller by sqrt(2 num_layers)."""
     init_std: float = 0.02
     """Scale of the truncated normal, before truncation at two of it (its own std is 0.88 of it)."""
-    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """`gelu` is the exact erf form; the original TensorFlow code used `gelu_tanh`."""
+    pooler: bool = True
+    """Whether a map of the first token's state follows the layers; next-sentence prediction and
+    BERT's classifiers read its output."""
+    head_transform: bool = True
+    """Whether the masked-LM head has a map and a norm before the decoder."""
+    head_bias: bool = True
+    """Whether the map of the masked-LM head has a bias."""
+    head_activation: Literal["", "gelu", "gelu_tanh", "relu", "silu"] = ""
+    """Activation of the masked-LM head; empty: `activation`."""
+    decoder_bias: bool = True
+    tied: bool = True
+    """Whether the decoder of the masked-LM head is the token embedding table."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Activation between the two maps of a classification: BERT and RoBERTa have `tanh`, DistilBERT
     `relu`, ELECTRA `gelu`."""
@@ -57,11 +118,14 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Refuse shapes that cannot be built."""
         for name in (
-            "vocab_size", "num_positions", "num_types", "hidden_dim", "num_layers", "num_heads",
-            "mlp_dim", "scan_unroll",
+            "vocab_size", "num_positions", "hidden_dim", "num_layers", "num_heads", "mlp_dim",
+            "scan_unroll",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("num_types", "num_kv_heads", "local_window"):
+            if getattr(self, name) < 0:
+                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 0")
         if self.embedding_dim < 0:
             raise UserError(
                 f"model.embedding_dim is {self.embedding_dim}; it must be at least 1, or 0 for the "
@@ -72,9 +136,58 @@ class ModelConfig:
                 f"model.hidden_dim {self.hidden_dim} is not divisible by model.num_heads "
                 f"{self.num_heads}"
             )
-        for name in ("hidden_dropout_rate", "attention_dropout_rate"):
-            if not 0 <= getattr(self, name) < 1:
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise UserError(
+                f"model.num_heads {self.num_heads} is not divisible by model.num_kv_heads "
+                f"{self.num_kv_heads}"
+            )
+        for name in (
+            "hidden_dropout_rate", "attention_dropout_rate", "embedding_dropout_rate",
+            "mlp_dropout_rate",
+        ):  # fmt: skip
+            if not 0 <= (getattr(self, name) or 0.0) < 1:
                 raise UserError(f"model.{name} is {getattr(self, name)}; it must be in [0, 1)")
+        self._check_attention()
+
+    def _check_attention(self) -> None:
+        pattern = self.attention_pattern
+        if not pattern or set(pattern) - set("GL"):
+            raise UserError(
+                f"model.attention_pattern is {pattern!r}; expected letters G (global) and L "
+                "(local), as in GLL"
+            )
+        if "L" in pattern and not self.local_window:
+            raise UserError(
+                f"model.attention_pattern {pattern!r} has local layers, but model.local_window is "
+                "0: set local_window to the largest distance a query sees, such as 64"
+            )
+        for name in ("rope_theta", "local_rope_theta"):
+            if self.positions == "rope" and not getattr(self, name) > 0:
+                raise UserError(f"model.{name} is {getattr(self, name)}; it must be above 0")
+        if self.positions == "rope" and self.head_dim % 2:
+            raise UserError(
+                f"model.positions is 'rope', which rotates pairs of numbers, but a head has "
+                f"{self.head_dim} (hidden_dim {self.hidden_dim} / num_heads {self.num_heads})"
+            )
+        if not self.first_norm and self.norm_order == "post":
+            raise UserError(
+                "model.first_norm is false with model.norm_order 'post'; only with 'pre' does a "
+                "layer begin with a norm"
+            )
+
+    def rate_of(self, part: Literal["embedding", "mlp"]) -> float:
+        """Return the dropout rate of the embeddings or of the feed-forward outputs."""
+        rate: float | None = getattr(self, f"{part}_dropout_rate")
+        return self.hidden_dropout_rate if rate is None else rate
+
+    def window(self, letter: str) -> int | None:
+        """Return the largest distance of a key in layers of a letter; None for no limit."""
+        return self.local_window if letter == "L" else None
+
+    def layer_kind(self, index: int) -> LayerKind:
+        """Return the kind of a layer, counted from 0."""
+        letter = self.attention_pattern[index % len(self.attention_pattern)]
+        return LayerKind(letter, first=index == 0 and not self.first_norm)
 
     @property
     def embedding_width(self) -> int:

@@ -1,10 +1,10 @@
 """The encoder: embeddings, a stack of transformer layers, and the pooler.
 
-Source: Devlin et al. 2018, section 3; Vaswani et al. 2017, section 3.1 (post-normalisation).
+Sources: Devlin et al. 2018, section 3; Vaswani et al. 2017, section 3.1 (post-normalisation);
+Warner et al. 2024 (ModernBERT), section 2 (rotations, pre-normalisation, local layers).
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -15,19 +15,22 @@ from jaxtyping import Array, Float, Integer
 from bert_jax.errors import UserError
 from bert_jax.model.attention.attend import attend
 from bert_jax.model.attention.xla import MASKED_SCORE, visible_keys
-from bert_jax.model.config import ModelConfig
+from bert_jax.model.config import LayerKind, ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout
 from bert_jax.model.layers import (
     ACTIVATIONS,
     Affine,
     AxisSizes,
-    LayerNorm,
+    Norm,
     compute_dtype,
     einsum_float32,
+    output_std,
     parameter,
     truncated_normal,
 )
-from bert_jax.model.layout import Layout, all_but_gathered
+from bert_jax.model.layout import Layout
+from bert_jax.model.rotation import Context, make_context, restarting_positions, rotate
+from bert_jax.model.stack import run_layers
 
 # Dropout sites: 0 is the embeddings; layer n has the three numbers from 1 + 3 n.
 SITE_EMBEDDINGS = 0
@@ -35,15 +38,8 @@ SITES_PER_LAYER = 3
 SITE_ATTENTION_WEIGHTS, SITE_ATTENTION_OUTPUT, SITE_MLP_OUTPUT = 1, 2, 3
 
 
-def restarting_positions(segment_ids: Integer[Array, "B L"]) -> Integer[Array, "B L"]:
-    """Position of each token inside its run of equal segment ids."""
-    index = jax.lax.broadcasted_iota(jnp.int32, segment_ids.shape, 1)
-    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
-    return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
-
-
 class Embeddings(nnx.Module):
-    """Sum of token, position and type embeddings, normalised, with dropout.
+    """Sum of token, position and type embeddings, as far as there are any; norm and dropout.
 
     Tables of another width than the layers are followed by a map (Clark et al. 2020, ELECTRA).
     """
@@ -58,9 +54,12 @@ class Embeddings(nnx.Module):
         padding = config.padded_vocab_size - config.vocab_size
         tokens = jnp.pad(table(config.vocab_size), ((0, padding), (0, 0)))
         self.token = parameter(tokens, "vocab", "embed")
-        self.position = parameter(table(config.num_positions), "length", "embed")
-        self.type = parameter(table(config.num_types), None, "embed")
-        self.norm = LayerNorm(config, width)
+        if config.positions == "learned":
+            self.position = parameter(table(config.num_positions), "length", "embed")
+        if config.num_types:
+            self.type = parameter(table(config.num_types), None, "embed")
+        if config.embedding_norm:
+            self.norm = Norm(config, width)
         if config.projects_embeddings:
             self.project = Affine(config, {None: width}, {"embed": config.hidden_dim}, rngs)
 
@@ -72,54 +71,60 @@ class Embeddings(nnx.Module):
         stream: DropoutStream | None,
     ) -> Float[Array, "B L D"]:
         """Ids are not range-checked here: JAX clamps a gather, the host checks."""
-        length = tokens.shape[1]
-        if length > self.config.num_positions:
+        config, length = self.config, tokens.shape[1]
+        if length > config.num_positions:
             raise UserError(
                 f"the sequence length {length} is beyond model.num_positions "
-                f"{self.config.num_positions}: shorten the sequences or train more positions"
+                f"{config.num_positions}: shorten the sequences or train more positions"
             )
-        positions = restarting_positions(segment_ids)
-        if self.config.num_types == 1:  # a lookup drops the gradient of an id out of range
+        x = self.token[...][tokens]
+        if config.positions == "learned":
+            x = x + self.position[...][restarting_positions(segment_ids)]
+        if config.num_types == 1:  # a lookup drops the gradient of an id out of range
             type_ids = jnp.zeros_like(type_ids)
-        x = (
-            self.token[...][tokens]
-            + self.position[...][positions]
-            + self.type[...][type_ids.astype(jnp.int32)]
-        )
-        x = self.norm(x).astype(compute_dtype(self.config))
-        x = dropout(x, self.config.hidden_dropout_rate, stream, SITE_EMBEDDINGS)
-        return self.project(x) if self.config.projects_embeddings else x
+        if config.num_types:
+            x = x + self.type[...][type_ids.astype(jnp.int32)]
+        x = self.norm(x) if config.embedding_norm else x
+        rate = config.rate_of("embedding")
+        x = dropout(x.astype(compute_dtype(config)), rate, stream, SITE_EMBEDDINGS)
+        return self.project(x) if config.projects_embeddings else x
 
 
 class SelfAttention(nnx.Module):
-    """Multi-head self-attention with its output projection."""
+    """Multi-head self-attention with its output projection, global or local."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         embed: AxisSizes = {"embed": config.hidden_dim}
         heads: AxisSizes = {"heads": config.num_heads, "head_dim": config.head_dim}
-        self.query = Affine(config, embed, heads, rngs)
-        self.key = Affine(config, embed, heads, rngs)
-        self.value = Affine(config, embed, heads, rngs)
-        self.output = Affine(config, heads, embed, rngs)
+        kv_heads = {**heads, "heads": config.num_kv_heads or config.num_heads}
+        bias = config.attention_bias
+        self.query = Affine(config, embed, heads, rngs, bias=bias)
+        self.key = Affine(config, embed, kv_heads, rngs, bias=bias)
+        self.value = Affine(config, embed, kv_heads, rngs, bias=bias)
+        self.output = Affine(config, heads, embed, rngs, bias=bias, std=output_std(config))
 
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        segment_ids: Integer[Array, "B L"],
+        context: Context,
         stream: DropoutStream | None,
         first_site: int | Integer[Array, ""],
+        letter: str,
         layout: Layout | None = None,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
         """Attend from all tokens, or from those at `places`; `first_site` numbers the dropouts."""
         config = self.config
+        query, key = self._queries_and_keys(x, context, letter, places)
         attended = attend(
-            self.query(_taken(x, places)),
-            self.key(x),
+            query,
+            key,
             self.value(x),
-            _taken(segment_ids, places),
-            segment_ids,
+            _taken(context.segment_ids, places),
+            context.segment_ids,
+            window=config.window(letter),
+            q_places=places,
             dropout_rate=config.attention_dropout_rate,
             stream=stream,
             site=first_site + SITE_ATTENTION_WEIGHTS,
@@ -129,47 +134,69 @@ class SelfAttention(nnx.Module):
         )
         return self.output(attended)
 
+    def _queries_and_keys(
+        self, x: Array, context: Context, letter: str, places: Array | None = None
+    ) -> tuple[Float[Array, "B P H K"], Float[Array, "B L G K"]]:
+        query, key = self.query(_taken(x, places)), self.key(x)
+        if letter in context.rotations:
+            cos, sin = context.rotations[letter]
+            query = rotate(query, _taken(cos, places), _taken(sin, places))
+            key = rotate(key, cos, sin)
+        return query, key
+
     def weights(
-        self, x: Float[Array, "B L D"], segment_ids: Integer[Array, "B L"]
+        self, x: Float[Array, "B L D"], context: Context, letter: str
     ) -> Float[Array, "B H L L"]:
         """Compute how much each token (row) attends to each (column), without dropout."""
-        query, key = self.query(x), self.key(x)
+        query, key = self._queries_and_keys(x, context, letter)
+        key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
         scores = einsum_float32("BLHK,BSHK->BHLS", query, key) / math.sqrt(query.shape[-1])
-        visible = visible_keys(segment_ids, segment_ids)
+        visible = visible_keys(context.segment_ids, context.segment_ids, self.config.window(letter))
         return jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
 
 
 class Mlp(nnx.Module):
-    """The position-wise feed-forward network."""
+    """The position-wise feed-forward network, with a gate if `config.gated`."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.activation = config.activation
+        self.config = config
         embed: AxisSizes = {"embed": config.hidden_dim}
         mlp: AxisSizes = {"mlp": config.mlp_dim}
-        self.up = Affine(config, embed, mlp, rngs)
-        self.down = Affine(config, mlp, embed, rngs)
+        bias = config.mlp_bias
+        self.up = Affine(config, embed, mlp, rngs, bias=bias)
+        self.down = Affine(config, mlp, embed, rngs, bias=bias, std=output_std(config))
+        if config.gated:
+            self.gate = Affine(config, embed, mlp, rngs, bias=bias)
 
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         """Position by position."""
-        return self.down(ACTIVATIONS[self.activation](self.up(x)))
+        activation = ACTIVATIONS[self.config.activation]
+        if self.config.gated:
+            return self.down(activation(self.gate(x)) * self.up(x))
+        return self.down(activation(self.up(x)))
 
 
 class Layer(nnx.Module):
-    """One transformer layer: attention and feed-forward, each `norm(x + dropout(f(x)))`."""
+    """One transformer layer: attention and feed-forward, each with a norm and a residual.
+
+    The norm follows the sum, norm(x + dropout(f(x))), or comes first, x + dropout(f(norm(x))), as
+    `config.norm_order` says.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.rate = config.hidden_dropout_rate
+        self.config = config
         self.attention = SelfAttention(config, rngs)
-        self.attention_norm = LayerNorm(config)
+        self.attention_norm = Norm(config)
         self.mlp = Mlp(config, rngs)
-        self.mlp_norm = LayerNorm(config)
+        self.mlp_norm = Norm(config)
 
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        segment_ids: Integer[Array, "B L"],
+        context: Context,
         stream: DropoutStream | None,
         index: int | Integer[Array, ""],
+        kind: LayerKind,
         layout: Layout | None = None,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
@@ -177,12 +204,28 @@ class Layer(nnx.Module):
 
         `index` is the layer's number in the stack; it numbers the dropout sites.
         """
-        site = index * SITES_PER_LAYER
-        y = self.attention(x, segment_ids, stream, site, layout, places)
-        x = _taken(x, places)
-        x = self.attention_norm(x + dropout(y, self.rate, stream, site + SITE_ATTENTION_OUTPUT))
-        y = self.mlp(x)
-        return self.mlp_norm(x + dropout(y, self.rate, stream, site + SITE_MLP_OUTPUT))
+        config, site = self.config, index * SITES_PER_LAYER
+        post = config.norm_order == "post"
+        y = self.attention(
+            self._normed(x, kind), context, stream, site, kind.letter, layout, places
+        )
+        y = dropout(y, config.hidden_dropout_rate, stream, site + SITE_ATTENTION_OUTPUT)
+        x = _taken(x, places) + y
+        x = self.attention_norm(x) if post else x
+        y = self.mlp(x if post else self.mlp_norm(x))
+        x = x + dropout(y, config.rate_of("mlp"), stream, site + SITE_MLP_OUTPUT)
+        return self.mlp_norm(x) if post else x
+
+    def weights(
+        self, x: Float[Array, "B L D"], context: Context, kind: LayerKind
+    ) -> Float[Array, "B H L L"]:
+        """Compute how much each token (row) attends to each (column) in this layer."""
+        return self.attention.weights(self._normed(x, kind), context, kind.letter)
+
+    def _normed(self, x: Array, kind: LayerKind) -> Array:
+        """Make the input of the attention."""
+        starts_with_norm = self.config.norm_order == "pre" and not kind.first
+        return self.attention_norm(x) if starts_with_norm else x
 
 
 class Pooler(nnx.Module):
@@ -207,6 +250,8 @@ class Encoder(nnx.Module):
         # Each layer is initialised from a key of its own.
         stack = nnx.split_rngs(splits=config.num_layers)(nnx.vmap(partial(Layer, config)))
         self.layers: Layer = stack(rngs)
+        if config.norm_order == "pre":
+            self.final_norm = Norm(config)
 
     def __call__(
         self,
@@ -216,22 +261,26 @@ class Encoder(nnx.Module):
         stream: DropoutStream | None = None,
         layout: Layout | None = None,
     ) -> Float[Array, "B L D"]:
-        """Return the last layer's states, in the compute type."""
-        segment_ids = segment_ids.astype(jnp.int32)
+        """Return the last states, in the compute type."""
+        context = make_context(self.config, segment_ids)
         gather = None if layout is None else layout.gather
-        x = self.embeddings(tokens, type_ids, segment_ids, stream)
+        x = self.embeddings(tokens, type_ids, context.segment_ids, stream)
         graphdef, stacked = nnx.split(self.layers)
 
-        def apply_layer(params, x, index):
+        def apply_layer(kind, params, x, index):
             if layout is not None:
                 # Rows stay where they are. Left to itself inside a scan, the compiler would lay
                 # activations out as the layer's split parameters suggest, and move them twice.
                 x = layout.constrain(x, "batch", "length", "embed")
             if gather is not None:
                 params = gather(nnx.to_pure_dict(params))
-            return nnx.merge(graphdef, params)(x, segment_ids, stream, index, layout)
+            return nnx.merge(graphdef, params)(x, context, stream, index, kind, layout)
 
-        return _run_layers(self.config, apply_layer, stacked, x, gather is not None)
+        return self.end(run_layers(self.config, apply_layer, stacked, x, gather is not None))
+
+    def end(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        """Normalise the states of the last layer, where the layers themselves do not."""
+        return self.final_norm(x) if self.config.norm_order == "pre" else x
 
 
 class PooledEncoder(Encoder):
@@ -240,41 +289,6 @@ class PooledEncoder(Encoder):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.pooler = Pooler(config, rngs)
-
-
-def _run_layers(
-    config: ModelConfig, apply_layer: Callable, stacked, x: Array, gathers: bool
-) -> Array:
-    """Run the stack: a scan, or straight code when `scan_unroll` covers all layers.
-
-    `gathers`: layers gather their parameters; the backward pass then does it again rather than keep
-    every layer's, whatever `remat` says of activations.
-    """
-    num_layers = config.num_layers
-    straight = config.scan_unroll >= num_layers
-    if config.remat != "none" or gathers:
-        policy = {
-            "none": all_but_gathered,
-            "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-            "full": jax.checkpoint_policies.nothing_saveable,
-        }[config.remat]
-        # A scan body cannot share expressions with its backward body, straight code can.
-        apply_layer = jax.checkpoint(apply_layer, policy=policy, prevent_cse=straight)
-    if straight:
-        # `split`, not `stacked[n]`: its gradient is one concatenation, not a sum of padded arrays.
-        leaves, tree = jax.tree.flatten(stacked)
-        pieces = [jax.lax.split(leaf, (1,) * num_layers) for leaf in leaves]
-        for n in range(num_layers):
-            x = apply_layer(jax.tree.unflatten(tree, [p[n].squeeze(0) for p in pieces]), x, n)
-        return x
-    indices = jnp.arange(num_layers, dtype=jnp.uint32)
-    x, _ = jax.lax.scan(
-        lambda carry, layer: (apply_layer(layer[0], carry, layer[1]), None),
-        x,
-        (stacked, indices),
-        unroll=config.scan_unroll,
-    )
-    return x
 
 
 def _taken(x: Array, places: Integer[Array, "B P"] | None) -> Array:

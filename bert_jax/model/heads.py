@@ -16,8 +16,18 @@ from jaxtyping import Array, Float, Integer
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.encoder import Encoder, PooledEncoder, Pooler
-from bert_jax.model.layers import ACTIVATIONS, Affine, LayerNorm, einsum_float32, parameter
+from bert_jax.model.layers import (
+    ACTIVATIONS,
+    Affine,
+    AxisSizes,
+    Norm,
+    einsum_float32,
+    output_std,
+    parameter,
+    truncated_normal,
+)
 from bert_jax.model.layout import Layout
+from bert_jax.model.rotation import make_context
 
 PADDED_LOGIT = -1e30
 """Logit of the vocabulary's padding columns: probability exactly 0, and no 0 * inf anywhere."""
@@ -27,24 +37,38 @@ Params = dict[str, Any]
 
 
 class MaskedLMHead(nnx.Module):
-    """Transform, then the transposed embedding table with a bias of its own."""
+    """Transform, then the decoder: the transposed embedding table, or one of its own."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         width = config.embedding_width
-        self.dense = Affine(config, {"embed": config.hidden_dim}, {None: width}, rngs)
-        self.norm = LayerNorm(config, width)
-        self.bias = parameter(jnp.zeros((config.padded_vocab_size,), jnp.float32), "vocab")
+        rows = config.padded_vocab_size
+        if config.head_transform:
+            embed: AxisSizes = {"embed": config.hidden_dim}
+            self.dense = Affine(
+                config, embed, {None: width}, rngs, bias=config.head_bias, std=output_std(config)
+            )
+            self.norm = Norm(config, width)
+        if config.decoder_bias:
+            self.bias = parameter(jnp.zeros((rows,), jnp.float32), "vocab")
+        if not config.tied:
+            kernel = truncated_normal(rngs.params(), (rows, width), config.init_std)
+            self.decoder = parameter(kernel, "vocab", "embed")
 
     def __call__(
         self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]
     ) -> Float[Array, "B P V"]:
         """`table` is passed, not stored: a shared variable becomes two leaves under `jax.jit`."""
-        x = self.norm(ACTIVATIONS[self.config.activation](self.dense(hidden)))
+        config, x = self.config, hidden
+        if config.head_transform:
+            activation = ACTIVATIONS[config.head_activation or config.activation]
+            x = self.norm(activation(self.dense(x)))
+        table = table if config.tied else self.decoder[...]
         logits = einsum_float32("BPE,VE->BPV", x, table.astype(x.dtype))
-        is_token = jnp.arange(self.config.padded_vocab_size) < self.config.vocab_size
+        is_token = jnp.arange(config.padded_vocab_size) < config.vocab_size
         # Adding to the bias (V,) rather than selecting in the logits (B, P, V): one pass less.
-        return _add_bias(logits, jnp.where(is_token, self.bias[...], PADDED_LOGIT))
+        bias = self.bias[...] if config.decoder_bias else 0.0
+        return _add_bias(logits, jnp.where(is_token, bias, PADDED_LOGIT))
 
 
 @jax.custom_vjp
@@ -100,9 +124,10 @@ class PretrainingModel(nnx.Module):
     """Encoder with the masked-LM and the next-sentence head (Devlin et al. 2018, section 3.1)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.encoder = PooledEncoder(config, rngs)
+        self.encoder = PooledEncoder(config, rngs) if config.pooler else Encoder(config, rngs)
         self.mlm = MaskedLMHead(config, rngs)
-        self.nsp = LinearHead(config, 2, rngs)
+        if config.pooler:
+            self.nsp = LinearHead(config, 2, rngs)
 
 
 Build = Callable[..., nnx.Module]
@@ -184,7 +209,7 @@ def encode(
 
 
 def _encoder(config: ModelConfig, params: Params) -> Encoder:
-    parts = {name: params["encoder"][name] for name in ("embeddings", "layers")}
+    parts = {name: part for name, part in params["encoder"].items() if name != "pooler"}
     encoder: Encoder = with_params(parts, Encoder, config)
     return encoder
 
@@ -226,7 +251,8 @@ class LayerOutputs(NamedTuple):
     """States and weights, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States after the embeddings, then after each layer: M = num_layers + 1."""
+    """States after the embeddings, then after each layer: M = num_layers + 1. The last ones are
+    those of `encode`, after the final norm where there is one."""
     weights: Float[Array, "N B H L L"] | None
     """Weights of each layer and head, from the row's token to the column's; None where they
     were not asked for."""
@@ -247,15 +273,17 @@ def layer_outputs(
     The other arguments are those of `encode`. A padding token attends to padding.
     """
     encoder = _encoder(config, params)
-    segment_ids = segment_ids.astype(jnp.int32)
-    embedded = encoder.embeddings(tokens, type_ids, segment_ids, None)
+    context = make_context(config, segment_ids)
+    states = [encoder.embeddings(tokens, type_ids, context.segment_ids, None)]
+    weights = []
     graphdef, stacked = nnx.split(encoder.layers)
-
-    def apply_layer(x, layer_params):
-        layer = nnx.merge(graphdef, layer_params)
-        weights = layer.attention.weights(x, segment_ids) if with_weights else None
-        x = layer(x, segment_ids, None, 0)
-        return x, (x.astype(jnp.float32), weights)
-
-    _, (states, weights) = jax.lax.scan(apply_layer, embedded, stacked)
-    return LayerOutputs(jnp.concatenate([embedded.astype(jnp.float32)[None], states]), weights)
+    for n in range(config.num_layers):
+        layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, n=n: leaf[n], stacked))
+        kind = config.layer_kind(n)
+        if with_weights:
+            weights.append(layer.weights(states[-1], context, kind))
+        states.append(layer(states[-1], context, None, n, kind))
+    states[-1] = encoder.end(states[-1])
+    return LayerOutputs(
+        jnp.stack(states).astype(jnp.float32), jnp.stack(weights) if weights else None
+    )

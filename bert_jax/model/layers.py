@@ -59,17 +59,34 @@ AxisSizes = dict[str | None, int]
 class Affine(nnx.Module):
     """`x @ kernel + bias`, with input and output axes of any number (einsum over the inputs)."""
 
-    def __init__(self, config: ModelConfig, inputs: AxisSizes, outputs: AxisSizes, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: ModelConfig,
+        inputs: AxisSizes,
+        outputs: AxisSizes,
+        rngs: nnx.Rngs,
+        *,
+        bias: bool = True,
+        std: float | None = None,
+    ):
+        """Make a map; `std` is the scale of its kernel, by default `init_std`."""
         shape = (*inputs.values(), *outputs.values())
         self.num_inputs = len(inputs)
-        kernel = truncated_normal(rngs.params(), shape, config.init_std)
+        kernel = truncated_normal(rngs.params(), shape, std or config.init_std)
         self.kernel = parameter(kernel, *inputs, *outputs)
-        self.bias = parameter(jnp.zeros(tuple(outputs.values()), jnp.float32), *outputs)
+        zeros = jnp.zeros(tuple(outputs.values()), jnp.float32)
+        self.bias = parameter(zeros, *outputs) if bias else None
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """In the type of `x`."""
         y = jnp.tensordot(x, self.kernel[...].astype(x.dtype), axes=self.num_inputs)
-        return _add_bias(y, self.bias[...])
+        return y if self.bias is None else _add_bias(y, self.bias[...])
+
+
+def output_std(config: ModelConfig) -> float:
+    """Return the scale of the maps that end attention and feed-forward (`config.init`)."""
+    shrink = math.sqrt(2 * config.num_layers) if config.init == "scaled" else 1.0
+    return config.init_std / shrink
 
 
 @jax.custom_vjp
@@ -86,29 +103,42 @@ def _add_bias_backward(bias, gradient):
 _add_bias.defvjp(lambda x, bias: (_add_bias(x, bias), bias), _add_bias_backward)
 
 
-class LayerNorm(nnx.Module):
-    """Layer normalisation with float32 statistics in two passes (Ba et al. 2016).
-
-    The variance is the mean of squared deviations: the one-pass form E[x^2] - E[x]^2 cancels for
-    nearly constant inputs, where BERT's eps of 1e-12 does not hide it.
-    """
+class Norm(nnx.Module):
+    """Layer norm or RMS norm, as `config.norm` says, with float32 statistics."""
 
     def __init__(self, config: ModelConfig, width: int | None = None):
         """Make a norm of `width` numbers; by default of the width of the model."""
         width = width or config.hidden_dim
-        self.eps = config.norm_eps
+        self.kind, self.eps = config.norm, config.norm_eps
         self.scale = parameter(jnp.ones((width,), jnp.float32), "embed")
-        self.bias = parameter(jnp.zeros((width,), jnp.float32), "embed")
+        has_bias = config.norm == "layer" and config.norm_bias
+        self.bias = parameter(jnp.zeros((width,), jnp.float32), "embed") if has_bias else None
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """In the type of `x`."""
-        return _layer_norm(x, self.scale[...], self.bias[...], self.eps)
+        if self.kind == "rms":
+            return _rms_norm(x, self.scale[...], self.eps)
+        bias = None if self.bias is None else self.bias[...]
+        return _layer_norm(x, self.scale[...], bias, self.eps)
+
+
+def _rms_norm(
+    x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float
+) -> Float[Array, "... D"]:
+    wide = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
+    return (wide * inverse * scale).astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _layer_norm(
-    x: Float[Array, "... D"], scale: Float[Array, " D"], bias: Float[Array, " D"], eps: float
+    x: Float[Array, "... D"], scale: Float[Array, " D"], bias: Float[Array, " D"] | None, eps: float
 ) -> Float[Array, "... D"]:
+    """Normalise in two passes (Ba et al. 2016).
+
+    The variance is the mean of squared deviations: the one-pass form E[x^2] - E[x]^2 cancels for
+    nearly constant inputs, where BERT's eps of 1e-12 does not hide it.
+    """
     return _layer_norm_forward(x, scale, bias, eps)[0]
 
 
@@ -116,14 +146,15 @@ def _layer_norm_forward(x, scale, bias, eps):
     wide = x.astype(jnp.float32)
     mean = wide.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.square(wide - mean).mean(-1, keepdims=True) + eps)
-    y = (wide - mean) * (inverse * scale) + bias
-    return y.astype(x.dtype), (x, scale, mean, inverse)
+    y = (wide - mean) * (inverse * scale)
+    y = y if bias is None else y + bias
+    return y.astype(x.dtype), (x, scale, bias, mean, inverse)
 
 
 def _layer_norm_backward(eps, residuals, gradient):
     # All four sums in one pass, which a TPU fuses into the product that makes `gradient`; JAX's own
     # derivative has two passes with twice the operations (docs/experiments.md).
-    x, scale, mean, inverse = residuals
+    x, scale, bias, mean, inverse = residuals
     centred = x.astype(jnp.float32) - mean
     gradient = gradient.astype(jnp.float32)
     scaled = gradient * scale
@@ -132,7 +163,8 @@ def _layer_norm_backward(eps, residuals, gradient):
     slope = (scaled * normal).mean(-1, keepdims=True) * inverse * inverse
     dx = scaled * inverse - mean_gradient * inverse - centred * slope
     rows = tuple(range(x.ndim - 1))
-    return dx.astype(x.dtype), (gradient * normal).sum(rows), gradient.sum(rows)
+    dbias = None if bias is None else gradient.sum(rows)
+    return dx.astype(x.dtype), (gradient * normal).sum(rows), dbias
 
 
 _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
@@ -147,5 +179,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
     "tanh": jnp.tanh,
 }

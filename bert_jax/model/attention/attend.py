@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention.xla import xla_attention
+from bert_jax.model.attention.xla import banded_attention, is_banded, xla_attention
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout
 
@@ -41,6 +41,8 @@ class Work(NamedTuple):
     """Type of queries, keys and values."""
     rate: float
     """Rate of the dropout that is to be applied."""
+    window: int | None = None
+    """Largest distance of a key that a query sees; None for no limit."""
 
 
 class _Kernel(NamedTuple):
@@ -67,14 +69,16 @@ _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 
 def attend(
     q: Float[Array, "B L H K"],
-    k: Float[Array, "B S H K"],
-    v: Float[Array, "B S H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
     q_segment_ids: Integer[Array, "B L"],
     kv_segment_ids: Integer[Array, "B S"],
     *,
     dropout_rate: float = 0.0,
     stream: DropoutStream | None = None,
     site: int | Integer[Array, ""] = 0,
+    window: int | None = None,
+    q_places: Integer[Array, "B L"] | None = None,
     impl: AttentionImpl = "auto",
     layout: Layout | None = None,
     layers: int = 1,
@@ -86,13 +90,15 @@ def attend(
 
     Args:
       q: queries.
-      k: keys.
+      k: keys, of G heads; H / G heads of queries share one.
       v: values.
       q_segment_ids: segment of each query; 0 is padding, which sees padding only.
       kv_segment_ids: segment of each key.
       dropout_rate: rate of the dropout of the attention probabilities.
       stream: names of the dropout masks; None means no dropout.
       site: number of this dropout in the model.
+      window: largest distance of a key that a query sees; None for no limit.
+      q_places: places of the queries in the row, for `xla`; None: query i lies at i.
       impl: the implementation; `auto` picks the fastest that can do what is asked. `fused` and
         `splash` run in Pallas's interpreter on a CPU, for tests.
       layout: layout of the arguments on a mesh; None on one device, and inside a shard_map.
@@ -102,26 +108,37 @@ def attend(
       UserError: the implementation cannot do it; says what can.
     """
     rate = 0.0 if stream is None else dropout_rate
-    work = Work(_platform(layout), q.shape[1], k.shape[1], q.shape[3], q.dtype, rate)
+    if k.shape[2] != q.shape[2]:
+        k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    work = Work(_platform(layout), q.shape[1], k.shape[1], q.shape[3], q.dtype, rate, window)
+    banded = not rate and window is not None and is_banded(work.queries, work.keys, window)
     when_kept = None
     if impl == "auto":
         impl = choose(work)
-        if impl == "xla" and (cause := _fell_back(work)):
+        if impl == "xla" and not banded and (cause := _fell_back(work)):
             when_kept = partial(_warn_of_scores, cause, q.shape[1:3], k.shape[1], layers)
     elif impl != "xla":  # which takes everything, sizes that are not known yet included
         _refuse(impl, work)
     arrays = [q, k, v, q_segment_ids, kv_segment_ids]
+    if impl == "xla" and banded and q_places is None and window is not None:
+        return banded_attention(*arrays, window=window)
     if impl == "xla":
         return xla_attention(
-            *arrays, dropout_rate=rate, stream=stream, site=site, when_kept=when_kept
+            *arrays,
+            dropout_rate=rate,
+            stream=stream,
+            site=site,
+            window=window,
+            q_places=q_places,
+            when_kept=when_kept,
         )
 
     from bert_jax.model.attention import cudnn, fused, splash  # Pallas takes its time to import
 
     axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
     kernels: dict[str, Callable[..., Array]] = {
-        "fused": partial(fused.fused_attention, dropout_rate=rate),
-        "splash": splash.splash_attention,
+        "fused": partial(fused.fused_attention, dropout_rate=rate, window=window),
+        "splash": partial(splash.splash_attention, window=window),
         "cudnn": cudnn.cudnn_attention,
     }
     run = kernels[impl]
@@ -160,6 +177,8 @@ def _unsupported(impl: AttentionImpl, work: Work) -> str | None:
     """Say why `impl` cannot take such arrays on its platform; None if it can."""
     from bert_jax.model.attention import cudnn, fused, splash
 
+    if impl == "cudnn" and work.window is not None:
+        return "layers without a window, which cuDNN has on one side of a query only"
     if impl == "cudnn":
         return cudnn.unsupported(work.queries, work.keys, work.head_dim, work.dtype)
     if impl == "splash":

@@ -51,10 +51,13 @@ class _Plan(NamedTuple):
     num_heads: int  # H
     head_dim: int  # K
     dropout_rate: float
+    window: int | None
 
     @property
     def chunk(self) -> int:
         """Queries worked on together."""
+        if self.window is not None:  # narrow, so that few keys are computed in vain
+            return LANES
         limit = max(LANES, _SCORES_PER_CHUNK // self.keys)
         return max(
             c for c in range(LANES, self.queries + 1, LANES) if self.queries % c == 0 and c <= limit
@@ -63,10 +66,24 @@ class _Plan(NamedTuple):
     @property
     def heads(self) -> int:
         """Heads of one program: as many as make about two full chunks of scores."""
-        limit = max(1, 2 * _SCORES_PER_CHUNK // (self.queries * self.keys))
+        limit = max(1, 2 * _SCORES_PER_CHUNK // self.scores)
         return max(
             n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0 and n <= limit
         )
+
+    @property
+    def scores(self) -> int:
+        """Scores computed for one row and head."""
+        sizes = (range(*self.reach(start)) for start in range(0, self.queries, self.chunk))
+        return self.chunk * sum(map(len, sizes))
+
+    def reach(self, start: int) -> tuple[int, int]:
+        """First and last + 1 of the keys that a chunk of queries is computed against."""
+        if self.window is None:
+            return 0, self.keys
+        last = start + self.chunk + self.window
+        first = min(max(0, start - self.window), self.keys - LANES)
+        return first // LANES * LANES, min(self.keys, -(-last // LANES) * LANES)
 
     def head(self, ref, head: int, start: int, size: int):
         """(K, size) of one of a program's heads, from `start` on."""
@@ -96,13 +113,14 @@ def fused_attention(
     site: UInt32[Array, ""],
     *,
     dropout_rate: float,
+    window: int | None = None,
 ) -> Float[Array, "B L H K"]:
     """Attend as `attention.attend` does, on one device, for sizes that are not `unsupported`.
 
     `head_index` numbers the heads in the model: under a mesh a device has some of them only.
     """
     rows, queries, num_heads, head_dim = q.shape
-    plan = _Plan(rows, queries, k.shape[1], num_heads, head_dim, dropout_rate)
+    plan = _Plan(rows, queries, k.shape[1], num_heads, head_dim, dropout_rate, window)
     # One vector of words for the scalar memory: [seed, site, heads..., rows...].
     words = [seed[None], site[None], head_index, row_index]
     out = _attention(
@@ -152,7 +170,7 @@ def _call(plan: _Plan, kernel, name: str, num_products: int, out_shapes, operand
             return pl.BlockSpec((1, 1, shape[2]), lambda b, g, _: (b, 0, 0))
         return pl.BlockSpec((1, plan.heads * plan.head_dim, shape[2]), lambda b, g, _: (b, g, 0))
 
-    scores = plan.rows * plan.num_heads * plan.queries * plan.keys
+    scores = plan.rows * plan.num_heads * plan.scores
     call = partial(
         pl.pallas_call,
         partial(kernel, plan),
@@ -182,17 +200,24 @@ def _call(plan: _Plan, kernel, name: str, num_products: int, out_shapes, operand
 
 
 def _visible(plan: _Plan, start: int, q_ids_ref, kv_ids_ref):
-    """Return the keys that a chunk of queries sees, (S, chunk) bool, the same for all heads."""
-    column = jnp.broadcast_to(kv_ids_ref[0], (LANES, plan.keys)).T[:, :1]
-    return column == q_ids_ref[0, :, start : start + plan.chunk]
+    """Return the keys that a chunk of queries sees, (reach, chunk) bool, for all heads."""
+    first, end = plan.reach(start)
+    column = jnp.broadcast_to(kv_ids_ref[0, :, first:end], (LANES, end - first)).T[:, :1]
+    visible = column == q_ids_ref[0, :, start : start + plan.chunk]
+    if plan.window is None:
+        return visible
+    shape = (end - first, plan.chunk)
+    key, query = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+    return visible & (jnp.abs(key + first - (query + start)) <= plan.window)
 
 
 def _kept(plan: _Plan, words_ref, head: int, start: int):
-    """Return the dropout mask of a head, (S, chunk), equal to `dropout.keep_mask` transposed."""
+    """Return the dropout mask of a head, (reach, chunk): `dropout.keep_mask` transposed."""
+    lowest, end = plan.reach(start)
     row = words_ref[2 + plan.num_heads + pl.program_id(0)]
     first = pl.program_id(1) * plan.heads
     query = jax.lax.broadcasted_iota(jnp.uint32, (1, plan.chunk), 1) + np.uint32(start)
-    key = jax.lax.broadcasted_iota(jnp.uint32, (plan.keys, 1), 0)
+    key = jax.lax.broadcasted_iota(jnp.uint32, (end - lowest, 1), 0) + np.uint32(lowest)
     return keep_at(
         plan.dropout_rate, words_ref[0], words_ref[1], row, words_ref[2 + first + head], query, key
     )
@@ -205,10 +230,11 @@ def _forward_kernel(
     for start in range(0, plan.queries, plan.chunk):
         visible = _visible(plan, start, q_ids_ref, kv_ids_ref)
         chunk = slice(start, start + plan.chunk)
+        first, end = plan.reach(start)
         for head in range(plan.heads):
             q = plan.head(q_ref, head, start, plan.chunk)
-            k = plan.head(k_ref, head, 0, plan.keys)
-            v = plan.head(v_ref, head, 0, plan.keys)
+            k = plan.head(k_ref, head, first, end - first)
+            v = plan.head(v_ref, head, first, end - first)
             scores = jnp.where(visible, _product(k.T, q, _NN) * factor, MASKED_SCORE)
             largest = scores.max(0, keepdims=True)
             weights = jnp.exp2(scores - largest)
@@ -230,11 +256,12 @@ def _backward_kernel(
     kept_share = 1 - plan.dropout_rate
     for head in range(plan.heads):
         rows = slice(head * plan.head_dim, (head + 1) * plan.head_dim)
-        k = plan.head(k_ref, head, 0, plan.keys)
-        v = plan.head(v_ref, head, 0, plan.keys)
-        dk = dv = jnp.zeros((plan.head_dim, plan.keys), jnp.float32)
+        sums = _Sums(plan)
         for start in range(0, plan.queries, plan.chunk):
             chunk = slice(start, start + plan.chunk)
+            first, end = plan.reach(start)
+            k = plan.head(k_ref, head, first, end - first)
+            v = plan.head(v_ref, head, first, end - first)
             visible = _visible(plan, start, q_ids_ref, kv_ids_ref)
             q = plan.head(q_ref, head, start, plan.chunk)
             gradient = plan.head(gradient_ref, head, start, plan.chunk)
@@ -243,7 +270,7 @@ def _backward_kernel(
             # -1e30 in float32, so its scores are taken relative to 0 instead.
             alone = log_sum < MASKED_SCORE / 2
             masked = jnp.where(alone, 0.0, MASKED_SCORE)
-            log_sum = jnp.where(alone, math.log2(plan.keys), log_sum)
+            log_sum = jnp.where(alone, math.log2(end - first), log_sum)
             scores = _product(k.T, q, _NN) * (scale * _LOG2_E)
             # Probabilities / (1 - rate): in the exponent, dropout's factor costs nothing.
             weights = jnp.exp2(
@@ -261,10 +288,34 @@ def _backward_kernel(
             q = jnp.where(alone, 0.0, q.astype(jnp.float32)).astype(q.dtype)
             dq = jnp.where(alone, 0.0, _product(k, dscores, _NN) * scale)
             dq_ref[0, rows, chunk] = dq.astype(dq_ref.dtype)
-            dk += _product(q, dscores, _NT)
-            dv += _product(gradient, dropped.astype(q.dtype), _NT)
+            dk = _product(q, dscores, _NT)
+            dv = _product(gradient, dropped.astype(q.dtype), _NT)
+            sums.add(first, dk, dv)
+        dk, dv = sums.total()
         dk_ref[0, rows] = (dk * scale).astype(dk_ref.dtype)
         dv_ref[0, rows] = dv.astype(dv_ref.dtype)
+
+
+class _Sums:
+    """Gradients of keys and values, added up over the chunks of queries that see them."""
+
+    def __init__(self, plan: _Plan):
+        """Begin with zeros, in blocks of which chunks see all or nothing."""
+        self.width = plan.keys if plan.window is None else LANES
+        zeros = jnp.zeros((plan.head_dim, self.width), jnp.float32)
+        self.blocks = [(zeros, zeros)] * (plan.keys // self.width)
+
+    def add(self, first: int, dk: Float[Array, "K S"], dv: Float[Array, "K S"]) -> None:
+        """Add those of the keys from `first` on."""
+        for start in range(0, dk.shape[1], self.width):
+            here, part = (first + start) // self.width, slice(start, start + self.width)
+            old = self.blocks[here]
+            self.blocks[here] = (old[0] + dk[:, part], old[1] + dv[:, part])
+
+    def total(self) -> tuple[Array, Array]:
+        """Join the blocks."""
+        dk, dv = (jnp.concatenate(blocks, axis=1) for blocks in zip(*self.blocks, strict=True))
+        return dk, dv
 
 
 def _product(a, b, dimensions):

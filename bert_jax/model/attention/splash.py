@@ -23,15 +23,20 @@ def unsupported(queries: int, keys: int) -> str | None:
     return None
 
 
-def block_sizes(queries: int, keys: int) -> splash_attention_kernel.BlockSizes:
+def block_sizes(
+    queries: int, keys: int, window: int | None = None
+) -> splash_attention_kernel.BlockSizes:
     """Return the largest blocks of at most 512 that divide the lengths, in all passes.
 
     One block is a whole row at L=512: no running softmax, and the fused backward pass (one kernel
-    for dq, dk and dv) needs no sum over blocks afterwards.
+    for dq, dk and dv) needs no sum over blocks afterwards. With a window blocks are at most about
+    as wide as what a query sees, since a block is computed as a whole or skipped as a whole.
     """
+    longest = _LONGEST_BLOCK
+    if window is not None:
+        longest = min(longest, -(-2 * window // _LANES) * _LANES)
     block_q, block_kv = (
-        max(b for b in range(_LANES, _LONGEST_BLOCK + 1, _LANES) if n % b == 0)
-        for n in (queries, keys)
+        max(b for b in range(_LANES, longest + 1, _LANES) if n % b == 0) for n in (queries, keys)
     )
     return splash_attention_kernel.BlockSizes(
         block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv,
@@ -46,18 +51,24 @@ def splash_attention(
     v: Float[Array, "B S H K"],
     q_segment_ids: Integer[Array, "B L"],
     kv_segment_ids: Integer[Array, "B S"],
+    *,
+    window: int | None = None,
 ) -> Float[Array, "B L H K"]:
     """Attend as `attention.attend` does, on one device, without dropout, for lengths of 128 n."""
     _, queries, heads, head_dim = q.shape
     keys = k.shape[1]
-    mask = splash_attention_mask.MultiHeadMask(
-        [splash_attention_mask.FullMask((queries, keys))] * heads
+    shape = (queries, keys)
+    one_head = (
+        splash_attention_mask.FullMask(shape)
+        if window is None
+        else splash_attention_mask.LocalMask(shape, (window, window), offset=0)
     )
+    mask = splash_attention_mask.MultiHeadMask([one_head] * heads)
 
     def run(q, k, v, q_ids, kv_ids, *, interpret: bool):
         kernel = splash_attention_kernel.make_splash_mha(
             mask,
-            block_sizes=block_sizes(queries, keys),
+            block_sizes=block_sizes(queries, keys, window),
             head_shards=1,
             q_seq_shards=1,
             interpret=interpret,

@@ -1,0 +1,68 @@
+"""Positions of tokens: inside their segments, and as rotations of queries and keys.
+
+Source: Su et al. 2021 (RoFormer), section 3.4.2; the pairs of a head are its two halves, as in
+GPT-NeoX.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Integer
+
+from bert_jax.model.config import ModelConfig
+
+Rotation = tuple[Float[Array, "B L K/2"], Float[Array, "B L K/2"]]
+"""Cosines and sines of the angles of each token, in float32."""
+
+
+class Context(NamedTuple):
+    """Knowledge of the attention layers about tokens, besides their states."""
+
+    segment_ids: Integer[Array, "B L"]
+    """0 is padding, 1.. are the packed segments; a token sees its own segment."""
+    rotations: dict[str, Rotation]
+    """Rotations by the letter of the layers that use them; empty where positions are learned."""
+
+
+def make_context(config: ModelConfig, segment_ids: Integer[Array, "B L"]) -> Context:
+    """Make what all layers share, once for a pass."""
+    segment_ids = segment_ids.astype(jnp.int32)
+    if config.positions == "learned":
+        return Context(segment_ids, {})
+    positions = restarting_positions(segment_ids)
+    thetas = {"G": config.rope_theta, "L": config.local_rope_theta}
+    return Context(
+        segment_ids,
+        {
+            letter: rotation(positions, thetas[letter], config.head_dim)
+            for letter in sorted(set(config.attention_pattern))
+        },
+    )
+
+
+def restarting_positions(segment_ids: Integer[Array, "B L"]) -> Integer[Array, "B L"]:
+    """Position of each token inside its run of equal segment ids."""
+    index = jax.lax.broadcasted_iota(jnp.int32, segment_ids.shape, 1)
+    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
+    return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
+
+
+def rotation(positions: Integer[Array, "B L"], theta: float, head_dim: int) -> Rotation:
+    """Compute the angles position * theta^(-2 i / K) for the K/2 pairs of a head."""
+    frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    # Element by element in float32: as a matrix product, or in bfloat16, angles of far positions
+    # lose all their bits.
+    angles = positions[..., None].astype(jnp.float32) * frequencies.astype(np.float32)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(
+    x: Float[Array, "B L H K"], cos: Float[Array, "B L K/2"], sin: Float[Array, "B L K/2"]
+) -> Float[Array, "B L H K"]:
+    """Rotate the pairs (i, i + K/2) of each head, in float32; the result has the type of `x`."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)

@@ -1,0 +1,64 @@
+"""The way through a stack of layers: straight code, or a scan over the periods of its pattern."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.layout import all_but_gathered
+
+
+def run_layers(
+    config: ModelConfig, apply_layer: Callable, stacked, x: Array, gathers: bool
+) -> Array:
+    """Run the stack: a scan over periods of the pattern, and straight code for what is left.
+
+    All layers are straight code when `scan_unroll` covers them. `gathers`: layers gather their
+    parameters; the backward pass then does it again rather than keep every layer's, whatever
+    `remat` says of activations.
+    """
+    num_layers, period = config.num_layers, len(config.attention_pattern)
+    straight = config.scan_unroll >= num_layers
+    if config.remat != "none" or gathers:
+        policy = {
+            "none": all_but_gathered,
+            "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+            "full": jax.checkpoint_policies.nothing_saveable,
+        }[config.remat]
+        # A scan body cannot share expressions with its backward body, straight code can.
+        apply_layer = jax.checkpoint(
+            apply_layer, policy=policy, prevent_cse=straight, static_argnums=0
+        )
+    leaves, tree = jax.tree.flatten(stacked)
+
+    def run(x: Array, start: int, pieces: list[Array], index: Callable[[int], Any]) -> Array:
+        """Run layers one by one; `pieces` have as many on axis 0 as there are layers."""
+        count = pieces[0].shape[0]
+        # `split`, not `piece[n]`: its gradient is one concatenation, not a sum of padded arrays.
+        split = [jax.lax.split(piece, (1,) * count) for piece in pieces]
+        for n in range(count):
+            params = jax.tree.unflatten(tree, [each[n].squeeze(0) for each in split])
+            x = apply_layer(config.layer_kind(start + n), params, x, index(n))
+        return x
+
+    if straight:
+        return run(x, 0, leaves, int)
+    # A first layer without a norm is unlike the others of its kind: its period is straight code.
+    begin = 0 if config.first_norm else min(period, num_layers)
+    end = num_layers - (num_layers - begin) % period
+    x = run(x, 0, [leaf[:begin] for leaf in leaves], int) if begin else x
+    if end > begin:
+        groups = [leaf[begin:end].reshape(-1, period, *leaf.shape[1:]) for leaf in leaves]
+        firsts = jnp.arange(begin, end, period, dtype=jnp.uint32)
+        x, _ = jax.lax.scan(
+            lambda x, group: (run(x, begin, group[0], lambda n: group[1] + n), None),
+            x,
+            (groups, firsts),
+            unroll=max(1, config.scan_unroll // period),
+        )
+    return (
+        run(x, end, [leaf[end:] for leaf in leaves], lambda n: end + n) if end < num_layers else x
+    )
