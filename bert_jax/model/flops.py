@@ -1,7 +1,8 @@
 """Analytic floating-point operations of a training step, for model FLOPs utilisation (MFU).
 
-Counted: matrix products, a multiply and an add each as one operation (2 m k n); as they are run:
-the vocabulary projection only at the P masked positions, over the padded vocabulary. The backward
+Counted: matrix products, a multiply and an add each as one operation (2 m k n): the vocabulary
+projection only at the P masked positions, over the padded vocabulary; of attention the pairs of
+query and key that see each other, L * L of them in a global layer. The backward
 pass costs twice the forward, since each product has two operands to differentiate. Not counted:
 lookups, norms, softmax, activations, dropout, the optimizer, and what rematerialisation repeats,
 so that MFU does not rise by recomputing (Chowdhery et al. 2022, PaLM, appendix B).
@@ -17,16 +18,27 @@ def encoder_flops(config: ModelConfig, length: int) -> int:
     """Count the operations of one row's way through embeddings and layers."""
     e, d, f = config.embedding_width, config.hidden_dim, config.mlp_dim
     map_to_layers = 2 * length * e * d * config.projects_embeddings
-    projections = 4 * 2 * length * d * d  # query, key, value, output
-    attention = 2 * 2 * length * length * d  # scores, and weights times values, over all heads
-    mlp = 2 * 2 * length * d * f
-    return map_to_layers + config.num_layers * (projections + attention + mlp)
+    kv_heads = config.num_kv_heads or config.num_heads
+    projections = 2 * length * d * (2 * d + 2 * kv_heads * config.head_dim)
+    mlp = (3 if config.gated else 2) * 2 * length * d * f
+    attention = sum(
+        2 * 2 * seen_keys(config, length, config.layer_kind(n).letter) * d
+        for n in range(config.num_layers)
+    )
+    return map_to_layers + config.num_layers * (projections + mlp) + attention
+
+
+def seen_keys(config: ModelConfig, length: int, letter: str) -> int:
+    """Count the pairs of a query and a key that it sees, in a row that is one segment."""
+    window = min(length - 1, length if (found := config.window(letter)) is None else found)
+    return length * (2 * window + 1) - window * (window + 1)
 
 
 def vocabulary_flops(config: ModelConfig, num_masked: int) -> int:
     """Count the operations of the masked-LM head at `num_masked` positions."""
     e = config.embedding_width
-    return num_masked * (2 * config.hidden_dim * e + 2 * e * config.padded_vocab_size)
+    transform = 2 * config.hidden_dim * e * config.head_transform
+    return num_masked * (transform + 2 * e * config.padded_vocab_size)
 
 
 def replaced_flops(config: ModelConfig, length: int) -> int:
@@ -35,13 +47,14 @@ def replaced_flops(config: ModelConfig, length: int) -> int:
 
 
 def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
-    """Count the operations of one row in a training step of a pretraining model, with both heads.
+    """Count the operations of one row in a training step of a pretraining model, with its heads.
 
     `length` is L, padding included, since padding is computed like text; `num_masked` is P, the
     positions of a row that get vocabulary logits.
     MFU = train_flops(config, L, P) * rows / (seconds per step * peak operations per second).
     """
-    pairs = 2 * config.hidden_dim**2 + 2 * config.hidden_dim * 2  # pooler and head
+    # Pooler and head of sentence pairs
+    pairs = (2 * config.hidden_dim**2 + 2 * config.hidden_dim * 2) * config.pooler
     heads = pairs + vocabulary_flops(config, num_masked)
     return TRAIN_OVER_FORWARD * (encoder_flops(config, length) + heads)
 

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
 
-Rotation = tuple[Float[Array, "B L K/2"], Float[Array, "B L K/2"]]
-"""Cosines and sines of the angles of each token, in float32."""
+Rotation = tuple[Float[Array, "B L J"], Float[Array, "B L J"]]
+"""Cosines and sines of the angles of each token, in float32; J = K / 2."""
 
 
 class Context(NamedTuple):
@@ -59,7 +59,7 @@ def rotation(positions: Integer[Array, "B L"], theta: float, head_dim: int) -> R
 
 
 def rotate(
-    x: Float[Array, "B L H K"], cos: Float[Array, "B L K/2"], sin: Float[Array, "B L K/2"]
+    x: Float[Array, "B L H K"], cos: Float[Array, "B L J"], sin: Float[Array, "B L J"]
 ) -> Float[Array, "B L H K"]:
     """Rotate the pairs (i, i + K/2) of each head, in float32; the result has the type of `x`."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

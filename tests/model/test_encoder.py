@@ -17,7 +17,6 @@ from bert_jax.model import encoder
 from bert_jax.model.attention import xla
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout, keep_mask
-from bert_jax.model.encoder import restarting_positions
 from bert_jax.model.heads import encode, init_params, logical_axes, pool
 
 B, L = 8, 16
@@ -51,12 +50,6 @@ def score(config, params, tokens, segment_ids, seed):
 
 value_and_grad = jax.jit(jax.value_and_grad(score, argnums=1, has_aux=True), static_argnums=0)
 logits = jax.jit(partial(apply_pretraining, CONFIG))
-
-
-def test_positions_restart_in_each_segment():
-    segments = np.array([[1, 1, 1, 2, 2, 3, 0, 0], [1] * 8, [0] * 8])
-    expected = [[0, 1, 2, 0, 1, 0, 0, 1], list(range(8)), list(range(8))]
-    np.testing.assert_array_equal(jax.jit(restarting_positions)(segments), expected)
 
 
 def test_packed_segments_do_not_see_each_other(params):

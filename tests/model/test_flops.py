@@ -8,7 +8,7 @@ import pytest
 from pretraining import apply_pretraining
 
 from bert_jax.model.config import SIZES, ModelConfig
-from bert_jax.model.flops import TRAIN_OVER_FORWARD, train_flops
+from bert_jax.model.flops import TRAIN_OVER_FORWARD, seen_keys, train_flops
 from bert_jax.model.heads import init_params
 
 
@@ -36,3 +36,11 @@ def test_forward_count_is_what_xla_counts(embedding_dim):
     # XLA also counts elementwise work, here 2 to 4 percent of the whole.
     forward = train_flops(config, length, num_masked) // TRAIN_OVER_FORWARD
     assert 1.0 <= counted / (rows * forward) < 1.06
+
+
+@pytest.mark.parametrize(("length", "window"), [(8, 2), (8, 7), (8, 20), (100, 64), (1, 3)])
+def test_keys_of_a_window_are_counted_one_by_one(length, window):
+    config = ModelConfig(attention_pattern="GL", local_window=window)
+    pairs = sum(abs(i - j) <= window for i in range(length) for j in range(length))
+    assert seen_keys(config, length, "L") == pairs
+    assert seen_keys(config, length, "G") == length * length

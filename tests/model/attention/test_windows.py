@@ -1,0 +1,125 @@
+"""Local attention: what a query sees, in every implementation, and what is not computed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_attention_impls import B, H, K, dropout_of, inputs, value_and_gradients
+
+from bert_jax.errors import UserError
+from bert_jax.model.attention.attend import Work, attend, choose
+from bert_jax.model.attention.fused import _Plan
+from bert_jax.model.attention.xla import banded_attention, is_banded, visible_keys
+
+WINDOW = 20
+
+
+def by_hand(q, k, v, segments, window):
+    """Attention of a row, query by query, in float64."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    out = np.zeros_like(q)
+    for row, i, head in np.ndindex(*q.shape[:3]):
+        seen = [
+            j
+            for j in range(k.shape[1])
+            if segments[row, j] == segments[row, i] and abs(i - j) <= window
+        ]
+        scores = k[row, seen, head] @ q[row, i, head] / np.sqrt(q.shape[-1])
+        weights = np.exp(scores - scores.max())
+        out[row, i, head] = weights / weights.sum() @ v[row, seen, head]
+    return out
+
+
+def test_a_query_sees_as_many_tokens_on_both_sides_and_no_other_segment():
+    ids = jnp.array([[1, 1, 1, 1, 2, 2, 2, 0]])
+    seen = np.asarray(visible_keys(ids, ids, 2))[0, 0]
+    assert [np.flatnonzero(row).tolist() for row in seen] == [
+        [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3], [4, 5, 6], [4, 5, 6], [4, 5, 6], [7],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [96, 128])
+@pytest.mark.parametrize("window", [5, WINDOW])
+def test_blocks_compute_the_formula(length, window):
+    (q, k, v, _), ids = inputs(length, length)
+    assert is_banded(length, length, window)
+    out = attend(q, k, v, **ids, window=window)
+    expected = by_hand(q, k, v, np.asarray(ids["q_segment_ids"]), window)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_blocks_have_the_gradients_of_all_scores():
+    arrays, ids = inputs(100, 100)
+    banded = value_and_gradients(arrays, **ids, window=WINDOW)
+    # Places of queries that are given take the way with all scores.
+    everything = value_and_gradients(
+        arrays, **ids, window=WINDOW, q_places=jnp.broadcast_to(jnp.arange(100), (B, 100))
+    )
+    for ours, theirs in zip(banded, everything, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+@pytest.mark.parametrize("impl", ["fused", "splash"])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_kernels_equal_xla(impl, rate):
+    if impl == "splash" and rate:
+        pytest.skip("splash has no dropout")
+    arrays, ids = inputs(512, 512)
+    ours = value_and_gradients(arrays, **ids, window=WINDOW, impl=impl, **dropout_of(rate))
+    theirs = value_and_gradients(arrays, **ids, window=WINDOW, impl="xla", **dropout_of(rate))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-5)
+
+
+@pytest.mark.parametrize(("window", "blocks"), [(64, 3), (63, 3), (65, 3), (129, 5), (4, 3)])
+def test_fused_computes_the_blocks_that_a_chunk_sees(window, blocks):
+    plan = _Plan(1, 1024, 1024, 1, 64, 0.0, window)
+    sizes = [(end - first) // 128 for first, end in map(plan.reach, range(0, 1024, 128))]
+    assert max(sizes) == blocks
+    assert plan.scores == 128 * 128 * sum(sizes)
+    for start in range(0, 1024, 128):
+        first, end = plan.reach(start)
+        assert first <= max(0, start - window)
+        assert end >= min(1024, start + 128 + window)
+
+
+def test_scores_of_a_row_grow_with_its_length_alone():
+    def largest(length: int) -> int:
+        """Count the numbers of the largest array of the program."""
+        shapes = jax.ShapeDtypeStruct((1, length, H, K), jnp.float32)
+        ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        jaxpr = jax.make_jaxpr(lambda q, k, v, i: banded_attention(q, k, v, i, i, window=16))(
+            shapes, shapes, shapes, ids
+        )
+        found = []
+
+        def visit(jaxpr):
+            for equation in jaxpr.eqns:
+                found.extend(v.aval.size for v in equation.outvars)
+                for value in equation.params.values():
+                    if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
+                        visit(inner)
+
+        visit(jaxpr.jaxpr)
+        return max(found)
+
+    assert largest(4096) == 2 * largest(2048)
+
+
+def test_auto_and_refusals():
+    work = Work("gpu", 512, 512, 64, jnp.bfloat16, 0.0, window=64)
+    assert choose(work) == "xla"
+    assert choose(work._replace(platform="tpu")) == "fused"
+    assert choose(work._replace(platform="tpu", queries=8192, keys=8192)) == "splash"
+    (q, k, v, _), ids = inputs()
+    with pytest.raises(UserError, match="'cudnn'"):
+        attend(q, k, v, **ids, window=4, impl="cudnn")
+
+
+def test_heads_of_queries_share_keys():
+    (q, k, v, _), ids = inputs(heads=4)
+    shared = attend(q, k[:, :, :2], v[:, :, :2], **ids)
+    repeated = attend(
+        q, *(jnp.stack([x[:, :, 0], x[:, :, 0], x[:, :, 1], x[:, :, 1]], 2) for x in (k, v)), **ids
+    )
+    np.testing.assert_array_equal(shared, repeated)
