@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bert_jax.model.config import ModelConfig
+from bert_jax.model.config import LayerKind, ModelConfig
 from bert_jax.model.encoder import Embeddings, Layer
-from bert_jax.model.heads import pool, vocabulary_logits, with_params
+from bert_jax.model.heads import end_norm, pool, vocabulary_logits, with_params
+from bert_jax.model.rotation import make_context
 from bert_jax.model.task_heads import TaskHeadConfig, apply_head
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Batch
@@ -95,9 +96,10 @@ def pooled(
     ids = model.tokenizer.special_ids
     ignored = () if special_tokens else (ids.cls, ids.sep)
     states = _states(model, batch, layers[-1])
-    vectors: Array = _pool(
-        pooling, ignored, [states[n] for n in layers], batch["tokens"], segment_ids
-    )
+    wanted = [states[n] for n in layers]
+    if layers[-1] == config.num_layers:
+        wanted[-1] = _normed(config, model.params, wanted[-1])
+    vectors: Array = _pool(pooling, ignored, wanted, batch["tokens"], segment_ids)
     return vectors
 
 
@@ -105,10 +107,10 @@ def _states(model: SavedModel, batch: Batch, count: int) -> list[Array]:
     """Compute the states (B, L, D) after the embeddings and after each of `count` layers."""
     config, encoder = model.config, model.params["encoder"]
     segment_ids = batch["segment_ids"]
-    types = np.minimum(batch["type_ids"], np.int32(config.num_types - 1))
+    types = np.minimum(batch["type_ids"], np.int32(max(config.num_types, 1) - 1))
     states = [_embedded(config, encoder["embeddings"], batch["tokens"], types, segment_ids)]
-    for params in encoder["layers"][:count]:
-        states.append(_layer(config, params, states[-1], segment_ids))
+    for n, params in enumerate(encoder["layers"][:count]):
+        states.append(_layer(config, config.layer_kind(n), params, states[-1], segment_ids))
     return states
 
 
@@ -168,11 +170,21 @@ def _embedded(
     return with_params(params, Embeddings, config)(tokens, type_ids, segment_ids, None)
 
 
-@_program(0)
+@_program(0, 1)
 def _layer(
-    config: ModelConfig, params: Any, x: Float[Array, "B L D"], segment_ids: Int[Array, "B L"]
+    config: ModelConfig,
+    kind: LayerKind,
+    params: Any,
+    x: Float[Array, "B L D"],
+    segment_ids: Int[Array, "B L"],
 ) -> Float[Array, "B L D"]:
-    return with_params(params, Layer, config)(x, segment_ids, None, 0)
+    layer = with_params(params, Layer, config)
+    return layer(x, make_context(config, segment_ids), None, 0, kind)
+
+
+@_program(0)
+def _normed(config: ModelConfig, params: Any, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+    return end_norm(config, params, x)
 
 
 @_program(0, 1)
@@ -185,6 +197,8 @@ def _task_logits(
 ) -> Float[Array, "B C"] | Float[Array, "B L C"]:
     if head.kind == "classification":
         x = _pooler(config, end, x, segment_ids)
+    else:
+        x = end_norm(config, end, x)
     return apply_head(config, head, end, x)
 
 
@@ -249,10 +263,13 @@ def _last(
     """Compute the last states of some places, or of the first token."""
     if places is None:
         places = jnp.zeros((len(x), 1), jnp.int32)
-    if "layer" not in end:
-        return jnp.take_along_axis(x, places[..., None], axis=1)
-    layer = with_params(end["layer"], Layer, config)
-    return layer(x, segment_ids, None, 0, places=places)
+    if "layer" in end:
+        layer = with_params(end["layer"], Layer, config)
+        kind = config.layer_kind(config.num_layers - 1)
+        x = layer(x, make_context(config, segment_ids), None, 0, kind, places=places)
+    else:
+        x = jnp.take_along_axis(x, places[..., None], axis=1)
+    return end_norm(config, end, x)
 
 
 def _pooler(config: ModelConfig, end: Any, x: Array, segment_ids: Array) -> Float[Array, "B D"]:

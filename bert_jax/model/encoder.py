@@ -276,10 +276,7 @@ class Encoder(nnx.Module):
                 params = gather(nnx.to_pure_dict(params))
             return nnx.merge(graphdef, params)(x, context, stream, index, kind, layout)
 
-        return self.end(run_layers(self.config, apply_layer, stacked, x, gather is not None))
-
-    def end(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
-        """Normalise the states of the last layer, where the layers themselves do not."""
+        x = run_layers(self.config, apply_layer, stacked, x, gather is not None)
         return self.final_norm(x) if self.config.norm_order == "pre" else x
 
 

@@ -214,6 +214,16 @@ def _encoder(config: ModelConfig, params: Params) -> Encoder:
     return encoder
 
 
+def end_norm(
+    config: ModelConfig, params: Params, hidden: Float[Array, "... D"]
+) -> Float[Array, "... D"]:
+    """Normalise the states of the last layer, where the layers themselves do not."""
+    if config.norm_order == "post":
+        return hidden
+    normed: Array = with_params(params["encoder"]["final_norm"], Norm, config)(hidden)
+    return normed
+
+
 def pool(config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:
     """Pool the first token's state, in the compute type; the encoder has a `pooler`."""
     pooled: Array = with_params(params["encoder"]["pooler"], Pooler, config)(hidden)
@@ -283,7 +293,7 @@ def layer_outputs(
         if with_weights:
             weights.append(layer.weights(states[-1], context, kind))
         states.append(layer(states[-1], context, None, n, kind))
-    states[-1] = encoder.end(states[-1])
+    states[-1] = end_norm(config, params, states[-1])
     return LayerOutputs(
         jnp.stack(states).astype(jnp.float32), jnp.stack(weights) if weights else None
     )
