@@ -129,13 +129,14 @@ def _parser(*, needed: bool = True) -> Parser:
     _add_input(sub)
     sub.option("--out", "directory to write", required=True, type=Path)
     sub.option(
-        "--kind", "wordpiece as BERT's, or SentencePiece unigram or bpe", "wordpiece",
-        choices=["wordpiece", "unigram", "bpe"],
+        "--kind",
+        "wordpiece as BERT's, bytelevel (BPE) as ModernBERT's, or SentencePiece unigram or bpe",
+        "wordpiece", choices=["wordpiece", "bytelevel", "unigram", "bpe"],
     )  # fmt: skip
     sub.option("--vocab-size", default=30522)
     sub.flag(
         "--cased",
-        "keep case and accents (wordpiece lower-cases otherwise; SentencePiece never does)",
+        "keep case and accents (wordpiece lower-cases otherwise; the others never do)",
     )
     sub.flag("--keep-accents", "wordpiece: keep accents where case is not kept", default=None)
     sub.option(
@@ -151,7 +152,8 @@ def _parser(*, needed: bool = True) -> Parser:
         type=int, metavar="N",
     )  # fmt: skip
     sub.option(
-        "--min-frequency", "wordpiece: pairs of pieces that are rarer are not merged (default: 2)",
+        "--min-frequency",
+        "wordpiece and bytelevel: pairs of pieces that are rarer are not merged (default: 2)",
         type=int, metavar="N",
     )  # fmt: skip
     sub.option(

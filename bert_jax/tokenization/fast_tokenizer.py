@@ -55,26 +55,33 @@ class FastTokenizer(Tokenizer):
         self.pipeline = pipeline
         self._where = where
         self.special_ids = SpecialIds(*(self._ids[token] for token in pipeline.roles))
-        named = (*pipeline.roles, *(token.content for token in self.added))
+        named = (*pipeline.roles, *(token.content for token in self.added if token.special))
         self._named = {self._ids[token]: token for token in named}
+        plain = [self._ids[token.content] for token in self.added]
         first = _SPACES if pipeline.kind == "byte_level_bpe" else (SPACE,)
         self.continues_word = np.array([not token.startswith(first) for token in self.vocab])
-        self.continues_word[list(self._named)] = False
-        last = pipeline.pre_tokenizer[-1]
-        prefixed = last.get("add_prefix_space", last.get("prepend_scheme") != "never")
-        self.word_prefix = "" if prefixed else " "
+        self.continues_word[[*self._named, *plain]] = False
+        self.word_prefix = "" if pipeline.adds_space else " "
         self.num_between = pipeline.num_between
         described = vars(pipeline) | {"specials": [*map(added_fields, pipeline.specials)]}
         del described["trim_offsets"]  # does not determine ids
         if self.num_between == 1:  # keeps the fingerprints of older versions
             del described["num_between"]
+        if not pipeline.ignore_merges:
+            del described["ignore_merges"]
         text = json.dumps(["fast", 1, described], sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
         self.mask_strips_space = pipeline.roles[4] in pipeline.eats_space
-        self._bare = self._ids.get(SPACE if last["type"] == "Metaspace" else "Ġ", -1)
         byte_level = pipeline.kind == "byte_level_bpe"
+        self._bare = self._ids.get("Ġ" if byte_level else SPACE, -1)
         self._decoder = decoders.ByteLevel() if byte_level else piece_decoder()
-        self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(self._definition()))
+        definition = self._definition()
+        self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(definition))
+        self._spaced: tokenizers.Tokenizer | None = None
+        """The tokenizer that puts a space before a text, where one part alone sees the text."""
+        if self.word_prefix and [part["type"] for part in pipeline.pre_tokenizer] == ["ByteLevel"]:
+            definition["pre_tokenizer"] = pipeline.marker | {"add_prefix_space": True}
+            self._spaced = tokenizers.Tokenizer.from_str(json.dumps(definition))
         for text in _PROBES:
             self.encode(text)
 
@@ -91,18 +98,24 @@ class FastTokenizer(Tokenizer):
                 raise UserError(f"{self._where} cannot be run: {said}") from error
             raise
 
-    def _definition(self) -> dict[str, Any]:
-        """Return a `tokenizer.json` for which the five special tokens are text within text."""
+    def _definition(self, *, renamed: bool = True) -> dict[str, Any]:
+        """Return a `tokenizer.json` for which the five special tokens are text within text.
+
+        Args:
+            renamed: whether those that the model could make of a text have other names in it.
+        """
         pipeline = self.pipeline
         model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}
+        # A space never reaches the model, so that names with one match nothing.
+        hidden: Sequence[str] = pipeline.roles if renamed else ()
+        if pipeline.kind != "unigram" and pipeline.unk_in_model:
+            hidden = [token for token in hidden if token != pipeline.roles[1]]
         pieces = self._pieces()
+        if pipeline.kind == "unigram" or pipeline.ignore_merges:
+            pieces = tuple(f" {id}" if t in hidden else t for id, t in enumerate(pieces))
         if pipeline.kind == "unigram":
-            # A space never reaches the model, so that these names match nothing.
-            pairs = [
-                [f" {id}" if piece in pipeline.roles else piece, score]
-                for id, (piece, score) in enumerate(zip(pieces, pipeline.scores, strict=False))
-            ]
             unk = self.special_ids.unk if pipeline.unk_in_model else None
+            pairs = list(zip(pieces, pipeline.scores, strict=False))
             model |= {"type": "Unigram", "unk_id": unk, "vocab": pairs}
         else:
             unk_token = pipeline.roles[1] if pipeline.unk_in_model else None
@@ -110,6 +123,7 @@ class FastTokenizer(Tokenizer):
             model |= {"dropout": None, "continuing_subword_prefix": None}
             model |= {"end_of_word_suffix": None, "vocab": {t: n for n, t in enumerate(pieces)}}
             model["merges"] = [list(pair) for pair in pipeline.merges]
+            model["ignore_merges"] = pipeline.ignore_merges
         return {
             "version": "1.0",
             "truncation": None,
@@ -133,6 +147,17 @@ class FastTokenizer(Tokenizer):
         found = self._run(self._fast.encode_batch_fast, texts, add_special_tokens=False)
         return [np.array(each.ids, np.int32) for each in found]
 
+    def encode_words(self, words: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each word after a space, as of `add_prefix_space` in Transformers.
+
+        An added token that is a word, or begins one, has no space before it.
+        """
+        if self._spaced is None:
+            return super().encode_words(words)
+        words = [replace_surrogates(word) for word in words]
+        found = self._run(self._spaced.encode_batch_fast, words, add_special_tokens=False)
+        return [np.array(each.ids, np.int32) for each in found]
+
     def _spell(self, tokens: list[str]) -> str:
         return self._run(self._decoder.decode, tokens).strip(" ")
 
@@ -142,11 +167,7 @@ class FastTokenizer(Tokenizer):
         There, special tokens are matched in text.
         """
         pipeline, ids = self.pipeline, self._ids
-        definition = self._definition()
-        model = definition["model"]
-        if pipeline.kind == "unigram":
-            named = list(zip(pipeline.vocab, pipeline.scores, strict=True))
-            model["vocab"] = named[: len(model["vocab"])]
+        definition = self._definition(renamed=False)
         roles = [
             tokenizers.AddedToken(token, lstrip=token in pipeline.eats_space, special=True)
             for token in pipeline.roles
@@ -161,7 +182,7 @@ class FastTokenizer(Tokenizer):
         )
         definition["post_processor"] = json.loads(template.__getstate__())
         if pipeline.trim_offsets:
-            prefix = pipeline.pre_tokenizer[-1]["add_prefix_space"]
+            prefix = pipeline.marker["add_prefix_space"]
             trim = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True}
             both = [{**trim, "use_regex": True}, definition["post_processor"]]
             definition["post_processor"] = {"type": "Sequence", "processors": both}

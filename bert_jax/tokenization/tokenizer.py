@@ -28,8 +28,9 @@ SPACE = "▁"
 """Mark of a space in pieces of SentencePiece."""
 MAX_TOKENS = 1_000_000
 """Most tokens a vocabulary may have; the largest published BERT vocabulary has 501,153."""
-MAX_FILE_BYTES = 32 * 1024 * 1024
-"""Largest tokenizer file that is read; the multilingual BERT's tokenizer.json has 3 MB."""
+MAX_FILE_BYTES = 64 * 1024 * 1024
+"""Largest tokenizer file that is read; the multilingual BERT's tokenizer.json has 3 MB, that of
+Gemma's 256,000 tokens 34 MB."""
 KIND_FILES = {
     "wordpiece": ("tokenizer.json", "vocab.txt"),
     "sentencepiece": ("tokenizer.model",),
@@ -96,7 +97,7 @@ class Tokenizer(ABC):
 
     def _added_entries(self, roles: Iterable[AddedToken] = ()) -> list[dict[str, Any]]:
         """Return the field `added_tokens` of a `tokenizer.json`."""
-        tokens = (*roles, *self.added)
+        tokens = {token.content: token for token in (*self.added, *roles)}.values()
         entries = [{"id": self._ids[token.content], **added_fields(token)} for token in tokens]
         return sorted(entries, key=lambda entry: entry["id"])
 
@@ -117,6 +118,10 @@ class Tokenizer(ABC):
 
         Runs on the calling thread alone, so that one process per core does not oversubscribe.
         """
+
+    def encode_words(self, words: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each word, (n,) int32, as inside a sentence, after a space."""
+        return self.encode_batch([self.word_prefix + word for word in words])
 
     @abstractmethod
     def _spell(self, tokens: list[str]) -> str:

@@ -1,5 +1,8 @@
 """Reading a `tokenizer.json` that is no WordPiece: byte-level BPE, and pieces with "▁" for a space.
 
+Byte-level are RoBERTa's, GPT-NeoX's (ModernBERT, Ettin) and Llama 3's (EuroBERT); pieces are those
+of XLM-R and of Gemma (mmBERT).
+
 Such a file can describe any pipeline, and the library behind it runs what it says. Only parts on
 the lists of `tokenizer_parts` are taken, each in a canonical form, and the tokenizer is built anew
 from those.
@@ -12,10 +15,13 @@ from typing import Any
 from tokenizers import AddedToken
 
 from bert_jax.errors import UserError
-from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, SPECIAL_TOKENS
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, SPACE, SPECIAL_TOKENS
 from bert_jax.tokenization.tokenizer_parts import MAP_NAME, ROBERTAS, Reading
 
 _OTHER_ROLES = {"cls_token": "bos_token", "sep_token": "eos_token"}
+MARKERS = ("ByteLevel", "Metaspace")
+"""Parts of a `pre_tokenizer` that write spaces as other characters."""
+_REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _ROBERTAS_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
@@ -27,10 +33,13 @@ class Pipeline:
         kind: `byte_level_bpe`, `bpe` or `unigram`.
         scores: logarithm for each token of `unigram`; else empty.
         merges: pairs in the order of their priority; empty for `unigram`.
+        pre_tokenizer: parts that divide a text; see `marker`.
         byte_fallback: whether characters without a token become their bytes.
         fuse_unk: whether characters without a token in a row become one.
+        ignore_merges: whether a word that is a token is taken whole, without merges.
         unk_in_model: whether those characters become the unknown token; else they are left out.
-        roles: tokens for padding, unknown, beginning, separator, mask.
+        roles: tokens for padding, unknown, beginning, separator, mask; the first three may be the
+            separator too.
         specials: other added tokens, kept whole where a text spells them.
         eats_space: `roles` that take the space before them, where Transformers reads them.
         trim_offsets: whether offsets leave out spaces in Transformers; here all do.
@@ -50,6 +59,21 @@ class Pipeline:
     eats_space: tuple[str, ...] = ()
     num_between: int = 1
     trim_offsets: bool = False
+    ignore_merges: bool = False
+
+    @property
+    def marker(self) -> dict[str, Any]:
+        """The part that marks spaces: ByteLevel, Metaspace, or a normalizer's Replace."""
+        parts = [part for part in self.pre_tokenizer if part["type"] in MARKERS]
+        return parts[0] if parts else self.normalizer[-1]
+
+    @property
+    def adds_space(self) -> bool:
+        """Whether a space is put before a text that has none."""
+        marker = self.marker
+        if marker["type"] == "Replace":
+            return any(part["type"] == "Prepend" for part in self.normalizer)
+        return bool(marker.get("add_prefix_space", marker.get("prepend_scheme") != "never"))
 
 
 def read_pipeline(reading: Reading) -> Pipeline:
@@ -68,12 +92,16 @@ def read_pipeline(reading: Reading) -> Pipeline:
     parts = reading.parts("pre_tokenizer", "pretokenizers")
     pre_tokenizer = tuple(reading.pre_tokenizer(part) for part in parts)
     names = [part["type"] for part in pre_tokenizer]
-    byte_level = names == ["ByteLevel"]
-    if not byte_level and names not in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]):
+    marks = [name for name in names if name in MARKERS]
+    byte_level = marks == ["ByteLevel"]
+    # The last normalizer, or another one could make spaces, which the names of special tokens have.
+    if len(marks) > 1 or not (marks or normalizer[-1:] == (_REPLACE,)):
         reading.refuse(
-            f"pre_tokenizer is {', '.join(names) or 'missing'}; ByteLevel, Metaspace, or "
-            "WhitespaceSplit and Metaspace can be read"
+            f"pre_tokenizer is {', '.join(names) or 'missing'}; ByteLevel or Metaspace is needed, "
+            f"once, or a normalizer that ends by replacing spaces by {SPACE!r}"
         )
+    if any(part.get("use_regex") is False for part in pre_tokenizer[:1]):
+        reading.refuse("pre_tokenizer.use_regex is False; True is needed, or a Split before it")
     vocab: list[str]
     scores: list[float] = []
     merges: list[tuple[str, str]] = []
@@ -91,6 +119,8 @@ def read_pipeline(reading: Reading) -> Pipeline:
     roles = _roles(reading, ids)
     field, unk = ("unk_token", roles[1]) if kind == "BPE" else ("unk_id", ids[roles[1]])
     unknown = model.get(field)
+    if unknown is not None and roles[1] == roles[3]:
+        reading.refuse(f"model.{field} is {unknown!r:.80}, the separator; a text could make one")
     if unknown is not None and (type(unknown) is not type(unk) or unknown != unk):
         reading.refuse(
             f"model.{field} is {unknown!r:.80}, unk_token is {roles[1][:80]!r} with the id "
@@ -115,6 +145,7 @@ def read_pipeline(reading: Reading) -> Pipeline:
         pre_tokenizer=pre_tokenizer,
         byte_fallback=reading.flag("model.byte_fallback", model.get("byte_fallback")),
         fuse_unk=reading.flag("model.fuse_unk", model.get("fuse_unk")),
+        ignore_merges=reading.flag("model.ignore_merges", model.get("ignore_merges")),
         unk_in_model=unknown is not None,
         roles=roles,
         specials=tuple(token for token in added if token.content not in roles),
@@ -146,19 +177,41 @@ def _from_two_files(reading: Reading) -> dict[str, Any]:
 
 
 def _roles(reading: Reading, ids: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the special tokens: as the files beside say, else by the usual names."""
+    """Return the special tokens: as the files beside say, else by the usual names.
+
+    The separator pads, and stands for what is unknown, where no file names another token.
+    """
     sources = (reading.config, reading.beside(MAP_NAME))
-    found: list[str] = []
-    for role, *usual in zip(ROLES, _ROBERTAS_NAMES, SPECIAL_TOKENS, strict=True):
-        names = (role, _OTHER_ROLES.get(role, role))
-        values = [source.get(name) for name in names for source in sources]
+    numbers = reading.beside("config.json")
+    names = {id: token for token, id in ids.items()}
+    pair = reading.pair
+    ends = {"cls_token": pair[:1], "sep_token": pair[-1:]}
+    found: dict[str, str] = {}
+
+    def add(role: str, *usual: str) -> None:
+        fields = (role, _OTHER_ROLES.get(role, role))
+        values = [source.get(field) for field in fields for source in sources]
         values = [value.get("content") if isinstance(value, dict) else value for value in values]
-        values += [token for token in usual if token in ids]
-        stated = next((value for value in values if value is not None), None)
-        if not isinstance(stated, str) or stated not in ids:
+        stated = [value for value in values if value is not None]
+        stated = [value for value in stated if value in ends.get(role, ())] or stated
+        stated += [token for token in usual if token in ids]
+        listed = [numbers.get(f"{field}_id") for field in fields]
+        stated += [names[id] for id in listed if type(id) is int and id in names]
+        stated += [found["sep_token"]] if role in ("pad_token", "unk_token") else []
+        token = stated[0] if stated else None
+        if not isinstance(token, str) or token not in ids:
             right = f"a token of the vocabulary is needed, named in {CONFIG_NAME} or {MAP_NAME}"
-            reading.wrong(role, stated, right)
-        found.append(stated)
-    if len(set(found)) != len(found):
-        reading.refuse(f"the special tokens {', '.join(t[:40] for t in found)} must be different")
-    return tuple(found)
+            reading.wrong(role, token, right)
+        found[role] = token
+
+    usual = dict(zip(ROLES, zip(_ROBERTAS_NAMES, SPECIAL_TOKENS, strict=True), strict=True))
+    for role in ("sep_token", *(role for role in ROLES if role != "sep_token")):
+        add(role, *usual[role])
+    roles = tuple(found[role] for role in ROLES)
+    others = [token for token in roles if token != found["sep_token"]]
+    if len(set(others)) != len(others) or found["mask_token"] == found["sep_token"]:
+        reading.refuse(
+            f"the special tokens {', '.join(t[:40] for t in roles)} must be different; only the "
+            "separator may have other roles, and not the mask's"
+        )
+    return roles

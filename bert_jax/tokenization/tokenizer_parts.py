@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from tokenizers import AddedToken
 
 from bert_jax.errors import UserError
+from bert_jax.tokenization.split_pattern import MAX_PATTERN, takes_linear_time
 from bert_jax.tokenization.tokenizer import (
     ADDED_FLAGS,
     CONFIG_NAME,
@@ -30,6 +31,7 @@ _MAX_CHARSMAP = 1 << 20
 """Bytes; XLM-R's, of all of Unicode, has 240,000."""
 _MAX_REPLACED = 256
 """Bytes that such a map may make of one character; NFKC makes 33 at most."""
+_BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _PLAIN = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "StripAccents", "Lowercase")
 # One character or class, once or repeated: takes time in proportion to the text.
 _LINEAR = re.compile(r"(?:\\s|\\n|[^\\\[\](){}*+?.|^$]|\[[^\]\\^]{1,64}\])(?:\+|\{[1-9],\})?")
@@ -145,6 +147,20 @@ class Reading:
                 return {kind: text}
         return self.wrong(name, pattern, "a String or a Regex")
 
+    def _split_pattern(self, name: str, found: object) -> dict[str, str]:
+        """Check what a `Split` looks for: a text, or a pattern that takes linear time."""
+        pattern = self.mapping(name, found)
+        for kind in ("String", "Regex"):
+            if set(pattern) == {kind} and pattern[kind]:
+                text = self.text(name, pattern[kind], MAX_PATTERN)
+                if kind == "Regex" and not takes_linear_time(text):
+                    self.refuse(
+                        f"{name} {text[:80]!r} may take more than linear time; alternatives of "
+                        "characters and classes are needed, none repeated inside a repetition"
+                    )
+                return {kind: text}
+        return self.wrong(name, pattern, "a String or a Regex")
+
     def _charsmap(self, name: str, found: object) -> str:
         """Check SentencePiece's map: a trie, then what characters become, ended by 0 each."""
         encoded = self.text(name, found, _MAX_CHARSMAP * 4 // 3 + 4)
@@ -162,18 +178,32 @@ class Reading:
 
     def pre_tokenizer(self, part: Mapping[str, Any]) -> dict[str, Any]:
         """Check a part that divides a text."""
-        kinds = ("ByteLevel", "Metaspace", "WhitespaceSplit")
+        kinds = ("ByteLevel", "Metaspace", "WhitespaceSplit", "Split", "Digits", "Punctuation")
         kind = self.one_of("pre_tokenizer.type", part.get("type"), kinds)
         if kind == "WhitespaceSplit":
             return {"type": kind}
+        if kind == "Digits":
+            each = self.flag("pre_tokenizer.individual_digits", part.get("individual_digits"))
+            return {"type": kind, "individual_digits": each}
+        if kind in ("Split", "Punctuation"):
+            behavior = part.get("behavior", "Isolated" if kind == "Punctuation" else None)
+            behavior = self.one_of("pre_tokenizer.behavior", behavior, _BEHAVIORS)
+            if kind == "Punctuation":
+                return {"type": kind, "behavior": behavior}
+            return {
+                "type": kind,
+                "pattern": self._split_pattern("pre_tokenizer.pattern", part.get("pattern")),
+                "behavior": behavior,
+                "invert": self.flag("pre_tokenizer.invert", part.get("invert")),
+            }
         prefix = self.flag(
             "pre_tokenizer.add_prefix_space",
             part.get("add_prefix_space", True),
             default=kind == "Metaspace",
         )
         if kind == "ByteLevel":
-            self.one_of("pre_tokenizer.use_regex", part.get("use_regex", True), (True,))
-            rest = {"trim_offsets": True, "use_regex": True}
+            use_regex = self.flag("pre_tokenizer.use_regex", part.get("use_regex"), default=True)
+            rest = {"trim_offsets": True, "use_regex": use_regex}
             return {"type": kind, "add_prefix_space": prefix, **rest}
         self.one_of("pre_tokenizer.replacement", part.get("replacement"), (SPACE,))
         scheme = part.get("prepend_scheme", "always" if prefix else "never")
@@ -185,18 +215,23 @@ class Reading:
             "split": self.flag("pre_tokenizer.split", part.get("split"), default=True),
         }
 
-    def num_between(self, roles: tuple[str, ...]) -> int:
-        """Return separators between two texts; 1 where nothing puts special tokens into rows."""
+    @functools.cached_property
+    def pair(self) -> list[str]:
+        """Row of the texts A and B; empty where nothing puts special tokens into rows."""
         parts = self.parts("post_processor", "processors")
         makers = [part for part in parts if part.get("type") != "ByteLevel"]  # of offsets alone
-        if not makers:
-            return 1
+        return [name for maker in makers for name in self._pair(maker)]
+
+    def num_between(self, roles: tuple[str, ...]) -> int:
+        """Return separators between two texts; 1 where the file puts no separators into rows."""
+        made = self.pair
         cls, sep = roles[2:4]
         rows = {number: [cls, "A", *[sep] * number, "B", sep] for number in (1, 2)}
-        made = [name for maker in makers for name in self._pair(maker)]
         for number, row in rows.items():
             if made == row:
                 return number
+        if made in ([], ["A", "B"], [cls, "A", "B"], [cls, "A", cls, "B"]):
+            return 1
         return self.refuse(
             f"post_processor makes {' '.join(made)[:80]!r} of two texts A and B; "
             f"{' or '.join(repr(' '.join(row)) for row in rows.values()):.200} is needed"
@@ -250,7 +285,6 @@ class Reading:
             self.one_of(f"model.{name}", model.get(name) or "", ("",))
         if model.get("dropout") not in (None, 0):
             self.wrong("model.dropout", model["dropout"], "ids must not be random")
-        self.one_of("model.ignore_merges", model.get("ignore_merges") or False, (False,))
         tokens = self.vocab(model)
         known = set(tokens)
         listed = self.listing("model.merges", model.get("merges"), MAX_TOKENS)
@@ -271,7 +305,7 @@ class Reading:
 
     def vocab(self, model: Mapping[str, Any]) -> list[str]:
         """Return the tokens of an object from token to id, in the order of their ids."""
-        ids = self.mapping("model.vocab", model.get("vocab"))
+        ids = self._with_added(self.mapping("model.vocab", model.get("vocab")))
         if not 0 < len(ids) <= MAX_TOKENS:
             self.refuse(f"model.vocab has {len(ids):,} tokens; 1 to {MAX_TOKENS:,} are needed")
         tokens: list[Any] = [None] * len(ids)
@@ -287,6 +321,18 @@ class Reading:
                 )
             tokens[id] = token
         return tokens
+
+    def _with_added(self, vocab: dict[str, Any]) -> dict[str, Any]:
+        """Return the tokens of a vocabulary, with added tokens whose ids lie between theirs."""
+        taken = {id for id in vocab.values() if type(id) is int}
+        last, ids = max(taken, default=0), dict(vocab)
+        listed = self.whole.get("added_tokens")
+        for entry in listed if isinstance(listed, list) else ():
+            found = entry if isinstance(entry, dict) else {}
+            content, id = found.get("content"), found.get("id")
+            if isinstance(content, str) and type(id) is int and 0 <= id < last and id not in taken:
+                ids.setdefault(content, id)
+        return ids
 
     def added(self, listed: object, vocab: list[str]) -> tuple[AddedToken, ...]:
         """Return added tokens, those of the files beside included, in the order of their ids.

@@ -31,6 +31,7 @@ def tokenizer(arguments: argparse.Namespace) -> int:
     """Learn a vocabulary."""
     from bert_jax.corpus.build import iter_texts
     from bert_jax.corpus.documents import ReadOptions
+    from bert_jax.tokenization.bytelevel_training import train_bytelevel
     from bert_jax.tokenization.sentencepiece import train_sentencepiece
     from bert_jax.tokenization.tokenizer import Tokenizer
     from bert_jax.tokenization.wordpiece_training import train_wordpiece
@@ -54,6 +55,13 @@ def tokenizer(arguments: argparse.Namespace) -> int:
         tokenizer = train_wordpiece(
             texts, arguments.vocab_size, lowercase=not arguments.cased, progress=show, **given
         )
+    elif arguments.kind == "bytelevel":
+        for name in given.keys() - {"min_frequency"}:
+            raise UserError(
+                f"--{name.replace('_', '-')} does not belong to --kind bytelevel, which keeps all "
+                "characters, as bytes, and all accents"
+            )
+        tokenizer = train_bytelevel(texts, arguments.vocab_size, progress=show, **given)
     else:
         for name in given.keys() & set(options[1:]):
             raise UserError(

@@ -259,7 +259,7 @@ def changed(kind, path, value):
         ("bpe", ["normalizer"], {"type": "Sequence", "normalizers": [{}] * 17}, "at most 16"),
         ("bpe", ["normalizer"], [], "normalizer is a list of 0; an object"),
         ("bpe", ["model", "dropout"], 0.1, "dropout is 0.1; ids must not be random"),
-        ("bpe", ["model", "ignore_merges"], True, "ignore_merges is True"),
+        ("bpe", ["model", "ignore_merges"], 1, "ignore_merges is 1"),
         ("bpe", ["model", "end_of_word_suffix"], "</w>", "end_of_word_suffix is '</w>'"),
         ("bpe", ["model", "unk_token"], "<s>", "they must agree"),
         ("bpe", ["model", "vocab", "<s>"], 9, "model.vocab|two ids"),

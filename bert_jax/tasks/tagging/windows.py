@@ -95,8 +95,7 @@ def tag_windows(
             "would fall between two windows"
         )
     words = list(dict.fromkeys(word for each in examples for word in each.tokens))
-    texts = [tokenizer.word_prefix + word for word in words]
-    pieces = dict(zip(words, tokenizer.encode_batch(texts), strict=True))
+    pieces = dict(zip(words, tokenizer.encode_words(words), strict=True))
     unknown = np.array([tokenizer.special_ids.unk], np.int32)
     windows: list[TagWindow] = []
     long: list[TaggedExample] = []

@@ -1,0 +1,100 @@
+r"""Patterns that divide a text before BPE, and the check that a pattern takes linear time.
+
+The library matches by backtracking. A pattern is accepted in the form that published tokenizers
+have (GPT-2, Llama 3, GPT-4o): alternatives of characters, classes and short groups of characters,
+each repeated at most once, without anything repeated inside a repetition.
+
+One repetition `X+` of an alternative may be followed by what can fail, as in `\s+(?!\S)`. Its cost
+is the length of the run of X. Such an alternative needs a later one that takes the whole run and
+cannot fail after it, `\s+`, and all between them must begin with a repeated X. So each run is
+walked through a constant number of times.
+"""
+
+import re
+from typing import NamedTuple
+
+MAX_PATTERN = 1000
+"""Longest pattern, characters; GPT-4o's has 300."""
+_MAX_CHOICES = 3
+"""Most groups and optional or counted parts of an alternative; the cost is their product."""
+
+_SET = r"\\[pP]\{\^?\w{1,30}\}|\\[sSdDwWnrt]|\\[^\sA-Za-z0-9]"
+_CHARACTER = rf"(?:{_SET}|\[\^?(?:{_SET}|[^\\\[\]&])+\]|[^\\\[\](){{}}*+?|^$])"
+_TERM = re.compile(
+    rf"(?:(?P<group>\((?:\?i?:)?(?:{_CHARACTER}|\|)+\))(?P<maybe>\??)"
+    rf"|(?P<one>{_CHARACTER})(?P<repeat>[?*+]|\{{[0-9](?:,[0-9])?\}}|))(?![?*+{{])"
+)
+_LOOK = re.compile(rf"\(\?[!=]{_CHARACTER}\)")
+
+
+class _Term(NamedTuple):
+    """A part of an alternative."""
+
+    atom: str
+    required: bool
+    """Whether the alternative fails where this part does not match."""
+    unbounded: bool
+    has_choices: bool
+    """Whether the part is a group, or matches one of several bounded numbers of characters."""
+
+
+def takes_linear_time(pattern: str) -> bool:
+    """Whether all matches in a text are found in time proportional to the text's length."""
+    alternatives = _parse(pattern) if len(pattern) <= MAX_PATTERN else None
+    return alternatives is not None and all(
+        _is_bounded(alternatives, i) for i in range(len(alternatives))
+    )
+
+
+def _parse(pattern: str) -> list[list[_Term]] | None:
+    """Return the parts of each alternative; None where the pattern has another form."""
+    alternatives: list[list[_Term]] = [[]]
+    at = 0
+    while at < len(pattern):
+        if pattern[at] == "|":
+            alternatives.append([])
+            at += 1
+        elif look := _LOOK.match(pattern, at):
+            alternatives[-1].append(_Term(look[0], True, False, False))
+            at = look.end()
+        elif term := _TERM.match(pattern, at):
+            repeat = term["repeat"] if term["one"] else term["maybe"]
+            required = repeat not in ("?", "*") and not repeat.startswith("{0")
+            has_choices = not term["one"] or repeat == "?" or "," in repeat
+            atom = term["one"] or term["group"]
+            alternatives[-1].append(_Term(atom, required, repeat in ("*", "+"), has_choices))
+            at = term.end()
+        else:
+            return None
+    return alternatives
+
+
+def _is_bounded(alternatives: list[list[_Term]], number: int) -> bool:
+    """Whether one alternative keeps to the form that the module describes."""
+    terms = alternatives[number]
+    if all(_LOOK.match(term.atom) for term in terms if term.required):
+        return False  # matches nothing, and so everywhere
+    if sum(term.has_choices for term in terms) > _MAX_CHOICES:
+        return False
+    risky = [
+        term.atom
+        for i, term in enumerate(terms)
+        if term.unbounded and any(later.required for later in terms[i + 1 :])
+    ]
+    if len(risky) > 1:
+        return False
+    for atom in risky:
+        for later in alternatives[number + 1 :]:
+            if not _begins_with_run(later, atom):
+                return False
+            if sum(term.required for term in later) == 1:  # the run itself
+                break
+        else:
+            return False
+    return True
+
+
+def _begins_with_run(terms: list[_Term], atom: str) -> bool:
+    """Whether an alternative is optional parts, then a required run of an atom, then others."""
+    first = next((term for term in terms if term.required), None)
+    return first is not None and first.unbounded and first.atom == atom
