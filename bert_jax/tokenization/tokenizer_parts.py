@@ -305,7 +305,7 @@ class Reading:
 
     def vocab(self, model: Mapping[str, Any]) -> list[str]:
         """Return the tokens of an object from token to id, in the order of their ids."""
-        ids = self._with_added(self.mapping("model.vocab", model.get("vocab")))
+        ids = self.mapping("model.vocab", model.get("vocab"))
         if not 0 < len(ids) <= MAX_TOKENS:
             self.refuse(f"model.vocab has {len(ids):,} tokens; 1 to {MAX_TOKENS:,} are needed")
         tokens: list[Any] = [None] * len(ids)
@@ -321,18 +321,6 @@ class Reading:
                 )
             tokens[id] = token
         return tokens
-
-    def _with_added(self, vocab: dict[str, Any]) -> dict[str, Any]:
-        """Return the tokens of a vocabulary, with added tokens whose ids lie between theirs."""
-        taken = {id for id in vocab.values() if type(id) is int}
-        last, ids = max(taken, default=0), dict(vocab)
-        listed = self.whole.get("added_tokens")
-        for entry in listed if isinstance(listed, list) else ():
-            found = entry if isinstance(entry, dict) else {}
-            content, id = found.get("content"), found.get("id")
-            if isinstance(content, str) and type(id) is int and 0 <= id < last and id not in taken:
-                ids.setdefault(content, id)
-        return ids
 
     def added(self, listed: object, vocab: list[str]) -> tuple[AddedToken, ...]:
         """Return added tokens, those of the files beside included, in the order of their ids.
