@@ -13,6 +13,7 @@ from bert_jax.tasks.rows import NO_LABEL
 from bert_jax.tasks.tagging.schemes import convert, tag_labels
 from bert_jax.tasks.tagging.sources import read_columns, read_wikiann
 from bert_jax.tasks.tagging.windows import tag_windows
+from bert_jax.tokenization.bytelevel_training import train_bytelevel
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -39,6 +40,18 @@ def test_label_on_the_first_sub_word():
     assert window.words.tolist() == [-1, 0, -1, -1, 1, 2, -1, -1]
     assert {window.ids.dtype, window.labels.dtype, window.words.dtype} == {np.dtype(np.int32)}
     assert (found.sentence_words, found.warnings) == ((3,), ())
+
+
+def test_words_of_a_byte_level_tokenizer_have_a_space_before_them():
+    tokenizer = train_bytelevel(["The dog, (the dog) sleeps. The dog sleeps."] * 2, 300)
+    words = ["The", "dog", "(", "sleeps", ".", "(dog"]
+    found = tag_windows([example(words, ["O", "B-X", "O", "O", "O", "I-X"])], tokenizer, LABELS)
+    (window,) = found.windows
+    inside = tokenizer.encode(" " + " ".join(words)).ids
+    assert window.ids[1:-1].tolist() == inside.tolist()
+    firsts = [tokenizer.id_to_token(id)[0] for id in window.ids[window.words >= 0]]
+    assert firsts == ["Ġ"] * len(words)
+    assert window.labels[window.words >= 0].tolist() == [0, 1, 0, 0, 0, 2]
 
 
 def test_windows_by_hand():
