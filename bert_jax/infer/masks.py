@@ -1,11 +1,17 @@
 """Masks in texts, and what fills them as readers see it."""
 
+from __future__ import annotations
+
 import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bert_jax.tokenization.tokenizer import Encoding, Id, Tokenizer
 from bert_jax.tokenization.wordpiece import CONTINUATION
+
+if TYPE_CHECKING:
+    from bert_jax.tokenization.tokenizer_json import Pipeline
 
 MASK = "[MASK]"
 
@@ -71,8 +77,7 @@ def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> st
     """
     before, after = text[: span[0]], text[span[1] :]
     token = token_text(id, tokenizer)
-    keeps_blank = _is_byte_level(tokenizer) and not tokenizer.mask_strips_space
-    if token.startswith(" ") or (tokenizer.continues_word[id] and not keeps_blank):
+    if token.startswith(" ") or (tokenizer.continues_word[id] and not _keeps_blank(tokenizer)):
         before = before.rstrip()
     if tokenizer.kind == "wordpiece" and tokenizer.continues_word[id]:
         token = token.removeprefix(CONTINUATION)
@@ -80,8 +85,21 @@ def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> st
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    if tokenizer.kind != "fast":
+    pipeline = _pipeline(tokenizer)
+    return pipeline is not None and pipeline.kind == "byte_level_bpe"
+
+
+def _keeps_blank(tokenizer: Tokenizer) -> bool:
+    """Whether the blank before a mask is a token: in byte-level BPE, and in Gemma's pieces."""
+    pipeline = _pipeline(tokenizer)
+    if pipeline is None or tokenizer.mask_strips_space:
         return False
+    return pipeline.marker["type"] in ("ByteLevel", "Replace")
+
+
+def _pipeline(tokenizer: Tokenizer) -> Pipeline | None:
+    if tokenizer.kind != "fast":
+        return None
     from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 
-    return isinstance(tokenizer, FastTokenizer) and tokenizer.pipeline.kind == "byte_level_bpe"
+    return tokenizer.pipeline if isinstance(tokenizer, FastTokenizer) else None

@@ -155,6 +155,17 @@ def test_masks_in_text_take_the_space_before_them(made, libraries):
     assert filled(text, (10, 16), froze[0], modern) == "The river f."
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_continues_a_word_joins_what_the_ids_join(made, kind):
+    tokenizer, mask = made[kind], ROLES[kind][4]
+    text = f"The river {mask} early."
+    at = (10, 10 + len(mask))
+    ids = encode_masked(text, tokenizer).ids
+    id = tokenizer.token_to_id("e")
+    spelled = tokenizer.decode(np.where(ids == tokenizer.special_ids.mask, id, ids))
+    assert filled(text, at, id, tokenizer) == spelled
+
+
 def without_names(directory, **config):
     """Leave nothing but `tokenizer.json` and a model's configuration."""
     (directory / "tokenizer_config.json").unlink()
