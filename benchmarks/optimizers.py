@@ -27,7 +27,7 @@ from bert_jax.demo import HELDOUT_RATE, VOCAB_SIZE
 from bert_jax.parallel.sharding import make_mesh, place_batch
 from bert_jax.tokenization.wordpiece_training import train_wordpiece
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import open_corpus, step_config
+from bert_jax.training.corpus import evaluation_config, open_corpus, step_config
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.state import init_state
@@ -80,7 +80,7 @@ def run(trial: Trial, directory: Path) -> dict[str, float]:
     mesh, step = make_mesh(config.mesh), step_config(config, corpus)
     stream = ExampleStream(corpus.train, config.data, config.phases, config.seed)
     assert corpus.heldout is not None
-    held_out = HeldOut(config, corpus.heldout, step, mesh)
+    held_out = HeldOut(config, corpus.heldout, [evaluation_config(config, corpus, 0)], mesh)
     train_step = make_train_step(step, mesh)
     state = init_state(step, mesh, jax.random.key(config.seed))
     began = 0.0

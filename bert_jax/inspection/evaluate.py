@@ -53,7 +53,7 @@ def evaluate_run(
     phase = config.phases[-1]
     batch_size = -(-min(phase.batch_size, 256) // mesh.size) * mesh.size
     rows = EvalBatches(stores.heldout, config.data, phase.length, batch_size, max_rows=max_rows)
-    settings = step_config(config, stores)
+    settings = step_config(config.for_evaluation(), stores)
     params = jax.device_put(restored.state, state_shardings(settings, mesh).params)
     eval_step = make_eval_step(settings, mesh, EVAL_SEED)
     metrics = evaluate(settings.objective, eval_step, params, rows, mesh)

@@ -49,8 +49,9 @@ def replay_batch(
             f"--step is {step}; the run has batches 0 to {config.training.num_steps - 1}"
         )
     config = config.with_vocabulary(store.vocab_size)
-    batch = ExampleStream(store, config.data, config.phases, config.seed).batch(step)
-    objective = step_config(config, stores).objective
+    stream = ExampleStream(store, config.data, config.phases, config.seed)
+    batch = stream.batch(step)
+    objective = step_config(config, stores, stream.phase_of(step)).objective
     shown = objective.shown(objective.prepare(jax.tree.map(jnp.asarray, batch), config.seed))
     assert store.path is not None  # from `open_corpus`
     tokenizer = load_tokenizer(store.path / "tokenizer")

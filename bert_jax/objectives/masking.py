@@ -35,7 +35,9 @@ class MaskingConfig:
     """How tokens are chosen and replaced."""
 
     rate: float = 0.15
-    """Share of a row's tokens that are predicted."""
+    """Share of a row's tokens that are predicted in training."""
+    eval_rate: float = 0.15
+    """Share of a row's tokens that are predicted in evaluations, whatever training masks."""
     max_predictions: int | None = None
     """P, positions a row at most. None: rate * L, rounded up to a multiple of 4."""
     mask_rate: float = 0.8
@@ -47,8 +49,11 @@ class MaskingConfig:
 
     def __post_init__(self) -> None:
         """Refuse rates that are not shares."""
-        if not 0 < self.rate <= 1:
-            raise UserError(f"masking.rate is {self.rate}; it must be above 0 and at most 1")
+        for name in ("rate", "eval_rate"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UserError(
+                    f"masking.{name} is {getattr(self, name)}; it must be above 0 and at most 1"
+                )
         for name in ("mask_rate", "random_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"masking.{name} is {getattr(self, name)}; it must be in [0, 1]")

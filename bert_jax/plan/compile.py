@@ -141,7 +141,7 @@ class Plan:
     @property
     def flops(self) -> int:
         """Model FLOPs of a step, all rows."""
-        return self.rows * row_flops(self.config, self.length)
+        return self.rows * row_flops(self.config, self.phase)
 
     @property
     def mfu(self) -> float | None:
@@ -202,7 +202,7 @@ def compile_step(
     check_batch_size(
         shape.batch_size, mesh, config.training.accumulation, f"training.phases[{phase}].batch_size"
     )
-    settings = _planned_step(config)
+    settings = _planned_step(config, phase)
     state = abstract_state(settings, mesh)
     rows, length = shape.batch_size, shape.length
     batch = {  # as `data/pipeline.py` delivers it
@@ -269,21 +269,21 @@ def usable_bytes(topology: Topology) -> int:
     return int(topology.chip.hbm_bytes / topology.chip.devices_per_chip * 15.75 / 16)
 
 
-def row_flops(config: PretrainConfig, length: int) -> int:
-    """Count the operations of one row of `length` tokens in a training step."""
-    return objective_of(config).flops(length)
+def row_flops(config: PretrainConfig, phase: int) -> int:
+    """Count the operations of one row of a phase in a training step."""
+    return objective_of(config, phase).flops(config.training.phases[phase].length)
 
 
-def _planned_step(config: PretrainConfig) -> Any:
+def _planned_step(config: PretrainConfig, phase: int) -> Any:
     if config.model.dtype == "auto":  # would ask for the default backend, which is the CPU here
         model = dataclasses.replace(config.model, dtype="bfloat16")
         config = dataclasses.replace(config, model=model)
     if config.data.corpus and Path(config.data.corpus).exists():
-        return step_config(config, open_corpus(config.data.corpus))
+        return step_config(config, open_corpus(config.data.corpus), phase)
     vocab_size = config.model.vocab_size
     special = (0, 100, 101, 102, 103) if vocab_size > 103 else (0, 1, 2, 3, 4)
     continues_word = np.zeros(vocab_size, bool) if config.masking.whole_word else None
-    return settings_of(config, SpecialIds(*special), continues_word)
+    return settings_of(config.of_phase(phase), SpecialIds(*special), continues_word)
 
 
 def _bytes_per_device(tree: Any) -> int:

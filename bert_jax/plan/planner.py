@@ -109,7 +109,7 @@ class Planner:
 
     def mfu(self, rows: int, seconds: float) -> float:
         """MFU of a step of so many global rows."""
-        flops = row_flops(self.config, self.length) * rows
+        flops = row_flops(self.config, self.phase) * rows
         return flops / (seconds * self.topology.bf16_flops)
 
     def rows_per_chip(self, settings: Settings, rows_per_shard: int) -> float:

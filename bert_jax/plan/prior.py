@@ -48,11 +48,11 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     layer = token_bytes * width
     # While one layer is computed again, all of it is there.
     once = 0.0 if settings.remat == "none" else token_bytes * (10 + 16 / settings.tensor)
-    masked = config.masking.num_predictions(length)
+    masked = config.of_phase(phase).masking.num_predictions(length)
     head = 8 * masked * model.padded_vocab_size / settings.tensor
     peak = states + rows * (layer * model.num_layers + once + head)
 
-    flops = settings.rows * row_flops(config, length) / devices
+    flops = settings.rows * row_flops(config, phase) / devices
     tokens = max(rows * length, 1.0)
     narrow = 1 + 256 / tokens  # few rows a device: products with a short side
     compute = (

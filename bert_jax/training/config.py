@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bert_jax.checkpoint import Retention
 from bert_jax.config.mapping import check_values
@@ -58,7 +58,10 @@ class PretrainModelConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """A stretch of training with rows of one length; BERT spends 90% of its steps at 128."""
+    """A stretch of training with rows of one length; BERT spends 90% of its steps at 128.
+
+    Fields that are not set take the run's values.
+    """
 
     length: int = 128
     """Tokens per row, special tokens included."""
@@ -66,15 +69,23 @@ class PhaseConfig:
     """Rows per step, over all devices and micro-batches."""
     share: float = 1.0
     """Share of the run's steps; the shares of all phases sum to 1."""
+    masking_rate: float | None = None
+    """Share of a row's tokens that are predicted; None: `masking.rate`."""
 
-    def __post_init__(self) -> None:
-        """Refuse a phase that trains nothing."""
+    def check(self, number: int) -> None:
+        """Refuse values that train nothing; `number` is that of the phase, from 0.
+
+        Raises:
+            UserError: Names the phase and the field.
+        """
+        masking = self.masking_rate
         check_values(
-            "training.phases",
+            f"training.phases[{number}]",
             self,
             length=(self.length >= 8, "at least 8"),
             batch_size=(self.batch_size >= 1, "at least 1"),
             share=(0 < self.share <= 1, "in (0, 1]"),
+            masking_rate=(masking is None or 0 < masking <= 1, "above 0 and at most 1, or None"),
         )
 
 
@@ -111,6 +122,8 @@ class TrainingConfig:
         )
         if not self.phases:
             raise UserError("training.phases is empty; name at least one phase")
+        for number, phase in enumerate(self.phases):
+            phase.check(number)
         total = sum(phase.share for phase in self.phases)
         if abs(total - 1) > 1e-6:
             raise UserError(f"training.phases: the shares sum to {total:g}; they must sum to 1")
@@ -228,6 +241,26 @@ class PretrainConfig:
             for phase, steps in zip(self.training.phases, self.training.phase_steps, strict=True)
         )
 
+    def of_phase(self, number: int) -> "PretrainConfig":
+        """Return this configuration with the masking rate of a phase as the run's.
+
+        No phase of the result has a masking rate of its own.
+        """
+        rate = self.training.phases[number].masking_rate
+        return self._masking_at(self.masking.rate if rate is None else rate)
+
+    def for_evaluation(self) -> "PretrainConfig":
+        """Return this configuration with the masking rate of evaluations, in all phases."""
+        return self._masking_at(self.masking.eval_rate)
+
+    def _masking_at(self, rate: float) -> "PretrainConfig":
+        phases = tuple(replace(phase, masking_rate=None) for phase in self.training.phases)
+        return replace(
+            self,
+            masking=replace(self.masking, rate=rate),
+            training=replace(self.training, phases=phases),
+        )
+
     @property
     def has_pairs(self) -> bool:
         """Whether rows are pairs of sentences."""
@@ -242,7 +275,7 @@ class PretrainConfig:
     def retention(self) -> CheckpointConfig:
         """Retention with the metric that ranks checkpoints."""
         named = self.checkpoint.best_metric or f"eval/{self.metrics[0].name}"
-        return dataclasses.replace(self.checkpoint, best_metric=named)
+        return replace(self.checkpoint, best_metric=named)
 
     @property
     def warmup_steps(self) -> int:
@@ -260,6 +293,4 @@ class PretrainConfig:
                 f"model.vocab_size is {self.model.vocab_size}, but the tokenizer of the corpus has "
                 f"{vocab_size} tokens. Leave model.vocab_size at 0 to take it from the corpus"
             )
-        return dataclasses.replace(
-            self, model=dataclasses.replace(self.model, vocab_size=vocab_size)
-        )
+        return replace(self, model=replace(self.model, vocab_size=vocab_size))

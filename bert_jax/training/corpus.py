@@ -61,8 +61,9 @@ def open_corpus(path: str) -> Corpus:
     return Corpus(train, heldout)
 
 
-def step_config(config: PretrainConfig, corpus: Corpus) -> StepConfig:
-    """Return the settings of the train and evaluation steps of a run."""
+def step_config(config: PretrainConfig, corpus: Corpus, phase: int = 0) -> StepConfig:
+    """Return the settings of the train step of a phase."""
+    config = config.of_phase(phase)
     store = corpus.train
     continues_word = None
     if config.masking.whole_word:
@@ -72,9 +73,14 @@ def step_config(config: PretrainConfig, corpus: Corpus) -> StepConfig:
     return settings_of(config, store.special_ids, continues_word, store.unigram_entropy)
 
 
-def objective_of(config: PretrainConfig) -> Objective:
-    """Make the objective of a run without its corpus, for the sizes."""
-    return settings_of(config, SpecialIds(*range(5))).objective
+def evaluation_config(config: PretrainConfig, corpus: Corpus, phase: int) -> StepConfig:
+    """Return the settings of the evaluation step for parameters that a phase has trained."""
+    return step_config(config.of_phase(phase).for_evaluation(), corpus)
+
+
+def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
+    """Make the objective of a phase without its corpus, for the sizes."""
+    return settings_of(config.of_phase(phase), SpecialIds(*range(5))).objective
 
 
 def settings_of(

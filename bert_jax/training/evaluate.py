@@ -1,7 +1,7 @@
 """Evaluation on held-out rows: exact sums, fixed corruption, no dropout."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from bert_jax.objectives.objective import Batch, Forward, Objective, evaluated
 from bert_jax.parallel.in_flight import in_flight
 from bert_jax.parallel.sharding import data_shard, place_batch
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.state import StepConfig
+from bert_jax.training.state import StepConfig, made_once
 from bert_jax.training.step import make_eval_step
 
 EVAL_SEED = 20181011
@@ -62,15 +62,25 @@ class HeldOut:
     """The held-out rows of a run, for each of its phases."""
 
     def __init__(
-        self, config: PretrainConfig, store: TokenStore, step_config: StepConfig, mesh: Mesh
+        self,
+        config: PretrainConfig,
+        store: TokenStore,
+        settings: Sequence[StepConfig],
+        mesh: Mesh,
     ):
         """Plan the rows.
+
+        Args:
+            config: Configuration of the run.
+            store: Held-out text.
+            settings: Settings of the evaluation step of each phase.
+            mesh: Mesh of the run.
 
         Raises:
             UserError: The store is too small for a row.
         """
-        self._objective, self._mesh = step_config.objective, mesh
-        self._step = make_eval_step(step_config, mesh, EVAL_SEED)
+        self._settings, self._mesh = settings, mesh
+        self._steps = made_once(settings, lambda each: make_eval_step(each, mesh, EVAL_SEED))
         index, count = data_shard(mesh)
         try:
             self._batches = [
@@ -95,5 +105,5 @@ class HeldOut:
         self, params: Any, phase: int, *, alive: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
         """Evaluate on the rows of a phase."""
-        batches = self._batches[phase]
-        return evaluate(self._objective, self._step, params, batches, self._mesh, alive=alive)
+        step, objective = self._steps[phase], self._settings[phase].objective
+        return evaluate(objective, step, params, self._batches[phase], self._mesh, alive=alive)

@@ -4,8 +4,9 @@ Several trials (runs of one shape that differ in seed and learning rate) train a
 states lie on axis 0 of every array, which the mesh axis `trial` splits.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from bert_jax.parallel.sharding import (
 )
 from bert_jax.training.guard import GuardConfig, GuardState, fresh_guard
 from bert_jax.training.optim import OptimizerConfig, make_optimizer
+
+Compiled = TypeVar("Compiled")
 
 
 class TrainState(NamedTuple):
@@ -54,6 +57,17 @@ class StepConfig:
     def __post_init__(self) -> None:
         """Refuse a step of no micro-batches."""
         check_values("training", self, accumulation=(self.accumulation >= 1, "at least 1"))
+
+
+def made_once(
+    settings: Sequence[StepConfig], make: Callable[[StepConfig], Compiled]
+) -> list[Compiled]:
+    """Make something of each of the settings; equal settings share it, and its compilation."""
+    made: dict[StepConfig, Compiled] = {}
+    for each in settings:
+        if each not in made:
+            made[each] = make(each)
+    return [made[each] for each in settings]
 
 
 def optimizer_of(config: StepConfig) -> Any:

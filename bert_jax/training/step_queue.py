@@ -34,18 +34,22 @@ class StepQueue:
             read: Function of the updates made, the operations and the metrics of the last step, and
                 the state after it or after the step dispatched since.
         """
-        self._step, self._objective = step, objective
         self._session, self._read = session, read
-        self._compiled: set[tuple[int, ...]] = set()
+        self._compiled: set[tuple[int, tuple[int, ...]]] = set()
         self._unread: tuple[int, int, Any] | None = None
+        self.switch(step, objective)
+
+    def switch(self, step: Callable[..., tuple[Any, Any]], objective: Objective) -> None:
+        """Take another step, and its objective, from the next dispatch on."""
+        self._step, self._objective = step, objective
 
     def dispatch(self, number: int, state: Any, batch: Any, *settings: Any) -> Any:
         """Dispatch the step that makes update `number`, and read the metrics of the one before."""
         shape = batch["tokens"].shape
-        is_new = shape not in self._compiled
+        is_new = (id(self._step), shape) not in self._compiled
         if is_new:
             self.flush(state)
-            self._compiled.add(shape)
+            self._compiled.add((id(self._step), shape))
         with self._session.clock.spend("compile") if is_new else contextlib.nullcontext():
             state, metrics = self._step(state, batch, *settings)
         if is_new:

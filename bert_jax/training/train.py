@@ -30,11 +30,11 @@ from bert_jax.training.bad_step import (
 )
 from bert_jax.training.baseline import DivergedError, LossMonitor
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import Corpus, open_corpus, step_config
+from bert_jax.training.corpus import Corpus, evaluation_config, open_corpus, step_config
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.guard import GUARD_METRICS
 from bert_jax.training.initial_model import initial_params, resolve_init, starting_line
-from bert_jax.training.state import abstract_state, init_state
+from bert_jax.training.state import abstract_state, init_state, made_once
 from bert_jax.training.step import make_train_step
 from bert_jax.training.step_queue import StepQueue
 from bert_jax.training.summary import TrainResult, closing_lines, summary
@@ -108,18 +108,25 @@ class _Run:
                 where=f"training.phases[{number}].batch_size",
             )  # fmt: skip
         self.shard = data_shard(self.mesh)
-        self.step_config = step_config(config, corpus)
+        numbers = range(len(config.phases))
+        self.settings = [step_config(config, corpus, number) for number in numbers]
+        """Settings of the train step of each phase."""
+        self.step_config = self.settings[0]
+        """Settings for what all phases share: the arrays of the state, and the metrics."""
         self.objective = self.step_config.objective
         self.watched = self.objective.metrics[0].name
         self.abstract = abstract_state(self.step_config, self.mesh)
         self.stream = ExampleStream(store, config.data, config.phases, config.seed)
-        for number in range(len(config.phases)):
+        for number in numbers:
             self.stream.plan(number)
-        self.train_step = make_train_step(self.step_config, self.mesh)
-        self.queue = StepQueue(self.train_step, self.objective, self.session, self._read_metrics)
+        self.train_steps = made_once(self.settings, partial(make_train_step, mesh=self.mesh))
+        self.queue = StepQueue(
+            self.train_steps[0], self.objective, self.session, self._read_metrics
+        )
         self.held_out = None
         if corpus.heldout is not None:
-            self.held_out = HeldOut(config, corpus.heldout, self.step_config, self.mesh)
+            evaluations = [evaluation_config(config, corpus, number) for number in numbers]
+            self.held_out = HeldOut(config, corpus.heldout, evaluations, self.mesh)
         self.monitor = LossMonitor.of(store, config, self.objective)
         self.means = RunningMeans()
         self.train_metrics: dict[str, float] = {}
@@ -211,6 +218,8 @@ class _Run:
             while step < training.num_steps and not stop.due(step):
                 with self.clock.spend("input"):
                     batch = place_batch(next(batches), self.mesh)
+                phase = self.stream.phase_of(step)
+                self.queue.switch(self.train_steps[phase], self.settings[phase].objective)
                 step += 1
                 state = self.queue.dispatch(step, state, batch)
                 if self._evaluation_due(step):
@@ -257,7 +266,8 @@ class _Run:
         error, look = None, f"bert-jax replay {self.directory} --step {bad.batch}"
         if bad.halted:
             batch = place_batch(self.stream.batch(bad.batch, *self.shard), self.mesh)
-            comparison = compute_again(self.train_step, state, batch, bad.metrics)
+            train_step = self.train_steps[self.stream.phase_of(bad.batch)]
+            comparison = compute_again(train_step, state, batch, bad.metrics)
             saved = self.last_saved
             where = "" if saved is None else f"{self.directory}/checkpoints/{saved}"
             error = BadStepError(bad, comparison, where, look)
