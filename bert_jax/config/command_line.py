@@ -257,9 +257,10 @@ def _value(hint: Any, text: str) -> Any:
         return None if text == "None" else _value(kinds[0], text)
     if typing.get_origin(hint) is tuple:
         if text[:1] in _QUOTED:
-            with contextlib.suppress(ValueError, SyntaxError):
-                found = ast.literal_eval(text)
-                return found if isinstance(found, list | tuple) else [found]
+            for read in (json.loads, ast.literal_eval):  # null as listed, None as in Python
+                with contextlib.suppress(ValueError, SyntaxError):
+                    found = read(text)
+                    return found if isinstance(found, list | tuple) else [found]
         return [_value(kinds[0], part.strip()) for part in text.split(",") if part.strip()]
     if hint is bool:
         return _BOOLEANS.get(text.lower(), text)

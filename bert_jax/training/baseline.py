@@ -164,16 +164,20 @@ class LossMonitor:
         if self.lowest_at < self.config.checkpoint.save_every_steps:
             kept = "no checkpoint was due before"
         return (
-            f"{text}; {kept}. Most often the learning rate, {self.config.optimizer.learning_rate:g}"
-            ", is too high or the warm-up too short; docs/pretraining.md says how to go back"
+            f"{text}; {kept}. Most often the learning rate, {self._peak_rate(step):g}, is too high "
+            "or the warm-up too short; docs/pretraining.md says how to go back"
         )
 
+    def _peak_rate(self, step: int) -> float:
+        """Return the peak of the learning rate in the phase that made update `step`."""
+        return self.config.peak_rate(self.config.training.phase_of(step - 1))
+
     def _explanation(self, step: int) -> str:
-        training, optimizer = self.config.training, self.config.optimizer
+        training = self.config.training
         warmup = self.config.warmup_steps
-        phase = training.phases[0]
+        phase = training.phases[training.phase_of(step - 1)]
         tokens = phase.batch_size * phase.length
-        rate = optimizer.learning_rate
+        rate = self._peak_rate(step)
         above = self.smoothed > self.baseline + _FAR_ABOVE
         met = "the model predicts how frequent each token is and has learnt nothing from context"
         causes = [f"the learning rate, {rate:g}, is too high (try {_two_digits(rate / 3)})"]

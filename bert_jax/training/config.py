@@ -1,8 +1,10 @@
 """The configuration of a pretraining run: one frozen value, built strictly from a nested dict."""
 
+import bisect
 import dataclasses
 import itertools
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from bert_jax.checkpoint import Retention
 from bert_jax.config.mapping import check_values
@@ -14,7 +16,7 @@ from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Metric
 from bert_jax.parallel.sharding import MeshConfig
 from bert_jax.training.guard import GuardConfig
-from bert_jax.training.optim import OptimizerConfig, learning_rate_schedule
+from bert_jax.training.optim import OptimizerConfig, PhaseRate, learning_rate_schedule
 
 FREE_FIELDS = (
     "checkpoint",
@@ -71,6 +73,13 @@ class PhaseConfig:
     """Share of the run's steps; the shares of all phases sum to 1."""
     masking_rate: float | None = None
     """Share of a row's tokens that are predicted; None: `masking.rate`."""
+    learning_rate: float | None = None
+    """Peak of the learning rate; None: `optimizer.learning_rate`."""
+    decay: Literal["", "constant", "linear", "cosine", "one_minus_sqrt"] = ""
+    """Shape of the learning rate from the first to the last step of the phase; empty: the run's
+    schedule goes on. The warm-up is the run's."""
+    end_rate: float | None = None
+    """Learning rate at the end of `decay`; None: `optimizer.end_share` of the phase's peak."""
 
     def check(self, number: int) -> None:
         """Refuse values that train nothing; `number` is that of the phase, from 0.
@@ -78,7 +87,7 @@ class PhaseConfig:
         Raises:
             UserError: Names the phase and the field.
         """
-        masking = self.masking_rate
+        masking, peak, end = self.masking_rate, self.learning_rate, self.end_rate
         check_values(
             f"training.phases[{number}]",
             self,
@@ -86,7 +95,14 @@ class PhaseConfig:
             batch_size=(self.batch_size >= 1, "at least 1"),
             share=(0 < self.share <= 1, "in (0, 1]"),
             masking_rate=(masking is None or 0 < masking <= 1, "above 0 and at most 1, or None"),
+            learning_rate=(peak is None or peak > 0, "positive, or None"),
+            end_rate=(end is None or end >= 0, "at least 0, or None"),
         )
+        if end is not None and self.decay in ("", "constant"):
+            raise UserError(
+                f"training.phases[{number}].end_rate is {end:g}, but the phase's decay is "
+                f"{self.decay!r}, which has no end; expected linear, cosine or one_minus_sqrt"
+            )
 
 
 @dataclass(frozen=True)
@@ -155,6 +171,10 @@ class TrainingConfig:
         """Numbers of the first batches of the phases after the first."""
         return tuple(itertools.accumulate(self.phase_steps))[:-1]
 
+    def phase_of(self, step: int) -> int:
+        """Return the number of the phase that holds a batch."""
+        return bisect.bisect_right(self.phase_starts, step)
+
 
 @dataclass(frozen=True)
 class CheckpointConfig(Retention):
@@ -211,9 +231,19 @@ class PretrainConfig:
                 "data.pairing 'none'"
             )
         self._check_best()
+        self._check_rates()
         learning_rate_schedule(self.optimizer, self.training.num_steps)  # refuses its own errors
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}; it must be in [0, 2**32)")
+
+    def _check_rates(self) -> None:
+        for number, phase in enumerate(self.training.phases):
+            peak = self.peak_rate(number)
+            if phase.end_rate is not None and phase.end_rate > peak:
+                raise UserError(
+                    f"training.phases[{number}].end_rate is {phase.end_rate:g}; it must be at most "
+                    f"the peak of the phase, {peak:g}"
+                )
 
     def _check_best(self) -> None:
         checkpoint, every = self.checkpoint, self.training.eval_every_steps
@@ -248,6 +278,22 @@ class PretrainConfig:
         """
         rate = self.training.phases[number].masking_rate
         return self._masking_at(self.masking.rate if rate is None else rate)
+
+    def peak_rate(self, number: int) -> float:
+        """Return the peak of the learning rate in a phase."""
+        own = self.training.phases[number].learning_rate
+        return self.optimizer.learning_rate if own is None else own
+
+    def phase_rate(self, number: int) -> PhaseRate | None:
+        """Return the learning rate of a phase; None where the phase has the run's."""
+        phase, peak = self.training.phases[number], self.peak_rate(number)
+        if phase.learning_rate is None and not phase.decay:
+            return None
+        if not phase.decay:
+            return PhaseRate(peak)
+        end = self.optimizer.end_share * peak if phase.end_rate is None else phase.end_rate
+        start = (0, *self.training.phase_starts)[number]
+        return PhaseRate(peak, phase.decay, end, start, self.training.phase_steps[number])
 
     def for_evaluation(self) -> "PretrainConfig":
         """Return this configuration with the masking rate of evaluations, in all phases."""

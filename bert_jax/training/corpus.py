@@ -1,5 +1,6 @@
 """The token stores of a run, and the step that they determine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,19 +64,21 @@ def open_corpus(path: str) -> Corpus:
 
 def step_config(config: PretrainConfig, corpus: Corpus, phase: int = 0) -> StepConfig:
     """Return the settings of the train step of a phase."""
-    config = config.of_phase(phase)
+    rate, config = config.phase_rate(phase), config.of_phase(phase)
     store = corpus.train
     continues_word = None
     if config.masking.whole_word:
         if store.path is None:
             raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
         continues_word = load_tokenizer(store.path / "tokenizer").continues_word
-    return settings_of(config, store.special_ids, continues_word, store.unigram_entropy)
+    settings = settings_of(config, store.special_ids, continues_word, store.unigram_entropy)
+    return replace(settings, rate=rate)
 
 
 def evaluation_config(config: PretrainConfig, corpus: Corpus, phase: int) -> StepConfig:
     """Return the settings of the evaluation step for parameters that a phase has trained."""
-    return step_config(config.of_phase(phase).for_evaluation(), corpus)
+    config = config.of_phase(phase).for_evaluation()
+    return replace(step_config(config, corpus), rate=None)  # no step is made
 
 
 def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:

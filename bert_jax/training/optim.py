@@ -125,13 +125,35 @@ class OptimizerConfig:
         return round(self.warmup_rate * num_steps)
 
 
+@dataclass(frozen=True)
+class PhaseRate:
+    """Learning rate of a phase that has its own; the warm-up stays the run's."""
+
+    peak: float
+    """Learning rate in the place of `OptimizerConfig.learning_rate`."""
+    decay: str = ""
+    """Shape of the decay from the first to the last step of the phase, an entry of `SCHEDULES`;
+    empty: the run's schedule goes on."""
+    end: float = 0.0
+    """Learning rate at the end of `decay`."""
+    start: int = 0
+    """Number of the phase's first step."""
+    num_steps: int = 0
+    """Steps of the phase."""
+
+
 def learning_rate_schedule(
-    config: OptimizerConfig, num_steps: int
+    config: OptimizerConfig, num_steps: int, phase: PhaseRate | None = None
 ) -> Callable[[Int[Array, "*steps"] | int], Float[Array, "*steps"]]:
     """Build the learning rate of update number `step` (0-based) out of `num_steps`.
 
     Rises linearly: the first update has 1 / warmup_steps of the peak, not zero, and update
     warmup_steps - 1 has the peak. Then decays; the last update is one step short of zero.
+
+    Args:
+        config: Peak, warm-up and shape.
+        num_steps: Steps of the run.
+        phase: Learning rate of the phase for whose steps the result is; None: the run's.
 
     Raises:
         UserError: the warm-up is longer than the training.
@@ -143,27 +165,35 @@ def learning_rate_schedule(
             "would never be reached: 1 to 10% of the steps is usual"
         )
 
+    peak = config.learning_rate if phase is None else phase.peak
+    shape, decay_share, end_share = SCHEDULES[config.schedule], config.decay_share, config.end_share
+    begin, end = warmup, num_steps
+    if phase is not None and phase.decay:
+        shape, decay_share, end_share = SCHEDULES[phase.decay], 1.0, phase.end / peak
+        begin, end = max(phase.start, warmup), phase.start + phase.num_steps
+
     def rate(step: Int[Array, "*steps"] | int) -> Float[Array, "*steps"]:
         done = jnp.asarray(step, jnp.float32)
         rise = (done + 1) / max(warmup, 1)
-        left = jnp.clip((num_steps - done) / max(num_steps - warmup, 1), 0.0, 1.0)
-        shape = SCHEDULES[config.schedule](left, config.decay_share)
-        decayed = config.end_share + (1 - config.end_share) * shape
-        return config.learning_rate * jnp.where(done < warmup, rise, decayed)
+        left = jnp.clip((end - done) / max(end - begin, 1), 0.0, 1.0)
+        decayed = end_share + (1 - end_share) * shape(left, decay_share)
+        return peak * jnp.where(done < warmup, rise, decayed)
 
     return rate
 
 
 def make_optimizer(
-    config: OptimizerConfig, num_steps: int, logical_axes: Any
+    config: OptimizerConfig, num_steps: int, logical_axes: Any, phase: PhaseRate | None = None
 ) -> optax.GradientTransformation:
     """Build the optimizer that `config.name` names, clipped and scheduled over `num_steps`.
+
+    Its state is the same for every `phase`.
 
     `update` takes the averaged gradient of the whole batch, clips it by its global norm, makes the
     optimizer's own step with weight decay, and multiplies it by the learning rate. In
     `logical_axes`, a tree like the parameters of tuples of axis names, "layers" marks a stack.
     """
-    rate = learning_rate_schedule(config, num_steps)
+    rate = learning_rate_schedule(config, num_steps, phase)
     optimizer = OPTIMIZERS[config.name](config, logical_axes)
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ from bert_jax.parallel.sharding import (
     replicated,
 )
 from bert_jax.training.guard import GuardConfig, GuardState, fresh_guard
-from bert_jax.training.optim import OptimizerConfig, make_optimizer
+from bert_jax.training.optim import OptimizerConfig, PhaseRate, make_optimizer
 
 Compiled = TypeVar("Compiled")
 
@@ -53,6 +53,8 @@ class StepConfig:
     guard: GuardConfig = field(default_factory=GuardConfig)
     phase_starts: tuple[int, ...] = ()
     """Numbers of the first batches of the phases after the first."""
+    rate: PhaseRate | None = None
+    """Learning rate of the phase, if not the run's."""
 
     def __post_init__(self) -> None:
         """Refuse a step of no micro-batches."""
@@ -73,7 +75,7 @@ def made_once(
 def optimizer_of(config: StepConfig) -> Any:
     """Make the optimizer of the parameters that are not frozen."""
     axes = trained(config.objective, config.objective.axes())
-    return make_optimizer(config.optimizer, config.num_steps, axes)
+    return make_optimizer(config.optimizer, config.num_steps, axes, config.rate)
 
 
 def trained(objective: Objective, params: Any) -> Any:

@@ -71,7 +71,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
     shardings = state_shardings(config, mesh)
     objective = config.objective
     optimizer = optimizer_of(config)
-    learning_rate = learning_rate_schedule(config.optimizer, config.num_steps)
+    learning_rate = learning_rate_schedule(config.optimizer, config.num_steps, config.rate)
     has_trials = TRIAL in mesh.axis_names
     each = jax.vmap if has_trials else (lambda f: f)
 

@@ -160,6 +160,10 @@ def test_several_phases_on_the_command_line(config_file):
     phases = '[{"length": 32, "share": 0.9}, {"length": 64, "share": 0.1}]'
     found = load(config_file, f"--config.training.phases={phases}").training.phases
     assert [(phase.length, phase.share) for phase in found] == [(32, 0.9), (64, 0.1)]
+    for nothing in ("null", "None"):
+        phases = f'[{{"length": 32, "learning_rate": {nothing}}}]'
+        (found,) = load(config_file, f"--config.training.phases={phases}").training.phases
+        assert (found.length, found.learning_rate) == (32, None)
 
 
 @pytest.mark.parametrize("verb", ["pretrain", "finetune", "plan"])

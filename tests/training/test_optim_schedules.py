@@ -11,7 +11,7 @@ import pytest
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.training.optim import SCHEDULES, OptimizerConfig, learning_rate_schedule
+from bert_jax.training.optim import SCHEDULES, OptimizerConfig, PhaseRate, learning_rate_schedule
 
 
 def rates(config, num_steps):
@@ -119,3 +119,25 @@ def test_bad_values_name_their_field_and_what_is_right(field, value, wanted):
 def test_a_configuration_with_an_unknown_name_hears_of_all_and_the_nearest(field, value, near):
     with pytest.raises(UserError, match=rf"{field} is '{value}'.*one of .*nearest: '{near}'"):
         build(OptimizerConfig, {field: value})
+
+
+def test_a_phase_has_its_own_peak_and_decay():
+    config = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=4, end_share=0.5)
+
+    def rates(phase: PhaseRate | None) -> np.ndarray:
+        return np.asarray(learning_rate_schedule(config, 100, phase)(jnp.arange(100)))
+
+    whole = rates(None)
+    # A peak alone: the run's schedule, warm-up included, at another height.
+    np.testing.assert_allclose(rates(PhaseRate(3.0)), 3 * whole, rtol=1e-6)
+    # A decay of its own between steps 40 and 60, as written out.
+    sqrt = rates(PhaseRate(0.3, "one_minus_sqrt", 0.03, start=40, num_steps=20))
+    progress = np.arange(20) / 20
+    np.testing.assert_allclose(sqrt[40:60], 0.03 + 0.27 * (1 - np.sqrt(progress)), rtol=1e-6)
+    np.testing.assert_allclose(sqrt[60:], 0.03, rtol=1e-6)
+    flat = rates(PhaseRate(0.3, "constant", 0.0, start=40, num_steps=20))
+    np.testing.assert_allclose(flat[4:], 0.3, rtol=1e-6)
+    # In the phase of the warm-up the decay begins after the rise.
+    first = rates(PhaseRate(2.0, "linear", 0.0, start=0, num_steps=24))
+    np.testing.assert_allclose(first[:5], [0.5, 1, 1.5, 2, 2], rtol=1e-6)
+    np.testing.assert_allclose(first[14], 1.0, rtol=1e-6)

@@ -47,6 +47,16 @@ def corpus(tmp_path_factory) -> Corpus:
     [
         ({"length": 4}, r"training\.phases\[1\]\.length is 4; it must be at least 8"),
         ({"masking_rate": 0.0}, r"phases\[1\]\.masking_rate is 0.0; it must be above 0 and at mo"),
+        (
+            {"learning_rate": 0.0},
+            r"phases\[1\]\.learning_rate is 0.0; it must be positive, or None",
+        ),
+        ({"decay": "wsd"}, r"training\.phases\[1\]\.decay is 'wsd' \(str\); it must be one of"),
+        ({"end_rate": 1e-4}, r"phases\[1\]\.end_rate is 0.0001, but the phase's decay is '', wh"),
+        (
+            {"decay": "linear", "end_rate": 0.1},
+            r"phases\[1\]\.end_rate is 0.1; it must be at most the peak of the phase, 0.001",
+        ),
     ],
 )
 def test_an_error_names_the_phase_and_the_field(second, message):
