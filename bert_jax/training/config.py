@@ -24,6 +24,7 @@ FREE_FIELDS = (
     "data.num_threads",
     "data.prefetch_batches",
     "guard",
+    "masking.eval_rate",
     "mesh",
     "model.attention_impl",
     "model.remat",
@@ -37,6 +38,8 @@ FREE_FIELDS = (
 """Fields (or whole sections) that a restart may change: they say where, how often something is
 written, or how the same step is computed, not which examples train which function."""
 
+
+_THETAS = ("rope_theta", "local_rope_theta")
 
 MAX_STEPS = 2**31 - 1
 """Number of steps that 32 bits count."""
@@ -80,6 +83,10 @@ class PhaseConfig:
     schedule goes on. The warm-up is the run's."""
     end_rate: float | None = None
     """Learning rate at the end of `decay`; None: `optimizer.end_share` of the phase's peak."""
+    rope_theta: float | None = None
+    """Base of the rotations' wavelengths in global layers; None: `model.rope_theta`."""
+    local_rope_theta: float | None = None
+    """Base of the rotations' wavelengths in local layers; None: `model.local_rope_theta`."""
 
     def check(self, number: int) -> None:
         """Refuse values that train nothing; `number` is that of the phase, from 0.
@@ -97,6 +104,10 @@ class PhaseConfig:
             masking_rate=(masking is None or 0 < masking <= 1, "above 0 and at most 1, or None"),
             learning_rate=(peak is None or peak > 0, "positive, or None"),
             end_rate=(end is None or end >= 0, "at least 0, or None"),
+            **{
+                name: ((theta := getattr(self, name)) is None or theta > 0, "above 0, or None")
+                for name in _THETAS
+            },
         )
         if end is not None and self.decay in ("", "constant"):
             raise UserError(
@@ -232,6 +243,8 @@ class PretrainConfig:
             )
         self._check_best()
         self._check_rates()
+        if not self.init:  # else the model's architecture is not known yet
+            self.check_thetas()
         learning_rate_schedule(self.optimizer, self.training.num_steps)  # refuses its own errors
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}; it must be in [0, 2**32)")
@@ -244,6 +257,27 @@ class PretrainConfig:
                     f"training.phases[{number}].end_rate is {phase.end_rate:g}; it must be at most "
                     f"the peak of the phase, {peak:g}"
                 )
+
+    def check_thetas(self) -> None:
+        """Refuse phases that set the base of rotations that the model does not have.
+
+        Raises:
+            UserError: Names the phase and the field.
+        """
+        for number, phase in enumerate(self.training.phases):
+            given = {name: getattr(phase, name) for name in _THETAS}
+            for name in (name for name, theta in given.items() if theta is not None):
+                where = f"training.phases[{number}].{name} is {given[name]:g}"
+                if self.model.positions != "rope":
+                    raise UserError(
+                        f"{where}, but model.positions is {self.model.positions!r}; only 'rope' "
+                        "rotates queries and keys"
+                    )
+                if name == "local_rope_theta" and "L" not in self.model.attention_pattern:
+                    raise UserError(
+                        f"{where}, but model.attention_pattern {self.model.attention_pattern!r} "
+                        "has no local layers (L); set rope_theta"
+                    )
 
     def _check_best(self) -> None:
         checkpoint, every = self.checkpoint, self.training.eval_every_steps
@@ -272,12 +306,37 @@ class PretrainConfig:
         )
 
     def of_phase(self, number: int) -> "PretrainConfig":
-        """Return this configuration with the masking rate of a phase as the run's.
+        """Return this configuration with the masking rate and the thetas of a phase as the run's.
 
-        No phase of the result has a masking rate of its own.
+        No phase of the result has its own.
         """
         rate = self.training.phases[number].masking_rate
-        return self._masking_at(self.masking.rate if rate is None else rate)
+        config = replace(self, model=replace(self.model, **self._thetas(number)))
+        return config._masking_at(self.masking.rate if rate is None else rate)
+
+    def with_thetas_of(self, number: int) -> "PretrainConfig":
+        """Return this configuration, the same run, with the thetas of a phase in `model`.
+
+        A checkpoint's record has them there, where whatever reads a model looks for them. Phases
+        that had the run's thetas have them as their own.
+        """
+        set_ = {n for n in _THETAS for p in self.training.phases if getattr(p, n) is not None}
+        if not set_:
+            return self
+        phases = tuple(
+            replace(phase, **{n: theta for n, theta in self._thetas(at).items() if n in set_})
+            for at, phase in enumerate(self.training.phases)
+        )
+        return replace(
+            self,
+            model=replace(self.model, **self._thetas(number)),
+            training=replace(self.training, phases=phases),
+        )
+
+    def _thetas(self, number: int) -> dict[str, float]:
+        phase = self.training.phases[number]
+        own = {name: getattr(phase, name) for name in _THETAS}
+        return {n: getattr(self.model, n) if theta is None else theta for n, theta in own.items()}
 
     def peak_rate(self, number: int) -> float:
         """Return the peak of the learning rate in a phase."""
@@ -296,11 +355,12 @@ class PretrainConfig:
         return PhaseRate(peak, phase.decay, end, start, self.training.phase_steps[number])
 
     def for_evaluation(self) -> "PretrainConfig":
-        """Return this configuration with the masking rate of evaluations, in all phases."""
+        """Return this configuration with the masking rate of evaluations, and `model` as it is."""
         return self._masking_at(self.masking.eval_rate)
 
     def _masking_at(self, rate: float) -> "PretrainConfig":
-        phases = tuple(replace(phase, masking_rate=None) for phase in self.training.phases)
+        nothing = dict.fromkeys(("masking_rate", *_THETAS))
+        phases = tuple(replace(phase, **nothing) for phase in self.training.phases)
         return replace(
             self,
             masking=replace(self.masking, rate=rate),

@@ -24,7 +24,9 @@ def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainCon
     The vocabulary size, the dropout rates and how a step is computed stay.
     """
     fields = {name: getattr(model, name) for name in ARCHITECTURE}
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
+    config.check_thetas()
+    return config
 
 
 def resolve_init(

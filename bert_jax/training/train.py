@@ -302,8 +302,9 @@ class _Run:
             "lowest_at": self.monitor.lowest_at,
         }
         metrics = self.eval_metrics if self.evaluated == step else {}
+        config = self.config.with_thetas_of(self.stream.phase_of(step - 1))
         with self.session.saving(f"the save of step {step:,}"):
-            save(step, state, config=to_dict(self.config), extra=extra, metrics=metrics)
+            save(step, state, config=to_dict(config), extra=extra, metrics=metrics)
         self.last_saved = step
 
     def _draw(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from small_run import compiled_directory, share_compilations, small_config, write_corpus
 
-from bert_jax.config.mapping import build
+from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.inspection.evaluate import evaluate_run
 from bert_jax.inspection.replay import replay_batch
@@ -53,6 +53,11 @@ def corpus(tmp_path_factory) -> Corpus:
         ),
         ({"decay": "wsd"}, r"training\.phases\[1\]\.decay is 'wsd' \(str\); it must be one of"),
         ({"end_rate": 1e-4}, r"phases\[1\]\.end_rate is 0.0001, but the phase's decay is '', wh"),
+        ({"rope_theta": 0.0}, r"training\.phases\[1\]\.rope_theta is 0.0; it must be above 0"),
+        (
+            {"rope_theta": 1e4},
+            r"phases\[1\]\.rope_theta is 10000, but model.positions is 'learned'",
+        ),
         (
             {"decay": "linear", "end_rate": 0.1},
             r"phases\[1\]\.end_rate is 0.1; it must be at most the peak of the phase, 0.001",
@@ -62,6 +67,25 @@ def corpus(tmp_path_factory) -> Corpus:
 def test_an_error_names_the_phase_and_the_field(second, message):
     with pytest.raises(UserError, match=message):
         config_of({}, second)
+
+
+def test_a_local_theta_needs_local_layers():
+    message = r"phases\[0\]\.local_rope_theta is 5, but model.attention_pattern 'G' has no local"
+    with pytest.raises(UserError, match=message):
+        config_of({"local_rope_theta": 5.0}, model__positions="rope")
+
+
+def test_a_record_has_the_thetas_of_its_phase_and_the_same_phases():
+    config = config_of({"rope_theta": 50.0}, {}, model__positions="rope", model__rope_theta=9.0)
+    assert [config.of_phase(number).model.rope_theta for number in (0, 1)] == [50, 9]
+    for number in (0, 1):
+        record = build(PretrainConfig, to_dict(config.with_thetas_of(number)))
+        assert record.model.rope_theta == record.for_evaluation().of_phase(0).model.rope_theta
+        assert record.model == config.of_phase(number).model
+        assert [record.of_phase(each) for each in (0, 1)] == [
+            config.of_phase(each) for each in (0, 1)
+        ]
+    assert config_of({}, {}).with_thetas_of(1) == config_of({}, {})
 
 
 def test_evaluations_mask_their_own_share():
