@@ -14,7 +14,7 @@ ahead in threads; its state is one integer, the next step.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -26,6 +26,7 @@ import numpy as np
 from bert_jax.data import packing, pairs
 from bert_jax.data.packing import PackedPlan, plan_packing
 from bert_jax.data.pairs import PairPlan, plan_pairs
+from bert_jax.data.phases import Phase
 from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
@@ -66,17 +67,6 @@ class DataConfig:
                 raise UserError(f"data.{name} is {value}; it must be at least {least}")
 
 
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of training with one shape."""
-
-    length: int
-    """L, special tokens included."""
-    batch_size: int
-    """B, rows of a step over all processes."""
-    num_steps: int
-
-
 ExamplePlan = PairPlan | PackedPlan
 """Rows of token ranges; `batch` builds all of a batch but `row_index`."""
 
@@ -99,20 +89,33 @@ def plan_examples(store: TokenStore, config: DataConfig, length: int, seed: int)
 class ExampleStream:
     """Training batches by step number; safe to read from several threads.
 
-    Each phase reads the plan of its length from the start, every row once in an order of its own,
-    then again in another order. Plans are made when a phase is first read, and kept.
+    Each phase reads the plan of its text and length from the start, every row once in an order of
+    its own, then again in another order. Plans are made when a phase is first read, and kept.
     """
 
     def __init__(
-        self, store: TokenStore, config: DataConfig, phases: Sequence[Phase], seed: int = 0
+        self,
+        store: TokenStore,
+        config: DataConfig,
+        phases: Sequence[Phase],
+        seed: int = 0,
+        stores: Mapping[int, TokenStore] | None = None,
     ) -> None:
         """Check the phases.
+
+        Args:
+          store: training text.
+          config: how examples are made.
+          phases: phases of the run.
+          seed: seed of pairing and order.
+          stores: text in the place of `store`, by the number of the phase.
 
         Raises:
           UserError: no phase; a length, batch size or step count that cannot be; more than 2^32
             rows in all; one document under `nsp`.
         """
-        self._store, self.config, self.phases, self._seed = store, config, tuple(phases), seed
+        self.config, self.phases, self._seed = config, tuple(phases), seed
+        self._stores = [(stores or {}).get(number, store) for number in range(len(phases))]
         if not self.phases:
             raise UserError("training.phases is empty; at least one phase is needed")
         lengths = (_MIN_LENGTH[config.pairing], 65535)
@@ -134,9 +137,10 @@ class ExampleStream:
                 f"stream has 32 bits, so {_MAX_ROWS} is the most"
             )
         if config.pairing == "nsp":
-            pairs.check_documents(store)  # now, not when the first batch is asked for
+            for each in self._stores:  # now, not when the first batch is asked for
+                pairs.check_documents(each)
         self._lock = threading.Lock()
-        self._plans: dict[int, ExamplePlan] = {}
+        self._plans: dict[tuple[int, int], ExamplePlan] = {}
         # Recent blocks of the visiting order; bounded, and two threads may both make one.
         self._order_block = lru_cache(maxsize=8)(self._make_order_block)
 
@@ -151,13 +155,18 @@ class ExampleStream:
             raise IndexError(f"step {step} is not in [0, {self.num_steps})")
         return int(np.searchsorted(self._first_step, step, side="right")) - 1
 
+    def store(self, phase: int) -> TokenStore:
+        """Return the text of a phase."""
+        return self._stores[phase]
+
     def plan(self, phase: int) -> ExamplePlan:
         """Return the rows that a phase reads; made on first use."""
-        length = self.phases[phase].length
+        store, length = self._stores[phase], self.phases[phase].length
+        key = id(store), length
         with self._lock:
-            if length not in self._plans:
-                self._plans[length] = plan_examples(self._store, self.config, length, self._seed)
-            return self._plans[length]
+            if key not in self._plans:
+                self._plans[key] = plan_examples(store, self.config, length, self._seed)
+            return self._plans[key]
 
     def batch(
         self, step: int, process_index: int = 0, process_count: int = 1
@@ -173,7 +182,7 @@ class ExampleStream:
         rows = _share(phase.batch_size, process_count)
         start = (step - self._first_step[number]) * phase.batch_size + process_index * rows
         plan = self.plan(number)
-        batch = plan.batch(self._store, self._rows(number, len(plan), start, start + rows))
+        batch = plan.batch(self._stores[number], self._rows(number, len(plan), start, start + rows))
         first = self._first_row[number] + start
         batch["row_index"] = np.arange(first, first + rows, dtype=np.uint32)
         return batch

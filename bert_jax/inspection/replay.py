@@ -14,10 +14,12 @@ from bert_jax.data.pipeline import ExampleStream
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.objectives.objective import Shown
+from bert_jax.saved.runs import read_record
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.training.config import FREE_FIELDS
 from bert_jax.training.corpus import open_corpus, step_config
-from bert_jax.training.workdir import check_workdir, read_config
+from bert_jax.training.workdir import read_config, recorded_corpus, refuse_other_run
 
 _WIDTH = 98
 LEGEND = (
@@ -33,7 +35,7 @@ def replay_batch(
     Args:
         workdir: Work directory of a `bert-jax pretrain` run.
         step: Number of the batch, from 0.
-        corpus: Directory of the run's corpus; None: the directory at training.
+        corpus: Directory of the corpus of the step's phase; None: the directory at training.
         max_rows: Largest number of rows; None: all.
 
     Raises:
@@ -41,17 +43,18 @@ def replay_batch(
     """
     work = open_workdir(workdir)
     config = read_config(work.local)
-    stores = open_corpus(corpus or config.data.corpus)
-    store = stores.train
-    check_workdir(work, config, store)
     if not 0 <= step < config.training.num_steps:
         raise UserError(
             f"--step is {step}; the run has batches 0 to {config.training.num_steps - 1}"
         )
+    phase = config.training.phase_of(step)
+    stores = open_corpus(corpus or config.training.phases[phase].corpus or config.data.corpus)
+    store, record = stores.train, read_record(work.local, "pretrain")
+    there = {"the training corpus": (recorded_corpus(record, phase), store.fingerprint)}
+    refuse_other_run(work, record, config, FREE_FIELDS, there)
     config = config.with_vocabulary(store.vocab_size)
-    stream = ExampleStream(store, config.data, config.phases, config.seed)
-    batch = stream.batch(step)
-    objective = step_config(config, stores, stream.phase_of(step)).objective
+    batch = ExampleStream(store, config.data, config.phases, config.seed).batch(step)
+    objective = step_config(config, stores, phase).objective
     shown = objective.shown(objective.prepare(jax.tree.map(jnp.asarray, batch), config.seed))
     assert store.path is not None  # from `open_corpus`
     tokenizer = load_tokenizer(store.path / "tokenizer")

@@ -17,7 +17,7 @@ import numpy as np
 from bert_jax.checkpoint import saved_steps
 from bert_jax.checkpoint.verify import verified_steps
 from bert_jax.config.mapping import build
-from bert_jax.data.pipeline import Phase
+from bert_jax.data.phases import Phase
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.pipeline import Phase
+from bert_jax.data.phases import Phase
 from bert_jax.files.staging import staged_file
 from bert_jax.objectives.objective import Metric
 from bert_jax.run.telemetry import read_metrics

@@ -4,11 +4,11 @@ import bisect
 import dataclasses
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from bert_jax.checkpoint import Retention
 from bert_jax.config.mapping import check_values
-from bert_jax.data.pipeline import DataConfig, Phase
+from bert_jax.data.phases import THETAS, Phase, PhaseConfig
+from bert_jax.data.pipeline import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.config import MaskedLMConfig, ObjectiveConfig
@@ -39,8 +39,6 @@ FREE_FIELDS = (
 written, or how the same step is computed, not which examples train which function."""
 
 
-_THETAS = ("rope_theta", "local_rope_theta")
-
 MAX_STEPS = 2**31 - 1
 """Number of steps that 32 bits count."""
 
@@ -59,61 +57,6 @@ class PretrainModelConfig(ModelConfig):
         else:
             known = {f.name: getattr(self, f.name) for f in dataclasses.fields(ModelConfig)}
             ModelConfig(**{**known, "vocab_size": 1})
-
-
-@dataclass(frozen=True)
-class PhaseConfig:
-    """A stretch of training with rows of one length; BERT spends 90% of its steps at 128.
-
-    Fields that are not set take the run's values.
-    """
-
-    length: int = 128
-    """Tokens per row, special tokens included."""
-    batch_size: int = 256
-    """Rows per step, over all devices and micro-batches."""
-    share: float = 1.0
-    """Share of the run's steps; the shares of all phases sum to 1."""
-    masking_rate: float | None = None
-    """Share of a row's tokens that are predicted; None: `masking.rate`."""
-    learning_rate: float | None = None
-    """Peak of the learning rate; None: `optimizer.learning_rate`."""
-    decay: Literal["", "constant", "linear", "cosine", "one_minus_sqrt"] = ""
-    """Shape of the learning rate from the first to the last step of the phase; empty: the run's
-    schedule goes on. The warm-up is the run's."""
-    end_rate: float | None = None
-    """Learning rate at the end of `decay`; None: `optimizer.end_share` of the phase's peak."""
-    rope_theta: float | None = None
-    """Base of the rotations' wavelengths in global layers; None: `model.rope_theta`."""
-    local_rope_theta: float | None = None
-    """Base of the rotations' wavelengths in local layers; None: `model.local_rope_theta`."""
-
-    def check(self, number: int) -> None:
-        """Refuse values that train nothing; `number` is that of the phase, from 0.
-
-        Raises:
-            UserError: Names the phase and the field.
-        """
-        masking, peak, end = self.masking_rate, self.learning_rate, self.end_rate
-        check_values(
-            f"training.phases[{number}]",
-            self,
-            length=(self.length >= 8, "at least 8"),
-            batch_size=(self.batch_size >= 1, "at least 1"),
-            share=(0 < self.share <= 1, "in (0, 1]"),
-            masking_rate=(masking is None or 0 < masking <= 1, "above 0 and at most 1, or None"),
-            learning_rate=(peak is None or peak > 0, "positive, or None"),
-            end_rate=(end is None or end >= 0, "at least 0, or None"),
-            **{
-                name: ((theta := getattr(self, name)) is None or theta > 0, "above 0, or None")
-                for name in _THETAS
-            },
-        )
-        if end is not None and self.decay in ("", "constant"):
-            raise UserError(
-                f"training.phases[{number}].end_rate is {end:g}, but the phase's decay is "
-                f"{self.decay!r}, which has no end; expected linear, cosine or one_minus_sqrt"
-            )
 
 
 @dataclass(frozen=True)
@@ -265,7 +208,7 @@ class PretrainConfig:
             UserError: Names the phase and the field.
         """
         for number, phase in enumerate(self.training.phases):
-            given = {name: getattr(phase, name) for name in _THETAS}
+            given = {name: getattr(phase, name) for name in THETAS}
             for name in (name for name, theta in given.items() if theta is not None):
                 where = f"training.phases[{number}].{name} is {given[name]:g}"
                 if self.model.positions != "rope":
@@ -320,7 +263,7 @@ class PretrainConfig:
         A checkpoint's record has them there, where whatever reads a model looks for them. Phases
         that had the run's thetas have them as their own.
         """
-        set_ = {n for n in _THETAS for p in self.training.phases if getattr(p, n) is not None}
+        set_ = {n for n in THETAS for p in self.training.phases if getattr(p, n) is not None}
         if not set_:
             return self
         phases = tuple(
@@ -335,7 +278,7 @@ class PretrainConfig:
 
     def _thetas(self, number: int) -> dict[str, float]:
         phase = self.training.phases[number]
-        own = {name: getattr(phase, name) for name in _THETAS}
+        own = {name: getattr(phase, name) for name in THETAS}
         return {n: getattr(self.model, n) if theta is None else theta for n, theta in own.items()}
 
     def peak_rate(self, number: int) -> float:
@@ -359,7 +302,7 @@ class PretrainConfig:
         return self._masking_at(self.masking.eval_rate)
 
     def _masking_at(self, rate: float) -> "PretrainConfig":
-        nothing = dict.fromkeys(("masking_rate", *_THETAS))
+        nothing = dict.fromkeys(("masking_rate", *THETAS))
         phases = tuple(replace(phase, **nothing) for phase in self.training.phases)
         return replace(
             self,

@@ -62,6 +62,33 @@ def open_corpus(path: str) -> Corpus:
     return Corpus(train, heldout)
 
 
+def phase_stores(config: PretrainConfig, run: TokenStore) -> dict[int, TokenStore]:
+    """Open the training text of the phases that have their own, by the number of the phase.
+
+    Raises:
+        UserError: No such corpus, or one of another tokenizer than the run's.
+    """
+    opened, stores = {config.data.corpus: run}, {}
+    for number, phase in enumerate(config.training.phases):
+        if not phase.corpus:
+            continue
+        where = f"training.phases[{number}].corpus"
+        if phase.corpus not in opened:
+            try:
+                opened[phase.corpus] = open_corpus(phase.corpus).train
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from error
+        store = stores[number] = opened[phase.corpus]
+        if store.tokenizer_fingerprint != run.tokenizer_fingerprint:
+            raise UserError(
+                f"{where}: {phase.corpus} was made with the tokenizer "
+                f"{store.tokenizer_fingerprint[:12]}, and the run's corpus with "
+                f"{run.tokenizer_fingerprint[:12]}; build the corpora with one tokenizer "
+                "(`bert-jax corpus --tokenizer`)"
+            )
+    return stores
+
+
 def step_config(config: PretrainConfig, corpus: Corpus, phase: int = 0) -> StepConfig:
     """Return the settings of the train step of a phase."""
     rate, config = config.phase_rate(phase), config.of_phase(phase)

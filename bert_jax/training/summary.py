@@ -60,8 +60,11 @@ def summary(
             f"phase    {phase.num_steps:,} steps of {phase.batch_size:,} rows of {phase.length} "
             f"tokens: {epochs:.2f} epochs of {rows:,.0f} rows"
         )
+        if config.training.phases[number].corpus:
+            own = stream.store(number)
+            phases[-1] += f" of {own.path} ({own.num_tokens:,} tokens)"
         if isinstance(plan, PairPlan):
-            clause, warning = losses(plan, store, config.data.pairing)
+            clause, warning = losses(plan, stream.store(number), config.data.pairing)
             phases[-1] += f"; {clause}"
             warnings += [warning] if warning else []
     goal = []

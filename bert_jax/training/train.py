@@ -30,7 +30,13 @@ from bert_jax.training.bad_step import (
 )
 from bert_jax.training.baseline import DivergedError, LossMonitor
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import Corpus, evaluation_config, open_corpus, step_config
+from bert_jax.training.corpus import (
+    Corpus,
+    evaluation_config,
+    open_corpus,
+    phase_stores,
+    step_config,
+)
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.guard import GUARD_METRICS
 from bert_jax.training.initial_model import initial_params, resolve_init, starting_line
@@ -100,7 +106,8 @@ class _Run:
         """Work directory for messages."""
         self.metrics_file = work.local / "metrics.jsonl"
         self.session, self.clock = session, session.clock
-        check_workdir(work, config, store)
+        self.stores = phase_stores(config, store)
+        check_workdir(work, config, store, self.stores)
         self.mesh = make_mesh(config.mesh)
         for number, phase in enumerate(config.phases):
             check_batch_size(
@@ -116,7 +123,7 @@ class _Run:
         self.objective = self.step_config.objective
         self.watched = self.objective.metrics[0].name
         self.abstract = abstract_state(self.step_config, self.mesh)
-        self.stream = ExampleStream(store, config.data, config.phases, config.seed)
+        self.stream = ExampleStream(store, config.data, config.phases, config.seed, self.stores)
         for number in numbers:
             self.stream.plan(number)
         self.train_steps = made_once(self.settings, partial(make_train_step, mesh=self.mesh))
@@ -145,7 +152,7 @@ class _Run:
         config, session, metrics = self.config, self.session, self.objective.metrics
         num_steps = config.training.num_steps
         with session.open(
-            lambda: prepare_workdir(self.work.local, config, self.corpus.train)
+            lambda: prepare_workdir(self.work.local, config, self.corpus.train, self.stores)
         ) as closing:
             self.checkpoints = Checkpoints(
                 self.work.checkpoints,

@@ -31,8 +31,19 @@ def read_config(workdir: Path) -> PretrainConfig:
     return build(PretrainConfig, record["config"], where=str(workdir / "config.json"))
 
 
-def check_workdir(work: WorkDir, config: PretrainConfig, store: TokenStore) -> None:
+def check_workdir(
+    work: WorkDir,
+    config: PretrainConfig,
+    store: TokenStore,
+    stores: Mapping[int, TokenStore] | None = None,
+) -> None:
     """Refuse a work directory of another run, or with another tokenizer; change nothing.
+
+    Args:
+        work: Work directory.
+        config: Configuration of this start.
+        store: Training corpus.
+        stores: Corpora of phases that have their own, by the number of the phase.
 
     Raises:
         UserError: Lists the fields that differ, with the run's value and the one given.
@@ -45,8 +56,21 @@ def check_workdir(work: WorkDir, config: PretrainConfig, store: TokenStore) -> N
         return record
 
     if record := by_first(look):
-        corpus = {"the training corpus": (record.get("corpus"), store.fingerprint)}
-        refuse_other_run(work, record, config, FREE_FIELDS, corpus)
+        corpora = {"the training corpus": (record.get("corpus"), store.fingerprint)}
+        places = []  # they may move
+        for number in range(len(config.training.phases)):
+            name = f"training.phases[{number}].corpus"
+            places.append(name)
+            there = recorded_corpus(record, number)
+            given = (stores or {}).get(number, store).fingerprint
+            if (there, given) != (record.get("corpus"), store.fingerprint):
+                corpora[name] = there, given
+        refuse_other_run(work, record, config, (*FREE_FIELDS, *places), corpora)
+
+
+def recorded_corpus(record: Mapping[str, Any], phase: int) -> Any:
+    """Return the fingerprint of the training text of a phase, from a run's record."""
+    return record.get("phase_corpora", {}).get(str(phase), record.get("corpus"))
 
 
 def record_there(work: WorkDir, kind: Kind) -> dict[str, Any] | None:
@@ -121,11 +145,18 @@ def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
         )
 
 
-def prepare_workdir(workdir: Path, config: PretrainConfig, store: TokenStore) -> None:
-    """Begin a pretraining run in its work directory."""
+def prepare_workdir(
+    workdir: Path,
+    config: PretrainConfig,
+    store: TokenStore,
+    stores: Mapping[int, TokenStore] | None = None,
+) -> None:
+    """Begin a pretraining run in its work directory; the arguments are those of `check_workdir`."""
     files = None if store.path is None else store.path / "tokenizer"
-    tokenizer = store.tokenizer_fingerprint
-    begin_workdir(workdir, config, files, corpus=store.fingerprint, tokenizer=tokenizer)
+    record: dict[str, Any] = {"corpus": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
+    if stores:
+        record["phase_corpora"] = {str(n): each.fingerprint for n, each in stores.items()}
+    begin_workdir(workdir, config, files, **record)
 
 
 def begin_workdir(workdir: Path, config: Any, tokenizer_files: Path | None, **record: Any) -> None:

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from synthetic_store import SPECIAL, make_store, random_store
 
+from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import (
     DataConfig,
     EvalBatches,
     ExampleStream,
-    Phase,
     TrainBatches,
     plan_examples,
 )
@@ -296,3 +296,17 @@ def test_an_id_outside_the_vocabulary_is_not_handed_on():
         stream.batch(2)
     with pytest.raises(UserError, match="damaged"):
         list(EvalBatches(replace(store, tokens=tokens), DataConfig(), 32, 4))
+
+
+def test_a_phase_may_read_another_text():
+    other, config = random_store(40, seed=5), DataConfig(pairing="none")
+    phases = [Phase(32, 4, 5)] * 3
+    plain = ExampleStream(STORE, config, phases, seed=3)
+    mixed = ExampleStream(STORE, config, phases, seed=3, stores={1: other})
+    alone = ExampleStream(other, config, phases, seed=3)
+    for step in range(15):
+        expected = alone if 5 <= step < 10 else plain
+        assert_equal_batches(mixed.batch(step), expected.batch(step))
+    assert row_keys(alone.batch(7)) != row_keys(plain.batch(7))
+    with pytest.raises(UserError, match="document"):  # found before the phase is reached
+        ExampleStream(STORE, DataConfig(), phases, stores={2: make_store([[5, 5]])})

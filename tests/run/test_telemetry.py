@@ -9,7 +9,7 @@ import pytest
 from full_disk import files_of_at_most, run_on_small_disk
 from tensorboard_files import scalars
 
-from bert_jax.data.pipeline import Phase
+from bert_jax.data.phases import Phase
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.run.board import Board
 from bert_jax.run.goodput import Clock, Goodput

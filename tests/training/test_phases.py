@@ -1,22 +1,31 @@
 """Phases with values of their own: what each step, evaluation and checkpoint takes from them."""
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import compiled_directory, share_compilations, small_config, write_corpus
+from small_run import (
+    compiled_directory,
+    share_compilations,
+    small_config,
+    write_corpus,
+    write_store,
+)
 
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
 from bert_jax.inspection.evaluate import evaluate_run
 from bert_jax.inspection.replay import replay_batch
 from bert_jax.plan.compile import row_flops
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import Corpus, evaluation_config, step_config
+from bert_jax.training.corpus import Corpus, evaluation_config, phase_stores, step_config
 from bert_jax.training.summary import TrainResult
 from bert_jax.training.train import train
+from bert_jax.training.workdir import check_workdir, prepare_workdir
 
 
 def phases(*changes: dict[str, Any]) -> list[dict[str, Any]]:
@@ -67,6 +76,36 @@ def corpus(tmp_path_factory) -> Corpus:
 def test_an_error_names_the_phase_and_the_field(second, message):
     with pytest.raises(UserError, match=message):
         config_of({}, second)
+
+
+def test_a_corpus_that_is_missing_or_of_another_tokenizer_is_refused(corpus, tmp_path):
+    config = config_of({}, {"corpus": str(tmp_path / "none")})
+    with pytest.raises(UserError, match=r"training\.phases\[1\]\.corpus: the corpus .*none does n"):
+        train(config, tmp_path / "work", corpus=corpus, echo=lambda _: None)
+    store = write_store(tmp_path / "other", 5, seed=3)
+    config = config_of({}, {"corpus": str(store.path)})
+    other = dataclasses.replace(corpus.train, tokenizer_fingerprint="0" * 64)
+    with pytest.raises(UserError, match=r"phases\[1\]\.corpus: .*other was made with the tokeniz"):
+        phase_stores(config, other)
+    assert {n: each.path for n, each in phase_stores(config, corpus.train).items()} == {
+        1: store.path
+    }
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_corpus_of_a_phase_may_move_and_not_change(corpus, tmp_path):
+    stores = [
+        write_store(tmp_path / name, 5, seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    ]
+    work = open_workdir(tmp_path / "work")
+    first, moved, other = (config_of({}, {"corpus": str(store.path)}) for store in stores)
+    prepare_workdir(work.local, first, corpus.train, {1: stores[0]})
+    check_workdir(work, moved, corpus.train, {1: stores[1]})
+    message = r"training\.phases\[1\]\.corpus: fingerprint \w+ there, \w+ given"
+    with pytest.raises(UserError, match=message):
+        check_workdir(work, other, corpus.train, {1: stores[2]})
+    with pytest.raises(UserError, match=message):
+        check_workdir(work, config_of({}, {}), corpus.train)
 
 
 def test_a_local_theta_needs_local_layers():
