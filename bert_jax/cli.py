@@ -191,7 +191,9 @@ def _parser(*, needed: bool = True) -> Parser:
     sub = verb(
         "pretrain", runs.pretrain, "pretrain, or continue a run in its work directory",
         "bert-jax pretrain --config=configs/pretrain/bert_tiny.py --workdir=work/tiny \\\n"
-        "      --config.data.corpus=work/corpus --config.training.num_steps=20000",
+        "      --config.data.corpus=work/corpus --config.training.num_steps=20000\n"
+        "  bert-jax pretrain --config=configs/pretrain/modern_tiny.py --workdir=work/modern \\\n"
+        "      --config.data.corpus=work/corpus '--config.training.phases[1].corpus=work/long'",
     )  # fmt: skip
     _add_run(sub, needed=needed)
 

@@ -1,7 +1,9 @@
 """Phases of a run: as a configuration gives them, and as the pipeline takes them."""
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from bert_jax.config.mapping import check_values
 from bert_jax.errors import UserError
@@ -39,6 +41,9 @@ class PhaseConfig:
     corpus: str = ""
     """Directory of the training text, with the run's tokenizer; empty: `data.corpus`, whose
     held-out text is evaluated in all phases."""
+    batch_warmup_steps: int = 0
+    """First steps of the phase, which have fewer rows: an eighth of `batch_size`, a quarter, then
+    half, for a third of these steps each."""
 
     def check(self, number: int) -> None:
         """Refuse values that train nothing; `number` is that of the phase, from 0.
@@ -56,6 +61,7 @@ class PhaseConfig:
             masking_rate=(masking is None or 0 < masking <= 1, "above 0 and at most 1, or None"),
             learning_rate=(peak is None or peak > 0, "positive, or None"),
             end_rate=(end is None or end >= 0, "at least 0, or None"),
+            batch_warmup_steps=(self.batch_warmup_steps >= 0, "at least 0"),
             **{
                 name: ((theta := getattr(self, name)) is None or theta > 0, "above 0, or None")
                 for name in THETAS
@@ -68,6 +74,20 @@ class PhaseConfig:
             )
 
 
+def described(phase: Mapping[str, Any]) -> str:
+    """Describe what a phase sets besides its shape, from its fields; empty for nothing."""
+    names = (
+        "masking_rate", "learning_rate", "decay", "end_rate", *THETAS, "batch_warmup_steps",
+    )  # fmt: skip
+    given = {name: phase.get(name, getattr(PhaseConfig, name)) for name in names}
+    parts = [
+        f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:g}'}"
+        for name, value in given.items()
+        if value != getattr(PhaseConfig, name)
+    ]
+    return ", ".join(parts)
+
+
 @dataclass(frozen=True)
 class Phase:
     """A stretch of training with one shape."""
@@ -77,3 +97,31 @@ class Phase:
     batch_size: int
     """B, rows of a step over all processes."""
     num_steps: int
+    batch_warmup_steps: int = 0
+    """Steps with fewer rows, at the beginning (see `PhaseConfig`)."""
+
+    @property
+    def stages(self) -> tuple[tuple[int, int], ...]:
+        """Steps and rows of each step, from the start to the end of the phase."""
+        warmup, parts = self.batch_warmup_steps, (8, 4, 2)
+        ends = [round(warmup * n / len(parts)) for n in range(len(parts) + 1)]
+        growing = [
+            (end - begin, max(1, self.batch_size // part))
+            for (begin, end), part in zip(itertools.pairwise(ends), parts, strict=True)
+        ]
+        stages = (*growing, (self.num_steps - warmup, self.batch_size))
+        return tuple(stage for stage in stages if stage[0])
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all steps."""
+        return sum(steps * rows for steps, rows in self.stages)
+
+    def rows_of(self, step: int) -> tuple[int, int]:
+        """Return the number of the first row of a step, counted from the phase's, and its rows."""
+        first = 0
+        for steps, rows in self.stages:
+            if step < steps:
+                return first + step * rows, rows
+            first, step = first + steps * rows, step - steps
+        raise IndexError(f"the phase has {self.num_steps} steps")

@@ -128,7 +128,7 @@ class ExampleStream:
                         f"it must be {least} to {most:,}"
                     )
         # Python integers: the sum must not wrap.
-        rows = (phase.num_steps * phase.batch_size for phase in self.phases)
+        rows = (phase.num_rows for phase in self.phases)
         self._first_row = list(accumulate(rows, initial=0))
         self._first_step = list(accumulate((p.num_steps for p in self.phases), initial=0))
         if self._first_row[-1] > _MAX_ROWS:
@@ -178,9 +178,9 @@ class ExampleStream:
           IndexError: the step is beyond the last phase.
         """
         number = self.phase_of(step)
-        phase = self.phases[number]
-        rows = _share(phase.batch_size, process_count)
-        start = (step - self._first_step[number]) * phase.batch_size + process_index * rows
+        start, batch_size = self.phases[number].rows_of(step - self._first_step[number])
+        rows = _share(batch_size, process_count)
+        start += process_index * rows
         plan = self.plan(number)
         batch = plan.batch(self._stores[number], self._rows(number, len(plan), start, start + rows))
         first = self._first_row[number] + start
@@ -222,7 +222,8 @@ class TrainBatches:
           UserError: a batch does not divide among the processes, or the step is beyond the end.
         """
         for phase in stream.phases:
-            _share(phase.batch_size, process_count)
+            for _, rows in phase.stages:
+                _share(rows, process_count)
         if not 0 <= start_step <= stream.num_steps:
             raise UserError(
                 f"the first step is {start_step}; training has the steps 0 to {stream.num_steps}"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from bert_jax.data.phases import described
 from bert_jax.exchange.huggingface import auto_class
 from bert_jax.exchange.huggingface_files import state_dict_of, task_of
 from bert_jax.saved.model import SavedModel
@@ -121,7 +122,8 @@ def _training(saved: SavedModel) -> str:
     rows = [("updates", f"{saved.origin.step:,}")]
     for phase in training.get("phases", []):
         said = f"{phase['batch_size']} rows of {phase['length']} tokens"
-        rows.append((f"share {phase['share']:g} of the updates", said))
+        own = described(phase)
+        rows.append((f"share {phase['share']:g} of the updates", f"{said}; {own}" if own else said))
     for key in ("num_epochs", "batch_size"):
         if key in training:
             rows.append((key.replace("_", " "), f"{training[key]:g}"))

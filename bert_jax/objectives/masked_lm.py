@@ -79,11 +79,11 @@ class MaskedLM(Objective):
         return {**batch, **masked._asdict()}
 
     def counts(self, rows: Batch) -> Scalars:
-        """Count masked positions and labelled pairs."""
-        return {
-            "mlm_count": jnp.sum(rows["weights"]),
-            "nsp_count": jnp.sum(rows["pair_labels"] >= 0),
-        }
+        """Count masked positions and, where the model has a pooler, labelled pairs."""
+        masked = {"mlm_count": jnp.sum(rows["weights"])}
+        if not self.model.pooler:
+            return masked
+        return masked | {"nsp_count": jnp.sum(rows["pair_labels"] >= 0)}
 
     def forward(
         self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
@@ -91,13 +91,17 @@ class MaskedLM(Objective):
         """Sum losses (nats), right answers and counts over the rows."""
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
         vocabulary = vocabulary_logits(self.model, params, states, rows["positions"])
-        pairs = pair_logits(self.model, params, states)
         masked = masked_sums(vocabulary, rows["labels"], rows["weights"])
+        if not self.model.pooler:
+            return Forward(masked)
+        pairs = pair_logits(self.model, params, states)
         return Forward(masked | pair_sums(pairs, rows["pair_labels"]))
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Add the masked-LM loss and the sentence-pair loss (appendix A.2)."""
         masked = ratio(sums["mlm_loss"], counts["mlm_count"])
+        if not self.model.pooler:
+            return masked
         return masked + ratio(sums["nsp_loss"], counts["nsp_count"])
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:

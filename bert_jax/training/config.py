@@ -4,6 +4,7 @@ import bisect
 import dataclasses
 import itertools
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from bert_jax.checkpoint import Retention
 from bert_jax.config.mapping import check_values
@@ -103,11 +104,17 @@ class TrainingConfig:
                     f"training.phases[{number}].batch_size {phase.batch_size} is not divisible by "
                     f"training.accumulation {self.accumulation}"
                 )
-        for number, steps in enumerate(self.phase_steps):
+        for number, (phase, steps) in enumerate(zip(self.phases, self.phase_steps, strict=True)):
             if steps < 1:
                 raise UserError(
-                    f"training.phases[{number}]: a share of {self.phases[number].share:g} of "
+                    f"training.phases[{number}]: a share of {phase.share:g} of "
                     f"{self.num_steps} steps is no step; raise training.num_steps or the share"
+                )
+
+            if phase.batch_warmup_steps > steps:
+                raise UserError(
+                    f"training.phases[{number}].batch_warmup_steps is {phase.batch_warmup_steps}, "
+                    f"but the phase has {steps} steps; expected at most as many"
                 )
 
     @property
@@ -184,6 +191,11 @@ class PretrainConfig:
                 f"{self.data.pairing!r} makes rows of two sentence types; it must be 2, or "
                 "data.pairing 'none'"
             )
+        if self.has_pairs and not self.model.pooler:
+            raise UserError(
+                f"model.pooler is false, but data.pairing {self.data.pairing!r} learns labels of "
+                "pairs from the pooler's output; set data.pairing 'none'"
+            )
         self._check_best()
         self._check_rates()
         if not self.init:  # else the model's architecture is not known yet
@@ -244,7 +256,7 @@ class PretrainConfig:
     def phases(self) -> tuple[Phase, ...]:
         """The phases as the input pipeline takes them."""
         return tuple(
-            Phase(length=phase.length, batch_size=phase.batch_size, num_steps=steps)
+            Phase(phase.length, phase.batch_size, steps, phase.batch_warmup_steps)
             for phase, steps in zip(self.training.phases, self.training.phase_steps, strict=True)
         )
 
@@ -276,7 +288,7 @@ class PretrainConfig:
             training=replace(self.training, phases=phases),
         )
 
-    def _thetas(self, number: int) -> dict[str, float]:
+    def _thetas(self, number: int) -> dict[str, Any]:
         phase = self.training.phases[number]
         own = {name: getattr(phase, name) for name in THETAS}
         return {n: getattr(self.model, n) if theta is None else theta for n, theta in own.items()}
@@ -302,7 +314,7 @@ class PretrainConfig:
         return self._masking_at(self.masking.eval_rate)
 
     def _masking_at(self, rate: float) -> "PretrainConfig":
-        nothing = dict.fromkeys(("masking_rate", *THETAS))
+        nothing: dict[str, Any] = dict.fromkeys(("masking_rate", *THETAS))
         phases = tuple(replace(phase, **nothing) for phase in self.training.phases)
         return replace(
             self,

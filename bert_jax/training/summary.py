@@ -1,5 +1,6 @@
 """Lines of a run at its start and its end."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from jax.sharding import Mesh
 
 import bert_jax
 from bert_jax.data.pairs import PairPlan, losses
+from bert_jax.data.phases import described
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.objectives.objective import Metric, Objective, num_params
 from bert_jax.run.goodput import Clock
@@ -55,14 +57,16 @@ def summary(
     for number, phase in enumerate(config.phases):
         plan = stream.plan(number)
         rows = len(plan) / config.data.num_passes
-        epochs = phase.num_steps * phase.batch_size / rows
+        epochs = phase.num_rows / rows
         phases.append(
             f"phase    {phase.num_steps:,} steps of {phase.batch_size:,} rows of {phase.length} "
             f"tokens: {epochs:.2f} epochs of {rows:,.0f} rows"
         )
+        if own_values := described(dataclasses.asdict(config.training.phases[number])):
+            phases[-1] += f"; {own_values}"
         if config.training.phases[number].corpus:
             own = stream.store(number)
-            phases[-1] += f" of {own.path} ({own.num_tokens:,} tokens)"
+            phases[-1] += f"; text {own.path} ({own.num_tokens:,} tokens)"
         if isinstance(plan, PairPlan):
             clause, warning = losses(plan, stream.store(number), config.data.pairing)
             phases[-1] += f"; {clause}"

@@ -110,10 +110,11 @@ class _Run:
         check_workdir(work, config, store, self.stores)
         self.mesh = make_mesh(config.mesh)
         for number, phase in enumerate(config.phases):
-            check_batch_size(
-                phase.batch_size, self.mesh, config.training.accumulation,
-                where=f"training.phases[{number}].batch_size",
-            )  # fmt: skip
+            for _, rows in phase.stages:
+                where = f"training.phases[{number}].batch_size"
+                if rows != phase.batch_size:
+                    where += f" {phase.batch_size} in the batch warm-up"
+                check_batch_size(rows, self.mesh, config.training.accumulation, where)
         self.shard = data_shard(self.mesh)
         numbers = range(len(config.phases))
         self.settings = [step_config(config, corpus, number) for number in numbers]

@@ -310,3 +310,23 @@ def test_a_phase_may_read_another_text():
     assert row_keys(alone.batch(7)) != row_keys(plain.batch(7))
     with pytest.raises(UserError, match="document"):  # found before the phase is reached
         ExampleStream(STORE, DataConfig(), phases, stores={2: make_store([[5, 5]])})
+
+
+def test_a_batch_warm_up_reads_the_same_rows_in_smaller_batches():
+    config, grown = DataConfig(pairing="none"), Phase(32, 16, 12, batch_warmup_steps=8)
+    assert grown.stages == ((3, 2), (2, 4), (3, 8), (4, 16))
+    stream = ExampleStream(STORE, config, [grown, Phase(32, 4, 2)], seed=3)
+    plain = ExampleStream(STORE, config, [Phase(32, 1, grown.num_rows), Phase(32, 4, 2)], seed=3)
+    batches = [stream.batch(step) for step in range(14)]
+    sizes = [len(batch["row_index"]) for batch in batches]
+    assert sizes == [2] * 3 + [4] * 2 + [8] * 3 + [16] * 4 + [4] * 2
+    rows = [plain.batch(step) for step in range(grown.num_rows + 2)]
+    for name in batches[0]:
+        ours, theirs = (np.concatenate([each[name] for each in part]) for part in (batches, rows))
+        np.testing.assert_array_equal(ours, theirs, err_msg=name)
+    halves = [stream.batch(6, index, 2) for index in range(2)]
+    np.testing.assert_array_equal(
+        np.concatenate([half["tokens"] for half in halves]), batches[6]["tokens"]
+    )
+    with pytest.raises(UserError, match="a batch of 2 rows does not divide among 4 processes"):
+        TrainBatches(stream, 0, 0, 4)

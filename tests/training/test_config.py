@@ -126,6 +126,7 @@ def test_phases_cover_the_run():
         ({"model": {"hidden_dim": 100}}, r"hidden_dim 100 is not divisible"),
         ({"model": {"vocab_size": -1}}, r"vocab_size is -1"),
         ({"model": {"num_types": 1}}, r"num_types is 1, but data.pairing 'nsp'"),
+        ({"model": {"pooler": False}}, r"model.pooler is false, but data.pairing 'nsp' learns"),
         ({"checkpoint": {"keep": 0}}, r"checkpoint: keep is 0; it must be at least 1"),
         ({"seed": -1}, r"seed is -1"),
     ],
