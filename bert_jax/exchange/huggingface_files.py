@@ -9,6 +9,7 @@ import numpy as np
 import safetensors.numpy
 
 from bert_jax.errors import UserError
+from bert_jax.formats.entries import Entry, in_model
 from bert_jax.formats.families import class_written, from_bert
 from bert_jax.formats.family_tables import WRITTEN
 from bert_jax.formats.huggingface_config import head_to_huggingface, model_config_to_huggingface
@@ -16,12 +17,19 @@ from bert_jax.formats.huggingface_files import WEIGHTS
 from bert_jax.formats.huggingface_names import (
     POOLED_HEADS,
     PRETRAINING_TASKS,
-    Entry,
-    in_model,
     table_of,
     to_huggingface,
 )
+from bert_jax.formats.modern import modern_table, pooling_to_huggingface, unlike_head
+from bert_jax.formats.modern_config import (
+    is_bert,
+    modern_config_to_huggingface,
+    modern_kind,
+    unlike,
+)
+from bert_jax.formats.modern_tables import MODERN
 from bert_jax.formats.sentencepiece_json import tokenizer_json
+from bert_jax.model.heads import Params
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import CONFIG_NAME
@@ -35,7 +43,20 @@ _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token
 
 
 def family_of(saved: SavedModel) -> str:
-    """Return the `model_type` of a written model: bert, unless only another computes the same."""
+    """Return the `model_type` of a written model: bert, unless only another computes the same.
+
+    Raises:
+        UserError: No family computes what the model does; says what is unlike the nearest one.
+    """
+    if not is_bert(saved.config):
+        if (modern := modern_kind(saved.config)) is not None:
+            return modern
+        nearest = min(MODERN, key=lambda kind: len(unlike(kind, saved.config)))
+        raise UserError(
+            f"{saved.name}: no class of Transformers computes this model. The nearest is "
+            f"{MODERN[nearest].name}, but {'; '.join(unlike(nearest, saved.config))}. Pretrain a "
+            "model with these fields"
+        )
     if saved.config.projects_embeddings or "rtd" in saved.params:
         return "electra"
     kind = WRITTEN.get(saved.config.pooler_activation, "bert")
@@ -48,7 +69,10 @@ def family_of(saved: SavedModel) -> str:
 
 def class_of(saved: SavedModel) -> str:
     """Return the class of Transformers that has the parts of a model."""
-    return class_written(family_of(saved), task_of(saved))
+    kind = family_of(saved)
+    if kind in MODERN:
+        return MODERN[kind].class_of(task_of(saved))
+    return class_written(kind, task_of(saved))
 
 
 def task_of(saved: SavedModel) -> str:
@@ -56,7 +80,13 @@ def task_of(saved: SavedModel) -> str:
     if saved.outputs is not None:
         name: str = head_to_huggingface(saved.outputs)["architectures"][0]
         return name.removeprefix("Bert")
-    if family_of(saved) == "electra" and POOLED_HEADS & saved.params.keys():
+    kind = family_of(saved)
+    if kind in MODERN and (heads := {"nsp", "rtd"} & saved.params.keys()):
+        raise UserError(
+            f"{saved.name}: no class of Transformers' {MODERN[kind].name} has the head "
+            f"{' or '.join(sorted(heads))}; pretrain masked words with data.pairing none"
+        )
+    if kind == "electra" and POOLED_HEADS & saved.params.keys():
         raise UserError(
             f"{saved.name}: no class of Transformers has both a head for pairs of sentences and "
             f"embeddings ({saved.config.embedding_width}) of another width than the layers "
@@ -69,9 +99,13 @@ def task_of(saved: SavedModel) -> str:
 def entries_of(saved: SavedModel) -> list[Entry]:
     """Return the parameters that the class of a model has."""
     head = None if saved.outputs is None else saved.outputs.head
-    parts = saved.params if head is None else ()
-    table = table_of(parts, head, pooler=has_place_for_pooler(saved))
-    return in_model(table, saved.config)
+    kind, parts = family_of(saved), saved.params if head is None else ()
+    if kind in MODERN:
+        head_kind = None if head is None else head.kind
+        table = modern_table(kind, head_kind, masked_lm="mlm" in parts)
+    else:
+        table = table_of(parts, head, pooler=has_place_for_pooler(saved))
+    return in_model(table, _complete(saved))
 
 
 def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
@@ -82,12 +116,23 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
     """
     task, kind = task_of(saved), family_of(saved)
     saved = without_types(saved)
-    params = saved.complete_params() if has_place_for_pooler(saved) else saved.params
-    found = to_huggingface(params, saved.config, entries_of(saved))
-    if kind != "bert":
+    found = to_huggingface(_complete(saved), saved.config, entries_of(saved))
+    if kind != "bert" and kind not in MODERN:
         found = from_bert(kind, task, model_config_to_huggingface(saved.config), found)[1]
-    prefix = f"{kind}." if task == "Model" else ""
+    prefix = prefix_left_out(saved)
     return {key.removeprefix(prefix): array for key, array in found.items()}
+
+
+def prefix_left_out(saved: SavedModel) -> str:
+    """Return the beginning of the encoder's names that the class of a bare encoder leaves out."""
+    if task_of(saved) != "Model":
+        return ""
+    kind = family_of(saved)
+    return MODERN[kind].prefix if kind in MODERN else f"{kind}."
+
+
+def _complete(saved: SavedModel) -> Params:
+    return saved.complete_params() if has_place_for_pooler(saved) else saved.params
 
 
 def without_types(saved: SavedModel) -> SavedModel:
@@ -112,26 +157,38 @@ def untrained_parts(saved: SavedModel) -> list[str]:
 
 def has_place_for_pooler(saved: SavedModel) -> bool:
     """Whether the class of a model has a pooler, or the map of a classification in its place."""
-    if family_of(saved) == "electra":
+    kind = family_of(saved)
+    if kind == "electra":
         return task_of(saved) == "ForSequenceClassification"
+    if kind in MODERN:
+        head = None if saved.outputs is None else saved.outputs.head.kind
+        return any("pooler" in entry.path for entry in MODERN[kind].heads.get(f"{head}", ()))
     return task_of(saved) not in _WITHOUT_POOLER
 
 
 def config_of(saved: SavedModel) -> dict[str, Any]:
     """Return the content of `config.json`."""
+    kind, special = family_of(saved), saved.tokenizer.special_ids
     fields: dict[str, Any] = {
-        "architectures": [class_of(saved)],
-        **model_config_to_huggingface(saved.config),
-        "dtype": "float32",
-        "pad_token_id": saved.tokenizer.special_ids.pad,
-        "tie_word_embeddings": True,
-    }
+        "dtype": "float32", "pad_token_id": special.pad, "tie_word_embeddings": saved.config.tied,
+    }  # fmt: skip
+    if kind in MODERN:
+        fields |= modern_config_to_huggingface(kind, saved.config)
+        fields |= {"cls_token_id": special.cls, "sep_token_id": special.sep}
+        fields |= {"bos_token_id": special.cls, "eos_token_id": special.sep}
+        fields |= {"mask_token_id": special.mask}
+    else:
+        fields |= model_config_to_huggingface(saved.config)
     if saved.outputs is not None:
         fields |= head_to_huggingface(saved.outputs)
+        if kind in MODERN:
+            fields |= pooling_to_huggingface(kind, saved.outputs.head)
     if untrained := untrained_parts(saved):
         fields[UNTRAINED] = untrained
-    kind = family_of(saved)
-    return fields if kind == "bert" else from_bert(kind, task_of(saved), fields, {})[0]
+    fields["architectures"] = [class_of(saved)]
+    if kind == "bert" or kind in MODERN:
+        return fields
+    return from_bert(kind, task_of(saved), fields, {})[0]
 
 
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
@@ -144,6 +201,13 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
         OSError: The files cannot be written.
     """
     activation, kind = saved.config.pooler_activation, family_of(saved)
+    if kind in MODERN and saved.outputs is not None:
+        head = saved.outputs.head
+        if wrong := unlike_head(kind, saved.config, head):
+            raise UserError(
+                f"{saved.name}: no class of Transformers' {MODERN[kind].name} computes this head: "
+                f"{wrong}. Export with --to orbax"
+            )
     if kind == "electra" and "mlm" in saved.params and saved.config.activation != "gelu":
         raise UserError(
             f"{saved.name}: model.activation is {saved.config.activation}, and the masked-LM head "
@@ -190,7 +254,7 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config |= {"model_max_length": saved.max_length}
     config.setdefault("clean_up_tokenization_spaces", False)
-    if saved.config.num_types == 1:  # their models refuse the type of a second text, or all types
+    if saved.config.num_types < 2:  # their models refuse the type of a second text, or all types
         config["model_input_names"] = ["input_ids", "attention_mask"]
     elif config.get("tokenizer_class") == "PreTrainedTokenizerFast":
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]

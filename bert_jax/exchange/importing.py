@@ -2,11 +2,12 @@
 
 report = import_model("roberta-base", Path("work/roberta"))
 
-The source is a directory in Hugging Face's format of any family in `convert.families`, a TensorFlow
-checkpoint of the original code, or a name on the Hugging Face Hub. What is written is a BERT in
-Hugging Face's format and `import.json`, and it is proven before it appears: read back, bit for bit
-what was meant; and where Transformers is installed, states, logits and token ids compared with
-those of the source in its own class.
+The source is a directory in Hugging Face's format of any family in `formats.families` or
+`formats.modern_tables`, a TensorFlow checkpoint of the original code, or a name on the Hugging Face
+Hub. What is written is a BERT, or a model of the same modern family, in Hugging Face's format, and
+`import.json`. The model is proven before it appears: read back, bit for bit what was meant; and
+where Transformers is installed, states, logits and token ids are compared with those of the source
+in its own class.
 """
 
 import hashlib
@@ -38,7 +39,7 @@ from bert_jax.exchange.proof import (
     texts_for,
 )
 from bert_jax.exchange.theirs import source_outputs, source_tokenizer
-from bert_jax.formats.families import BertForm, to_bert
+from bert_jax.formats.families import BertForm, form_of, to_bert
 from bert_jax.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
     WEIGHTS,
@@ -46,6 +47,7 @@ from bert_jax.formats.huggingface_files import (
     read_weights,
 )
 from bert_jax.formats.huggingface_names import PRETRAINING_HEADS
+from bert_jax.formats.modern import ModernForm
 from bert_jax.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
 from bert_jax.saved.model import SavedModel, saved_from
 from bert_jax.tokenization.load import load_tokenizer
@@ -60,7 +62,7 @@ class Source:
     """A model as it was found."""
 
     saved: SavedModel
-    form: BertForm
+    form: BertForm | ModernForm
     made_by: str
     """Its class, or "TensorFlow 1"."""
     directory: Path | None
@@ -174,7 +176,7 @@ def _from_directory(directory: Path) -> Source:
     made_by = model_class(config)
     if config.get("model_type") == "albert":
         to_bert(config, {}, where=f"{path}")  # says why, before the weights are missed
-    form = to_bert(config, read_weights(directory, made_by), where=f"{path}")
+    form = form_of(config, read_weights(directory, made_by), where=f"{path}")
     saved = saved_from(
         form,
         load_tokenizer(directory),
@@ -232,6 +234,8 @@ def compare_with_source(found: Source, tolerance: float) -> dict[str, Any] | str
     """Return the largest differences from the source in its own class; or why there are none."""
     if found.directory is None:
         return "not compared: no other program here reads this format"
+    if isinstance(found.form, ModernForm) and not found.form.modern.native:
+        return f"not compared: Transformers has no class of {found.form.family}; code is not run"
     missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
     if missing:
         return f"not compared with the source: {', '.join(missing)} is not installed"

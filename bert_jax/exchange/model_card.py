@@ -7,7 +7,8 @@ from typing import Any
 
 from bert_jax.data.phases import described
 from bert_jax.exchange.huggingface import auto_class
-from bert_jax.exchange.huggingface_files import state_dict_of, task_of
+from bert_jax.exchange.huggingface_files import family_of, state_dict_of, task_of
+from bert_jax.formats.modern_tables import MODERN
 from bert_jax.saved.model import SavedModel
 
 _PIPELINES = {
@@ -59,10 +60,17 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
 
 def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     model, outputs = saved.config, saved.outputs
+    family = MODERN[family_of(saved)].name if family_of(saved) in MODERN else "BERT"
+    article = "An" if family[0] in "AE" else "A"
     kind = {
-        "pretrain": f"A BERT pretrained with bert_jax for {saved.origin.step:,} updates.",
-        "finetune": f"A BERT fine-tuned with bert_jax for {saved.origin.step:,} updates.",
-    }.get(saved.origin.kind, "A BERT that was read from Hugging Face's format and written again.")
+        "pretrain": f"{article} {family} pretrained with bert_jax for {saved.origin.step:,} "
+        "updates.",
+        "finetune": f"{article} {family} fine-tuned with bert_jax for {saved.origin.step:,} "
+        "updates.",
+    }.get(
+        saved.origin.kind,
+        f"{article} {family} that was read from Hugging Face's format and written again.",
+    )
     count = sum(array.size for array in state_dict_of(saved).values())
     text = (
         f"{kind} `{parity['class']}` in the format `{parity['format']}`: {model.num_layers} layers "

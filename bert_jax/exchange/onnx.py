@@ -19,9 +19,10 @@ import jax
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.exchange.huggingface_files import write_description
+from bert_jax.exchange.huggingface_files import family_of, write_description
 from bert_jax.exchange.proof import ProofFailedError, compare_shapes
 from bert_jax.formats.huggingface_names import LOGITS
+from bert_jax.formats.modern_tables import MODERN
 from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.saved.model import SavedModel
 
@@ -44,8 +45,14 @@ def write(saved: SavedModel, out: Path) -> None:
 
     Raises:
         UserError: `onnx` or `onnxruntime` is not installed, or the tokenizer cannot be said in
-            Hugging Face's format.
+            Hugging Face's format, or the model is of a modern family.
     """
+    if family_of(saved) in MODERN:
+        raise UserError(
+            f"{saved.name} is a {MODERN[family_of(saved)].name}; graphs of ONNX are made of BERT's "
+            "layers alone. Export with --to stablehlo, or with --to huggingface and convert that "
+            "with Optimum"
+        )
     onnx = _package("onnx")
     _package("onnxruntime")  # without which the proof could not be made
     write_description(saved, out)
@@ -144,6 +151,8 @@ class _Graph:
         """One of `ModelConfig.activation` or `pooler_activation`."""
         if kind in ("relu", "tanh"):
             return self.op(kind.capitalize(), x, name=name)
+        if kind == "silu":
+            return self.op("Mul", x, self.op("Sigmoid", x), name=name)
         return self.op("Gelu", x, name=name, approximate="tanh" if kind == "gelu_tanh" else "none")
 
     def model(self, outputs: Outputs) -> Any:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.formats.huggingface_names import VOCABULARY_PATHS
+from bert_jax.formats.entries import VOCABULARY_PATHS
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import (
     ReplacedHead,
@@ -20,7 +20,7 @@ from bert_jax.model.heads import (
     vocabulary_logits,
     with_params,
 )
-from bert_jax.model.task_heads import TaskHeadConfig, apply_head
+from bert_jax.model.task_heads import TaskHeadConfig, head_logits
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
@@ -184,8 +184,9 @@ def outputs_of(
     if "rtd" in params:
         found["rtd"] = with_params(params["rtd"], ReplacedHead, config)(hidden)[..., None]
     if head is not None:
-        x = found.get("pooled") if head.kind == "classification" else hidden
-        found |= {} if x is None else {"head": apply_head(config, head, params, x)}
+        pooled = head.kind == "classification" and config.pooler
+        if "pooled" in found or not pooled:
+            found["head"] = head_logits(config, head, params, hidden, inputs[2])
     return {name: array.astype(jnp.float32) for name, array in found.items()}
 
 

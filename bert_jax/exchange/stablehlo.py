@@ -23,11 +23,20 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bert_jax.exchange.huggingface_files import entries_of, family_of, task_of, write_huggingface
+from bert_jax.exchange.huggingface_files import (
+    entries_of,
+    family_of,
+    prefix_left_out,
+    task_of,
+    write_huggingface,
+)
 from bert_jax.exchange.proof import Batch, compare_shapes, outputs_of
+from bert_jax.formats.entries import Entry, insert, lookup, taken_apart, tensors
 from bert_jax.formats.families import bert_names
 from bert_jax.formats.huggingface_files import WEIGHTS
-from bert_jax.formats.huggingface_names import Entry, canonical_names, insert, lookup
+from bert_jax.formats.huggingface_names import canonical_names
+from bert_jax.formats.modern_tables import MODERN
+from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params
 from bert_jax.saved.model import SavedModel
 
@@ -60,13 +69,17 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
     )
     head = None if saved.outputs is None else saved.outputs.head
     entries = [e for e in entries_of(saved) if saved.has_pooler or "pooler" not in e.path]
-    names = canonical_names({name: name for name in weights})
-    if (kind := family_of(saved)) != "bert":
+    kind = family_of(saved)
+    if kind in MODERN:
+        names = {f"{prefix_left_out(saved)}{name}": name for name in weights}
+    elif kind == "bert":
+        names = canonical_names({name: name for name in weights})
+    else:
         names = bert_names(kind, task_of(saved), weights)
 
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}
-        params = _params(found, entries, saved.params)
+        params = _params(found, entries, saved.params, config)
         batch = Batch(tokens, type_ids, segment_ids)
         # On TPU and on newer GPUs a product of float32 is of fewer bits unless this is asked for.
         with jax.default_matmul_precision("highest"):
@@ -102,23 +115,31 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     return {**compared, "platforms": list(program.platforms), "versions": versions}
 
 
-def _params(found: Mapping[str, Any], entries: Sequence[Entry], ours: Params) -> Params:
+def _params(
+    found: Mapping[str, Any], entries: Sequence[Entry], ours: Params, config: ModelConfig
+) -> Params:
     """Our tree from their tensors while both are traced; only the shapes of `ours` are read.
 
     Layers are stacked here and taken apart by the encoder, which the compiler resolves: no copy.
     Token types that a class lacks are 0.
     """
     params: Params = {}
-    for entry in entries:
-        shape = np.shape(lookup(ours, entry.path))
-        if "{n}" in entry.name:
-            layers = [found[entry.name.format(n=n)] for n in range(shape[0])]
-            array = jnp.stack([_as_ours(entry, layer, shape[1:]) for layer in layers])
-        elif entry.name in found:
-            array = _as_ours(entry, found[entry.name], shape)
-        else:
-            array = jnp.zeros(shape, jnp.float32)
-        insert(params, entry.path, array)
+    for tensor in tensors(entries, ours, config):
+        shapes = [np.shape(lookup(ours, entry.path)) for entry in tensor.entries]
+        single = [shape[int(tensor.per_layer) :] for shape in shapes]
+        layers: list[list[jax.Array]] = []
+        for n in tensor.layers:
+            name = tensor.name.format(n=n)
+            if name not in found:
+                layers.append([jnp.zeros(shape, jnp.float32) for shape in single])
+                continue
+            pieces = taken_apart(tensor.entries, found[name], single)
+            layers.append(list(map(_as_ours, tensor.entries, pieces, single)))
+        for entry, shape, *arrays in zip(tensor.entries, single, *layers, strict=True):
+            # A first layer without a norm has a row that nothing reads.
+            unread = [jnp.ones(shape, jnp.float32)] * tensor.layers.start
+            stacked = jnp.stack([*unread, *arrays]) if tensor.per_layer else arrays[0]
+            insert(params, entry.path, stacked)
     return params
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import pre_tokenizers
 
 from bert_jax.errors import UserError
-from bert_jax.formats.huggingface_names import VOCABULARY_PATHS, insert, lookup
+from bert_jax.formats.entries import VOCABULARY_PATHS, insert, lookup
 from bert_jax.model.heads import Params
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -144,8 +144,7 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
     pieces = old.encode_batch(new.tokens)
     params: Params = jax.tree.map(lambda leaf: leaf, saved.params)
     for path in VOCABULARY_PATHS:
-        if path[0] in params:
-            rows = lookup(params, path)
+        if (rows := lookup(params, path)) is not None:
             insert(params, path, _grown(rows, old.vocab_size, config.padded_vocab_size, pieces))
     return dataclasses.replace(
         saved,

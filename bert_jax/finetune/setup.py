@@ -88,7 +88,8 @@ def set_up(config: FinetuneConfig) -> Setup:
     model = _encoder(initial.config, config.training)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     network = HEADS[task.objective].network
-    if network == "classification" and not (initial.has_pooler or config.reinitialise):
+    pools = network == "classification" and model.pooler
+    if pools and not (initial.has_pooler or config.reinitialise):
         _log.warning(
             "%s has no pooler, which this task reads: it begins at random, as the head does",
             initial.name,

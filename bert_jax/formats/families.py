@@ -19,11 +19,26 @@ from typing import Any, Literal
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.formats.config_fields import MAX_SIZE
 from bert_jax.formats.family_tables import BERT, BUFFERS, FAMILIES, TOKEN_HEADS, Family
-from bert_jax.formats.huggingface_config import CLASSES, MAX_SIZE, model_config_from_huggingface
+from bert_jax.formats.huggingface_config import (
+    CLASSES,
+    TaskOutputs,
+    head_from_huggingface,
+    model_config_from_huggingface,
+)
 from bert_jax.formats.huggingface_files import model_class
-from bert_jax.formats.huggingface_names import DUPLICATES, canonical_names, of_today
+from bert_jax.formats.huggingface_names import (
+    DUPLICATES,
+    canonical_names,
+    from_huggingface,
+    of_today,
+)
+from bert_jax.formats.modern import ModernForm, modern_form
+from bert_jax.formats.modern_tables import MODERN
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import Params
+from bert_jax.model.task_heads import TaskHeadConfig
 
 _EMBEDDINGS = "bert.embeddings.{}_embeddings.weight"
 _UNLIKE = {"ForMultipleChoice": "no head here compares rows"}
@@ -66,6 +81,30 @@ class BertForm:
             embedding_dim=self.embedding_dim,
         )
 
+    def outputs(self) -> TaskOutputs | None:
+        """Return the fine-tuning head and what its logits mean; see `head_from_huggingface`."""
+        return head_from_huggingface(self.config, self.arrays)
+
+    def params(
+        self, config: ModelConfig, head: TaskHeadConfig | None, *, pretraining: bool = True
+    ) -> Params:
+        """Return our parameters; see `from_huggingface`."""
+        return from_huggingface(self.arrays, config, head, pretraining=pretraining)
+
+    @property
+    def remark(self) -> str:
+        """Words for messages about names of tensors, which may not be those of the file."""
+        return "" if self.family == "BERT" else f" ({self.family}, under the names of BERT)"
+
+
+def form_of(
+    found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str
+) -> BertForm | ModernForm:
+    """Return a model of any family in the form from which ours is made; see `to_bert`."""
+    if found.get("model_type") in MODERN:
+        return modern_form(found, arrays, where=where)
+    return to_bert(found, arrays, where=where)
+
 
 def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str) -> BertForm:
     """Return a model of any family under BERT's names; a BERT loses unknown heads only.
@@ -85,7 +124,7 @@ def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
     if family is None:
         raise UserError(
             f"{where}: model_type is {kind!r:.80}; what can be imported is "
-            f"{', '.join(FAMILIES)} (and albert cannot: see docs/import.md)"
+            f"{', '.join([*FAMILIES, *MODERN])} (and albert cannot: see docs/import.md)"
         )
     if "auto_map" in found:
         raise UserError(

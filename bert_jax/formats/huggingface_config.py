@@ -7,14 +7,11 @@ from typing import Any, Literal
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.formats.config_fields import check_only, read_field, show, their_activation
 from bert_jax.formats.huggingface_files import model_class
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.tasks.task import HeadKind
-
-MAX_SIZE = 1 << 24
-MAX_LAYERS = 1024
-"""Bounds for values from a file; no existing model is beyond them."""
 
 _SIZES = {
     "vocab_size": "vocab_size",
@@ -31,14 +28,6 @@ _RATES = {
 }
 _SCALES = {"layer_norm_eps": "norm_eps", "initializer_range": "init_std"}
 """Theirs to ours. Where a file lacks a field, `BertConfig` and `ModelConfig` have one default."""
-
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-"""Theirs to ours; the first of several is the one that is written."""
 
 _ONLY: dict[str, tuple[Any, str]] = {
     "position_embedding_type": ("absolute", "only learned absolute positions are supported"),
@@ -79,33 +68,16 @@ def model_config_from_huggingface(found: Mapping[str, Any], *, where: str) -> Mo
         )
     if kind != "bert":
         raise UserError(
-            f"{where}: model_type is {_show(kind)}; only 'bert' is supported. `bert-jax import` "
+            f"{where}: model_type is {show(kind)}; only 'bert' is supported. `bert-jax import` "
             "makes one of a RoBERTa, ELECTRA or DistilBERT"
         )
     fields: dict[str, Any] = {}
     wrong: list[str] = []
 
     for name, ours in (_SIZES | _RATES | _SCALES | {"hidden_act": "activation"}).items():
-        value: Any = found.get(name)
-        if name in _SIZES:
-            limit = MAX_LAYERS if ours == "num_layers" else MAX_SIZE
-            fits, wanted = type(value) is int and 1 <= value <= limit, f"from 1 to {limit:,}"
-        elif name in _RATES:
-            fits, wanted = type(value) in (int, float) and 0 <= value < 1, "in [0, 1)"
-            value = float(value) if fits else value  # 0 may be written without a point
-        elif name in _SCALES:
-            fits, wanted = type(value) is float and 0 < value < 1, "between 0 and 1"
-        else:
-            fits = isinstance(value, str) and value in ACTIVATIONS
-            wanted = f"one of {', '.join(ACTIVATIONS)}"
-            value = ACTIVATIONS[value] if fits else value
-        if name in found and fits:
+        if name in found and (value := read_field(name, ours, found[name], wrong)) is not None:
             fields[ours] = value
-        elif name in found:
-            wrong.append(f"{name} is {_show(value)}; it must be {wanted}")
-    for name, (only, why) in _ONLY.items():
-        if name in found and found[name] not in (only, None):
-            wrong.append(f"{name} is {_show(found[name])}; {why}")
+    check_only(found, _ONLY, wrong)
     defaults = ModelConfig()
     width = fields.get("hidden_dim", defaults.hidden_dim)
     heads = fields.get("num_heads", defaults.num_heads)
@@ -125,14 +97,8 @@ def model_config_to_huggingface(config: ModelConfig) -> dict[str, Any]:
     theirs: dict[str, Any] = {name: getattr(config, ours) for name, ours in pairs.items()}
     if config.projects_embeddings:
         theirs["embedding_size"] = config.embedding_width
-    theirs["hidden_act"] = next(t for t, ours in ACTIVATIONS.items() if ours == config.activation)
+    theirs["hidden_act"] = their_activation(config.activation)
     return {"model_type": "bert", **theirs}
-
-
-def _show(value: object) -> str:
-    if isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    return repr(value)[:80]
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Classifier(TextPredictor):
             check_count("top", self.top)
         if not 0 <= self.threshold <= 1:
             raise UserError(f"threshold is {self.threshold}; a probability lies between 0 and 1")
-        if not self.model.has_pooler:
+        if self.model.config.pooler and not self.model.has_pooler:
             raise UserError(f"{self.model.name}: the head reads the pooler, and there is none")
 
     @override

@@ -19,7 +19,7 @@ from bert_jax.model.config import LayerKind, ModelConfig
 from bert_jax.model.encoder import Embeddings, Layer
 from bert_jax.model.heads import end_norm, pool, vocabulary_logits, with_params
 from bert_jax.model.rotation import make_context
-from bert_jax.model.task_heads import TaskHeadConfig, apply_head
+from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tokens
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Batch
 
@@ -47,7 +47,8 @@ def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[
     """Compute the logits of a fine-tuned head, in float32."""
     assert model.outputs is not None  # of `SavedModel.require`
     head = model.outputs.head
-    end = _before_end(model, batch, all_places=head.kind != "classification")
+    all_places = reads_all_tokens(model.config, head)
+    end = _before_end(model, batch, all_places=all_places)
     logits: Array = _task_logits(model.config, head, *end)
     return logits
 
@@ -195,11 +196,11 @@ def _task_logits(
     x: Float[Array, "B L D"],
     segment_ids: Int[Array, "B L"],
 ) -> Float[Array, "B C"] | Float[Array, "B L C"]:
-    if head.kind == "classification":
-        x = _pooler(config, end, x, segment_ids)
-    else:
+    if reads_all_tokens(config, head):
         x = end_norm(config, end, x)
-    return apply_head(config, head, end, x)
+    else:
+        x = _last(config, end, x, segment_ids)
+    return head_logits(config, head, end, x, segment_ids)
 
 
 @_program(0, 1)

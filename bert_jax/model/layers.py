@@ -106,8 +106,8 @@ _add_bias.defvjp(lambda x, bias: (_add_bias(x, bias), bias), _add_bias_backward)
 class Norm(nnx.Module):
     """Layer norm or RMS norm, as `config.norm` says, with float32 statistics."""
 
-    def __init__(self, config: ModelConfig, width: int | None = None):
-        """Make a norm of `width` numbers; by default of the width of the model."""
+    def __init__(self, config: ModelConfig, width: int | None = None, rngs: nnx.Rngs | None = None):
+        """Make a norm of `width` numbers, by default of the width of the model; none is random."""
         width = width or config.hidden_dim
         self.kind, self.eps = config.norm, config.norm_eps
         self.scale = parameter(jnp.ones((width,), jnp.float32), "embed")

@@ -5,20 +5,23 @@
     logits = apply_task(model, config, params, tokens, type_ids, segment_ids)
 
 Parameters are a nested dict with the entries `encoder` and `head`. All three heads are dropout and
-one affine map (Devlin et al. 2018, section 4); they differ in what they look at.
+one affine map (Devlin et al. 2018, section 4); they differ in what they look at. Encoders without a
+pooler have an entry `transform` too, a map before that (Warner et al. 2024, ModernBERT).
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout
-from bert_jax.model.encoder import PooledEncoder
+from bert_jax.model.encoder import Encoder, PooledEncoder
 from bert_jax.model.heads import LinearHead, Params, encode, init_params, pool, with_params
+from bert_jax.model.layers import ACTIVATIONS, Affine, Norm, output_std
 from bert_jax.model.layout import Layout
 
 _SITE = 1 << 16
@@ -35,6 +38,9 @@ class TaskHeadConfig:
     num_labels: int = 2
     dropout_rate: float = 0.1
     """Rate of the dropout before the affine map; 0 for span heads as published."""
+    pooling: Literal["first", "mean", "late"] = "first"
+    """What a classification without a pooler reads: the first token's state, the mean of all
+    tokens' states, or, with `late`, the mean of the logits of all tokens."""
 
     def __post_init__(self) -> None:
         """Refuse a head without outputs."""
@@ -46,11 +52,44 @@ class TaskHeadConfig:
             raise UserError(f"the head's dropout_rate is {self.dropout_rate}; it must be in [0, 1)")
 
 
+class TaskTransform(nnx.Module):
+    """Map, activation and norm, like those of the masked-LM head.
+
+    Where that head has none, only classifications have a map and an activation.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        width = config.hidden_dim
+        self.activation = config.head_activation or config.activation
+        self.dense = Affine(
+            config, {"embed": width}, {None: width}, rngs, bias=config.head_bias,
+            std=output_std(config),
+        )  # fmt: skip
+        self.norm = Norm(config) if config.head_transform else None
+
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """Position by position."""
+        x = ACTIVATIONS[self.activation](self.dense(x))
+        return x if self.norm is None else self.norm(x)
+
+
+def has_transform(config: ModelConfig, head: TaskHeadConfig) -> bool:
+    """Say whether a head begins with a map of its own."""
+    return not config.pooler and (config.head_transform or head.kind == "classification")
+
+
+def reads_all_tokens(config: ModelConfig, head: TaskHeadConfig) -> bool:
+    """Say whether a head reads other tokens than the first one."""
+    return head.kind != "classification" or not (config.pooler or head.pooling == "first")
+
+
 class TaskModel(nnx.Module):
     """Encoder and head."""
 
     def __init__(self, config: ModelConfig, head: TaskHeadConfig, rngs: nnx.Rngs):
-        self.encoder = PooledEncoder(config, rngs)
+        self.encoder = PooledEncoder(config, rngs) if config.pooler else Encoder(config, rngs)
+        if has_transform(config, head):
+            self.transform = TaskTransform(config, rngs)
         self.head = LinearHead(config, head.num_labels, rngs)
 
 
@@ -81,13 +120,43 @@ def apply_task(
     `params` come from `init_task_params`; the arrays and what follows are those of `heads.encode`.
     """
     hidden = encode(config, params, tokens, type_ids, segment_ids, stream, layout)
-    x = pool(config, params, hidden) if head.kind == "classification" else hidden
-    return apply_head(config, head, params, dropout(x, head.dropout_rate, stream, _SITE))
+    return head_logits(config, head, params, hidden, segment_ids, stream)
 
 
-def apply_head(
-    config: ModelConfig, head: TaskHeadConfig, params: Params, x: Float[Array, "... D"]
-) -> Float[Array, "... C"]:
-    """Compute the logits from pooled first tokens or states; `params` has a `head`."""
+def head_logits(
+    config: ModelConfig,
+    head: TaskHeadConfig,
+    params: Params,
+    hidden: Float[Array, "B P D"],
+    segment_ids: Integer[Array, "B L"],
+    stream: DropoutStream | None = None,
+) -> Float[Array, "B C"] | Float[Array, "B P C"]:
+    """Compute the logits of `apply_task` from the last states.
+
+    The first token's states are enough where `reads_all_tokens` says no. A row of a classification
+    is one segment; its tokens are those whose segment id is not 0.
+    """
+    x = hidden
+    if head.kind == "classification":
+        x = pool(config, params, hidden) if config.pooler else _pooled(head, hidden, segment_ids)
+    if has_transform(config, head):
+        x = with_params(params["transform"], TaskTransform, config)(x)
+    x = dropout(x, head.dropout_rate, stream, _SITE)
     logits: Array = with_params(params["head"], LinearHead, config, head.num_labels)(x)
-    return logits
+    late = head.kind == "classification" and not config.pooler and head.pooling == "late"
+    return _mean(logits, segment_ids) if late else logits
+
+
+def _pooled(
+    head: TaskHeadConfig, hidden: Float[Array, "B P D"], segment_ids: Integer[Array, "B L"]
+) -> Float[Array, "B D"] | Float[Array, "B P D"]:
+    if head.pooling == "mean":
+        return _mean(hidden, segment_ids)
+    return hidden if head.pooling == "late" else hidden[:, 0]
+
+
+def _mean(x: Float[Array, "B L D"], segment_ids: Integer[Array, "B L"]) -> Float[Array, "B D"]:
+    """Compute the mean over the tokens that are no padding, in float32; in the type of `x`."""
+    counted = (segment_ids > 0)[..., None].astype(jnp.float32)
+    total = (x.astype(jnp.float32) * counted).sum(1)
+    return (total / jnp.maximum(counted.sum(1), 1.0)).astype(x.dtype)

@@ -13,13 +13,11 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir, scheme
 from bert_jax.formats.families import BertForm, is_written, to_bert
-from bert_jax.formats.huggingface_config import (
-    TaskOutputs,
-    head_from_huggingface,
-    model_config_from_huggingface,
-)
+from bert_jax.formats.huggingface_config import TaskOutputs, model_config_from_huggingface
 from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, WEIGHTS, model_class, read_weights
-from bert_jax.formats.huggingface_names import from_huggingface
+from bert_jax.formats.modern import ModernForm, modern_form
+from bert_jax.formats.modern_config import modern_config
+from bert_jax.formats.modern_tables import MODERN
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
 from bert_jax.model.task_heads import TaskHeadConfig
@@ -138,9 +136,9 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
     Args:
         path: A work directory of `bert-jax pretrain` (the newest intact checkpoint) or of
             `bert-jax finetune` (the best model), local or in a bucket; or a local directory as
-            Transformers' `save_pretrained` writes it, of a BERT or an ELECTRA with any head or
-            none, or of a classifier of DistilBERT. Heads other than those of pretraining,
-            classification, tagging and span QA are passed over.
+            Transformers' `save_pretrained` writes it, of a BERT, an ELECTRA or a family of
+            `formats.modern_tables` with any head or none, or of a classifier of DistilBERT. Heads
+            other than those of pretraining, classification, tagging and span QA are passed over.
         encoder_only: Pass over all heads of a directory in Hugging Face's format, damaged or not.
         part: Model of a pretraining run that has several, such as the generator of replaced-token
             detection; empty: the first.
@@ -251,11 +249,18 @@ def in_units(saved: SavedModel) -> SavedModel:
 
 def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
-    if not (written := is_written(found)):
-        model_config_from_huggingface(found, where=where)  # before its files are missed
+    modern = found.get("model_type") in MODERN
+    if modern:
+        modern_config(found, where=where)  # before its files are missed
+    elif not (written := is_written(found)):
+        model_config_from_huggingface(found, where=where)
     tokenizer = load_tokenizer(directory)
     arrays = read_weights(directory, made_by)
-    form = to_bert(found, arrays, where=where) if written else BertForm("BERT", found, arrays)
+    form: BertForm | ModernForm
+    if modern:
+        form = modern_form(found, arrays, where=where)
+    else:
+        form = to_bert(found, arrays, where=where) if written else BertForm("BERT", found, arrays)
     name = f"{directory}, {made_by}"
     saved = saved_from(
         form, tokenizer, directory, name=name, where=where, encoder_only=encoder_only
@@ -267,7 +272,7 @@ def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool
 
 
 def saved_from(
-    form: BertForm,
+    form: BertForm | ModernForm,
     tokenizer: Tokenizer,
     files: Path,
     *,
@@ -275,7 +280,7 @@ def saved_from(
     where: str,
     encoder_only: bool = False,
 ) -> SavedModel:
-    """Return a model under BERT's names as one of ours.
+    """Return a model in the form of its files as one of ours.
 
     In messages `name` names the model and `where` its configuration.
 
@@ -285,12 +290,11 @@ def saved_from(
     config = form.model_config(where=where)
     _check_vocabulary(tokenizer, config.vocab_size, files)
     try:
-        outputs = None if encoder_only else head_from_huggingface(form.config, form.arrays)
+        outputs = None if encoder_only else form.outputs()
         head = None if outputs is None else outputs.head
-        params = from_huggingface(form.arrays, config, head, pretraining=not encoder_only)
+        params = form.params(config, head, pretraining=not encoder_only)
     except UserError as error:
-        as_bert = "" if form.family == "BERT" else f" ({form.family}, under the names of BERT)"
-        raise UserError(f"{files}{as_bert}: {error}") from error
+        raise UserError(f"{files}{form.remark}: {error}") from error
     return SavedModel(
         config=config,
         params=params,

@@ -168,7 +168,7 @@ def test_what_is_not_read_back_bit_for_bit_is_refused(tmp_path, monkeypatch, par
         ({"model_type": "t5"}, "model_type is 't5'"),
         ({"model_type": "electra", "embedding_size": 0}, "embedding_size is 0"),
         ({"auto_map": {"AutoModel": "a.B"}}, "code of its own"),
-        ({"hidden_act": "silu"}, "hidden_act is 'silu'"),
+        ({"hidden_act": "mish"}, "hidden_act is 'mish'"),
         ({"num_hidden_layers": 3}, r"layer.2.* is missing"),
         ({"vocab_size": 9}, "the tokenizer has 17 tokens and the model has embeddings for 9"),
         ({"bert_jax": "0.1.0"}, "a work directory of this program"),

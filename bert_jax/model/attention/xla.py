@@ -9,6 +9,7 @@ products of the layer's attention take.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,9 +72,13 @@ def xla_attention(
     return _attention(q, k, v, visible, drop, dropout_rate, when_kept).swapaxes(1, 2)
 
 
-def is_banded(queries: int, keys: int, window: int) -> bool:
-    """Say whether `banded_attention` takes these sizes, with fewer scores than all."""
-    return queries == keys and 3 * max(window, _SMALLEST_BLOCK) < keys
+def is_banded(queries: Any, keys: Any, window: int) -> bool:
+    """Say whether `banded_attention` takes these sizes, with fewer scores than all.
+
+    Sizes that are not known yet, of a program for rows of any length, are not taken.
+    """
+    known = isinstance(queries, int) and isinstance(keys, int)
+    return known and queries == keys and 3 * max(window, _SMALLEST_BLOCK) < keys
 
 
 def banded_attention(

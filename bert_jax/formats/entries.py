@@ -1,0 +1,323 @@
+"""Tables of parameters: the names of other software's tensors, and their places in our tree.
+
+Theirs are per layer, with kernels stored (out, in); ours are stacked over layers on axis 0, with
+kernels (inputs..., outputs...) whose heads are axes of their own, and a vocabulary padded to a
+multiple of 128.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import Params
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter (or, with `{n}` in its name, one per layer).
+
+    Entries of one name are one tensor of theirs: their rows, in the order of the table.
+    """
+
+    name: str
+    """Theirs."""
+    path: tuple[str, ...]
+    """Ours."""
+    kind: Literal["same", "kernel", "vocab"] = "same"
+    """`same`: equal up to reshaping; `kernel`: transposed; `vocab`: ours has padding rows."""
+    num_inputs: int = 1
+    """Leading axes of our kernel that are their `in` axis."""
+    by_head: bool = False
+    """Whether the entries of one name take turns head by head rather than follow one another."""
+    pairs: bool = False
+    """Whether the numbers of a head that are rotated together are neighbours: theirs are
+    (2 i, 2 i + 1), ours (i, i + K/2)."""
+
+
+def affine(name: str, *path: str, num_inputs: int = 1) -> list[Entry]:
+    """Return the entries of a map with a bias."""
+    return [
+        Entry(f"{name}.weight", (*path, "kernel"), "kernel", num_inputs),
+        Entry(f"{name}.bias", (*path, "bias")),
+    ]
+
+
+def norm(name: str, *path: str) -> list[Entry]:
+    """Return the entries of a norm with a bias."""
+    return [Entry(f"{name}.weight", (*path, "scale")), Entry(f"{name}.bias", (*path, "bias"))]
+
+
+class Tensor(NamedTuple):
+    """One tensor of theirs for each of some layers, or one."""
+
+    name: str
+    """Name, maybe with `{n}`."""
+    layers: range
+    """Numbers of the layers that have the tensor; one number for a tensor of no layer."""
+    entries: list[Entry]
+    """Parts of the tensor."""
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether each layer has one."""
+        return "{n}" in self.name
+
+
+def tensors(table: Iterable[Entry], tree: Params, config: ModelConfig) -> Iterator[Tensor]:
+    """Yield the tensors of a table, in the order of their first entries, as far as `tree` has them.
+
+    A first layer without an attention norm has none in a file; ours has a row of ones there.
+    """
+    entries: dict[str, list[Entry]] = {}
+    for entry in in_model(table, tree):
+        entries.setdefault(entry.name, []).append(entry)
+    for name, parts in entries.items():
+        first = int(parts[0].path[-2] == "attention_norm" and not config.first_norm)
+        yield Tensor(name, range(first, config.num_layers) if "{n}" in name else range(1), parts)
+
+
+def in_model(table: Iterable[Entry], tree: Params) -> list[Entry]:
+    """Leave out what a tree of parameters, or of their shapes, has not: biases, a map of tables."""
+    return [entry for entry in table if lookup(tree, entry.path) is not None]
+
+
+def to_tensors(
+    params: Params, config: ModelConfig, table: Iterable[Entry]
+) -> dict[str, np.ndarray]:
+    """Return the parameters (or gradients) that `table` names, under the names of the table."""
+    found = {}
+    for tensor in tensors(table, params, config):
+        arrays = [np.asarray(lookup(params, entry.path)) for entry in tensor.entries]
+        for n in tensor.layers:
+            pieces = [
+                _export(entry, array[n] if tensor.per_layer else array, config)
+                for entry, array in zip(tensor.entries, arrays, strict=True)
+            ]
+            found[tensor.name.format(n=n)] = _joined(tensor.entries, pieces, arrays)
+    return found
+
+
+def tensor_shapes(
+    table: Iterable[Entry], shapes: Params, config: ModelConfig
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a table; `shapes` has those of our parameters."""
+    found: dict[str, tuple[int, ...]] = {}
+    for tensor in tensors(table, shapes, config):
+        shape = _whole_shape(_piece_shapes(tensor, shapes, config))
+        found |= {tensor.name.format(n=n): shape for n in tensor.layers}
+    return found
+
+
+VOCABULARY_PATHS = (("encoder", "embeddings", "token"), ("mlm", "bias"), ("mlm", "decoder"))
+"""Our parameters with a row for each token."""
+MAX_SHOWN = 40
+_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+def read_tensors(
+    table: Iterable[Entry],
+    shapes: Params,
+    found: Mapping[str, Any],
+    config: ModelConfig,
+    copies: Mapping[str, str],
+) -> Params:
+    """Return the entries of `table` as a tree, in float32.
+
+    Args:
+        table: The entries.
+        shapes: Shapes of our parameters.
+        found: Arrays by the names of the table.
+        config: The architecture.
+        copies: Names that may be there too, to the tensor they must equal; or to "".
+
+    Raises:
+        UserError: Says all that is missing, unexpected or does not fit.
+    """
+    params: Params = {}
+    wrong: dict[str, list[str]] = {}
+    used = set(copies)
+    for tensor in tensors(table, shapes, config):
+        pieces = _piece_shapes(tensor, shapes, config)
+        expected = _whole_shape(pieces)
+        arrays = []
+        for n in tensor.layers:
+            name = tensor.name.format(n=n)
+            used.add(name)
+            if name not in found:
+                wrong.setdefault("is missing", []).append(name)
+                continue
+            array, problem = _as_float32(found[name], expected)
+            if problem:
+                wrong.setdefault(problem, []).append(name)
+                continue
+            arrays.append(array)
+        if len(arrays) == len(tensor.layers):
+            _fill(tensor, arrays, params, shapes)
+    for name in sorted(set(found) - used):
+        wrong.setdefault("is unexpected", []).append(name)
+    for name, original in copies.items():
+        if {name, original} <= found.keys() and not np.array_equal(found[name], found[original]):
+            wrong.setdefault(f"is not equal to {original}, ours is the same", []).append(name)
+    if wrong:
+        said = [f"{name} {problem}" for problem, names in wrong.items() for name in _folded(names)]
+        more = f"; and {len(said) - MAX_SHOWN} more" if len(said) > MAX_SHOWN else ""
+        raise UserError(
+            "these weights are not of this configuration: " + "; ".join(said[:MAX_SHOWN]) + more
+        )
+    return params
+
+
+def _fill(tensor: Tensor, arrays: Sequence[np.ndarray], params: Params, shapes: Params) -> None:
+    """Write the tensors of all layers, or the one tensor, into `params`."""
+    filled = []
+    for entry in tensor.entries:
+        shape = lookup(shapes, entry.path).shape
+        ours = _empty(shape if tensor.per_layer else (1, *shape))
+        ours[: tensor.layers.start] = entry.path[-1] == "scale"  # of layers that have no norm
+        filled.append(ours)
+        insert(params, entry.path, ours if tensor.per_layer else ours[0])
+    for n, array in zip(tensor.layers, arrays, strict=True):
+        pieces = taken_apart(tensor.entries, array, [ours[n].shape for ours in filled])
+        for entry, piece, ours in zip(tensor.entries, pieces, filled, strict=True):
+            _import(entry, piece, ours[n])
+
+
+def _piece_shapes(tensor: Tensor, shapes: Params, config: ModelConfig) -> list[tuple[int, ...]]:
+    return [
+        _their_shape(e, lookup(shapes, e.path).shape[int(tensor.per_layer) :], config)
+        for e in tensor.entries
+    ]
+
+
+def _whole_shape(pieces: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return (sum(shape[0] for shape in pieces), *pieces[0][1:])
+
+
+def taken_apart(entries: Sequence[Entry], whole: Any, ours: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Return the parts of a tensor of theirs, one for each entry, with the rows in our order.
+
+    `ours` has the shapes of our parameters. The tensor may be one that is traced.
+    """
+    if len(entries) == 1:
+        pieces = [whole]
+    elif entries[0].by_head:
+        heads, width = ours[0][-2:]
+        turns = whole.reshape(heads, len(entries), width, *whole.shape[1:])
+        pieces = [turns[:, i].reshape(-1, *whole.shape[1:]) for i in range(len(entries))]
+    else:
+        pieces, start = [], 0
+        for entry, shape in zip(entries, ours, strict=True):
+            outputs = shape[entry.num_inputs :] if entry.kind == "kernel" else shape
+            stop = start + int(np.prod(outputs))
+            pieces.append(whole[start:stop])
+            start = stop
+    return [
+        _rows_of_pairs(piece, shape[-2:], back=False) if entry.pairs else piece
+        for entry, piece, shape in zip(entries, pieces, ours, strict=True)
+    ]
+
+
+def _joined(
+    entries: Sequence[Entry], pieces: Sequence[np.ndarray], arrays: Sequence[np.ndarray]
+) -> np.ndarray:
+    """Return the tensor whose parts these are: the inverse of `taken_apart`."""
+    pieces = [
+        _rows_of_pairs(piece, array.shape[-2:], back=True) if entry.pairs else piece
+        for entry, piece, array in zip(entries, pieces, arrays, strict=True)
+    ]
+    if len(pieces) == 1:
+        return np.ascontiguousarray(pieces[0])
+    if entries[0].by_head:
+        heads, width = arrays[0].shape[-2:]
+        turns = [piece.reshape(heads, width, -1) for piece in pieces]
+        return np.stack(turns, axis=1).reshape(-1, *pieces[0].shape[1:])
+    return np.concatenate(pieces)
+
+
+def _rows_of_pairs(rows: Any, head: tuple[int, ...], *, back: bool) -> Any:
+    """Order the rows of each head: first members of all pairs, then the second ones."""
+    heads, width = head
+    split = (heads, 2, width // 2, -1) if back else (heads, width // 2, 2, -1)
+    return rows.reshape(split).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]:
+    """Return an array of the expected shape, and what is wrong with it or ""."""
+    theirs = np.asarray(found)
+    if theirs.shape != expected:
+        return theirs, f"is {theirs.shape}, the configuration wants {expected}"
+    if not jnp.issubdtype(theirs.dtype, np.floating):
+        return theirs, f"has numbers of type {theirs.dtype}, floating point is needed"
+    with np.errstate(over="ignore"):
+        theirs = theirs.astype(np.float32, copy=False)
+    if not np.isfinite(theirs).all():
+        return theirs, "has values that are not finite float32 numbers"
+    return theirs, ""
+
+
+def _folded(names: Iterable[str]) -> list[str]:
+    """Names that differ in the number of the layer alone become one."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        number = _LAYER_NUMBER.search(name)
+        layers.setdefault(_LAYER_NUMBER.sub("{}", name, count=1), []).append(
+            number[0] if number else ""
+        )
+    return [pattern.replace("{}", ",".join(numbers)) for pattern, numbers in layers.items()]
+
+
+def _their_shape(entry: Entry, ours: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
+    if entry.kind == "vocab":
+        return (config.vocab_size, *ours[1:])
+    if entry.kind == "kernel":
+        inputs, outputs = ours[: entry.num_inputs], ours[entry.num_inputs :]
+        return (int(np.prod(outputs)), int(np.prod(inputs)))
+    return (int(np.prod(ours)),) if entry.path[-1] == "bias" else ours
+
+
+def _empty(shape: tuple[int, ...]) -> np.ndarray:
+    """Allocate float32 numbers where XLA on CPU can use them without a copy: at 64 bytes."""
+    size = int(np.prod(shape))
+    room = np.empty(size + 16, np.float32)
+    start = -room.ctypes.data % 64 // 4
+    return room[start : start + size].reshape(shape)
+
+
+def _import(entry: Entry, theirs: np.ndarray, ours: np.ndarray) -> None:
+    """Write an array of theirs into ours."""
+    if entry.kind == "vocab":
+        ours[: len(theirs)], ours[len(theirs) :] = theirs, 0
+    elif entry.kind == "kernel":
+        ours.reshape(theirs.shape[::-1])[...] = theirs.T
+    else:
+        ours[...] = theirs.reshape(ours.shape)
+
+
+def _export(entry: Entry, ours: np.ndarray, config: ModelConfig) -> np.ndarray:
+    shape = _their_shape(entry, ours.shape, config)
+    theirs = ours[: config.vocab_size] if entry.kind == "vocab" else ours
+    theirs = theirs.reshape(shape[::-1]).T if entry.kind == "kernel" else theirs.reshape(shape)
+    return np.ascontiguousarray(theirs)
+
+
+def lookup(tree: Params, path: tuple[str, ...]) -> Any:
+    """Return the entry of a nested dict at a path; None where there is none."""
+    found: Any = tree
+    for key in path:
+        if key not in found:
+            return None
+        found = found[key]
+    return found
+
+
+def insert(tree: Params, path: tuple[str, ...], value: Any) -> None:
+    """Set the entry of a nested dict at a path."""
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value

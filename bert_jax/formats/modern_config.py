@@ -1,0 +1,219 @@
+"""The `config.json` of modern encoders, and our `ModelConfig`, both ways."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.formats.config_fields import check_only, read_field, show, their_activation
+from bert_jax.formats.modern_tables import MODERN
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
+
+_REQUIRED = {"vocab_size", "num_positions", "hidden_dim", "num_layers", "num_heads", "mlp_dim"}
+"""Fields without which a file describes no model; their defaults are those of one size."""
+_LETTERS = {"full_attention": "G", "sliding_attention": "L"}
+_THETAS = (
+    ("full_attention", "global_rope_theta", "rope_theta", 160_000.0),
+    ("sliding_attention", "local_rope_theta", "local_rope_theta", 10_000.0),
+)
+"""Names of today and before, our field, and the default: those of ModernBERT."""
+_LOCAL_ATTENTION = 128
+_EVERY = 3
+"""Defaults of ModernBERT."""
+
+
+def modern_config(found: Mapping[str, Any], *, where: str) -> ModelConfig:
+    """Return the architecture that a `config.json` of a modern family describes.
+
+    `found["model_type"]` is in `MODERN`; `where` names the file in messages.
+
+    Raises:
+        UserError: Fields that are missing, wrong or not supported: all at once.
+    """
+    modern = MODERN[found["model_type"]]
+    fields: dict[str, Any] = {**modern.computes, **modern.sets}
+    wrong: list[str] = []
+    for name, ours in modern.fields.items():
+        if found.get(name) is not None:
+            fields[ours] = read_field(name, ours, found[name], wrong)
+        elif ours in _REQUIRED:
+            wrong.append(f"{name} is missing; a number from 1 is needed")
+    fields |= {ours: fields[other] for ours, other in modern.follows.items()}
+    check_only(found, modern.only, wrong)
+    if found.get("rope_scaling") is not None:
+        wrong.append(f"rope_scaling is {show(found['rope_scaling'])}; only null is supported")
+    if modern.local:
+        fields |= _layers(found, fields["num_layers"], wrong) if fields.get("num_layers") else {}
+        parts = found.get("rope_parameters") or {}
+        for key, old, ours, default in _THETAS:
+            part, under = (parts.get(key) or {}), f"rope_parameters.{key}"
+            fields[ours] = _theta(part, under, (old, found.get(old, default)), wrong)
+    elif "rope_theta" not in modern.computes:
+        before = ("rope_theta", found.get("rope_theta", modern.theta))
+        part = found.get("rope_parameters") or {}
+        fields["rope_theta"] = _theta(part, "rope_parameters", before, wrong)
+    width, heads = fields.get("hidden_dim"), fields.get("num_heads")
+    if width and heads and found.get("head_dim") not in (None, width // heads):
+        wrong.append(
+            f"head_dim is {show(found['head_dim'])}; only hidden_size / num_attention_heads, "
+            f"{width // heads}, is supported"
+        )
+    if wrong:
+        raise UserError(f"{where}: {'; '.join(wrong)}")
+    if modern.narrows_mlp:
+        fields["mlp_dim"] = _two_thirds(fields["mlp_dim"])
+    try:
+        return _plain(ModelConfig(**fields))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def modern_kind(config: ModelConfig) -> str | None:
+    """Return the `model_type` of the family that computes what a configuration says, if any."""
+    return next((kind for kind in MODERN if not unlike(kind, config)), None)
+
+
+def unlike(kind: str, config: ModelConfig) -> list[str]:
+    """Say in which fields a configuration is not of a family."""
+    modern, plain = MODERN[kind], _plain(config)
+    found = [
+        f"model.{name} is {getattr(plain, name)!r}, not {value!r}"
+        for name, value in modern.computes.items()
+        if getattr(plain, name) != value
+    ]
+    found += [
+        f"model.{name} is {getattr(plain, name)!r}, unlike model.{other}"
+        for name, other in modern.follows.items()
+        if name in ARCHITECTURE and getattr(plain, name) != getattr(plain, other)
+    ]
+    return found + modern.refuses(plain)
+
+
+def modern_config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of a `config.json` for an architecture, without those of a head.
+
+    Where two generations of files name a field differently, both names are written.
+    """
+    modern, config = MODERN[kind], _plain(config)
+    theirs: dict[str, Any] = {"model_type": kind}
+    for name, ours in modern.fields.items():
+        theirs[name] = _value(config, ours)
+    if modern.narrows_mlp:
+        theirs["intermediate_size"] = config.mlp_dim * 3 // 2
+    theirs |= {name: value for name, (value, _) in modern.only.items() if value is not None}
+    if not modern.local:
+        if "rope_theta" not in modern.computes:
+            parameters = {"rope_theta": config.rope_theta, "rope_type": "default"}
+            theirs |= {"rope_theta": config.rope_theta, "rope_parameters": parameters}
+        return theirs
+    letters = [config.layer_kind(n).letter for n in range(config.num_layers)]
+    names = {letter: name for name, letter in _LETTERS.items()}
+    theirs |= {"layer_types": [names[letter] for letter in letters], "rope_parameters": {}}
+    period = _period(letters)
+    if period == "G" + "L" * (len(period) - 1):
+        theirs["global_attn_every_n_layers"] = len(period)
+    theirs["local_attention"] = 2 * config.local_window or _LOCAL_ATTENTION
+    for key, old, ours, _ in _THETAS:
+        theta = getattr(config, ours)
+        theirs[old] = theta
+        theirs["rope_parameters"][key] = {"rope_theta": theta, "rope_type": "default"}
+    return theirs
+
+
+def _value(config: ModelConfig, ours: str) -> Any:
+    if ours == "activation":
+        return their_activation(config.activation)
+    if ours == "head_activation":
+        return their_activation(config.head_activation or config.activation)
+    if ours == "num_kv_heads":
+        return config.num_kv_heads or config.num_heads
+    if ours == "embedding_dropout_rate":
+        return config.rate_of("embedding")
+    return config.rate_of("mlp") if ours == "mlp_dropout_rate" else getattr(config, ours)
+
+
+def _layers(found: Mapping[str, Any], number: int, wrong: list[str]) -> dict[str, Any]:
+    """Return the pattern of global and local layers, and the window of the local ones."""
+    every, types = found.get("global_attn_every_n_layers", _EVERY), found.get("layer_types")
+    if types is None:
+        if type(every) is not int or not 1 <= every <= 1024:
+            wrong.append(f"global_attn_every_n_layers is {show(every)}; it must be from 1 to 1,024")
+            return {}
+        types = ["sliding_attention" if n % every else "full_attention" for n in range(number)]
+    good = isinstance(types, list) and len(types) == number
+    if not good or any(not isinstance(each, str) or each not in _LETTERS for each in types):
+        wrong.append(
+            f"layer_types is {show(types)}; it must name each of the {number} layers, "
+            f"{' or '.join(_LETTERS)}"
+        )
+        return {}
+    pattern = _period([_LETTERS[each] for each in types])
+    width = found.get("local_attention", _LOCAL_ATTENTION)
+    if type(width) is not int or not 2 <= width <= 1 << 24:
+        wrong.append(f"local_attention is {show(width)}; it must be from 2 to {1 << 24:,}")
+        return {}
+    return {"attention_pattern": pattern, "local_window": width // 2}
+
+
+def _period(letters: list[str]) -> str:
+    """Return the shortest pattern that gives the letters when it is repeated."""
+    count = len(letters)
+    length = next(
+        n for n in range(1, count + 1) if all(letters[i] == letters[i % n] for i in range(count))
+    )
+    return "".join(letters[:length])
+
+
+def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> float | None:
+    """Return the base of rotations: of `rope_parameters`, else the older field (name, value)."""
+    if not isinstance(part, Mapping):
+        wrong.append(f"{under} is {show(part)}; an object with rope_theta is needed")
+        return None
+    if part.get("rope_type", "default") != "default":
+        wrong.append(f"{under}.rope_type is {show(part['rope_type'])}; only 'default' is supported")
+    if part.get("partial_rotary_factor", 1.0) not in (1, None):
+        wrong.append(
+            f"{under}.partial_rotary_factor is {show(part['partial_rotary_factor'])}; only whole "
+            "heads are rotated here (1.0)"
+        )
+    name, value = (f"{under}.rope_theta", part["rope_theta"]) if "rope_theta" in part else old
+    if type(value) in (int, float) and 0 < value < float("inf"):
+        return float(value)
+    hint = ""
+    if value in (None, -1) and name.startswith(("local", "rope_parameters.sliding")):
+        hint = "; where it stands for the theta of the global layers, write that number"
+    wrong.append(f"{name} is {show(value)}; it must be a number above 0, such as 10000.0{hint}")
+    return None
+
+
+def _two_thirds(size: int) -> int:
+    """Return the width of a gated network that a NeoBERT's file gives as that of one without."""
+    return -(-(2 * size // 3) // 8) * 8
+
+
+def _plain(config: ModelConfig) -> ModelConfig:
+    """Write what is computed in one way: defaults that name another field's value are filled."""
+    return replace(
+        config,
+        num_kv_heads=0 if config.num_kv_heads == config.num_heads else config.num_kv_heads,
+        head_activation=(
+            "" if config.head_activation == config.activation else config.head_activation
+        ),
+        embedding_dim=0 if not config.projects_embeddings else config.embedding_dim,
+        attention_pattern=_period(list(config.attention_pattern)),
+    )
+
+
+def is_bert(config: ModelConfig) -> bool:
+    """Whether an architecture has nothing that a BERT or an ELECTRA has not."""
+    plain = _plain(config)
+    default = ModelConfig()
+    return all(getattr(plain, name) == getattr(default, name) for name in _BERTS)
+
+
+_BERTS = (
+    "num_kv_heads", "gated", "norm", "norm_bias", "norm_order", "embedding_norm", "positions",
+    "attention_pattern", "attention_bias", "mlp_bias", "head_transform", "head_bias",
+    "head_activation", "decoder_bias", "tied",
+)  # fmt: skip
+"""Fields in which all models under BERT's names are equal."""
