@@ -56,7 +56,7 @@ class Modern:
     narrows_mlp: bool = False
     """Whether the file gives the width of a network without gate, of which 2/3 are taken."""
     refuses: Callable[[ModelConfig], list[str]] = lambda config: []
-    """What else of a configuration the family cannot compute."""
+    """Function from a configuration to further reasons why the family cannot compute it."""
     native: bool = True
     """Whether Transformers has the class; without it the model's own code would have to be run."""
 

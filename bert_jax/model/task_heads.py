@@ -39,7 +39,7 @@ class TaskHeadConfig:
     dropout_rate: float = 0.1
     """Rate of the dropout before the affine map; 0 for span heads as published."""
     pooling: Literal["first", "mean", "late"] = "first"
-    """What a classification without a pooler reads: the first token's state, the mean of all
+    """Choice of a classification without a pooler: the first token's state, the mean of all
     tokens' states, or, with `late`, the mean of the logits of all tokens."""
 
     def __post_init__(self) -> None:

@@ -1,5 +1,7 @@
 """Fine-tuning heads: shapes, dropout, and logits equal to Hugging Face's."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -136,3 +138,32 @@ def test_logits_equal_transformers(kind):
     other.load_state_dict({name: torch.tensor(array) for name, array in back.items()})
     for name, tensor in other.state_dict().items():
         assert torch.equal(tensor, theirs.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean", "late"])
+@pytest.mark.parametrize("head_transform", [True, False])
+def test_a_head_without_a_pooler_reads_no_padding(pooling, head_transform):
+    model = dataclasses.replace(
+        MODEL, pooler=False, head_transform=head_transform, norm_order="pre", positions="rope"
+    )
+    head = TaskHeadConfig("classification", 3, 0.0, pooling)
+    params = init_task_params(model, head, jax.random.key(1))
+    assert "pooler" not in params["encoder"]
+    assert ("norm" in params["transform"]) == head_transform
+    tokens = jax.random.randint(jax.random.key(2), (2, 9), 5, model.vocab_size)
+    segment_ids = (jnp.arange(9) < jnp.array([[9], [6]])).astype(jnp.int32)
+    logits = apply_task(model, head, params, tokens, tokens * 0, segment_ids)
+    alone = apply_task(model, head, params, tokens[1:, :6], tokens[1:, :6] * 0, segment_ids[1:, :6])
+    np.testing.assert_allclose(logits[1:], alone, atol=2e-6)
+    changed = tokens.at[0, 8].set(tokens[0, 8] % 5 + 5)
+    params["encoder"]["layers"]["attention"]["value"]["kernel"] *= 0  # tokens see themselves alone
+    pair = [apply_task(model, head, params, t, t * 0, segment_ids) for t in (tokens, changed)]
+    assert bool(jnp.array_equal(*pair)) == (pooling == "first")
+
+
+def test_heads_for_tokens_have_the_map_of_the_masked_lm_head():
+    model = dataclasses.replace(MODEL, pooler=False)
+    for head_transform in (True, False):
+        model = dataclasses.replace(model, head_transform=head_transform)
+        params = init_task_params(model, HEADS["tagging"], jax.random.key(1))
+        assert ("transform" in params) == head_transform
