@@ -36,8 +36,6 @@ class MaskingConfig:
 
     rate: float = 0.15
     """Share of a row's tokens that are predicted in training."""
-    eval_rate: float = 0.15
-    """Share of a row's tokens that are predicted in evaluations, whatever training masks."""
     max_predictions: int | None = None
     """P, positions a row at most. None: rate * L, rounded up to a multiple of 4."""
     mask_rate: float = 0.8
@@ -46,6 +44,8 @@ class MaskingConfig:
     """Share of the chosen that become a random token; the rest stay as they are."""
     whole_word: bool = False
     """Choose all tokens of a word or none."""
+    eval_rate: float = 0.15
+    """Share of a row's tokens that are predicted in evaluations, whatever training masks."""
 
     def __post_init__(self) -> None:
         """Refuse rates that are not shares."""

@@ -12,7 +12,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.layers import (
     ACTIVATIONS,
     Affine,
-    LayerNorm,
+    Norm,
     compute_dtype,
     einsum_float32,
     parameter,
@@ -41,7 +41,7 @@ def test_default_activation_is_the_error_function():
 
 
 def normed(x, config=CONFIG):
-    return jax.jit(LayerNorm(config))(x)
+    return jax.jit(Norm(config))(x)
 
 
 def float64_norm(x, eps=1e-12):
@@ -66,7 +66,7 @@ def test_norm_eps_is_1e_12():
 
 def test_norm_eps_is_that_of_the_configuration():
     x = np.float32(np.random.default_rng(0).normal(size=(16, 64)))
-    norm = LayerNorm(dataclasses.replace(CONFIG, norm_eps=0.5))
+    norm = Norm(dataclasses.replace(CONFIG, norm_eps=0.5))
     np.testing.assert_allclose(jax.jit(norm)(x), float64_norm(x, eps=0.5), atol=1e-5)
     gradient = jax.jit(jax.grad(lambda x: (norm(x) ** 3).sum()))(x)
     by_jax = jax.jit(
@@ -89,7 +89,7 @@ def test_norm_statistics_are_float32_in_bfloat16():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_norm_gradients_are_those_of_the_plain_formula(dtype):
-    graphdef, _ = nnx.split(LayerNorm(CONFIG))
+    graphdef, _ = nnx.split(Norm(CONFIG))
     d = CONFIG.hidden_dim
     normal = np.random.default_rng(0).normal
     x, cotangent = (3 + 2 * normal(size=(4, 5, d))).astype(dtype), normal(size=(4, 5, d))

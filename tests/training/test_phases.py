@@ -1,13 +1,10 @@
 """Phases with values of their own: what each step, evaluation and checkpoint takes from them."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from small_run import (
-    compiled_directory,
-    share_compilations,
     small_config,
     write_corpus,
     write_store,
@@ -43,12 +40,6 @@ def config_of(*changes: dict[str, Any], **others: Any) -> PretrainConfig:
     return small_config(
         **{"training__num_steps": 4 * len(changes), "training__phases": phases(*changes), **others}
     )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compile_once(tmp_path_factory) -> Iterator[None]:
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +12,7 @@ import jax
 import numpy as np
 import pytest
 from small_run import (
-    compiled_directory,
     fingerprint,
-    share_compilations,
     small_config,
     write_corpus,
     write_store,
@@ -77,12 +74,6 @@ def state_of(workdir: Path, config: PretrainConfig, corpus: Corpus) -> TrainStat
     restored = checkpoints.restore(abstract_state(step_config(config, corpus), mesh))
     checkpoints.close()
     return restored.state
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compile_once(tmp_path_factory) -> Iterator[None]:
-    with share_compilations(compiled_directory(tmp_path_factory)):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def dropout_of(rate, rows=B):
     }
 
 
-STATIC = ("dropout_rate", "site", "impl")
+STATIC = ("dropout_rate", "site", "impl", "window")
 jitted = jax.jit(attend, static_argnames=STATIC)
 
 

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_attention_impls import B, H, K, dropout_of, inputs, value_and_gradients
+from test_attention_impls import B, H, K, dropout_of, inputs, jitted, value_and_gradients
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention.attend import Work, attend, choose
+from bert_jax.model.attention.attend import Work, choose
 from bert_jax.model.attention.fused import _Plan
 from bert_jax.model.attention.xla import banded_attention, is_banded, visible_keys
 
@@ -43,7 +43,7 @@ def test_a_query_sees_as_many_tokens_on_both_sides_and_no_other_segment():
 def test_blocks_compute_the_formula(length, window):
     (q, k, v, _), ids = inputs(length, length)
     assert is_banded(length, length, window)
-    out = attend(q, k, v, **ids, window=window)
+    out = jitted(q, k, v, **ids, window=window)
     expected = by_hand(q, k, v, np.asarray(ids["q_segment_ids"]), window)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
@@ -113,13 +113,13 @@ def test_auto_and_refusals():
     assert choose(work._replace(platform="tpu", queries=8192, keys=8192)) == "splash"
     (q, k, v, _), ids = inputs()
     with pytest.raises(UserError, match="'cudnn'"):
-        attend(q, k, v, **ids, window=4, impl="cudnn")
+        jitted(q, k, v, **ids, window=4, impl="cudnn")
 
 
 def test_heads_of_queries_share_keys():
     (q, k, v, _), ids = inputs(heads=4)
-    shared = attend(q, k[:, :, :2], v[:, :, :2], **ids)
-    repeated = attend(
-        q, *(jnp.stack([x[:, :, 0], x[:, :, 0], x[:, :, 1], x[:, :, 1]], 2) for x in (k, v)), **ids
+    shared = jitted(q, k[:, :, :2], v[:, :, :2], **ids)
+    repeated = jitted(
+        q, *(np.stack([x[:, :, 0], x[:, :, 0], x[:, :, 1], x[:, :, 1]], 2) for x in (k, v)), **ids
     )
     np.testing.assert_array_equal(shared, repeated)
