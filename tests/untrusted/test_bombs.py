@@ -34,7 +34,7 @@ def test_ten_million_lines(tmp_path):
     assert "more than 1,000,000 lines" in told
     path.write_bytes(GOOD + b"a token\n" * 10_000_000)
     told = run_bounded("load_tokenizer(sys.argv[1])", path, imports=TOKENIZER, extra=256 << 20)
-    assert "larger than 33,554,432 bytes" in told
+    assert "larger than 67,108,864 bytes" in told
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "a.model"])
