@@ -102,4 +102,6 @@ def test_bert_large_with_split_parameters_needs_what_a_plan_says():
     arrays = planned.parameters + planned.optimizer
     assert bytes_on_device(state) == pytest.approx(arrays, rel=0.02)
     assert found.argument_size_in_bytes == pytest.approx(arrays, rel=0.02)
-    assert found.temp_size_in_bytes == pytest.approx(planned.temporaries, rel=0.2)
+    # Logits over the vocabulary and the table's gradient are in the plan alone.
+    table = 4 * model.vocab_size * model.hidden_dim
+    assert 0 <= planned.temporaries - found.temp_size_in_bytes < 1.5 * table
