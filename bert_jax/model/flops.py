@@ -8,6 +8,9 @@ lookups, norms, softmax, activations, dropout, the optimizer, and what remateria
 so that MFU does not rise by recomputing (Chowdhery et al. 2022, PaLM, appendix B).
 """
 
+from collections import Counter
+from itertools import cycle, islice
+
 from bert_jax.model.config import ModelConfig
 
 TRAIN_OVER_FORWARD = 3
@@ -21,10 +24,9 @@ def encoder_flops(config: ModelConfig, length: int) -> int:
     kv_heads = config.num_kv_heads or config.num_heads
     projections = 2 * length * d * (2 * d + 2 * kv_heads * config.head_dim)
     mlp = (3 if config.gated else 2) * 2 * length * d * f
-    attention = sum(
-        2 * 2 * seen_keys(config, length, config.layer_kind(n).letter) * d
-        for n in range(config.num_layers)
-    )
+    letters = Counter(islice(cycle(config.attention_pattern), config.num_layers))
+    pairs = sum(count * seen_keys(config, length, letter) for letter, count in letters.items())
+    attention = 2 * 2 * pairs * d
     return map_to_layers + config.num_layers * (projections + mlp) + attention
 
 
