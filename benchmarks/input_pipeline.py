@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from bert_jax.data.store import TokenStore
 
 HOST_BAR, MASKED_BAR, RATE_BAR = 20.0, 3.0, 10e6
-SHAPES = ((128, 256), (512, 64))  # L, B: 32,768 places a batch
+SHAPES = (  # L, B, pairing: 32,768 places a batch
+    (128, 256, "nsp"),
+    (128, 256, "none"),
+    (512, 64, "nsp"),
+    (512, 64, "none"),
+    (8192, 4, "none"),
+)
 
 
 def parse() -> argparse.Namespace:
@@ -63,17 +69,16 @@ def main() -> int:
         f"{'+ masking':>9} {'ratio':>6}"
     )
     passed = True
-    for length, batch_size in SHAPES:
-        for pairing in ("nsp", "none"):
-            theirs, host, masked = measure(store, length, batch_size, pairing, arguments)
-            passed &= host / theirs >= HOST_BAR and masked / theirs >= MASKED_BAR
-            passed &= host >= RATE_BAR
-            print(
-                f"{length:>4} {batch_size:>4} {pairing:>9} | {theirs / 1e6:>8.2f} | "
-                f"{host / 1e6:>6.1f} {host / theirs:>5.1f}x | {masked / 1e6:>9.1f} "
-                f"{masked / theirs:>5.1f}x",
-                flush=True,
-            )
+    for length, batch_size, pairing in SHAPES:
+        theirs, host, masked = measure(store, length, batch_size, pairing, arguments)
+        passed &= host / theirs >= HOST_BAR and masked / theirs >= MASKED_BAR
+        passed &= host >= RATE_BAR
+        print(
+            f"{length:>4} {batch_size:>4} {pairing:>9} | {theirs / 1e6:>8.2f} | "
+            f"{host / 1e6:>6.1f} {host / theirs:>5.1f}x | {masked / 1e6:>9.1f} "
+            f"{masked / theirs:>5.1f}x",
+            flush=True,
+        )
     bars = f"bars: host {HOST_BAR:.0f}x and {RATE_BAR / 1e6:.0f} M, with masking {MASKED_BAR:.0f}x"
     print(f"{bars}: {'reached' if passed else 'MISSED'}")
     return 1 if arguments.check and not passed else 0

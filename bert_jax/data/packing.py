@@ -13,7 +13,7 @@ decreasing, their longest-pack-first. Equal lengths are interchangeable: which p
 is a hash of (seed, pass).
 """
 
-from collections import defaultdict
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +24,14 @@ from bert_jax.errors import UserError
 
 NUM_SPECIAL = 2  # [CLS] piece [SEP]
 MIN_LENGTH = NUM_SPECIAL + 1
-MAX_SEGMENTS = 255  # segment ids are uint8, 0 is padding
 
 # What a random number is for; part of its key.
 _OFFSET, _ORDER = range(2)
+
+
+def segment_dtype(length: int) -> np.dtype:
+    """Return the type of the segment ids of packed rows: the least that counts their pieces."""
+    return np.min_scalar_type(length // MIN_LENGTH)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class PackedPlan:
         begins = np.cumsum(spans) - spans
         flat[begins] = store.special_ids.cls
         flat[begins + sizes - 1] = store.special_ids.sep
-        segment_ids = np.repeat((segment + 1).astype(np.uint8), spans).reshape(tokens.shape)
+        numbers = (segment + 1).astype(segment_dtype(self.length))
+        segment_ids = np.repeat(numbers, spans).reshape(tokens.shape)
         segment_ids *= real
         return {
             "tokens": tokens,
@@ -144,10 +149,13 @@ def _pack(piece_len: np.ndarray, length: int, key: int) -> tuple[np.ndarray, np.
     filled = 0
     for repeat, lengths in pack_histogram(histogram, length):
         table = order[filled : filled + repeat * len(lengths)].reshape(repeat, len(lengths))
-        for column, piece_length in enumerate(lengths):
-            next_piece = dealt[piece_length]
-            table[:, column] = by_length[next_piece : next_piece + repeat]
-            dealt[piece_length] += repeat
+        column = 0
+        for piece_length, equal in itertools.groupby(lengths):
+            columns, next_piece = len(list(equal)), dealt[piece_length]
+            dealt[piece_length] += columns * repeat
+            pieces = by_length[next_piece : dealt[piece_length]].reshape(columns, repeat)
+            table[:, column : column + columns] = pieces.T
+            column += columns
         filled += table.size
         row_sizes.append(np.full(repeat, len(lengths)))
     return order, np.concatenate(row_sizes)
@@ -163,23 +171,40 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
     Returns:
       (number of rows, the lengths of the pieces in each of these rows), longest first.
     """
-    # Rows that are alike so far, by the positions still free in them: [how many, their pieces].
-    open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+    # Rows that are alike so far, by the positions still free in them: [how many, their pieces]. The
+    # rooms are in the order in which they were first looked at, which is that of the rows.
+    open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
     done: list[tuple[int, tuple[int, ...]]] = []
+    has_rows = looked_at = 0  # bit r stands for the room r
 
     def put(rows: int, pieces: tuple[int, ...], room: int) -> None:
-        full = room <= NUM_SPECIAL or len(pieces) == MAX_SEGMENTS
-        (done if full else open_rows[room]).append((rows, pieces))
+        nonlocal has_rows, looked_at
+        if room <= NUM_SPECIAL:
+            done.append((rows, pieces))
+            return
+        open_rows.setdefault(room, []).append((rows, pieces))
+        has_rows |= 1 << room
+        looked_at |= 1 << room
+
+    def least_room(size: int) -> int:
+        """Return the least room of rows that hold `size` positions; `length` + 1 for none."""
+        nonlocal looked_at
+        fitting = has_rows >> size << size
+        room = _lowest_bit(fitting) if fitting else length + 1
+        until_room = (2 << min(room, length)) - (1 << size)
+        new, looked_at = until_room & ~looked_at, looked_at | until_room
+        while new:
+            open_rows[_lowest_bit(new)] = []
+            new &= new - 1
+        return room
 
     for piece_length in range(len(histogram) - 1, 0, -1):
         size = piece_length + NUM_SPECIAL
         left = int(histogram[piece_length])
-        room = size
         while left:
-            while room <= length and not open_rows[room]:
-                room += 1
+            room = least_room(size)
             if room > length:  # new rows, each filled with as many of these as it holds
-                per_row = min(length // size, MAX_SEGMENTS)
+                per_row = length // size
                 repeat, last = divmod(left, per_row)
                 for rows, each in ((repeat, per_row), (1, last)):
                     if rows and each:
@@ -187,11 +212,16 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
                 break
             rows, pieces = open_rows[room].pop()
             # The same rows take as many more of this length as they hold: one step, not several.
-            each = min(room // size, MAX_SEGMENTS - len(pieces), max(left // rows, 1))
+            each = min(room // size, max(left // rows, 1))
             used = min(rows, left // each)
             if used < rows:
                 open_rows[room].append((rows - used, pieces))
+            elif not open_rows[room]:
+                has_rows ^= 1 << room
             left -= used * each
             put(used, pieces + (piece_length,) * each, room - each * size)
-            room = size
     return done + [entry for entries in open_rows.values() for entry in entries]
+
+
+def _lowest_bit(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1

@@ -4,7 +4,8 @@ A batch is a dict of numpy arrays, B rows of length L::
 
   tokens       (B, L) the store's dtype
   type_ids     (B, L) uint8: sentence A 0, sentence B 1
-  segment_ids  (B, L) uint8: 0 padding, 1.. packed segments; a sentence pair is all 1
+  segment_ids  (B, L) uint8, of packed rows above 767 tokens uint16: 0 padding, 1.. packed segments;
+                      a sentence pair is all 1
   pair_labels   (B,)   int32: nsp 0 next, 1 random; sop 0 in order, 1 swapped; -1 no label
   row_index    (B,)   uint32: the row's number in the stream of examples, which never repeats and
                       keys its masking and dropout

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from synthetic_store import SPECIAL, document_of, make_store
 
 from bert_jax.data import packing
-from bert_jax.data.packing import MAX_SEGMENTS, _pack, pack_histogram, plan_packing
+from bert_jax.data.packing import _pack, pack_histogram, plan_packing, segment_dtype
 from bert_jax.data.shuffle import hash_key
 from bert_jax.errors import UserError
 
@@ -93,15 +93,35 @@ def test_which_pieces_meet_depends_on_the_seed():
     assert (plans[0].piece_start != plans[2].piece_start).any()
 
 
-def test_row_never_has_more_segments_than_its_ids_count():
-    # Rows of 255 pieces have room left, for which the shorter pieces must not be used.
-    store = make_store([[2]] * 600 + [[1]] * 600)
-    plan = plan_packing(store, 2048)
+@pytest.mark.parametrize(("length", "dtype"), [(767, np.uint8), (768, np.uint16)])
+def test_a_row_of_the_shortest_documents_is_full(length, dtype):
+    assert segment_dtype(length) == dtype
+    # Twice what a row holds of documents of one token, which take three places.
+    store = make_store([[1]] * (2 * (length // 3)))
+    plan = plan_packing(store, length)
+    assert np.diff(plan.row_offsets).tolist() == [length // 3] * 2
+    segment_ids = plan.batch(store, np.arange(2))["segment_ids"]
+    assert segment_ids.dtype == dtype
+    numbers = np.repeat(np.arange(1, length // 3 + 1), 3)
+    for row in segment_ids:
+        np.testing.assert_array_equal(row[: numbers.size], numbers)
+        assert not row[numbers.size :].any()
+
+
+def test_rows_of_8192_take_short_and_empty_documents_and_a_book():
+    # 1.6 thousand segments a row, and 700,000 tokens: a document of 3 MB.
+    store = make_store([[700_000], [], *[[3]] * 10_000, [8190], [8191]])
+    plan = plan_packing(store, 8192)
+    assert plan.piece_len.sum() == store.tokens.size
     counts = np.diff(plan.row_offsets)
-    assert counts.max() == MAX_SEGMENTS
-    assert counts.sum() == 1200
-    segment_ids = plan.batch(store, np.arange(len(plan)))["segment_ids"]
-    np.testing.assert_array_equal(segment_ids.max(axis=1), counts)
+    assert counts.max() > 1500
+    used = int(plan.piece_len.sum()) + 2 * plan.piece_len.size
+    assert len(plan) == -(-used // 8192)
+    book = plan.piece_start < 700_000
+    lengths = sorted(plan.piece_len[book].tolist())
+    assert lengths == [700_000 % 8190] + [8190] * (700_000 // 8190)
+    batch = plan.batch(store, np.flatnonzero(counts == counts.max())[:1])
+    assert batch["segment_ids"].max() == counts.max()
 
 
 def test_cost_depends_on_the_histogram_only():
