@@ -119,6 +119,12 @@ def test_from_text_to_fill_mask(made: Made, run: Run):
     evaluated = run("evaluate", made.run)
     assert evaluated.code == 0
     assert "eval/mlm_loss" in evaluated.out
+    metered = run("evaluate", made.run, "--masking-rates=10,40", "--rows=8", "--json")
+    assert metered.code == 0, metered
+    found = json.loads(metered.out)
+    assert [each["masking_rate"] for each in found["masking_rates"]] == [0.1, 0.4]
+    assert found["num_rows"] == 8
+    assert (made.run / "positions.png").read_bytes().startswith(b"\x89PNG")
     replayed = run("replay", made.run, "--step", "3", "--rows", "2")
     assert replayed.code == 0
     assert replayed.out.count("[CLS]") == 2
@@ -332,6 +338,15 @@ def test_replay_of_a_corpus_that_moved(made: Made, run: Run, tmp_path):
     (workdir / "config.json").write_text(json.dumps(record))
     refused(run("replay", workdir, "--step=0"), "gone does not exist", "--corpus")
     assert run("replay", workdir, "--step=0", "--corpus", made.corpus).code == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [("--masking-rates=5,x", "it must be percentages"), ("--masking-rates=0", "above 0"),
+     ("--length=3", "at least 8"), ("--length=9999", "learned positions")],
+)  # fmt: skip
+def test_rows_and_rates_that_cannot_be_evaluated(made: Made, run: Run, argument, words):
+    refused(run("evaluate", made.run, argument), argument.partition("=")[0], words)
 
 
 @pytest.mark.parametrize("rows", ["0", "-1"])

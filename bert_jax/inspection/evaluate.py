@@ -1,8 +1,12 @@
 """Evaluation of a pretraining run from its work directory."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from bert_jax.config.mapping import build
 from bert_jax.data.pipeline import EvalBatches
@@ -14,24 +18,52 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import open_corpus, step_config
 from bert_jax.training.evaluate import EVAL_SEED, evaluate
-from bert_jax.training.state import state_shardings
+from bert_jax.training.state import StepConfig, state_shardings
 from bert_jax.training.step import make_eval_step
 
+_TOKENS = 1 << 15
+"""Tokens of a batch, if rows are not longer than that."""
 
-def evaluate_run(
-    workdir: Path | str, *, corpus: str | None = None, max_rows: int | None = None
-) -> dict[str, float]:
-    """Return losses (nats) and accuracies of the newest intact checkpoint on held-out text.
+_log = logging.getLogger("bert_jax")
 
-    Rows have the length of the run's last phase. Any corpus of the same tokenizer will do.
+
+class HeldOutRun(NamedTuple):
+    """The newest intact checkpoint of a run, with held-out rows for it."""
+
+    step: int
+    """Steps that the parameters have trained for."""
+    length: int
+    """Tokens of a row."""
+    trained_length: int
+    """Longest row among the phases until then."""
+    settings: StepConfig
+    params: Any
+    """Parameters on `mesh`."""
+    rows: EvalBatches
+    mesh: Mesh
+
+
+def open_heldout(
+    workdir: Path | str,
+    *,
+    corpus: str | None = None,
+    max_rows: int | None = None,
+    length: int | None = None,
+) -> HeldOutRun:
+    """Read the newest checkpoint and plan rows of held-out text.
+
+    Rows that are longer than those of training are allowed as far as the model has positions, which
+    have no end with `model.positions` `rope`; a warning says how far the model was trained.
 
     Args:
         workdir: Work directory of a `bert-jax pretrain` run.
         corpus: Directory of another corpus; None: the run's own.
         max_rows: Largest number of rows; None: all.
+        length: Tokens of a row; None: that of the run's last phase.
 
     Raises:
-        UserError: No checkpoint there, no held-out text, or a corpus of another tokenizer.
+        UserError: No checkpoint there, no held-out text, a corpus of another tokenizer, or rows
+            beyond the learned positions.
     """
     restored = pretrained_checkpoint(workdir)
     config = build(PretrainConfig, restored.record.config, where=f"checkpoint {restored.step}")
@@ -51,12 +83,51 @@ def evaluate_run(
         )
     mesh = make_mesh(MeshConfig())
     phase = config.phases[-1]
-    batch_size = -(-min(phase.batch_size, 256) // mesh.size) * mesh.size
-    rows = EvalBatches(stores.heldout, config.data, phase.length, batch_size, max_rows=max_rows)
+    length = phase.length if length is None else length
+    done = config.training.phase_of(max(restored.step - 1, 0))
+    trained_length = max(each.length for each in config.phases[: done + 1])
+    config = _with_positions(config, length, trained_length)
+    batch_size = min(phase.batch_size, max(1, _TOKENS // length))
+    batch_size = -(-batch_size // mesh.size) * mesh.size
+    rows = EvalBatches(stores.heldout, config.data, length, batch_size, max_rows=max_rows)
     settings = step_config(config.for_evaluation(), stores)
     params = jax.device_put(restored.state, state_shardings(settings, mesh).params)
-    eval_step = make_eval_step(settings, mesh, EVAL_SEED)
-    metrics = evaluate(settings.objective, eval_step, params, rows, mesh)
-    values = {"step": float(restored.step), **metrics}
-    baseline = settings.objective.baseline
+    return HeldOutRun(restored.step, length, trained_length, settings, params, rows, mesh)
+
+
+def _with_positions(config: PretrainConfig, length: int, trained_length: int) -> PretrainConfig:
+    """Return the configuration with positions for rows of `length`."""
+    model = config.model
+    if length < 8:
+        raise UserError(f"--length is {length}; it must be at least 8")
+    if length > model.num_positions and model.positions == "learned":
+        raise UserError(
+            f"--length is {length}; the model has {model.num_positions} learned positions, so it "
+            f"must be at most {model.num_positions}"
+        )
+    if length > trained_length:
+        _log.warning(
+            "rows have %d tokens, but training had at most %d: positions beyond are new to the "
+            "model", length, trained_length,
+        )  # fmt: skip
+    return replace(config, model=replace(model, num_positions=max(length, model.num_positions)))
+
+
+def evaluate_run(
+    workdir: Path | str,
+    *,
+    corpus: str | None = None,
+    max_rows: int | None = None,
+    length: int | None = None,
+) -> dict[str, float]:
+    """Return losses (nats) and accuracies of the newest intact checkpoint on held-out text.
+
+    Any corpus of the same tokenizer will do. Arguments and errors are those of `open_heldout`.
+    """
+    run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length)
+    objective = run.settings.objective
+    eval_step = make_eval_step(run.settings, run.mesh, EVAL_SEED)
+    metrics = evaluate(objective, eval_step, run.params, run.rows, run.mesh)
+    values = {"step": float(run.step), **metrics}
+    baseline = objective.baseline
     return values if baseline is None else values | {"unigram_entropy": baseline}

@@ -65,7 +65,10 @@ class MaskedLM(Objective):
         return logical_axes(self.model)
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Mask tokens: adds (B, P) positions, labels and weights, and replaces the tokens."""
+        """Mask tokens: adds (B, P) positions, labels and weights, and replaces the tokens.
+
+        A batch may have masking rates of its rows, `masking_rates` (B,) float32.
+        """
         masked = mask_tokens(
             batch["tokens"],
             batch["segment_ids"],
@@ -75,6 +78,7 @@ class MaskedLM(Objective):
             vocab_size=self.model.vocab_size,
             special_ids=self.special_ids,
             continues_word=self.continues_word,
+            rates=batch.get("masking_rates"),
         )
         return {**batch, **masked._asdict()}
 

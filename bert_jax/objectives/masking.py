@@ -97,6 +97,7 @@ def mask_tokens(
     vocab_size: int,
     special_ids: SpecialIds,
     continues_word: Bool[Array | np.ndarray, " V"] | None = None,
+    rates: Float[Array | np.ndarray, " B"] | None = None,
 ) -> Masked:
     """Choose and replace tokens; a pure function of (seed, row_index) and the row, per row.
 
@@ -111,6 +112,7 @@ def mask_tokens(
       vocab_size: number of real ids, without the padding of the embedding table.
       special_ids: ids that are never chosen and never drawn as replacement.
       continues_word: per id, whether it continues the word before it; needed for whole words.
+      rates: share of each row's tokens, in place of `config.rate`, which then gives P alone.
 
     Raises:
       UserError: whole words without `continues_word`, or no id that is not special.
@@ -135,7 +137,8 @@ def mask_tokens(
         candidate &= tokens != special
 
     num_real = is_real.sum(axis=1, dtype=jnp.int32)
-    wanted = jnp.round(config.rate * num_real.astype(jnp.float32)).astype(jnp.int32)
+    share = config.rate if rates is None else jnp.asarray(rates)
+    wanted = jnp.round(share * num_real.astype(jnp.float32)).astype(jnp.int32)
     wanted = jnp.clip(wanted, 1, num_predictions)
     if config.whole_word:
         starts = ~jnp.asarray(continues_word)[tokens]

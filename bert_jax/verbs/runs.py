@@ -269,11 +269,13 @@ def evaluate(arguments: argparse.Namespace) -> int:
     from bert_jax.saved.runs import is_finetuning
 
     if is_finetuning(open_workdir(arguments.workdir).local):
-        if arguments.corpus is not None or arguments.rows is not None:
-            raise UserError(
-                f"{arguments.workdir} holds a fine-tuning run; --corpus and --rows are for "
-                "pretraining. Name labelled data with --data"
-            )
+        names = ("corpus", "rows", "length", "by_position", "masking_rates", "png")
+        for name in names:
+            if getattr(arguments, name) not in (None, False):
+                raise UserError(
+                    f"{arguments.workdir} holds a fine-tuning run; --{name.replace('_', '-')} is "
+                    "for pretraining. Name labelled data with --data"
+                )
         values = evaluate_finetuned(arguments.workdir, arguments.data)
     else:
         if arguments.data is not None:
@@ -282,9 +284,55 @@ def evaluate(arguments: argparse.Namespace) -> int:
                 "model is evaluated on a --corpus"
             )
         _check_rows(arguments.rows)
-        values = evaluate_run(arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows)
-    for name, value in values.items():
-        print(f"{name:28} {value:.6g}")
+        if arguments.by_position or arguments.masking_rates or arguments.png:
+            return _evaluate_by_position(arguments)
+        values = evaluate_run(
+            arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
+            length=arguments.length,
+        )  # fmt: skip
+    if arguments.json:
+        print(json.dumps(values, indent=2))
+    else:
+        print("\n".join(f"{name:28} {value:.6g}" for name, value in values.items()))
+    return 0
+
+
+def _evaluate_by_position(arguments: argparse.Namespace) -> int:
+    from bert_jax.files.remote import open_workdir
+    from bert_jax.inspection.by_position import DEFAULT_RATES, evaluate_by_position
+    from bert_jax.inspection.position_lines import draw_positions, position_lines
+
+    rates = DEFAULT_RATES
+    if arguments.masking_rates:
+        try:
+            rates = tuple(float(word) / 100 for word in arguments.masking_rates.split(","))
+        except ValueError as error:
+            raise UserError(
+                f"--masking-rates is {arguments.masking_rates!r}; it must be percentages with "
+                "commas between them, such as 5,15,30"
+            ) from error
+    losses = evaluate_by_position(
+        arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
+        length=arguments.length, rates=rates,
+    )  # fmt: skip
+    work = open_workdir(arguments.workdir)
+    picture = arguments.png
+    if picture is None and work.mirror is None:
+        picture = work.local / "positions.png"
+    trouble = ""
+    if picture is not None:
+        try:
+            draw_positions(losses, picture, title=work.local.absolute().name)
+        except (OSError, UserError) as error:
+            trouble = f"{picture} cannot be written: {error}"
+    if arguments.json:
+        print(json.dumps(losses.as_json(), indent=2))
+    else:
+        print("\n".join(position_lines(losses)))
+        if picture and not trouble:
+            print(f"\nloss by position  {picture}")
+    if trouble:
+        print(f"bert-jax evaluate: no picture: {trouble}", file=sys.stderr)
     return 0
 
 

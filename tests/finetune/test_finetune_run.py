@@ -147,7 +147,7 @@ def test_a_table_to_a_classifier(files, tmp_path, capsys):
     assert evaluated("--data", files["dev"]) != evaluated()
     unlabelled = write_table(tmp_path / "new.csv", 9, 4, labels=False)
     for wrong, text in (
-        (["--corpus", "x"], "--corpus and --rows are for pretraining"),
+        (["--corpus", "x"], "--corpus is for pretraining"),
         (["--data", unlabelled], "has no labels"),
     ):
         assert main(["evaluate", str(work), *wrong]) == 2

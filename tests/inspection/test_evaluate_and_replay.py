@@ -8,6 +8,7 @@ from small_run import (
 )
 
 from bert_jax.errors import UserError
+from bert_jax.inspection.by_position import evaluate_by_position
 from bert_jax.inspection.evaluate import evaluate_run
 from bert_jax.inspection.replay import replay_batch
 from bert_jax.training.summary import TrainResult
@@ -39,6 +40,19 @@ def test_evaluation_is_that_of_the_run(result):
         assert again[name] == pytest.approx(value, rel=1e-5), name
     few = evaluate_run(result.workdir, max_rows=8)
     assert 0 < few["eval/num_masked"] < again["eval/num_masked"]
+
+
+def test_losses_by_position_add_up_to_those_of_the_run(result, caplog):
+    # Twice as long as the rows of training.
+    again = evaluate_run(result.workdir, length=64)
+    found = evaluate_by_position(result.workdir, length=64, rates=(0.15,))
+    assert "rows have 64 tokens, but training had at most 32" in caplog.text
+    assert (found.step, found.length, found.trained_length) == (1, 64, 32)
+    assert found.unigram_entropy == result.baseline
+    assert found.count.sum() == again["eval/num_masked"]
+    assert found.loss.sum() / found.count.sum() == pytest.approx(again["eval/mlm_loss"], rel=1e-5)
+    accuracy = found.correct.sum() / found.count.sum()
+    assert accuracy == pytest.approx(again["eval/mlm_accuracy"], rel=1e-6)
 
 
 def test_a_corpus_that_cannot_be_evaluated_is_refused(result, tmp_path):
