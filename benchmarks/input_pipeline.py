@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from bert_jax.data.store import TokenStore
 
 HOST_BAR, MASKED_BAR, RATE_BAR = 20.0, 3.0, 10e6
-SHAPES = (  # L, B, pairing: 32,768 places a batch
+Shape = tuple[int, int, Literal["nsp", "sop", "none"]]
+SHAPES: tuple[Shape, ...] = (  # L, B, pairing: 32,768 places a batch
     (128, 256, "nsp"),
     (128, 256, "none"),
     (512, 64, "nsp"),
