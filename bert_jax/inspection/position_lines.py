@@ -75,13 +75,13 @@ def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
         at = bucket - 0.5 + inside / (edges[bucket + 1] - edges[bucket])
         axis.axvline(at, color=_MARK, linestyle="--", linewidth=1.2)
         axis.annotate(
-            f"trained up to {losses.trained_length:,}", (at, 1), xycoords=("data", "axes fraction"),
-            xytext=(4, -10), textcoords="offset points", color=_MARK, fontsize=8,
+            f"trained up to {losses.trained_length:,}", (at, 0), xycoords=("data", "axes fraction"),
+            xytext=(4, 5), textcoords="offset points", color=_MARK, fontsize=8,
         )  # fmt: skip
     names = [f"{begin:,}\u2013{end - 1:,}" for begin, end in itertools.pairwise(edges)]
     axis.set_xticks(range(len(names)), names)
     axis.set_xlim(-0.5, len(names) - 0.5)
-    axis.set_xlabel("position in the document (tokens before it in its row)")
+    axis.set_xlabel("position in the document, or in its piece of a row's length (tokens)")
     axis.set_ylabel("held-out masked-LM loss (nats per token)")
     axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
     axis.set_axisbelow(True)

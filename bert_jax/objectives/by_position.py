@@ -33,7 +33,7 @@ class MaskedLMByPosition(MaskedLM):
     ) -> Forward:
         """Return losses (nats), right answers and counts of each row and bucket, (B, K) each.
 
-        Sums over rows are left to the host, which adds in float64: they are the same on any mesh.
+        Sums over rows are left to the host, which adds in float64, in one order on any mesh.
         """
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
         logits = vocabulary_logits(self.model, params, states, rows["positions"])
