@@ -2,7 +2,7 @@
 
 One JSON object a line: `time` (ISO 8601, UTC), `process`, `kind`, `step` (or null), `message`, and
 values of the kind. Kinds: start, finished, stopped, error, save_failed, damaged, bad_step,
-skipped_step, plateau, diverged, recovered, stalled.
+skipped_step, plateau, diverged, recovered, stalled, attention (what its implementation costs).
 """
 
 import datetime

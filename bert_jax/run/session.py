@@ -1,6 +1,7 @@
 """The session of a run: everything that a process holds while it works on a work directory."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 
 from bert_jax.checkpoint.agreement import by_first
 from bert_jax.files.remote import WorkDir
+from bert_jax.model.attention import attend
 from bert_jax.model.layers import compute_dtype
 from bert_jax.objectives.objective import Objective
 from bert_jax.run.events import Events
@@ -55,6 +57,8 @@ class Session:
             by_first(lambda: self.work.sync(required=True))
             with contextlib.ExitStack() as closing:
                 closing.callback(self.work.sync)
+                attend.log.addFilter(self._note_attention)
+                closing.callback(attend.log.removeFilter, self._note_attention)
                 try:
                     yield closing
                 except BaseException as error:
@@ -110,6 +114,11 @@ class Session:
         self.events.write(kind, message, step=step)
         if hasattr(self, "out"):  # not yet while the run is restored
             self.out.write(self.step, {f"event/{kind}": step})
+
+    def _note_attention(self, record: logging.LogRecord) -> bool:
+        """Write what the choice of an implementation of attention costs; let it be printed too."""
+        self.event("attention", record.getMessage())
+        return True
 
     def event(self, kind: str, message: str, **values: Any) -> None:
         """Write an event of the whole run, once for all processes."""

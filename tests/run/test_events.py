@@ -3,7 +3,10 @@ import threading
 
 from full_disk import files_of_at_most
 
+from bert_jax.files.remote import open_workdir
+from bert_jax.model.attention import attend
 from bert_jax.run.events import Events, read_events
+from bert_jax.run.session import Session
 
 
 def test_an_event_is_a_line(tmp_path):
@@ -83,4 +86,16 @@ def test_a_full_disk_delays_events_and_ends_nothing(tmp_path, caplog):
     events.write("finished", "done", step=3)
     assert [event["kind"] for event in read_events(path)] == [
         "start", "save_failed", "save_failed", "finished",
+    ]  # fmt: skip
+
+
+def test_a_run_records_what_the_choice_of_attention_costs(tmp_path, caplog):
+    with Session(open_workdir(str(tmp_path)), stall_seconds=0).open(lambda: None):
+        attend.log.warning("scores in float32")
+        attend.log.info("nothing to record")
+    attend.log.warning("after the run")
+    (event,) = read_events(tmp_path / "events.jsonl")
+    assert (event["kind"], event["message"]) == ("attention", "scores in float32")
+    assert [record.getMessage() for record in caplog.records] == [
+        "scores in float32", "after the run",
     ]  # fmt: skip

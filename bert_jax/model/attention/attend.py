@@ -6,6 +6,7 @@ Padding and packing are one thing here: a query sees the keys whose segment id e
 | `attention_impl` | for | with dropout | memory of its own |
 | --- | --- | --- | --- |
 | `xla` | any device; the reference | yes | (B, H, L, S), several times |
+| with a window | any device | no | (B, H, L, 3 window), several times |
 | `fused` | TPU, rows up to 1024 | yes | (B, H, L) |
 | `splash` | TPU, any length | no | (B, H, L) |
 | `cudnn` | GPU since Ampere, even lengths | no | (B, L, S) |
@@ -44,6 +45,17 @@ class Work(NamedTuple):
     window: int | None = None
     """Largest distance of a key that a query sees; None for no limit."""
 
+    @property
+    def banded(self) -> bool:
+        """Whether `xla` computes the scores of a band around the diagonal alone."""
+        window = None if self.rate else self.window
+        return window is not None and is_banded(self.queries, self.keys, window)
+
+    @property
+    def keeps_half(self) -> bool:
+        """Whether `xla` keeps probabilities in the compute type for the backward pass."""
+        return self.platform == "gpu" and np.dtype(self.dtype).itemsize == 2
+
 
 class _Kernel(NamedTuple):
     platform: Literal["tpu", "gpu"]
@@ -63,7 +75,9 @@ Cycles of a step compiled for v5e with dropout 0.1, XLA's estimates plus the ker
 bundles: 2 layers of base width, L=512, 16 rows, 21.8 M with `xla`, 16.2 + 1.9 M with `fused`; one
 layer of width 512, L=128, 64 rows, 8.24 M and 7.69 + 0.26 M."""
 
-_log = logging.getLogger("bert_jax")
+log = logging.getLogger("bert_jax.attention")
+"""Log of what the choice of an implementation costs; a run has its messages in `events.jsonl`."""
+
 _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 
 
@@ -111,17 +125,19 @@ def attend(
     if k.shape[2] != q.shape[2]:
         k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     work = Work(_platform(layout), q.shape[1], k.shape[1], q.shape[3], q.dtype, rate, window)
-    banded = not rate and window is not None and is_banded(work.queries, work.keys, window)
     when_kept = None
     if impl == "auto":
         impl = choose(work)
-        if impl == "xla" and not banded and (cause := _fell_back(work)):
-            when_kept = partial(_warn_of_scores, cause, q.shape[1:3], k.shape[1], layers)
+        if impl == "xla" and not work.banded and (cause := _fell_back(work)):
+            when_kept = partial(_warn_of_scores, cause, work, q.shape[2], layers)
     elif impl != "xla":  # which takes everything, sizes that are not known yet included
         _refuse(impl, work)
+    if impl == "cudnn" and work.banded:
+        impl = "xla"
+        _note_band()
     arrays = [q, k, v, q_segment_ids, kv_segment_ids]
-    if impl == "xla" and banded and q_places is None and window is not None:
-        return banded_attention(*arrays, window=window)
+    if impl == "xla" and work.banded and q_places is None and window is not None:
+        return banded_attention(*arrays, window=window, keeps_half=work.keeps_half)
     if impl == "xla":
         return xla_attention(
             *arrays,
@@ -131,6 +147,7 @@ def attend(
             window=window,
             q_places=q_places,
             when_kept=when_kept,
+            keeps_half=work.keeps_half,
         )
 
     from bert_jax.model.attention import cudnn, fused, splash  # Pallas takes its time to import
@@ -139,7 +156,7 @@ def attend(
     kernels: dict[str, Callable[..., Array]] = {
         "fused": partial(fused.fused_attention, dropout_rate=rate, window=window),
         "splash": partial(splash.splash_attention, window=window),
-        "cudnn": cudnn.cudnn_attention,
+        "cudnn": partial(cudnn.cudnn_attention, window=window),
     }
     run = kernels[impl]
     if impl == "fused":
@@ -155,7 +172,13 @@ def attend(
 
 
 def choose(work: Work) -> AttentionImpl:
-    """Choose the implementation for `auto`."""
+    """Choose the implementation for `auto`.
+
+    On a GPU a window that leaves out most scores goes to `xla`, which computes the others only;
+    cuDNN has a window on one side of a query alone, and takes this one as a mask of all scores.
+    """
+    if work.platform == "gpu" and work.banded:
+        return "xla"
     if work.platform == "tpu" and min(work.queries, work.keys) < FUSED_FROM_LENGTH:
         return "xla"
     for impl, reason in _obstacles(work).items():
@@ -177,8 +200,6 @@ def _unsupported(impl: AttentionImpl, work: Work) -> str | None:
     """Say why `impl` cannot take such arrays on its platform; None if it can."""
     from bert_jax.model.attention import cudnn, fused, splash
 
-    if impl == "cudnn" and work.window is not None:
-        return "layers without a window, which cuDNN has on one side of a query only"
     if impl == "cudnn":
         return cudnn.unsupported(work.queries, work.keys, work.head_dim, work.dtype)
     if impl == "splash":
@@ -198,15 +219,25 @@ def _fell_back(work: Work) -> str | None:
 
 
 @lru_cache
-def _warn_of_scores(cause: str, queries: tuple[int, int], keys: int, layers: int) -> None:
-    """Say once what the scores that `xla` keeps take; `queries` are L and H."""
-    length, heads = queries
-    size = layers * heads * length * keys * 4 / 2**30
+def _warn_of_scores(cause: str, work: Work, heads: int, layers: int) -> None:
+    """Say once what `xla` computes in float32, and what it keeps for the backward pass."""
+    size = layers * heads * work.queries * work.keys * (2 if work.keeps_half else 4) / 2**30
+    stored = f"probabilities in {np.dtype(work.dtype).name}" if work.keeps_half else "scores"
     kept = "model.remat=full keeps one layer's" if layers > 1 else "of one layer at a time"
-    _log.warning(
-        "attention takes 'xla', which keeps %.2g GiB of scores for each row of %d tokens until the "
-        "backward pass (%s). %s", size, length, kept, cause,
+    log.warning(
+        "attention takes 'xla', which computes scores in float32 and keeps %.2g GiB of %s for each "
+        "row of %d tokens until the backward pass (%s). %s",
+        size, stored, work.queries, kept, cause,
     )  # fmt: skip
+
+
+@lru_cache
+def _note_band() -> None:
+    """Say once that local layers do not run on cuDNN."""
+    log.warning(
+        "model.attention_impl is 'cudnn', which has a window on one side of a query only: local "
+        "layers take 'xla', block by block"
+    )
 
 
 def _refuse(impl: AttentionImpl, work: Work) -> None:

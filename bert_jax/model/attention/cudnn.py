@@ -66,6 +66,8 @@ def cudnn_attention(
     v: Float[Array, "B S H K"],
     q_segment_ids: Integer[Array, "B L"],
     kv_segment_ids: Integer[Array, "B S"],
+    *,
+    window: int | None = None,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "B L H K"]:
     """Attend as `attention.attend` does, on one device and without dropout.
@@ -74,5 +76,5 @@ def cudnn_attention(
     """
     # One mask for all heads, (B, 1, L, S): segment ids are data, and whether a row is packed or
     # merely padded (for which cuDNN could take lengths) is not known when compiling.
-    mask = visible_keys(q_segment_ids, kv_segment_ids)
+    mask = visible_keys(q_segment_ids, kv_segment_ids, window)
     return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)

@@ -161,9 +161,11 @@ def test_on_a_mesh_with_split_heads_and_inside_a_shard_map(impl, rate):
 
 def test_cudnn_call_by_xla():
     (q, k, v, _), segments = inputs()
-    run = jax.jit(partial(cudnn.cudnn_attention, implementation="xla"))
-    out = run(q, k, v, *segments.values())
-    np.testing.assert_allclose(out, jitted(q, k, v, **segments, impl="xla"), atol=2e-6)
+    for window in (None, 20):
+        run = jax.jit(partial(cudnn.cudnn_attention, implementation="xla", window=window))
+        out = run(q, k, v, *segments.values())
+        expected = jitted(q, k, v, **segments, impl="xla", window=window)
+        np.testing.assert_allclose(out, expected, atol=2e-6)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="cuDNN needs a GPU")
@@ -212,6 +214,52 @@ def test_auto(gpu, platform, shape, rate, dtype, expected):
     _, length, _, head_dim = shape
     work = Work(platform, length, length, head_dim, jnp.dtype(dtype), rate)
     assert choose(work) == expected
+
+
+@pytest.mark.parametrize(
+    ("length", "rate", "dtype", "banded", "expected"),
+    [
+        (8192, 0.0, jnp.bfloat16, True, "xla"),
+        (256, 0.0, jnp.float32, True, "xla"),
+        (192, 0.0, jnp.bfloat16, False, "cudnn"),  # a band as wide as the row: a mask serves
+        (192, 0.0, jnp.float32, False, "xla"),
+        (512, 0.1, jnp.bfloat16, False, "xla"),
+    ],
+)
+def test_windows_on_a_gpu(gpu, length, rate, dtype, banded, expected):
+    work = Work("gpu", length, length, 64, jnp.dtype(dtype), rate, window=64)
+    assert (work.banded, choose(work)) == (banded, expected)
+
+
+@pytest.mark.parametrize(("impl", "notes"), [("cudnn", 1), ("auto", 0)])
+def test_local_layers_take_the_band_in_place_of_cudnn_and_say_so(
+    gpu, monkeypatch, caplog, impl, notes
+):
+    monkeypatch.setattr(attention, "_platform", lambda layout: "gpu")
+    attention._note_band.cache_clear()
+    arrays, segments = inputs(dtype=jnp.bfloat16)
+    ours = value_and_gradients(arrays, **segments, window=20, impl=impl)
+    monkeypatch.undo()
+    theirs = value_and_gradients(arrays, **segments, window=20, impl="xla")
+    assert_all_close(ours, theirs, 2e-2)
+    assert ["block by block" in each.getMessage() for each in caplog.records] == [True] * notes
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_probabilities_kept_in_bfloat16_have_the_gradients_of_float32_scores(
+    gpu, monkeypatch, rate
+):
+    arrays, segments = inputs(dtype=jnp.bfloat16)
+    options = {**segments, **dropout_of(rate)}
+    exact = value_and_gradients([x.astype(np.float32) for x in arrays], **options, impl="xla")
+    whole = value_and_gradients(arrays, **options, impl="xla")
+    monkeypatch.setattr(attention, "_platform", lambda layout: "gpu")
+    half = value_and_gradients(arrays, **options, impl="xla")
+    np.testing.assert_array_equal(*(np.asarray(x[0], np.float32) for x in (half, whole)))
+    assert not all(np.array_equal(x, y) for x, y in zip(half, whole, strict=True))
+    for ours, theirs, right in zip(half, whole, exact, strict=True):
+        errors = [np.abs(np.asarray(x, np.float32) - right).max() for x in (ours, theirs)]
+        assert errors[0] < max(2e-2, 1.5 * errors[1])
 
 
 @pytest.mark.parametrize(
@@ -279,7 +327,7 @@ def test_scores_that_xla_keeps_are_said_once(
         jax.eval_shape(jax.grad(layer), q)
     (record,) = caplog.records
     _, length, heads, _ = shape
-    size = f"{24 * heads * length**2 * 4 / 2**30:.2g} GiB"
+    size = f"{24 * heads * length**2 * (2 if platform == 'gpu' else 4) / 2**30:.2g} GiB"
     for part in (*parts, size, "model.remat=full"):
         assert part in record.getMessage()
 
@@ -308,12 +356,15 @@ def test_where_nothing_is_lost_nothing_is_said(gpu, monkeypatch, caplog, platfor
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(("remat", "layers"), [("none", 3), ("full", 1)])
-def test_the_model_says_how_many_layers_keep_scores(gpu, monkeypatch, caplog, remat, layers):
+@pytest.mark.parametrize(
+    ("remat", "layers", "dtype"),
+    [("none", 3, "float32"), ("full", 1, "float32"), ("none", 3, "bfloat16")],
+)
+def test_the_model_says_how_many_layers_keep_scores(gpu, monkeypatch, caplog, remat, layers, dtype):
     monkeypatch.setattr(attention, "_platform", lambda layout: "gpu")
     attention._warn_of_scores.cache_clear()
     config = ModelConfig(vocab_size=32, num_positions=128, hidden_dim=32, num_layers=3,
-                         num_heads=2, mlp_dim=32, remat=remat)  # fmt: skip
+                         num_heads=2, mlp_dim=32, remat=remat, dtype=dtype)  # fmt: skip
     params = jax.eval_shape(partial(init_params, config), jax.random.key(0))
     ids = jax.device_put(np.ones((B, 128), np.int32))
     rows = jax.device_put(np.arange(B, dtype=np.uint32))
@@ -323,7 +374,8 @@ def test_the_model_says_how_many_layers_keep_scores(gpu, monkeypatch, caplog, re
 
     jax.eval_shape(jax.grad(loss), params)
     (record,) = caplog.records
-    assert f"{layers * 2 * 128**2 * 4 / 2**30:.2g} GiB" in record.getMessage()
+    size = 2 if config.dtype == "bfloat16" else 4  # bytes
+    assert f"{layers * 2 * 128**2 * size / 2**30:.2g} GiB" in record.getMessage()
     assert ("model.remat=full" in record.getMessage()) == (remat == "none")
 
 
