@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKDIR ?= work/demo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-slow test-chaos test-parity lint docs format clean
+.PHONY: help demo test test-slow test-chaos test-parity lint docs gpu format clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -64,6 +64,13 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, shellcheck, and the contract betwee
 docs: $(VENV)/.installed-docs  ## the documentation site, in work/site; a link that leads nowhere is an error
 	$(BIN)/python -m sphinx -b html -W --keep-going -q -c docs/site docs work/site
 	@echo "work/site/index.html"
+
+# What is measured on GPUs, with an interpreter that is there: the environment's if there is one, or PYTHON=...
+PART ?= all
+GPU_PYTHON := $(if $(and $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)),$(BIN)/python,$(PYTHON))
+
+gpu:  ## measure on a GPU: PART=numerics|train|sweep|inference|all, CASE=NAME, PYTHON=python3 (installs nothing)
+	$(GPU_PYTHON) benchmarks/gpu/measure.py --part='$(PART)' --case='$(CASE)' $(GPU_OPTIONS)
 
 format: $(VENV)/.installed-dev  ## format the code
 	$(BIN)/ruff check --fix .

@@ -10,6 +10,7 @@ printed beside it. Times are medians over repeats, the sides taking turns.
 """
 
 import argparse
+import json
 import statistics
 import time
 from typing import Any
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20, help="a repeat, of each member")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--json", action="store_true", help="one JSON object a side")
     options = parser.parse_args()
 
     import jax
@@ -37,13 +39,25 @@ def main() -> int:
     for _ in range(options.repeats):
         times["together"].append(together.run())
         times["alone"].append(sum(alone.run() for _ in range(options.members)))
+    updates = options.members * options.steps
+    if options.json:
+        for side in (together, alone):
+            name = "together" if side is together else "alone"
+            record = {
+                "case": f"{options.members} x {options.model}, {options.batch_size} rows of up to "
+                f"{options.length} tokens",
+                "side": name,
+                "milliseconds": 1e3 * statistics.median(times[name]) / updates,
+                "compile_seconds": side.compile_seconds,
+            }
+            print(json.dumps(record))
+        return 0
     device = jax.devices()[0]
     print(
         f"{options.model}, {options.members} members, {options.batch_size} rows of up to "
         f"{options.length} tokens, {options.steps} steps, {device.device_kind}, medians of "
         f"{options.repeats}"
     )
-    updates = options.members * options.steps
     for name, side in (("together", together), ("alone", alone)):
         median = statistics.median(times[name])
         print(

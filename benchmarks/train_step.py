@@ -17,7 +17,7 @@ above the bar.
 - ettin_17m (ModernBERT): L=256, B=8, P=77, no dropout; bar 0.8. The peer is ModernBertForMaskedLM
   with `sparse_prediction`, which projects the masked positions only, in the column `gathered`.
 
-One side alone, as `benchmarks/gpu.py` runs it in a process of its own, with the result as JSON:
+One side alone, as `make gpu` runs it in a process of its own, with the result as JSON:
 
     python benchmarks/train_step.py --side bert_jax --model bert_large --length 128 --rows 256
     python benchmarks/train_step.py --side sdpa --model bert_large --length 128 --rows 256

@@ -90,7 +90,7 @@ def test_a_full_disk_delays_events_and_ends_nothing(tmp_path, caplog):
 
 
 def test_a_run_records_what_the_choice_of_attention_costs(tmp_path, caplog):
-    with Session(open_workdir(str(tmp_path)), stall_seconds=0).open(lambda: None):
+    with Session(open_workdir(str(tmp_path)), stall_seconds=0.0).open(lambda: None):
         attend.log.warning("scores in float32")
         attend.log.info("nothing to record")
     attend.log.warning("after the run")
