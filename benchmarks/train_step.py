@@ -51,11 +51,15 @@ def compare_on_cpu(case: Case, repeats: int, num_threads: int) -> float:
     busy: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(repeats + 2):  # the first two are warm-up
         for name, run in sides.items():
+            if sys.stderr.isatty():
+                print(f"\r{repeat + 1}/{repeats + 2} {name:12}", end="", file=sys.stderr)
             wall, used = time.perf_counter(), time.process_time()
             run(1)
             if repeat >= 2:
                 walls[name].append(time.perf_counter() - wall)
                 busy[name].append(time.process_time() - used)
+    if sys.stderr.isatty():
+        print(end="\r", file=sys.stderr)
     print(f"{case.model}, L={case.length}, B={case.rows}, P={case.positions}")
     print("side              ms     min     max  ours / this   CPU ms  ours / this  tokens/s")
     ours, ours_busy = (statistics.median(times["bert_jax"]) for times in (walls, busy))
