@@ -3,7 +3,7 @@
 import difflib
 import errno
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 
@@ -24,6 +24,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """
     some = [each for each in islice(known, 1000) if max(len(name), len(each)) <= 64]
     return next(iter(difflib.get_close_matches(name, some, 1, cutoff=0.5)), None)
+
+
+def first_few(items: Sequence[str], most: int = 5) -> str:
+    """Join the first items of a list of faults and count the others."""
+    more = f"; and {len(items) - most:,} more" if len(items) > most else ""
+    return "; ".join(items[:most]) + more
 
 
 # Failures of the disk or of the rights on it, wherever they strike: no bug, so no traceback.

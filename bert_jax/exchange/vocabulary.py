@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from tokenizers import pre_tokenizers
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_few
 from bert_jax.formats.entries import VOCABULARY_PATHS, insert, lookup
 from bert_jax.model.heads import Params
 from bert_jax.saved.model import SavedModel
@@ -109,9 +109,8 @@ def new_tokens(
             normalised += parts[0] != word
             unknown += tokenizer.special_ids.unk in tokenizer.encode(parts[0]).ids
     if wrong:
-        more = f"; and {len(wrong) - _MAX_SHOWN} more" if len(wrong) > _MAX_SHOWN else ""
         raise UserError(
-            f"{'; '.join(wrong[:_MAX_SHOWN])}{more}. Each token is one word, without white space "
+            f"{first_few(wrong, _MAX_SHOWN)}. Each token is one word, without white space "
             "or punctuation"
         )
     return NewTokens(tuple(found), existing, repeated, normalised, unknown)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_few
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params
 
@@ -166,9 +166,8 @@ def read_tensors(
             wrong.setdefault(f"is not equal to {original}, ours is the same", []).append(name)
     if wrong:
         said = [f"{name} {problem}" for problem, names in wrong.items() for name in _folded(names)]
-        more = f"; and {len(said) - MAX_SHOWN} more" if len(said) > MAX_SHOWN else ""
         raise UserError(
-            "these weights are not of this configuration: " + "; ".join(said[:MAX_SHOWN]) + more
+            f"these weights are not of this configuration: {first_few(said, MAX_SHOWN)}"
         )
     return params
 

@@ -13,7 +13,6 @@ a BERT computes with the same numbers, the activation of the pooler aside. What 
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.formats.config_fields import MAX_SIZE
 from bert_jax.formats.family_tables import BERT, BUFFERS, FAMILIES, TOKEN_HEADS, Family
+from bert_jax.formats.form import Form
 from bert_jax.formats.huggingface_config import (
     CLASSES,
     TaskOutputs,
@@ -53,22 +53,11 @@ _ALBERT = (
 
 
 @dataclass(frozen=True, eq=False)
-class BertForm:
-    """A model as if it had been saved as a BERT."""
+class BertForm(Form):
+    """A model as if it had been saved as a BERT: tensors under the names of `huggingface_names`."""
 
-    family: str
-    config: dict[str, Any]
-    """The content of `config.json`."""
-    arrays: dict[str, np.ndarray]
-    """Under the names of `huggingface_names`."""
-    dropped: tuple[str, ...] = ()
-    """Names of the arrays that have no place."""
-    notes: tuple[str, ...] = ()
-    """Remarks for people, a sentence each."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Activation of the pooler, of which BERT's configuration does not speak."""
-    files: Path | None = None
-    """File or directory of the tokenizer, where the reader knows it."""
     embedding_dim: int = 0
     """Width of the embedding tables where it is not that of the layers; BERT has one width."""
 
@@ -174,7 +163,13 @@ def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
     # A narrow table is ELECTRA's alone, and so is then the classifier that fine-tuning adds.
     pooler = family.pooler_activation if width or head == "classification" else "tanh"
     return BertForm(
-        family.name, config, renamed, tuple(dropped), tuple(notes), pooler, embedding_dim=width
+        family.name,
+        config,
+        renamed,
+        tuple(dropped),
+        tuple(notes),
+        pooler_activation=pooler,
+        embedding_dim=width,
     )
 
 

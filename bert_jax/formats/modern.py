@@ -7,14 +7,14 @@ params = form.params(config, outputs.head)
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.formats.entries import Entry, read_tensors
+from bert_jax.formats.form import Form
 from bert_jax.formats.huggingface_config import CLASSES, TaskOutputs, head_from_huggingface
 from bert_jax.formats.huggingface_files import model_class
 from bert_jax.formats.modern_config import modern_config
@@ -27,32 +27,19 @@ _BUFFER = re.compile(r".*(?:inv_freq|freqs_cis|position_ids)")
 _TASKS = ("Model", "ForMaskedLM", *(name.removeprefix("Bert") for name in CLASSES))
 
 
-@dataclass(frozen=True, eq=False)
-class ModernForm:
+class ModernForm(Form):
     """A model of a modern family, as its files have it."""
 
-    kind: str
-    """Field `model_type`."""
-    config: dict[str, Any]
-    """Content of `config.json`."""
-    arrays: dict[str, np.ndarray]
-    """Arrays under the names of the tables."""
-    dropped: tuple[str, ...] = ()
-    """Names of the arrays that have no place."""
-    notes: tuple[str, ...] = ()
-    """Remarks for people, a sentence each."""
-    files: Path | None = None
-    """File or directory of the tokenizer, where the reader knows it."""
+    @property
+    def kind(self) -> str:
+        """Field `model_type`."""
+        kind: str = self.config["model_type"]
+        return kind
 
     @property
     def modern(self) -> Modern:
         """Facts about the family."""
         return MODERN[self.kind]
-
-    @property
-    def family(self) -> str:
-        """Name of the family, for people."""
-        return self.modern.name
 
     def model_config(self, *, where: str) -> ModelConfig:
         """Return the architecture; a UserError that begins with `where` says what does not fit."""
@@ -167,7 +154,7 @@ def modern_form(
     kinds = {f"{array.dtype}" for array in arrays.values() if array.dtype.kind != "i"} - {"float32"}
     if kinds:
         notes.append(f"weights of type {', '.join(sorted(kinds))} are written as float32")
-    return ModernForm(kind, dict(found), renamed, tuple(dropped), tuple(notes))
+    return ModernForm(modern.name, dict(found), renamed, tuple(dropped), tuple(notes))
 
 
 def modern_table(kind: str, head: str | None = None, *, masked_lm: bool = False) -> list[Entry]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_few
 from bert_jax.formats.families import BertForm
 from bert_jax.formats.huggingface_config import model_config_from_huggingface
 from bert_jax.formats.huggingface_names import their_shapes
@@ -101,10 +101,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
         elif name not in passed_over:
             wrong.append(f"{name} is unexpected")
     if wrong:
-        more = f"; and {len(wrong) - _MAX_SHOWN} more" if len(wrong) > _MAX_SHOWN else ""
-        raise UserError(
-            f"{index} is not of the model of {CONFIG}: {'; '.join(wrong[:_MAX_SHOWN])}{more}"
-        )
+        raise UserError(f"{index} is not of the model of {CONFIG}: {first_few(wrong, _MAX_SHOWN)}")
     if passed_over:
         logging.getLogger(__name__).warning(
             "%s: the fine-tuned head (%s) is not read: such a checkpoint does not name its labels",

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from bert_jax.model.config import LayerKind, ModelConfig
 from bert_jax.model.encoder import Embeddings, Layer
 from bert_jax.model.heads import end_norm, pool, vocabulary_logits, with_params
-from bert_jax.model.rotation import make_context
+from bert_jax.model.rotation import Context, make_context
 from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tokens
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Batch
@@ -96,7 +96,7 @@ def pooled(
         return first
     ids = model.tokenizer.special_ids
     ignored = () if special_tokens else (ids.cls, ids.sep)
-    states = _states(model, batch, layers[-1])
+    states, _ = _states(model, batch, layers[-1])
     wanted = [states[n] for n in layers]
     if layers[-1] == config.num_layers:
         wanted[-1] = _normed(config, model.params, wanted[-1])
@@ -104,21 +104,25 @@ def pooled(
     return vectors
 
 
-def _states(model: SavedModel, batch: Batch, count: int) -> list[Array]:
-    """Compute the states (B, L, D) after the embeddings and after each of `count` layers."""
+def _states(model: SavedModel, batch: Batch, count: int) -> tuple[list[Array], Context]:
+    """Compute the states (B, L, D) after the embeddings and after each of `count` layers.
+
+    The second value is what all layers share.
+    """
     config, encoder = model.config, model.params["encoder"]
-    segment_ids = batch["segment_ids"]
     types = np.minimum(batch["type_ids"], np.int32(max(config.num_types, 1) - 1))
-    states = [_embedded(config, encoder["embeddings"], batch["tokens"], types, segment_ids)]
+    inputs = batch["tokens"], types, batch["segment_ids"]
+    embedded, context = _embedded(config, encoder["embeddings"], *inputs)
+    states = [embedded]
     for n, params in enumerate(encoder["layers"][:count]):
-        states.append(_layer(config, config.layer_kind(n), params, states[-1], segment_ids))
-    return states
+        states.append(_layer(config, config.layer_kind(n), params, states[-1], context))
+    return states, context
 
 
 def _before_end(
     model: SavedModel, batch: Batch, *, all_places: bool = False
-) -> tuple[dict[str, Any], Array, np.ndarray]:
-    """Compute what the programs that end a pass read: parameters, states, segment ids.
+) -> tuple[dict[str, Any], Array, Context]:
+    """Compute what the programs that end a pass read: parameters, states, what layers share.
 
     The last layer is among the parameters, and computes some places alone. It has run in a small
     batch, where all places cost less than another program, and where the program reads all places.
@@ -129,7 +133,8 @@ def _before_end(
     if not all_places and batch["tokens"].size > FEW_TOKENS:
         num_layers -= 1
         end["layer"] = layers[-1]
-    return end, _states(model, batch, num_layers)[-1], batch["segment_ids"]
+    states, context = _states(model, batch, num_layers)
+    return end, states[-1], context
 
 
 # Programs, each compiled once for a shape
@@ -167,8 +172,9 @@ def _embedded(
     tokens: Int[Array, "B L"],
     type_ids: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"],
-) -> Float[Array, "B L D"]:
-    return with_params(params, Embeddings, config)(tokens, type_ids, segment_ids, None)
+) -> tuple[Float[Array, "B L D"], Context]:
+    embed = with_params(params, Embeddings, config)
+    return embed(tokens, type_ids, segment_ids, None), make_context(config, segment_ids)
 
 
 @_program(0, 1)
@@ -177,10 +183,9 @@ def _layer(
     kind: LayerKind,
     params: Any,
     x: Float[Array, "B L D"],
-    segment_ids: Int[Array, "B L"],
+    context: Context,
 ) -> Float[Array, "B L D"]:
-    layer = with_params(params, Layer, config)
-    return layer(x, make_context(config, segment_ids), None, 0, kind)
+    return with_params(params, Layer, config)(x, context, None, 0, kind)
 
 
 @_program(0)
@@ -194,13 +199,13 @@ def _task_logits(
     head: TaskHeadConfig,
     end: Any,
     x: Float[Array, "B L D"],
-    segment_ids: Int[Array, "B L"],
+    context: Context,
 ) -> Float[Array, "B C"] | Float[Array, "B L C"]:
     if reads_all_tokens(config, head):
         x = end_norm(config, end, x)
     else:
-        x = _last(config, end, x, segment_ids)
-    return head_logits(config, head, end, x, segment_ids)
+        x = _last(config, end, x, context)
+    return head_logits(config, head, end, x, context.segment_ids)
 
 
 @_program(0, 1)
@@ -209,11 +214,11 @@ def _top_tokens(
     top: int,
     end: Any,
     x: Float[Array, "B L D"],
-    segment_ids: Int[Array, "B L"],
+    context: Context,
     places: Int[Array, "B P"],
     banned: Float[Array, " V"],
 ) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
-    hidden = _last(config, end, x, segment_ids, places)
+    hidden = _last(config, end, x, context, places)
     logits = vocabulary_logits(config, end, hidden)
     _, ids = jax.lax.top_k(logits + banned, top)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
@@ -226,11 +231,11 @@ def _first(
     pools: bool,
     end: Any,
     x: Float[Array, "B L D"],
-    segment_ids: Int[Array, "B L"],
+    context: Context,
 ) -> Float[Array, "B D"]:
     if pools:
-        return _pooler(config, end, x, segment_ids).astype(jnp.float32)
-    return _last(config, end, x, segment_ids)[:, 0].astype(jnp.float32)
+        return _pooler(config, end, x, context).astype(jnp.float32)
+    return _last(config, end, x, context)[:, 0].astype(jnp.float32)
 
 
 @_program(0, 1)
@@ -259,7 +264,7 @@ def _pool(
 
 
 def _last(
-    config: ModelConfig, end: Any, x: Array, segment_ids: Array, places: Array | None = None
+    config: ModelConfig, end: Any, x: Array, context: Context, places: Array | None = None
 ) -> Float[Array, "B P D"]:
     """Compute the last states of some places, or of the first token."""
     if places is None:
@@ -267,11 +272,11 @@ def _last(
     if "layer" in end:
         layer = with_params(end["layer"], Layer, config)
         kind = config.layer_kind(config.num_layers - 1)
-        x = layer(x, make_context(config, segment_ids), None, 0, kind, places=places)
+        x = layer(x, context, None, 0, kind, places=places)
     else:
         x = jnp.take_along_axis(x, places[..., None], axis=1)
     return end_norm(config, end, x)
 
 
-def _pooler(config: ModelConfig, end: Any, x: Array, segment_ids: Array) -> Float[Array, "B D"]:
-    return pool(config, end, _last(config, end, x, segment_ids))
+def _pooler(config: ModelConfig, end: Any, x: Array, context: Context) -> Float[Array, "B D"]:
+    return pool(config, end, _last(config, end, x, context))

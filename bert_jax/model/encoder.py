@@ -261,7 +261,10 @@ class Encoder(nnx.Module):
         stream: DropoutStream | None = None,
         layout: Layout | None = None,
     ) -> Float[Array, "B L D"]:
-        """Return the last states, in the compute type."""
+        """Return the states after the last layer, in the compute type.
+
+        `heads.end_norm` applies `final_norm`.
+        """
         context = make_context(self.config, segment_ids)
         gather = None if layout is None else layout.gather
         x = self.embeddings(tokens, type_ids, context.segment_ids, stream)
@@ -276,8 +279,7 @@ class Encoder(nnx.Module):
                 params = gather(nnx.to_pure_dict(params))
             return nnx.merge(graphdef, params)(x, context, stream, index, kind, layout)
 
-        x = run_layers(self.config, apply_layer, stacked, x, gather is not None)
-        return self.final_norm(x) if self.config.norm_order == "pre" else x
+        return run_layers(self.config, apply_layer, stacked, x, gather is not None)
 
 
 class PooledEncoder(Encoder):

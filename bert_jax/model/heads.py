@@ -205,7 +205,8 @@ def encode(
     Raises:
       UserError: L is beyond `num_positions`.
     """
-    return _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout)
+    hidden = _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout)
+    return end_norm(config, params, hidden)
 
 
 def _encoder(config: ModelConfig, params: Params) -> Encoder:

@@ -53,9 +53,3 @@ def counted(path: str, what: str, lines: Sequence[int]) -> str:
     unit = Origin(path, 0).unit
     named = ", ".join(f"{line}" for line in lines[:SHOWN]) + (", ..." if lines[SHOWN:] else "")
     return f"{path}: {len(lines):,} {what} ({unit}{'s' if len(lines) > 1 else ''} {named})"
-
-
-def first_few(items: Sequence[str]) -> str:
-    """Join the first items and count the others."""
-    more = f"; and {len(items) - SHOWN:,} more" if len(items) > SHOWN else ""
-    return "; ".join(items[:SHOWN]) + more

@@ -46,10 +46,10 @@ class Work(NamedTuple):
     """Largest distance of a key that a query sees; None for no limit."""
 
     @property
-    def banded(self) -> bool:
-        """Whether `xla` computes the scores of a band around the diagonal alone."""
-        window = None if self.rate else self.window
-        return window is not None and is_banded(self.queries, self.keys, window)
+    def band(self) -> int | None:
+        """Distance of the farthest key where `xla` computes a band of scores alone, else None."""
+        bands = not self.rate and is_banded(self.queries, self.keys, self.window)
+        return self.window if bands else None
 
     @property
     def keeps_half(self) -> bool:
@@ -125,19 +125,20 @@ def attend(
     if k.shape[2] != q.shape[2]:
         k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     work = Work(_platform(layout), q.shape[1], k.shape[1], q.shape[3], q.dtype, rate, window)
+    band = work.band if q_places is None else None
     when_kept = None
     if impl == "auto":
         impl = choose(work)
-        if impl == "xla" and not work.banded and (cause := _fell_back(work)):
+        if impl == "xla" and band is None and (cause := _fell_back(work)):
             when_kept = partial(_warn_of_scores, cause, work, q.shape[2], layers)
     elif impl != "xla":  # which takes everything, sizes that are not known yet included
         _refuse(impl, work)
-    if impl == "cudnn" and work.banded:
+    if impl == "cudnn" and band is not None:
         impl = "xla"
         _note_band()
     arrays = [q, k, v, q_segment_ids, kv_segment_ids]
-    if impl == "xla" and work.banded and q_places is None and window is not None:
-        return banded_attention(*arrays, window=window, keeps_half=work.keeps_half)
+    if impl == "xla" and band is not None:
+        return banded_attention(*arrays, window=band, keeps_half=work.keeps_half)
     if impl == "xla":
         return xla_attention(
             *arrays,
@@ -177,7 +178,7 @@ def choose(work: Work) -> AttentionImpl:
     On a GPU a window that leaves out most scores goes to `xla`, which computes the others only;
     cuDNN has a window on one side of a query alone, and takes this one as a mask of all scores.
     """
-    if work.platform == "gpu" and work.banded:
+    if work.platform == "gpu" and work.band is not None:
         return "xla"
     if work.platform == "tpu" and min(work.queries, work.keys) < FUSED_FROM_LENGTH:
         return "xla"

@@ -74,13 +74,14 @@ def xla_attention(
     return _attention(q, k, v, visible, drop, dropout_rate, when_kept, keeps_half).swapaxes(1, 2)
 
 
-def is_banded(queries: Any, keys: Any, window: int) -> bool:
+def is_banded(queries: Any, keys: Any, window: int | None) -> bool:
     """Say whether `banded_attention` takes these sizes, with fewer scores than all.
 
     Sizes that are not known yet, of a program for rows of any length, are not taken.
     """
-    known = isinstance(queries, int) and isinstance(keys, int)
-    return known and queries == keys and 3 * max(window, _SMALLEST_BLOCK) < keys
+    if window is None or not (isinstance(queries, int) and isinstance(keys, int)):
+        return False
+    return queries == keys and 3 * max(window, _SMALLEST_BLOCK) < keys
 
 
 def banded_attention(

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_few
 from bert_jax.tasks.examples import Answer, Origin, Question
-from bert_jax.tasks.problems import first_few
 from bert_jax.untrusted.json_file import read_json_object
 
 MAX_BYTES = 512 << 20
