@@ -32,14 +32,24 @@ def make_context(config: ModelConfig, segment_ids: Integer[Array, "B L"]) -> Con
     if config.positions == "learned":
         return Context(segment_ids, {})
     positions = restarting_positions(segment_ids)
-    thetas = {"G": config.rope_theta, "L": config.local_rope_theta}
     return Context(
         segment_ids,
         {
-            letter: rotation(positions, thetas[letter], config.head_dim)
-            for letter in sorted(set(config.attention_pattern))
+            letter: rotation(positions, theta, config.head_dim)
+            for letter, theta in thetas(config).items()
         },
     )
+
+
+def thetas(config: ModelConfig) -> dict[str, float]:
+    """Return the bases of the wavelengths by the letters of the layers that there are."""
+    both = {"G": config.rope_theta, "L": config.local_rope_theta}
+    return {letter: both[letter] for letter in sorted(set(config.attention_pattern))}
+
+
+def frequencies(theta: float, head_dim: int) -> Float[np.ndarray, " J"]:
+    """Return theta^(-2 i / K), the angle from a token to the next, for the pairs of a head."""
+    return (theta ** -(np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
 
 
 def restarting_positions(segment_ids: Integer[Array, "B L"]) -> Integer[Array, "B L"]:
@@ -51,10 +61,9 @@ def restarting_positions(segment_ids: Integer[Array, "B L"]) -> Integer[Array, "
 
 def rotation(positions: Integer[Array, "B L"], theta: float, head_dim: int) -> Rotation:
     """Compute the angles position * theta^(-2 i / K) for the K/2 pairs of a head."""
-    frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
     # Element by element in float32: as a matrix product, or in bfloat16, angles of far positions
     # lose all their bits.
-    angles = positions[..., None].astype(jnp.float32) * frequencies.astype(np.float32)
+    angles = positions[..., None].astype(jnp.float32) * frequencies(theta, head_dim)
     return jnp.cos(angles), jnp.sin(angles)
 
 

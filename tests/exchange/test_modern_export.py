@@ -12,7 +12,6 @@ pytest.importorskip("transformers")
 from modern_models import save_modern  # noqa: E402
 
 import bert_jax  # noqa: E402
-from bert_jax.errors import UserError  # noqa: E402
 from bert_jax.exchange.export import export  # noqa: E402
 from bert_jax.exchange.huggingface import load_theirs  # noqa: E402
 from bert_jax.exchange.importing import import_model  # noqa: E402
@@ -87,7 +86,22 @@ def test_programs_of_stablehlo_compute_the_same(tmp_path):
     assert max(parity["differences"].values()) < 1e-4
 
 
-def test_graphs_of_onnx_are_refused(tmp_path):
-    save_modern(tmp_path / "theirs", "eurobert", num_hidden_layers=2)
-    with pytest.raises(UserError, match="is a EuroBERT; graphs of ONNX"):
-        export(tmp_path / "theirs", "onnx", tmp_path / "out")
+@pytest.mark.parametrize("variant", ["modernbert", "eurobert", "nomic"])
+def test_graphs_of_onnx_compute_the_same_as_transformers(tmp_path, variant):
+    import torch
+
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    theirs = save_modern(tmp_path / "theirs", variant, num_hidden_layers=4)
+    parity = export(tmp_path / "theirs", "onnx", tmp_path / "out")
+    assert max(parity["differences"].values()) < 1e-4
+    session = runtime.InferenceSession(
+        tmp_path / "out/model.onnx", providers=["CPUExecutionProvider"]
+    )
+    ids = np.random.default_rng(0).integers(5, theirs.config.vocab_size, (2, 60))
+    feeds = {each.name: np.zeros_like(ids) for each in session.get_inputs()}
+    feeds |= {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    (found,) = session.run(["logits"], feeds)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+    np.testing.assert_allclose(found, expected, atol=2e-5 * abs(expected).max())

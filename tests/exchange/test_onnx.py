@@ -1,10 +1,12 @@
 """The ONNX graph computes what the model does, in onnxruntime."""
 
+import dataclasses
+import json
 import sys
 
 import numpy as np
 import pytest
-from small_saved import ROWS, small_saved
+from small_saved import FAMILIES, ROWS, small_saved
 
 from bert_jax.errors import UserError
 from bert_jax.exchange import onnx as onnx_export
@@ -51,6 +53,48 @@ def test_every_kind_of_model(runtime, tmp_path, kind, changes, outputs):
     assert proof["differences"].keys() == outputs
     assert max(proof["differences"].values()) < 2e-5
     assert proof["shapes"] == [[4, 10], [2, 15], [1, 10]]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "changes"),
+    [
+        ("modernbert", "mlm", {}),
+        ("modernbert", "mlm", {"attention_bias": True, "mlp_bias": True, "norm_bias": True}),
+        ("modernbert", "classification", {"pooling": "mean"}),
+        ("modernbert", "span", {}),
+        ("eurobert", "mlm", {}),
+        ("eurobert", "classification", {"pooling": "late"}),
+        ("neobert", "mlm", {}),
+        ("nomic_bert", "mlm", {}),
+        ("nomic_bert", "tagging", {}),
+    ],
+)
+def test_every_modern_family(runtime, tmp_path, family, kind, changes):
+    saved = small_saved(kind, **{**FAMILIES[family], **changes})
+    if family == "nomic_bert":
+        del saved.params["encoder"]["pooler"]
+    write(saved, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == family
+    proof = prove(saved, tmp_path, ROWS)
+    assert proof["differences"].keys() == {"hidden", "mlm" if kind == "mlm" else "head"}
+    assert max(proof["differences"].values()) < 2e-5
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    has_types = "token_type_ids" in [each.name for each in session.get_inputs()]
+    assert has_types == (family == "nomic_bert")
+
+
+def test_the_proof_sees_another_modern_model(runtime, tmp_path):
+    saved = small_saved("mlm", **FAMILIES["modernbert"])
+    changes = {
+        "local_window": 2, "attention_pattern": "GGL", "rope_theta": 10_000.0,
+        "activation": "gelu_tanh",
+    }  # fmt: skip
+    for name, value in changes.items():
+        out = tmp_path / name
+        out.mkdir()
+        config = dataclasses.replace(saved.config, **{name: value})
+        onnx_export.write(dataclasses.replace(saved, config=config), out)
+        assert prove(saved, out, ROWS)["differences"]["mlm"] > 1e-4
 
 
 def test_names_are_those_of_hugging_face(runtime, tmp_path):

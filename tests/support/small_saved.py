@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +21,28 @@ MODEL = ModelConfig(
 )
 ROWS = [[2, 5, 6, 8, 10, 12, 3], [2, 5, 7, 3, 9, 3], [2, 3], [2, 12, 13, 14, 15, 16, 4, 4, 11, 3]]
 """Of ids, one of them a pair."""
+_ROPE: dict[str, Any] = {
+    "positions": "rope", "gated": True, "attention_bias": False, "mlp_bias": False,
+    "norm_eps": 1e-5,
+}  # fmt: skip
+_PRE = {**_ROPE, "norm_order": "pre", "num_types": 0, "pooler": False}
+_RMS = {
+    **_PRE, "norm": "rms", "norm_bias": False, "embedding_norm": False, "head_transform": False,
+    "tied": False, "activation": "silu", "head_activation": "gelu", "num_layers": 1,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "modernbert": {
+        **_PRE, "norm_bias": False, "first_norm": False, "head_bias": False, "num_layers": 3,
+        "attention_pattern": "GLL", "local_window": 3, "rope_theta": 160_000.0,
+        "head_activation": "gelu",
+    },
+    "eurobert": {**_RMS, "num_kv_heads": 1, "decoder_bias": False},
+    "neobert": {**_RMS, "head_activation": ""},
+    "nomic_bert": {
+        **_ROPE, "rope_theta": 1000.0, "activation": "silu", "norm_eps": 1e-12, "num_layers": 1,
+    },
+}  # fmt: skip
+"""Fields of modern families, by `model_type`."""
 OUTPUTS = {
     "classification": TaskOutputs(
         TaskHeadConfig("classification", 3), "single_label", ("a", "b", "c")
@@ -34,11 +57,15 @@ def small_saved(kind: str = "pretraining", **changes) -> SavedModel:
 
     Args:
         kind: pretraining, mlm (without the other head), rtd, or a task's head.
-        **changes: Fields of `MODEL`.
+        **changes: Fields of `MODEL`, and `pooling` of a classification.
     """
+    outputs, pooling = OUTPUTS.get(kind), changes.pop("pooling", None)
+    if outputs is not None and pooling is not None:
+        outputs = dataclasses.replace(
+            outputs, head=dataclasses.replace(outputs.head, pooling=pooling)
+        )
     config = dataclasses.replace(MODEL, **changes)
     key = jax.random.key(0)
-    outputs = OUTPUTS.get(kind)
     shapes = jax.eval_shape(
         lambda: init_task_params(config, outputs.head, key) if outputs else init_params(config, key)
     )
@@ -48,7 +75,7 @@ def small_saved(kind: str = "pretraining", **changes) -> SavedModel:
     )
     params["encoder"]["embeddings"]["token"][config.vocab_size :] = 0
     if kind == "mlm":
-        del params["nsp"]
+        params.pop("nsp", None)
     if kind == "rtd":
         head = init_params(config, key, ReplacedHead)
         params = {"encoder": params["encoder"], "rtd": jax.tree.map(np.asarray, head)}
