@@ -181,8 +181,8 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
         fields |= model_config_to_huggingface(saved.config)
     if saved.outputs is not None:
         fields |= head_to_huggingface(saved.outputs)
-        if kind in MODERN:
-            fields |= pooling_to_huggingface(kind, saved.outputs.head)
+    if kind in MODERN:
+        fields |= pooling_to_huggingface(kind, saved.pooling)
     if untrained := untrained_parts(saved):
         fields[UNTRAINED] = untrained
     fields["architectures"] = [class_of(saved)]

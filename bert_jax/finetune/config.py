@@ -47,7 +47,8 @@ class FinetuneTrainingConfig:
     """Lengths to which rows are padded; each is compiled once. 1: all to the longest."""
     dropout_rate: float | None = 0.1
     """Rate in the encoder, its attention and before the head, but for squad's, which has none;
-    None: the encoder as it was pretrained, 0.1 before the head."""
+    None: the encoder as it was pretrained, 0.1 before the head. Attention of a model with rotations
+    that was pretrained without dropout stays without."""
     remat: Literal["none", "dots", "full"] = "none"
     """Values that the backward pass recomputes: none, all but matrix products, or whole layers."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
@@ -150,6 +151,10 @@ class FinetuneConfig:
     in Hugging Face's format (BERT, safetensors)."""
     reinitialise: bool = False
     """Take the architecture and the tokenizer of `init` and random weights."""
+    pooling: Literal["auto", "first", "mean", "late"] = "auto"
+    """Choice of a classification by a model without a pooler (ModernBERT, EuroBERT): the first
+    token's state, the mean of the tokens' states, or, with `late`, the mean of the tokens' logits.
+    auto: what the files of `init` say (`classifier_pooling`), else mean."""
     training: FinetuneTrainingConfig = field(default_factory=FinetuneTrainingConfig)
     optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -13,9 +13,9 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets
-from bert_jax.finetune.config import FinetuneConfig, FinetuneTrainingConfig
+from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.model.task_heads import Pooled, TaskHeadConfig, starting_params
 from bert_jax.objectives.task import HEADS, TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.sweep.statistics import Trial
@@ -38,8 +38,8 @@ class Setup:
     step: StepConfig
     task: Task
     initial: SavedModel
-    encoders: tuple[Any, ...]
-    """Encoders of each initialisation, {} for random weights."""
+    starts: tuple[Any, ...]
+    """Parts of the parameters with which each initialisation begins, {} for random weights."""
     inits: tuple[str, ...]
     """Names of the initialisations."""
     fingerprints: dict[str, str]
@@ -78,14 +78,14 @@ def set_up(config: FinetuneConfig) -> Setup:
         )
     config.task.check_sections()
     initial = read_model(config.init, encoder_only=True)
-    encoders: list[Any] = [{} if config.reinitialise else initial.params["encoder"]]
+    given: list[Any] = [{} if config.reinitialise else initial.params]
     inits = [RANDOM if config.reinitialise else config.init]
     if config.sweep.baseline:
-        encoders.append(_baseline(config.sweep.baseline, initial))
+        given.append(_baseline(config.sweep.baseline, initial))
         inits.append(config.sweep.baseline)
     if len(set(inits)) < len(inits):
         raise UserError(f"sweep.baseline is {config.sweep.baseline!r}, the same as init")
-    model = _encoder(initial.config, config.training)
+    model = _encoder(initial, config)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     network = HEADS[task.objective].network
     pools = network == "classification" and model.pooler
@@ -101,7 +101,9 @@ def set_up(config: FinetuneConfig) -> Setup:
         num_labels=task.num_outputs,
         # BERT's SQuAD head reads the encoder's output as it is.
         dropout_rate=0.0 if task.objective == "span" else _HEAD_DROPOUT if rate is None else rate,
+        pooling=_pooling(config, initial, network),
     )
+    starts = tuple(params and starting_params(model, head, params) for params in given)
     objective = TaskObjective(model, head, task.objective)
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
@@ -135,12 +137,12 @@ def set_up(config: FinetuneConfig) -> Setup:
         ),
         task=task,
         initial=initial,
-        encoders=tuple(encoders),
+        starts=starts,
         inits=tuple(inits),
         fingerprints={
             **{
-                name: _fingerprint(encoder, initial.tokenizer)
-                for name, encoder in zip(("init", "sweep.baseline"), encoders, strict=False)
+                name: _fingerprint(start, initial.tokenizer)
+                for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
             },
             "task": _rows_fingerprint(split.rows for split in (train, *dev)),
         },
@@ -154,7 +156,7 @@ def set_up(config: FinetuneConfig) -> Setup:
 
 
 def _baseline(name: str, initial: SavedModel) -> Any:
-    """Return the encoder that `sweep.baseline` names, of the same architecture as `initial`."""
+    """Return the parameters that `sweep.baseline` names, of the same architecture as `initial`."""
     if name == RANDOM:
         return {}
     other = read_model(name, encoder_only=True)
@@ -170,24 +172,52 @@ def _baseline(name: str, initial: SavedModel) -> Any:
             f"sweep.baseline {name} is not the same model as init ({'; '.join(rows)}); members of "
             "a sweep share one. Fine-tune it in a run of its own"
         )
-    return other.params["encoder"]
+    return other.params
 
 
-def _encoder(model: ModelConfig, training: FinetuneTrainingConfig) -> ModelConfig:
+def _encoder(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
     """Return the architecture with the settings of this run."""
+    training, model = config.training, initial.config
     model = dataclasses.replace(model, remat=training.remat, attention_impl=training.attention_impl)
+    length, rotates = config.task.max_length, model.positions == "rope"
+    if rotates and length > model.num_positions:
+        _log.warning(
+            "task.max_length is %d, and %s was trained on rows of at most %d tokens: rotations go "
+            "on beyond that, but what it makes of them is learned here alone",
+            length, initial.name, model.num_positions,
+        )  # fmt: skip
+        model = dataclasses.replace(model, num_positions=length)
     rate = training.dropout_rate
     if rate is None:
         return model
-    return dataclasses.replace(model, hidden_dropout_rate=rate, attention_dropout_rate=rate)
+    # Kernels of long rows and of windows have no dropout of the attention probabilities.
+    keeps = rotates and not model.attention_dropout_rate
+    return dataclasses.replace(
+        model, hidden_dropout_rate=rate, attention_dropout_rate=0.0 if keeps else rate
+    )
 
 
-def _fingerprint(encoder: Any, tokenizer: Tokenizer) -> str:
+def _pooling(config: FinetuneConfig, initial: SavedModel, network: str) -> Pooled:
+    """Return what a classification reads that has no pooler."""
+    why = ""
+    if network != "classification":
+        why = "this task predicts from each token"
+    elif initial.config.pooler:
+        why = f"{initial.name} is of an architecture with a pooler, which reads the first token"
+    if why and config.pooling != "auto":
+        raise UserError(f"pooling is {config.pooling!r}, but {why}; leave pooling at 'auto'")
+    if config.pooling != "auto":
+        return config.pooling
+    return "first" if why else initial.pooling
+
+
+def _fingerprint(start: Any, tokenizer: Tokenizer) -> str:
     """Return the SHA-256 of a tokenizer and of the weights that a run starts from ({}: none)."""
     digest = hashlib.sha256(tokenizer.fingerprint.encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(encoder):
-        digest.update(jax.tree_util.keystr(path).encode())
-        digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
+    for part in sorted(start):  # encoder, transform
+        for path, leaf in jax.tree_util.tree_leaves_with_path(start[part]):
+            digest.update(jax.tree_util.keystr(path).encode())
+            digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
     return digest.hexdigest()
 
 

@@ -13,12 +13,18 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.setup import Setup
+from bert_jax.model.task_heads import has_transform
 from bert_jax.saved.runs import STATISTICS
 from bert_jax.sweep.report import summary_lines, write_summary
 from bert_jax.sweep.statistics import LEVEL, Outcome, Summary
 from bert_jax.untrusted.json_file import read_json_object
 
 _MAX_STATISTICS_BYTES = 1 << 28
+_POOLINGS = {
+    "first": "the first token's state",
+    "mean": "the mean of the tokens' states",
+    "late": "the mean of the tokens' logits",
+}
 
 
 def summary_of_run(
@@ -57,6 +63,8 @@ def summary_of_run(
         f"{len(setup.waves[0])} at once, devices as "
         + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items()),
     ]
+    if head := _head(setup):
+        lines.append(f"head     {head}")
     if math.isfinite(constant):
         lines.append(
             f"goal     {setup.task.metric} above {goal:.4g} at the end of training (a "
@@ -64,6 +72,18 @@ def summary_of_run(
             f"{len(setup.dev[0].rows):,} rows)"
         )
     return lines
+
+
+def _head(setup: Setup) -> str:
+    """Describe what a head without a pooler reads, and how its map begins."""
+    model, head = setup.objective.model, setup.objective.config
+    said = []
+    if head.kind == "classification" and not model.pooler:
+        said.append(f"from {_POOLINGS[head.pooling]}")
+    if has_transform(model, head):
+        known = "transform" in setup.starts[0]
+        said.append(f"its map begins {'as that of the pretrained head' if known else 'at random'}")
+    return "; ".join(said)
 
 
 def finished_before(work: WorkDir, say: Callable[[str], None]) -> tuple[Outcome, ...]:

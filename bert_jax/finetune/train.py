@@ -190,7 +190,7 @@ class _Run:
         members = setup.waves[number]
         which = np.array([setup.inits.index(member.init) for member in members])
         seeds = np.array([member.seed for member in members], np.uint32)
-        state = trials.init_trials(setup.step, self.mesh, seeds, setup.encoders, which)
+        state = trials.init_trials(setup.step, self.mesh, seeds, setup.starts, which)
         # Repetitions of the last member only fill the program.
         progress = [Progress(member) for member in dict.fromkeys(members)]
         return Wave(number, state.train, state.best, 0, progress, Losses(progress))

@@ -104,7 +104,7 @@ def _place(array: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def init_trials(
-    config: StepConfig, mesh: Mesh, seeds: np.ndarray, encoders: Sequence[Any], which: np.ndarray
+    config: StepConfig, mesh: Mesh, seeds: np.ndarray, starts: Sequence[Any], which: np.ndarray
 ) -> SweepState:
     """Make the trials before their first step.
 
@@ -112,25 +112,28 @@ def init_trials(
         config: The step.
         mesh: Mesh of trials.
         seeds: (M,) uint32 seeds of the random weights.
-        encoders: Initialisations: entries `encoder` of parameters, {} for random weights. Entries
-            that one lacks (a pooler) are random.
+        starts: Initialisations: parts of parameters, such as `encoder`, {} for random weights.
+            Entries that a part lacks (a pooler) are random.
         which: (M,) number of each trial's initialisation.
     """
 
-    def one(seed: Array, number: Array, encoders: Sequence[Any]) -> Any:
+    def one(seed: Array, number: Array, starts: Sequence[Any]) -> Any:
         fresh = config.objective.init(jax.random.key(seed))
-        starts = [{**fresh, "encoder": {**fresh["encoder"], **given}} for given in encoders]
+        whole = [
+            {**fresh, **{part: {**fresh[part], **tree} for part, tree in start.items()}}
+            for start in starts
+        ]
         return jax.tree.map(
             lambda *leaves: jnp.stack([jnp.asarray(leaf, jnp.float32) for leaf in leaves])[number],
-            *starts,
+            *whole,
         )
 
-    def states(seeds: Array, which: Array, encoders: Sequence[Any]) -> SweepState:
-        params = jax.vmap(one, in_axes=(0, 0, None))(seeds, which, encoders)
+    def states(seeds: Array, which: Array, starts: Sequence[Any]) -> SweepState:
+        params = jax.vmap(one, in_axes=(0, 0, None))(seeds, which, starts)
         return SweepState(*jax.vmap(partial(state_from, config))(params), params)
 
     # Arrays of one device cannot go into a program of several.
-    given = jax.tree.map(np.asarray, list(encoders))
+    given = jax.tree.map(np.asarray, list(starts))
     shardings = state_shardings(config, mesh)
     make = jax.jit(states, out_shardings=SweepState(*shardings, shardings.params))
     state: SweepState = make(np.asarray(seeds, np.uint32), np.asarray(which, np.int32), given)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.formats.entries import Entry, read_tensors
+from bert_jax.formats.entries import Entry, in_model, read_tensors
 from bert_jax.formats.form import Form
 from bert_jax.formats.huggingface_config import CLASSES, TaskOutputs, head_from_huggingface
 from bert_jax.formats.huggingface_files import model_class
@@ -21,7 +21,7 @@ from bert_jax.formats.modern_config import modern_config
 from bert_jax.formats.modern_tables import MODERN, Modern
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, param_shapes
-from bert_jax.model.task_heads import TaskHeadConfig, TaskModel
+from bert_jax.model.task_heads import Pooled, TaskHeadConfig, TaskModel
 
 _BUFFER = re.compile(r".*(?:inv_freq|freqs_cis|position_ids)")
 _TASKS = ("Model", "ForMaskedLM", *(name.removeprefix("Bert") for name in CLASSES))
@@ -98,17 +98,31 @@ class ModernForm(Form):
         if there and pretraining and head is None:
             table = modern_table(self.kind, masked_lm=True)
             copies = modern.copies if config.tied else {}
+        shapes = param_shapes(config)
+        if head is not None:
+            task = param_shapes(config, TaskModel, head)
+            shapes |= {part: tree for part, tree in task.items() if part != "encoder"}
+        elif not pretraining:
+            shared, shapes = self._shared(config)
+            table += shared
         known = {entry.name for entry in table} | copies.keys()
         found = {
             name: array
             for name, array in self.arrays.items()
             if name.startswith(modern.prefix) or name in known
         }
-        shapes = param_shapes(config)
-        if head is not None:
-            task = param_shapes(config, TaskModel, head)
-            shapes |= {part: tree for part, tree in task.items() if part != "encoder"}
         return read_tensors(table, shapes, found, config, copies)
+
+    def _shared(self, config: ModelConfig) -> tuple[list[Entry], Params]:
+        """Return the entries of what heads of the family share, as far as they are all there.
+
+        The second value has the shapes of a model with such a head.
+        """
+        shapes = param_shapes(config, TaskModel, TaskHeadConfig("classification"))
+        entries = {e.name: e for head in self.modern.heads.values() for e in head}
+        shared = [e for e in entries.values() if e.path[0] != "head"]
+        shared = in_model(shared, shapes)
+        return shared if self.arrays.keys() >= {e.name for e in shared} else [], shapes
 
 
 def modern_form(
@@ -164,11 +178,20 @@ def modern_table(kind: str, head: str | None = None, *, masked_lm: bool = False)
     return table if head is None else table + list(modern.heads[head])
 
 
-def pooling_to_huggingface(kind: str, head: TaskHeadConfig) -> dict[str, str]:
+def pooling_to_huggingface(kind: str, pooling: str) -> dict[str, str]:
     """Return the field of a `config.json` that says what a classification reads."""
-    poolings = MODERN[kind].poolings.items()
-    names = [theirs for theirs, ours in poolings if ours == head.pooling]
+    names = [theirs for theirs, ours in MODERN[kind].poolings.items() if ours == pooling]
     return {"classifier_pooling": names[0]} if names else {}
+
+
+def pooling_from_huggingface(
+    found: Mapping[str, Any],
+) -> Pooled | None:
+    """Return what a classification reads by a `config.json`; None where no known field says."""
+    kind, pooling = found.get("model_type"), found.get("classifier_pooling")
+    if not (isinstance(kind, str) and kind in MODERN and isinstance(pooling, str)):
+        return None
+    return MODERN[kind].poolings.get(pooling)
 
 
 def unlike_head(kind: str, config: ModelConfig, head: TaskHeadConfig) -> str:

@@ -7,10 +7,11 @@ Transformers 5, and for NeoBERT Le Breton et al. 2025 and the names in its publi
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from bert_jax.formats.entries import Entry, affine, norm
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.task_heads import Pooled
 
 _EMBEDDINGS, _LAYERS = ("encoder", "embeddings"), ("encoder", "layers")
 _ATTENTION, _MLP = (*_LAYERS, "attention"), (*_LAYERS, "mlp")
@@ -43,7 +44,7 @@ class Modern:
     """Older beginnings of names, to those of today."""
     heads: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
     """Fine-tuning heads by our kinds."""
-    poolings: Mapping[str, Literal["first", "mean", "late"]] = field(default_factory=dict)
+    poolings: Mapping[str, Pooled] = field(default_factory=dict)
     """Values of `classifier_pooling` to ours, the default first; empty: BERT's pooler."""
     classifies: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `ModelConfig` that are equal in all classifiers of the family."""

@@ -63,9 +63,12 @@ def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> s
             for word, i in zip(words, row.ids, strict=True)
         ]
     layers, heads, count = weights.shape[:3]
+    config = saved.config
+    windows = [config.window(config.layer_kind(n).letter) for n in range(layers)]
     data = {
         "layers": layers,
         "heads": heads,
+        "windows": windows,
         "tokens": tokens,
         "words": words,
         "special": [int(i in (special.cls, special.sep)) for i in row.ids],
@@ -74,6 +77,8 @@ def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> s
         "weights": base64.b64encode(quantized(weights).tobytes()).decode(),
     }
     of = f"{layers} layer{'s' * (layers != 1)} of {heads} head{'s' * (heads != 1)}"
+    if local := layers - windows.count(None):
+        of += f", {local} of them local ({config.local_window} tokens on each side)"
     return _page(data, replace_surrogates(saved.name), f"{of} · {count} tokens", text, text_b)
 
 
@@ -113,7 +118,7 @@ def _weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:
     rows = Rows([row.ids], np.array([row.second_start], np.int32))
     ((_, batch),) = eval_batches(rows, (length,), 1, saved.tokenizer.special_ids.pad)
     # A model of one sentence type (as RoBERTa's) reads both texts as that type.
-    type_ids = np.minimum(batch["type_ids"], np.int32(saved.config.num_types - 1))
+    type_ids = np.minimum(batch["type_ids"], np.int32(max(saved.config.num_types, 1) - 1))
     arrays = (jnp.asarray(a) for a in (batch["tokens"], type_ids, batch["segment_ids"]))
     found = layer_outputs(saved.config, saved.params, *arrays, with_weights=True)
     assert found.weights is not None

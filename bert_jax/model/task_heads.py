@@ -24,6 +24,9 @@ from bert_jax.model.heads import LinearHead, Params, encode, init_params, pool, 
 from bert_jax.model.layers import ACTIVATIONS, Affine, Norm, output_std
 from bert_jax.model.layout import Layout
 
+Pooled = Literal["first", "mean", "late"]
+"""What a classification without a pooler reads: the first token's state, the mean of all tokens'
+states, or, with `late`, each token's, of whose logits the mean is taken."""
 _SITE = 1 << 16
 """Number of the head's dropout, beyond those of any encoder."""
 
@@ -38,9 +41,8 @@ class TaskHeadConfig:
     num_labels: int = 2
     dropout_rate: float = 0.1
     """Rate of the dropout before the affine map; 0 for span heads as published."""
-    pooling: Literal["first", "mean", "late"] = "first"
-    """Choice of a classification without a pooler: the first token's state, the mean of all
-    tokens' states, or, with `late`, the mean of the logits of all tokens."""
+    pooling: Pooled = "first"
+    """Choice of a classification without a pooler."""
 
     def __post_init__(self) -> None:
         """Refuse a head without outputs."""
@@ -103,6 +105,23 @@ def init_task_params(
     """
     params = init_params(config, key, TaskModel, head)
     return {**params, "encoder": {**params["encoder"], **(encoder or {})}}
+
+
+def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -> Params:
+    """Return the parts of a model's parameters with which the training of a head begins.
+
+    The parts are `encoder` and, where the model has one, `transform`: that of an earlier head or of
+    the masked-LM head, whose map and norm it is (as in Transformers, whose classes name both
+    alike).
+    """
+    start = {"encoder": params["encoder"]}
+    if not has_transform(config, head):
+        return start
+    if "transform" in params:
+        return {**start, "transform": params["transform"]}
+    if "mlm" in params and config.head_transform and not config.projects_embeddings:
+        return {**start, "transform": {part: params["mlm"][part] for part in ("dense", "norm")}}
+    return start
 
 
 def apply_task(

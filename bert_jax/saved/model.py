@@ -15,12 +15,12 @@ from bert_jax.files.remote import WorkDir, open_workdir, scheme
 from bert_jax.formats.families import BertForm, is_written, to_bert
 from bert_jax.formats.huggingface_config import TaskOutputs, model_config_from_huggingface
 from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, WEIGHTS, model_class, read_weights
-from bert_jax.formats.modern import ModernForm, modern_form
+from bert_jax.formats.modern import ModernForm, modern_form, pooling_from_huggingface
 from bert_jax.formats.modern_config import modern_config
 from bert_jax.formats.modern_tables import MODERN
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
-from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.model.task_heads import Pooled, TaskHeadConfig
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.untrusted.json_file import read_json_object
@@ -93,6 +93,17 @@ class SavedModel:
         return "pooler" in self.params["encoder"]
 
     @property
+    def pooling(self) -> Pooled:
+        """What a classification on this model reads, if it has no pooler.
+
+        That of the model's own head or of its files; else the mean: in local layers the first token
+        sees its neighbours alone.
+        """
+        if self.outputs is not None and self.outputs.head.kind == "classification":
+            return self.outputs.head.pooling
+        return pooling_from_huggingface(self.origin.config) or "mean"
+
+    @property
     def verbs(self) -> tuple[str, ...]:
         """Verbs of `bert-jax` that the model supports."""
         task = () if self.outputs is None else (_VERBS[self.outputs.objective],)
@@ -139,7 +150,8 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             Transformers' `save_pretrained` writes it, of a BERT, an ELECTRA or a family of
             `formats.modern_tables` with any head or none, or of a classifier of DistilBERT. Heads
             other than those of pretraining, classification, tagging and span QA are passed over.
-        encoder_only: Pass over all heads of a directory in Hugging Face's format, damaged or not.
+        encoder_only: Pass over the heads of a directory in Hugging Face's format, damaged or not,
+            but for the map that all heads of a modern family begin with.
         part: Model of a pretraining run that has several, such as the generator of replaced-token
             detection; empty: the first.
 

@@ -155,7 +155,7 @@ def test_initialisations_are_chosen_by_member():
     without_pooler = {name: value for name, value in given.items() if name != "pooler"}
     mesh = sweep_mesh(3, jax.devices()[:1])
     which = np.array([0, 1, 0])
-    state = init_trials(CONFIG, mesh, np.array([7, 7, 8]), [without_pooler, {}], which)
+    state = init_trials(CONFIG, mesh, np.array([7, 7, 8]), [{"encoder": without_pooler}, {}], which)
     fresh = init_task_params(MODEL, HEAD, jax.random.key(7))
     expected = {**fresh, "encoder": {**fresh["encoder"], **without_pooler}}
     found = jax.device_get(state.params)

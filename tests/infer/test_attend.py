@@ -10,6 +10,7 @@ import pytest
 from asked_models import random_model
 from attend_models import MODEL, attention_weights, scripts_model, weights_in
 from fast_files import write_fast
+from small_saved import FAMILIES, small_saved
 
 from bert_jax.cli import main
 from bert_jax.errors import UserError
@@ -38,6 +39,22 @@ def test_the_weights_in_the_page_are_those_of_the_model(saved):
     assert (abs(weights - expected) <= 0.004 * np.sqrt(expected) + 1e-5).all()
     # The second text has the other type: without it the weights differ by more than that.
     assert abs(weights - attention_weights(saved, data["tokens"], second_start=9)).max() > 0.05
+
+
+def test_local_layers_say_so_and_have_no_weight_outside_their_windows():
+    """The window of the small model is of 3 tokens on each side."""
+    page = attention_page(small_saved("mlm", **FAMILIES["modernbert"]), "the cat sat on a mat . a")
+    data, weights = weights_in(page)
+    assert data["windows"] == [None, 3, 3]
+    assert "3 layers of 2 heads, 2 of them local (3 tokens on each side) · 10 tokens" in page
+    places = np.arange(len(data["tokens"]))
+    outside = abs(places[:, None] - places) > 3
+    assert (weights[1:, :, outside] == 0).all()
+    assert (weights[0, :, outside] > 0).any()
+    assert (weights[1:, :, ~outside].sum(-1) > 0).all()
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=0.03)
+    (plain, _) = weights_in(attention_page(scripts_model(), "the cat"))
+    assert plain["windows"] == [None, None]
 
 
 def test_a_second_text_that_is_the_first_is_a_pair(saved):

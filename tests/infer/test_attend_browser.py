@@ -5,6 +5,7 @@ import pytest
 from asked_models import random_model
 from attend_models import attention_weights, scripts_model, weights_in
 from headless_browser import Browser, chromium
+from small_saved import FAMILIES, small_saved
 
 from bert_jax.infer.attend import attention_page
 
@@ -183,6 +184,28 @@ def test_leaving_out_special_tokens_and_stretching(opened, weights):
     most = max(drawn.values())
     assert most < 0.99
     assert lines(opened) == pytest.approx({p: o / most for p, o in drawn.items()}, abs=2e-4)
+
+
+def test_a_local_layer_shows_its_window(browser, tmp_path):
+    path = tmp_path / "local.html"
+    saved = small_saved("mlm", **FAMILIES["modernbert"])
+    path.write_text(attention_page(saved, "the cat sat on a mat . a"), encoding="utf-8")
+    browser.open(path)
+    browser.hover('#overview [data-layer="0"][data-head="0"]', click=True)
+    assert texts(browser, "#layer-number") == ["1 of 3"]
+    assert "Grey" not in texts(browser, "#map-note")[0]
+    browser.hover('#overview [data-layer="2"][data-head="0"]', click=True)
+    assert texts(browser, "#layer-number") == ["3 of 3, local"]
+    assert texts(browser, "#map-note")[0].endswith("a token sees 3 tokens on each side.")
+    pixels = browser.run(
+        "['#map-canvas', '#overview [data-layer=\"2\"][data-head=\"0\"] canvas'].map(name => "
+        "document.querySelector(name).getContext('2d').getImageData(0, 0, 10, 1).data[4 * 9 + 3])"
+    )
+    assert pixels == [56, 56]
+    browser.run("document.querySelector('#map-cells').focus()")
+    browser.press("ArrowRight", *["ArrowRight"] * 5)
+    assert texts(browser, "#map-note")[0].endswith(": outside the window")
+    assert browser.complaints() == []
 
 
 def test_everything_can_be_done_with_keys(opened, weights):

@@ -2,7 +2,8 @@
 // What the page knows, what is chosen, and the panel that chooses it.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const { layers, heads, tokens, words, special, fills, second_start: secondStart } = data;
+const { layers, heads, windows, tokens, words, special, fills } = data;
+const secondStart = data.second_start;
 const count = tokens.length;
 const bytes = Uint8Array.from(atob(data.weights), (letter) => letter.charCodeAt(0));
 // A byte is 255 times the square root of a weight: small weights keep their digits.
@@ -19,6 +20,11 @@ function byteOf(layer, head, from, to) {
 /** The share of `from`'s attention that a head gives to `to`. */
 function weight(layer, head, from, to) {
   return WEIGHT_OF[byteOf(layer, head, from, to)];
+}
+
+/** Whether `to` is farther from `from` than a local layer sees: no weight can be there. */
+function outside(layer, from, to) {
+  return windows[layer] !== null && Math.abs(from - to) > windows[layer];
 }
 
 /** The mean of some heads of the chosen layer; 0 where a token is left out. */
@@ -68,14 +74,16 @@ function rgb(colour) {
   return context.getImageData(0, 0, 1, 1).data;
 }
 
-/** Paints shares as the opacity of a colour, a pixel each; `most` is opaque. */
-function paint(canvas, colour, size, most, share) {
+/** Paints shares as the opacity of a colour, a pixel each; `most` is opaque, `hidden` cells grey. */
+function paint(canvas, colour, size, most, share, hidden) {
   canvas.width = canvas.height = size;
   const context = canvas.getContext("2d");
   const image = context.createImageData(size, size);
   for (let cell = 0, place = 0; cell < size * size; cell += 1) {
-    for (let part = 0; part < 3; part += 1) image.data[place++] = colour[part];
-    image.data[place++] = 255 * Math.min(1, share(Math.floor(cell / size), cell % size) / most);
+    const [from, to] = [Math.floor(cell / size), cell % size];
+    const grey = hidden(from, to);
+    for (let part = 0; part < 3; part += 1) image.data[place++] = grey ? 128 : colour[part];
+    image.data[place++] = grey ? 56 : 255 * Math.min(1, share(from, to) / most);
   }
   context.putImageData(image, 0, 0);
 }
@@ -95,7 +103,10 @@ function paintSmallMap(canvas, layer, head, colour) {
       if (share > most) most = share;
     }
   }
-  paint(canvas, colour, size, most, (from, to) => strongest[from * size + to]);
+  // The nearest tokens of two blocks, if they are not one.
+  const gap = (from, to) => (Math.abs(from - to) - 1) * BLOCK + 1;
+  paint(canvas, colour, size, most, (from, to) => strongest[from * size + to],
+    (from, to) => from !== to && outside(layer, 0, gap(from, to)));
 }
 
 function drawOverview() {
@@ -168,7 +179,8 @@ function choose(changes) {
   Object.assign(chosen, changes);
   if (!chosen.heads.includes(Number(chosen.mapOf))) chosen.mapOf = "mean";
   at("layer").value = chosen.layer + 1;
-  at("layer-number").textContent = `${chosen.layer + 1} of ${layers}`;
+  const kind = windows[chosen.layer] === null ? "" : ", local";
+  at("layer-number").textContent = `${chosen.layer + 1} of ${layers}${kind}`;
   at("all-heads").textContent = chosen.heads.length === heads ? "Only the first" : "All";
   [...at("heads").children].forEach((button, head) => {
     button.setAttribute("aria-pressed", chosen.heads.includes(head));

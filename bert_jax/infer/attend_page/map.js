@@ -70,7 +70,8 @@ function drawMap() {
     shares[place] = meanWeight(ofHeads, Math.floor(place / count), place % count);
     if (shares[place] > most) most = shares[place];
   }
-  paint(at("map-canvas"), rgb(colour), count, most, (from, to) => shares[from * count + to]);
+  paint(at("map-canvas"), rgb(colour), count, most, (from, to) => shares[from * count + to],
+    (from, to) => outside(chosen.layer, from, to));
   at("map-scale").style.background = `linear-gradient(to right, transparent, ${colour})`;
   at("map-most").textContent = percent(most);
   point(cursor);
@@ -86,12 +87,17 @@ function point(cell) {
   }
   const note = at("map-note");
   if (!cell) {
+    const window = windows[chosen.layer];
+    const local = window === null ? ""
+      : ` Grey: this layer is local, a token sees ${window} tokens on each side.`;
     note.textContent = "A row is an attending token, a column what it attends to. Point at a "
-      + "cell for its weight.";
+      + `cell for its weight.${local}`;
     return;
   }
   const [from, to] = cell;
-  const share = leftOut(from) || leftOut(to) ? "left out" : percent(meanWeight(mapHeads(), from, to));
+  let share = percent(meanWeight(mapHeads(), from, to));
+  if (outside(chosen.layer, from, to)) share = "outside the window";
+  if (leftOut(from) || leftOut(to)) share = "left out";
   mark.style.left = `calc(var(--cell) * ${to})`;
   mark.style.top = `calc(var(--cell) * ${from})`;
   mark.classList.toggle("low", from < 2);
