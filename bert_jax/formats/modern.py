@@ -172,10 +172,15 @@ def modern_form(
 
 
 def modern_table(kind: str, head: str | None = None, *, masked_lm: bool = False) -> list[Entry]:
-    """Return the entries of a family's encoder, and of its masked-LM or fine-tuning head."""
+    """Return the entries of a family's encoder, and of its masked-LM or fine-tuning head.
+
+    A head for which the family has no class has the names of ModernBERT's.
+    """
     modern = MODERN[kind]
     table = [*modern.encoder, *(modern.masked_lm if masked_lm else ())]
-    return table if head is None else table + list(modern.heads[head])
+    if head is None:
+        return table
+    return [*table, *modern.heads.get(head, MODERN["modernbert"].heads[head])]
 
 
 def pooling_to_huggingface(kind: str, pooling: str) -> dict[str, str]:

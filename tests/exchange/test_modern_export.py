@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ import bert_jax  # noqa: E402
 from bert_jax.exchange.export import export  # noqa: E402
 from bert_jax.exchange.huggingface import load_theirs  # noqa: E402
 from bert_jax.exchange.importing import import_model  # noqa: E402
+from bert_jax.model.heads import layer_outputs  # noqa: E402
 from bert_jax.saved.model import read_model  # noqa: E402
 
 TASKS = ("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification")
@@ -78,6 +80,21 @@ def test_classifiers_are_asked_as_transformers_does(tmp_path):
         answers = bert_jax.load(directory).classify(texts)
         found = [list(answer["probabilities"].values()) for answer in answers]
         np.testing.assert_allclose(np.sort(found), np.sort(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["modernbert", "eurobert"])
+def test_attention_weights_are_those_of_transformers(tmp_path, variant):
+    """Windows and shared keys included."""
+    import torch
+
+    theirs = save_modern(tmp_path, variant, num_hidden_layers=3)
+    saved = read_model(tmp_path)
+    ids = np.random.default_rng(0).integers(5, theirs.config.vocab_size, (1, 40))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids), output_attentions=True).attentions
+    inputs = (jnp.asarray(array, jnp.int32) for array in (ids, 0 * ids, 0 * ids + 1))
+    found = layer_outputs(saved.config, saved.params, *inputs, with_weights=True).weights
+    np.testing.assert_allclose(found, np.stack(expected), atol=1e-5)
 
 
 def test_programs_of_stablehlo_compute_the_same(tmp_path):
