@@ -25,8 +25,8 @@ from bert_jax.model.layers import ACTIVATIONS, Affine, Norm, output_std
 from bert_jax.model.layout import Layout
 
 Pooled = Literal["first", "mean", "late"]
-"""What a classification without a pooler reads: the first token's state, the mean of all tokens'
-states, or, with `late`, each token's, of whose logits the mean is taken."""
+"""Input of a classification without a pooler: the first token's state, the mean of all tokens'
+states, or, with `late`, each token's state, and the mean of the logits."""
 _SITE = 1 << 16
 """Number of the head's dropout, beyond those of any encoder."""
 

@@ -94,10 +94,10 @@ class SavedModel:
 
     @property
     def pooling(self) -> Pooled:
-        """What a classification on this model reads, if it has no pooler.
+        """Input of a classification on this model, if the model has no pooler.
 
-        That of the model's own head or of its files; else the mean: in local layers the first token
-        sees its neighbours alone.
+        The choice is that of the model's own head or files, else the mean: in local layers the
+        first token sees its neighbours alone.
         """
         if self.outputs is not None and self.outputs.head.kind == "classification":
             return self.outputs.head.pooling

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import warnings
 
 import jax
 import numpy as np
@@ -14,10 +15,12 @@ from small_saved import FAMILIES, small_saved
 from bert_jax.errors import UserError
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.finetune.batches import TrainBatches
-from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.config import FinetuneConfig, FinetuneTrainingConfig
 from bert_jax.finetune.setup import set_up
 from bert_jax.finetune.summary import summary_of_run
+from bert_jax.finetune.train import finetune
 from bert_jax.finetune.trials import init_trials, place_rows, place_settings
+from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.task import TaskObjective
@@ -131,6 +134,33 @@ def test_rows_of_rotations_may_be_longer_than_those_of_pretraining(tmp_path, cap
     assert "was trained on rows of at most 24 tokens" in caplog.text
     assert setup.objective.model.num_positions == 40
     assert set_up(config_for(tmp_path / "m", tmp_path)).objective.model.num_positions == 24
+
+
+def test_a_run_is_saved_asked_and_written_as_it_was_trained(tmp_path):
+    """Rows of 40 tokens, from a model of 24."""
+    write_model(tmp_path / "m", "modernbert", num_layers=1, attention_pattern="L")
+    config = config_for(tmp_path / "m", tmp_path, max_length=40)
+    config = dataclasses.replace(
+        config, training=FinetuneTrainingConfig(num_epochs=1.0, batch_size=8, max_buckets=1)
+    )
+    lines = []
+    assert finetune(config, tmp_path / "work", echo=lines.append).finished
+    assert any(line.startswith("head     from the mean") for line in lines)
+    saved = read_model(tmp_path / "work")
+    assert saved.params.keys() == {"encoder", "transform", "head"}
+    assert saved.config.num_positions == saved.max_length == 40
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a text that is cut
+        (answer,) = LoadedModel(saved).classify("cat " * 38)
+    assert set(answer["probabilities"]) == {"cat", "dog"}
+    (tmp_path / "out").mkdir()
+    write_huggingface(saved, tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (found["classifier_pooling"], found["max_position_embeddings"]) == ("mean", 40)
+    again = read_model(tmp_path / "out")
+    jax.tree.map(
+        np.testing.assert_array_equal, again.params["transform"], saved.params["transform"]
+    )
 
 
 def test_attention_without_dropout_stays_without(tmp_path):
