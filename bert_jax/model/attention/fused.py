@@ -19,75 +19,30 @@ Source of the method: Dao et al. 2022 (FlashAttention), without its loop over ke
 
 import math
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Integer, UInt32
 
+from bert_jax.model.attention import fused_long
+from bert_jax.model.attention.fused_plan import (
+    LANES,
+    LOG2_E,
+    MAX_LENGTH,
+    NN,
+    NT,
+    Plan,
+    kept,
+    product,
+    visible_keys,
+)
 from bert_jax.model.attention.xla import MASKED_SCORE
-from bert_jax.model.dropout import keep_at
 
-LANES = 128
-MAX_LENGTH = 1024
-"""Longest row whose scores against all its keys fit VMEM in chunks of 128 queries."""
 MAX_HEAD_DIM = 256
-_SCORES_PER_CHUNK = 512 * 512
-"""Scores held at a time (1 MiB in float32; the backward pass holds about four such arrays)."""
-_LOG2_E = math.log2(math.e)
-_NT = (((1,), (1,)), ((), ()))
-_NN = (((1,), (0,)), ((), ()))
-
-
-class _Plan(NamedTuple):
-    """Static shape of the work of one kernel call."""
-
-    rows: int  # B
-    queries: int  # L
-    keys: int  # S
-    num_heads: int  # H
-    head_dim: int  # K
-    dropout_rate: float
-    window: int | None
-
-    @property
-    def chunk(self) -> int:
-        """Queries worked on together."""
-        if self.window is not None:  # narrow, so that few keys are computed in vain
-            return LANES
-        limit = max(LANES, _SCORES_PER_CHUNK // self.keys)
-        return max(
-            c for c in range(LANES, self.queries + 1, LANES) if self.queries % c == 0 and c <= limit
-        )
-
-    @property
-    def heads(self) -> int:
-        """Heads of one program: as many as make about two full chunks of scores."""
-        limit = max(1, 2 * _SCORES_PER_CHUNK // self.scores)
-        return max(
-            n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0 and n <= limit
-        )
-
-    @property
-    def scores(self) -> int:
-        """Scores computed for one row and head."""
-        sizes = (range(*self.reach(start)) for start in range(0, self.queries, self.chunk))
-        return self.chunk * sum(map(len, sizes))
-
-    def reach(self, start: int) -> tuple[int, int]:
-        """First and last + 1 of the keys that a chunk of queries is computed against."""
-        if self.window is None:
-            return 0, self.keys
-        last = start + self.chunk + self.window
-        first = min(max(0, start - self.window), self.keys - LANES)
-        return first // LANES * LANES, min(self.keys, -(-last // LANES) * LANES)
-
-    def head(self, ref, head: int, start: int, size: int):
-        """(K, size) of one of a program's heads, from `start` on."""
-        return ref[0, head * self.head_dim : (head + 1) * self.head_dim, start : start + size]
+_LONG_VMEM = 48 * 2**20
+"""Bytes of VMEM for a long row: six arrays of one head, twice, two sums and a block's scores."""
 
 
 def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
@@ -120,7 +75,7 @@ def fused_attention(
     `head_index` numbers the heads in the model: under a mesh a device has some of them only.
     """
     rows, queries, num_heads, head_dim = q.shape
-    plan = _Plan(rows, queries, k.shape[1], num_heads, head_dim, dropout_rate, window)
+    plan = Plan(rows, queries, k.shape[1], num_heads, head_dim, dropout_rate, window)
     # One vector of words for the scalar memory: [seed, site, heads..., rows...].
     words = [seed[None], site[None], head_index, row_index]
     out = _attention(
@@ -133,34 +88,43 @@ def fused_attention(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: _Plan, q, k, v, q_ids, kv_ids, words):
+def _attention(plan: Plan, q, k, v, q_ids, kv_ids, words):
     """Return the attended values, (B, HK, L)."""
     return _forward(plan, q, k, v, q_ids, kv_ids, words)[0]
 
 
-def _forward(plan: _Plan, q, k, v, q_ids, kv_ids, words):
+def _forward(plan: Plan, q, k, v, q_ids, kv_ids, words):
     shapes = [
         jax.ShapeDtypeStruct(q.shape, v.dtype),
         jax.ShapeDtypeStruct((plan.rows, plan.num_heads, 1, plan.queries), jnp.float32),
     ]
     operands = [q, k, v, q_ids, kv_ids]
+    kernel = fused_long.forward_kernel if plan.is_long else _forward_kernel
     # The second is log2 of each query's sum of exponentials.
-    out, log_sum = _call(plan, _forward_kernel, "attention_forward", 2, shapes, operands, words)
-    return out, (operands, words, log_sum)
+    out, log_sum = _call(plan, kernel, "attention_forward", 2, shapes, operands, words)
+    return out, (operands, words, log_sum, out if plan.is_long else None)
 
 
-def _backward(plan: _Plan, residuals, gradient):
-    operands, words, log_sum = residuals
+def _backward(plan: Plan, residuals, gradient):
+    operands, words, log_sum, out = residuals
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[:3]]
     operands = [*operands, log_sum, gradient]
-    dq, dk, dv = _call(plan, _backward_kernel, "attention_backward", 5, shapes, operands, words)
-    return dq, dk, dv, None, None, None
+    name = "attention_backward"
+    if plan.is_long:
+        operands, scratch = [*operands, out], fused_long.backward_scratch(plan)
+        kernel = fused_long.backward_kernel
+        grads = _call(plan, kernel, name, 5, shapes, operands, words, scratch)
+    else:
+        grads = _call(plan, _backward_kernel, name, 5, shapes, operands, words)
+    return *grads, None, None, None
 
 
 _attention.defvjp(_forward, _backward)
 
 
-def _call(plan: _Plan, kernel, name: str, num_products: int, out_shapes, operands, words):
+def _call(
+    plan: Plan, kernel, name: str, num_products: int, out_shapes, operands, words, scratch=()
+):
     """Return the kernel over a grid of (rows, groups of heads), interpreted without a TPU."""
 
     def spec(shape: tuple[int, ...]) -> pl.BlockSpec:
@@ -179,6 +143,7 @@ def _call(plan: _Plan, kernel, name: str, num_products: int, out_shapes, operand
             grid=(plan.rows, plan.num_heads // plan.heads),
             in_specs=[spec(x.shape) for x in operands],
             out_specs=[spec(x.shape) for x in out_shapes],
+            scratch_shapes=scratch,
         ),
         out_shape=out_shapes,
         name=name,
@@ -193,40 +158,33 @@ def _call(plan: _Plan, kernel, name: str, num_products: int, out_shapes, operand
         words,
         *operands,
         tpu=call(
-            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel", "parallel"),
+                vmem_limit_bytes=_LONG_VMEM if plan.is_long else None,
+            )
         ),
         default=call(interpret=True),
     )
 
 
-def _visible(plan: _Plan, start: int, q_ids_ref, kv_ids_ref):
+def _visible(plan: Plan, start: int, q_ids_ref, kv_ids_ref):
     """Return the keys that a chunk of queries sees, (reach, chunk) bool, for all heads."""
     first, end = plan.reach(start)
-    column = jnp.broadcast_to(kv_ids_ref[0, :, first:end], (LANES, end - first)).T[:, :1]
-    visible = column == q_ids_ref[0, :, start : start + plan.chunk]
-    if plan.window is None:
-        return visible
-    shape = (end - first, plan.chunk)
-    key, query = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-    return visible & (jnp.abs(key + first - (query + start)) <= plan.window)
+    q_ids = q_ids_ref[0, :, start : start + plan.chunk]
+    return visible_keys(plan, q_ids, kv_ids_ref[0, :, first:end], start, first)
 
 
-def _kept(plan: _Plan, words_ref, head: int, start: int):
-    """Return the dropout mask of a head, (reach, chunk): `dropout.keep_mask` transposed."""
-    lowest, end = plan.reach(start)
-    row = words_ref[2 + plan.num_heads + pl.program_id(0)]
-    first = pl.program_id(1) * plan.heads
-    query = jax.lax.broadcasted_iota(jnp.uint32, (1, plan.chunk), 1) + np.uint32(start)
-    key = jax.lax.broadcasted_iota(jnp.uint32, (end - lowest, 1), 0) + np.uint32(lowest)
-    return keep_at(
-        plan.dropout_rate, words_ref[0], words_ref[1], row, words_ref[2 + first + head], query, key
-    )
+def _kept(plan: Plan, words_ref, head: int, start: int):
+    """Return the dropout mask of one of a program's heads, (reach, chunk)."""
+    first, end = plan.reach(start)
+    row, head = pl.program_id(0), pl.program_id(1) * plan.heads + head
+    return kept(plan, words_ref, row, head, start, first, (end - first, plan.chunk))
 
 
 def _forward_kernel(
-    plan: _Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, out_ref, log_sum_ref
+    plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, out_ref, log_sum_ref
 ):
-    factor = _LOG2_E / math.sqrt(plan.head_dim)  # scores in units of log 2, for exp2
+    factor = LOG2_E / math.sqrt(plan.head_dim)  # scores in units of log 2, for exp2
     for start in range(0, plan.queries, plan.chunk):
         visible = _visible(plan, start, q_ids_ref, kv_ids_ref)
         chunk = slice(start, start + plan.chunk)
@@ -235,21 +193,21 @@ def _forward_kernel(
             q = plan.head(q_ref, head, start, plan.chunk)
             k = plan.head(k_ref, head, first, end - first)
             v = plan.head(v_ref, head, first, end - first)
-            scores = jnp.where(visible, _product(k.T, q, _NN) * factor, MASKED_SCORE)
+            scores = jnp.where(visible, product(k.T, q, NN) * factor, MASKED_SCORE)
             largest = scores.max(0, keepdims=True)
             weights = jnp.exp2(scores - largest)
             total = weights.sum(0, keepdims=True)
             log_sum_ref[0, head, :, chunk] = largest + jnp.log2(total)
             if plan.dropout_rate:
                 weights = jnp.where(_kept(plan, words_ref, head, start), weights, 0.0)
-            out = _product(v, weights.astype(v.dtype), _NN)
+            out = product(v, weights.astype(v.dtype), NN)
             out = out * (1 / (total * (1 - plan.dropout_rate)))
             rows = slice(head * plan.head_dim, (head + 1) * plan.head_dim)
             out_ref[0, rows, chunk] = out.astype(out_ref.dtype)
 
 
 def _backward_kernel(
-    plan: _Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, log_sum_ref, gradient_ref,
+    plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, log_sum_ref, gradient_ref,
     dq_ref, dk_ref, dv_ref,
 ):  # fmt: skip
     scale = 1 / math.sqrt(plan.head_dim)
@@ -271,25 +229,25 @@ def _backward_kernel(
             alone = log_sum < MASKED_SCORE / 2
             masked = jnp.where(alone, 0.0, MASKED_SCORE)
             log_sum = jnp.where(alone, math.log2(end - first), log_sum)
-            scores = _product(k.T, q, _NN) * (scale * _LOG2_E)
+            scores = product(k.T, q, NN) * (scale * LOG2_E)
             # Probabilities / (1 - rate): in the exponent, dropout's factor costs nothing.
             weights = jnp.exp2(
                 jnp.where(visible, scores, masked) - (log_sum + math.log2(kept_share))
             )
-            dweights = _product(v.T, gradient, _NN)
+            dweights = product(v.T, gradient, NN)
             dropped = weights
             if plan.dropout_rate:
-                kept = _kept(plan, words_ref, head, start)
-                dropped = jnp.where(kept, weights, 0.0)
-                dweights = jnp.where(kept, dweights, 0.0)
+                survives = _kept(plan, words_ref, head, start)
+                dropped = jnp.where(survives, weights, 0.0)
+                dweights = jnp.where(survives, dweights, 0.0)
             mean = (weights * dweights).sum(0, keepdims=True) * kept_share
             dscores = (weights * (dweights - mean)).astype(q.dtype)
             # Nothing flows to the scores of a query that sees no key: such scores are constants.
             q = jnp.where(alone, 0.0, q.astype(jnp.float32)).astype(q.dtype)
-            dq = jnp.where(alone, 0.0, _product(k, dscores, _NN) * scale)
+            dq = jnp.where(alone, 0.0, product(k, dscores, NN) * scale)
             dq_ref[0, rows, chunk] = dq.astype(dq_ref.dtype)
-            dk = _product(q, dscores, _NT)
-            dv = _product(gradient, dropped.astype(q.dtype), _NT)
+            dk = product(q, dscores, NT)
+            dv = product(gradient, dropped.astype(q.dtype), NT)
             sums.add(first, dk, dv)
         dk, dv = sums.total()
         dk_ref[0, rows] = (dk * scale).astype(dk_ref.dtype)
@@ -299,7 +257,7 @@ def _backward_kernel(
 class _Sums:
     """Gradients of keys and values, added up over the chunks of queries that see them."""
 
-    def __init__(self, plan: _Plan):
+    def __init__(self, plan: Plan):
         """Begin with zeros, in blocks of which chunks see all or nothing."""
         self.width = plan.keys if plan.window is None else LANES
         zeros = jnp.zeros((plan.head_dim, self.width), jnp.float32)
@@ -316,7 +274,3 @@ class _Sums:
         """Join the blocks."""
         dk, dv = (jnp.concatenate(blocks, axis=1) for blocks in zip(*self.blocks, strict=True))
         return dk, dv
-
-
-def _product(a, b, dimensions):
-    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention import attend as attention
-from bert_jax.model.attention import cudnn, fused
+from bert_jax.model.attention import cudnn, fused_plan
 from bert_jax.model.attention.attend import Work, attend, choose
 from bert_jax.model.attention.cudnn import Gpu
 from bert_jax.model.config import ModelConfig
@@ -83,10 +83,17 @@ def assert_all_close(ours, reference, tolerance):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize(("impl", "rate"), [("fused", 0.0), ("fused", 0.3), ("splash", 0.0)])
+@pytest.mark.parametrize(
+    ("impl", "rate"),
+    [("fused", 0.0), ("fused", 0.3), ("splash", 0.0), ("long", 0.0), ("long", 0.3)],
+)
 def test_values_and_gradients_equal_xla(impl, rate, dtype, monkeypatch):
-    monkeypatch.setattr(fused, "_SCORES_PER_CHUNK", 128 * 128)  # two chunks
-    arrays, segments = inputs(length=256, dtype=dtype)
+    monkeypatch.setattr(fused_plan, "SCORES_PER_CHUNK", 128 * 128)  # two chunks
+    keys = 128
+    if impl == "long":  # two chunks of queries, two blocks of keys
+        monkeypatch.setattr(fused_plan, "SHORT_LENGTH", 0)
+        impl, keys = "fused", 256
+    arrays, segments = inputs(length=256, keys=keys, dtype=dtype)
     options = {**segments, **dropout_of(rate)}
     ours = value_and_gradients(arrays, **options, impl=impl)
     reference = value_and_gradients(arrays, **options, impl="xla")
@@ -130,7 +137,10 @@ def test_rows_of_padding_are_finite(impl):
         assert np.isfinite(np.asarray(array)).all()
 
 
-def test_fused_gives_queries_without_keys_the_mean_as_xla_does():
+@pytest.mark.parametrize("is_long", [False, True])
+def test_fused_gives_queries_without_keys_the_mean_as_xla_does(is_long, monkeypatch):
+    if is_long:
+        monkeypatch.setattr(fused_plan, "SHORT_LENGTH", 0)
     arrays, segments = inputs()
     segments["q_segment_ids"][:, :60] = 9
     options = {**segments, **dropout_of(0.3)}
@@ -199,8 +209,10 @@ def gpu(monkeypatch):
         ("tpu", (8, 64, 12, 64), 0.1, jnp.bfloat16, "xla"),
         ("tpu", (8, 500, 12, 64), 0.1, jnp.bfloat16, "xla"),
         ("tpu", (8, 512, 12, 40), 0.1, jnp.bfloat16, "xla"),
-        ("tpu", (8, 2048, 12, 64), 0.1, jnp.bfloat16, "xla"),
-        ("tpu", (8, 2048, 12, 64), 0.0, jnp.bfloat16, "splash"),
+        ("tpu", (8, 2048, 12, 64), 0.1, jnp.bfloat16, "fused"),
+        ("tpu", (8, 8192, 12, 64), 0.0, jnp.bfloat16, "fused"),
+        ("tpu", (8, 16384, 12, 64), 0.0, jnp.bfloat16, "splash"),
+        ("tpu", (8, 16384, 12, 64), 0.1, jnp.bfloat16, "xla"),
         ("gpu", (8, 512, 12, 64), 0.0, jnp.bfloat16, "cudnn"),
         ("gpu", (8, 64, 12, 64), 0.0, jnp.float16, "cudnn"),
         ("gpu", (8, 127, 12, 64), 0.0, jnp.bfloat16, "xla"),
@@ -299,7 +311,7 @@ SHORT = (2, 128, 2, 16)
 @pytest.mark.parametrize(
     ("platform", "shape", "rate", "found", "parts"),
     [
-        ("tpu", (1, 2048, 12, 64), 0.1, H100, ["2048 tokens", "attention_dropout_rate=0"]),
+        ("tpu", (1, 16384, 12, 64), 0.1, H100, ["16384 tokens", "attention_dropout_rate=0"]),
         ("tpu", (1, 200, 2, 16), 0.0, H100, ["'fused' wants", "multiples of 128, not 200"]),
         ("gpu", SHORT, 0.1, H100, ["'cudnn' has no dropout", "attention_dropout_rate=0"]),
         ("gpu", SHORT, 0.0, Gpu((7, 5), 91100), ["'cudnn' wants", "8.0 (Ampere)", "not 7.5"]),
@@ -400,7 +412,7 @@ def test_platform_is_that_of_the_mesh(monkeypatch):
         ("splash", dropout_of(0.1), "attention_dropout_rate is 0.1.*'fused' or 'xla'"),
         ("cudnn", {}, "'cudnn', which runs on GPUs; this is a CPU"),
         ("fused", {"length": 130}, "multiples of 128, not 130 and 128"),
-        ("fused", {"length": 2048}, "at most 1024 positions, not 2048"),
+        ("fused", {"length": 16384}, "at most 8192 positions, not 16384"),
         ("splash", {"length": 130}, "multiples of 128, not 130 and 128"),
     ],
 )

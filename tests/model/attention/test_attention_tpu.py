@@ -45,7 +45,7 @@ def tpu_mesh(monkeypatch):
     return make
 
 
-def compiled(mesh, impl, length, heads, rate, head_dim=64, rows=2):
+def compiled(mesh, impl, length, heads, rate, head_dim=64, rows=2, window=None):
     """Optimised HLO of projections, attention and the gradient of their input over `mesh`.
 
     Without the weights' gradients, and so without collectives over data: jax 0.10.2 compiles an
@@ -58,7 +58,7 @@ def compiled(mesh, impl, length, heads, rate, head_dim=64, rows=2):
         q, k, v = (jnp.einsum("BLD,DHK->BLHK", x, w) for w in weights)
         out = attend(
             q, k, v, segment_ids, segment_ids, dropout_rate=rate,
-            stream=DropoutStream(seed, row_index), site=1, impl=impl,
+            stream=DropoutStream(seed, row_index), site=1, impl=impl, window=window,
             layout=Layout(mesh, partition_spec),
         )  # fmt: skip
         return jnp.einsum("BLHK,DHK->BLD", out, weights[0]).astype(jnp.float32).sum()
@@ -89,6 +89,13 @@ def test_fused_compiles(generation, tpu_mesh):
         (str(2 * products * scores * 64), str(scores)) for products in (2, 5)
     )
     assert "[2,4,128,128]" not in text  # nothing of the size of all scores
+
+
+@pytest.mark.parametrize("generation", TOPOLOGIES)
+@pytest.mark.parametrize("window", [None, 64])
+def test_rows_of_8192_compile(generation, window, tpu_mesh):
+    text = compiled(tpu_mesh(generation), "auto", 8192, 1, 0.1, rows=1, window=window)
+    assert "attention_backward" in text
 
 
 def test_auto_is_fused_for_long_rows(tpu_mesh):

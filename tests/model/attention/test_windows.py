@@ -8,7 +8,7 @@ from test_attention_impls import B, H, K, dropout_of, inputs, jitted, value_and_
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention.attend import Work, choose
-from bert_jax.model.attention.fused import _Plan
+from bert_jax.model.attention import fused_plan
 from bert_jax.model.attention.xla import banded_attention, is_banded, visible_keys
 
 WINDOW = 20
@@ -59,11 +59,13 @@ def test_blocks_have_the_gradients_of_all_scores():
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
-@pytest.mark.parametrize("impl", ["fused", "splash"])
-@pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_kernels_equal_xla(impl, rate):
-    if impl == "splash" and rate:
-        pytest.skip("splash has no dropout")
+@pytest.mark.parametrize(
+    ("impl", "rate"), [("fused", 0.0), ("fused", 0.3), ("splash", 0.0), ("long", 0.3)]
+)
+def test_kernels_equal_xla(impl, rate, monkeypatch):
+    if impl == "long":
+        monkeypatch.setattr(fused_plan, "SHORT_LENGTH", 0)
+        impl = "fused"
     arrays, ids = inputs(512, 512)
     ours = value_and_gradients(arrays, **ids, window=WINDOW, impl=impl, **dropout_of(rate))
     theirs = value_and_gradients(arrays, **ids, window=WINDOW, impl="xla", **dropout_of(rate))
@@ -73,7 +75,7 @@ def test_kernels_equal_xla(impl, rate):
 
 @pytest.mark.parametrize(("window", "blocks"), [(64, 3), (63, 3), (65, 3), (129, 5), (4, 3)])
 def test_fused_computes_the_blocks_that_a_chunk_sees(window, blocks):
-    plan = _Plan(1, 1024, 1024, 1, 64, 0.0, window)
+    plan = fused_plan.Plan(1, 1024, 1024, 1, 64, 0.0, window)
     sizes = [(end - first) // 128 for first, end in map(plan.reach, range(0, 1024, 128))]
     assert max(sizes) == blocks
     assert plan.scores == 128 * 128 * sum(sizes)
@@ -110,7 +112,7 @@ def test_auto_and_refusals():
     work = Work("gpu", 512, 512, 64, jnp.bfloat16, 0.0, window=64)
     assert choose(work) == "xla"
     assert choose(work._replace(platform="tpu")) == "fused"
-    assert choose(work._replace(platform="tpu", queries=8192, keys=8192)) == "splash"
+    assert choose(work._replace(platform="tpu", queries=8192, keys=8192)) == "fused"
     (q, k, v, _), ids = inputs()
     with pytest.raises(UserError, match="'cudnn'"):
         jitted(q, k, v, **ids, window=4, impl="cudnn")

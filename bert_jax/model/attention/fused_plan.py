@@ -1,0 +1,126 @@
+"""Static shape of the work of the `fused` kernels, and the pieces that all of them have."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.dropout import keep_at
+
+LANES = 128
+SHORT_LENGTH = 1024
+"""Longest row whose scores against all its keys fit VMEM in chunks of 128 queries."""
+MAX_LENGTH = 8192
+"""Longest row of which one head fits VMEM, with its gradients."""
+LOG2_E = math.log2(math.e)
+SCORES_PER_CHUNK = 512 * 512
+"""Scores held at a time (1 MiB in float32; the backward pass holds about four such arrays)."""
+NT = (((1,), (1,)), ((), ()))
+NN = (((1,), (0,)), ((), ()))
+
+
+class Plan(NamedTuple):
+    """Static shape of the work of one kernel call."""
+
+    rows: int  # B
+    queries: int  # L
+    keys: int  # S
+    num_heads: int  # H
+    head_dim: int  # K
+    dropout_rate: float
+    window: int | None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether chunks of queries and blocks of keys are loops, not straight code."""
+        return max(self.queries, self.keys) > SHORT_LENGTH
+
+    @property
+    def chunk(self) -> int:
+        """Queries worked on together."""
+        if self.window is not None:  # narrow, so that few keys are computed in vain
+            return LANES
+        return _largest(self.queries, SCORES_PER_CHUNK // (512 if self.is_long else self.keys))
+
+    @property
+    def block(self) -> int:
+        """Keys that a long row's chunk of queries meets at a time: with a window, all it sees."""
+        if self.window is None:
+            return _largest(self.keys, SCORES_PER_CHUNK // self.chunk)
+        return min(self.keys, self.chunk + 2 * self.halo)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of keys that each chunk of a long row meets."""
+        return 1 if self.window is not None else self.keys // self.block
+
+    @property
+    def halo(self) -> int:
+        """Keys on each side of a chunk of a long row with a window, whole lanes."""
+        return -(-(self.window or 0) // LANES) * LANES
+
+    @property
+    def heads(self) -> int:
+        """Heads of one program: as many as make about two full chunks of scores; 1 if long."""
+        limit = 1 if self.is_long else max(1, 2 * SCORES_PER_CHUNK // self.scores)
+        return max(
+            n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0 and n <= limit
+        )
+
+    @property
+    def scores(self) -> int:
+        """Scores computed for one row and head."""
+        if self.is_long:
+            return self.queries * self.blocks * self.block
+        sizes = (range(*self.reach(start)) for start in range(0, self.queries, self.chunk))
+        return self.chunk * sum(map(len, sizes))
+
+    def reach(self, start: int) -> tuple[int, int]:
+        """First and last + 1 of the keys that a chunk of a short row is computed against."""
+        if self.window is None:
+            return 0, self.keys
+        last = start + self.chunk + self.window
+        first = min(max(0, start - self.window), self.keys - LANES)
+        return first // LANES * LANES, min(self.keys, -(-last // LANES) * LANES)
+
+    def head(self, ref, head: int, start: int, size: int):
+        """(K, size) of one of a program's heads, from `start` on."""
+        return ref[0, head * self.head_dim : (head + 1) * self.head_dim, start : start + size]
+
+
+def _largest(length: int, limit: int) -> int:
+    """Return the largest divisor of a length that is whole lanes and within the limit."""
+    limit = max(LANES, limit)
+    return max(n for n in range(LANES, length + 1, LANES) if length % n == 0 and n <= limit)
+
+
+def visible_keys(plan: Plan, q_ids, kv_ids, query, key):
+    """Return which of some keys each of some queries sees, (keys, queries) bool, for all heads.
+
+    `q_ids` and `kv_ids` are (1, queries) and (1, keys); `query` and `key` are their first places.
+    """
+    size, count = kv_ids.shape[1], q_ids.shape[1]
+    visible = jnp.broadcast_to(kv_ids, (LANES, size)).T[:, :1] == q_ids
+    if plan.window is None:
+        return visible
+    keys, queries = (jax.lax.broadcasted_iota(jnp.int32, (size, count), n) for n in (0, 1))
+    return visible & (jnp.abs(keys + key - (queries + query)) <= plan.window)
+
+
+def kept(plan: Plan, words_ref, row, head, query, key, shape: tuple[int, int]):
+    """Return the dropout mask of a head, (keys, queries): `dropout.keep_mask` transposed.
+
+    `head` is counted in the call; `query` and `key` are the first places.
+    """
+    keys, queries = (jax.lax.broadcasted_iota(jnp.int32, dims, axis) for axis, dims in (
+        (0, (shape[0], 1)), (1, (1, shape[1]))
+    ))  # fmt: skip
+    keys, queries = ((x + n).astype(jnp.uint32) for x, n in ((keys, key), (queries, query)))
+    row, head = words_ref[2 + plan.num_heads + row], words_ref[2 + head]
+    return keep_at(plan.dropout_rate, words_ref[0], words_ref[1], row, head, queries, keys)
+
+
+def product(a, b, dimensions):
+    """Return a matrix product with a float32 result."""
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
