@@ -1,14 +1,32 @@
 """The configuration files: each builds, and has the size in its name."""
 
+import math
+from functools import partial
 from pathlib import Path
 
+import jax
 import pytest
 
 from bert_jax.config.command_line import load_config
+from bert_jax.errors import UserError
 from bert_jax.model.config import SIZES
+from bert_jax.model.heads import init_params
 from bert_jax.training.config import PretrainConfig
 
 PRETRAIN = Path(__file__).parent.parent / "configs" / "pretrain"
+MODERN = {
+    "modernbert_base": (50368, 149_655_232),
+    "modernbert_large": (50368, 395_881_664),
+    "ettin_17m": (50368, 16.9e6),
+    "ettin_32m": (50368, 32.1e6),
+    "ettin_68m": (50368, 68.5e6),
+    "ettin_150m": (50368, 149_655_232),
+    "ettin_400m": (50368, 395_881_664),
+    "ettin_1b": (50368, 1031e6),
+    "neobert": (30522, 245_136_954),  # the sum of its 172 tensors
+    "eurobert_210m": (128256, 310_266_624),  # the name leaves out the output table
+}
+"""Published tokens of the vocabulary and parameters, those of the masked-LM head among them."""
 
 
 @pytest.mark.parametrize("path", sorted(PRETRAIN.glob("*.py")), ids=lambda path: path.stem)
@@ -22,3 +40,41 @@ def test_size_is_the_published_one(size: str) -> None:
     shape = ("hidden_dim", "num_layers", "num_heads", "mlp_dim", "num_positions", "norm_eps")
     for field in (*shape, "hidden_dropout_rate", "attention_dropout_rate", "activation"):
         assert getattr(config, field) == getattr(SIZES[size], field), field
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_parameters_are_the_published_ones(name: str) -> None:
+    vocab_size, published = MODERN[name]
+    config = load_config(PretrainConfig, f"pretrain/{name}").with_vocabulary(vocab_size).model
+    shapes = jax.eval_shape(partial(init_params, config), jax.random.key(0))
+    # Rows that pad the vocabulary are no parameters of the published model.
+    padded = config.padded_vocab_size
+    sizes = [
+        math.prod(vocab_size if n == padded else n for n in leaf.shape)
+        for leaf in jax.tree.leaves(shapes)
+    ]
+    missing = 0 if config.first_norm else config.hidden_dim
+    count = sum(sizes) - missing
+    assert count == published if isinstance(published, int) else abs(count / published - 1) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [("modernbert_base", 2.019e12), ("modernbert_large", 2.019e12), ("ettin_17m", 2e12),
+     ("ettin_1b", 1.8e12), ("neobert", 2.2e12), ("eurobert_210m", 5e12)],
+)  # fmt: skip
+def test_recipes_see_the_published_tokens(name: str, tokens: float) -> None:
+    config = load_config(PretrainConfig, name)
+    assert sum(p.num_rows * p.length for p in config.phases) == pytest.approx(tokens, rel=0.01)
+
+
+def test_a_size_is_part_of_the_name() -> None:
+    given = [load_config(PretrainConfig, name) for name in (
+        "ettin_17m", "pretrain/ettin:17m", "configs/pretrain/ettin_17m.py", "pretrain/ettin_17m",
+    )]  # fmt: skip
+    assert all(config == given[0] for config in given)
+    assert given[0] != load_config(PretrainConfig, "ettin_32m")
+    with pytest.raises(UserError, match="the size is '9b'; expected one of 17m, 32m"):
+        load_config(PretrainConfig, "ettin_9b")
+    with pytest.raises(UserError, match="there is no file 'nothing_17m'"):
+        load_config(PretrainConfig, "nothing_17m")

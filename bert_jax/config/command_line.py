@@ -43,7 +43,8 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     Args:
         cls: The dataclass to build.
         spec: Path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`. A
-            path that does not exist is looked for among the package's own configurations.
+            path that does not exist is looked for among the package's own configurations, where
+            NAME_ARG is NAME.py with the argument ARG: ettin_17m is ettin.py:17m.
         overrides: Arguments such as `--config.training.num_steps=100`. Others are refused.
 
     Raises:
@@ -51,7 +52,8 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
             of the wrong type.
     """
     name, _, argument = spec.partition(":")
-    path = _find(name)
+    path, named_argument = _find(name)
+    argument = argument or named_argument
     given = _unwrapped(_get_config(path, argument))
     if not isinstance(given, dict):
         raise UserError(f"{path}: get_config gave {given!r}; it must return a ConfigDict or a dict")
@@ -110,17 +112,20 @@ def _notes(cls: type) -> dict[str, str]:
     return notes
 
 
-def _find(named: str) -> Path:
+def _find(named: str) -> tuple[Path, str]:
+    """Return the file of a name, and the argument that the name ends with."""
     package = Path(__file__).parents[1]
     shipped = [package / "configs", package.parent / "configs"]  # of a wheel, of a clone
-    relative = named.removeprefix("configs/")
     # `bert_tiny` is pretrain/bert_tiny.py.
     folders = ["", *(folder.name for root in shipped for folder in root.glob("*/"))]
-    below = [root / folder / relative for folder in folders for root in shipped]
-    candidates = [named, *map(str, below)]
-    for path in [Path(c + suffix) for c in candidates for suffix in ("", ".py")]:
-        if named and path.is_file():
-            return path
+    stem, _, last = named.removesuffix(".py").rpartition("_")
+    for name, argument in ((named, ""), (stem, last)):
+        relative = name.removeprefix("configs/")
+        below = [root / folder / relative for folder in folders for root in shipped]
+        candidates = [*([named] if name == named else []), *map(str, below)]
+        for path in [Path(c + suffix) for c in candidates for suffix in ("", ".py")]:
+            if name and path.is_file():
+                return path, argument
     known = sorted(f"{p.parent.name}/{p.stem}" for root in shipped for p in root.glob("*/*.py"))
     raise UserError(
         f"--config: there is no file {named!r}. Give the path of a configuration file, or one of "

@@ -1,53 +1,64 @@
-"""ModernBERT, base or large: 8,192 tokens in three phases (Warner et al. 2024).
+"""ModernBERT-base or -large: 8,192 tokens in three phases (Warner et al. 2024, section 2).
 
     bert-jax pretrain --config=configs/pretrain/modernbert_base.py --workdir=work/modernbert \
         --config.data.corpus=work/corpus
+    bert-jax plan --config=configs/pretrain/modernbert_base.py --topology=v5e:16x16 \
+        --config.model.vocab_size=50368 --phase=all
+
+Published: 1,719 billion tokens in rows of 1,024 with a batch warm-up, 250 billion in rows of 8,192
+with slower rotations in the global layers, 50 billion while the rate falls as 1 - sqrt. StableAdamW,
+30% of the tokens masked, dropout of attention outputs alone. The decay of 1e-5 a step at the peak
+rate is 1e-5 / peak here, where the rate multiplies it.
+
+Different here: rows of a step that divide over 256 chips (base: 512 for 576 in the long phases) or
+64 (large: 4,608 for 4,928, 640 for 616 and 624), the same tokens in all; large keeps its rate for
+the whole first phase (published: 5e-5 from 900 billion tokens on, after a rollback), and its
+decay of the later phases is of the same 2e-2 (published: 1e-6 a step).
+@@COST
+The vocabulary size comes from the corpus; the published one has 50,368 tokens.
 """
 
 from ml_collections import ConfigDict
 
-# 1e-5 a step apart from the learning rate, as published, is 1e-5 / peak times the rate here.
 _SIZES = {
     "base": {
         "model": {"num_layers": 22, "hidden_dim": 768, "num_heads": 12, "mlp_dim": 1152},
         "rates": (8e-4, 3e-4),
         "rows": (4608, 512),
-        "warmup": (3e9, 50e9),
+        "rate_warmup": 3e9,
+        "batch_warmup": 50e9,
     },
     "large": {
         "model": {"num_layers": 28, "hidden_dim": 1024, "num_heads": 16, "mlp_dim": 2624},
         "rates": (5e-4, 5e-5),
         "rows": (4608, 640),
-        "warmup": (2e9, 10e9),
+        "rate_warmup": 2e9,
+        "batch_warmup": 10e9,
     },
 }
+"""What the sizes do not share; the warm-ups are in tokens."""
 
 
 def get_config(size: str = "base") -> ConfigDict:
     """Return the recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
     if size not in _SIZES:
-        raise ValueError(f"got size {size!r}; expected {' or '.join(_SIZES)}")
+        raise ValueError(f"the size is {size!r}; expected one of {', '.join(_SIZES)}")
     recipe = _SIZES[size]
     (peak, late), (rows, long_rows) = recipe["rates"], recipe["rows"]
-    rate_warmup, batch_warmup = recipe["warmup"]
     # The batch warm-up has an eighth, a quarter and half of the rows, for as many steps each.
-    growing = round(batch_warmup / (rows * 1024 * 7 / 24))
+    growing = round(recipe["batch_warmup"] / (rows * 1024 * 7 / 24))
     steps = (
-        growing + round((1.719e12 - batch_warmup) / (rows * 1024)),
+        growing + round((1.719e12 - recipe["batch_warmup"]) / (rows * 1024)),
         round(250e9 / (long_rows * 8192)),
         round(50e9 / (long_rows * 8192)),
     )
+    shares = [count / sum(steps) for count in steps]
     longer = {
         "length": 8192,
         "batch_size": long_rows,
         "learning_rate": late,
         "rope_theta": 160_000.0,
     }
-    phases = (
-        {"length": 1024, "batch_size": rows, "batch_warmup_steps": growing},
-        {**longer, "decay": "constant"},
-        {**longer, "decay": "one_minus_sqrt", "end_rate": 0.001 * late},
-    )
     return ConfigDict(
         {
             "model": {
@@ -76,16 +87,27 @@ def get_config(size: str = "base") -> ConfigDict:
             "masking": {"rate": 0.3},
             "training": {
                 "num_steps": sum(steps),
-                "phases": tuple(
-                    {**phase, "share": count / sum(steps)}
-                    for phase, count in zip(phases, steps, strict=True)
+                "phases": (
+                    {
+                        "length": 1024,
+                        "batch_size": rows,
+                        "share": shares[0],
+                        "batch_warmup_steps": growing,
+                    },
+                    {**longer, "share": shares[1], "decay": "constant"},
+                    {
+                        **longer,
+                        "share": shares[2],
+                        "decay": "one_minus_sqrt",
+                        "end_rate": 0.001 * late,
+                    },
                 ),
             },
             "optimizer": {
                 "name": "stable_adamw",
                 "learning_rate": peak,
                 "schedule": "constant",
-                "warmup_steps": round(rate_warmup / (rows * 1024 / 8)),
+                "warmup_steps": round(recipe["rate_warmup"] / (rows * 1024 / 8)),
                 "b2": 0.98,
                 "weight_decay": 1e-5 / peak,
                 "clip_norm": None,
