@@ -24,6 +24,7 @@ from bert_jax.model.layers import (
     Norm,
     compute_dtype,
     einsum_float32,
+    gated,
     output_std,
     parameter,
     truncated_normal,
@@ -170,10 +171,10 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         """Position by position."""
-        activation = ACTIVATIONS[self.config.activation]
+        activation = self.config.activation
         if self.config.gated:
-            return self.down(activation(self.gate(x)) * self.up(x))
-        return self.down(activation(self.up(x)))
+            return self.down(gated(activation, self.gate(x), self.up(x)))
+        return self.down(ACTIVATIONS[activation](self.up(x)))
 
 
 class Layer(nnx.Module):

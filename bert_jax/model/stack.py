@@ -46,8 +46,8 @@ def run_layers(
 
     if straight:
         return run(x, 0, leaves, int)
-    # A first layer without a norm is unlike the others of its kind: its period is straight code.
-    begin = 0 if config.first_norm else min(period, num_layers)
+    # A first layer without a norm is unlike the others of its kind: periods begin after it.
+    begin = 0 if config.first_norm else 1
     end = num_layers - (num_layers - begin) % period
     x = run(x, 0, [leaf[:begin] for leaf in leaves], int) if begin else x
     if end > begin:

@@ -12,6 +12,7 @@ from typing import Any
 from bert_jax.errors import UserError
 from bert_jax.hlo_cost.cost import estimate
 from bert_jax.hlo_cost.program import Program
+from bert_jax.model.config import ModelConfig
 from bert_jax.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.plan.compile import Plan, compile_step, row_flops, usable_bytes
 from bert_jax.plan.prior import on_paper, rows_that_may_fit
@@ -31,8 +32,8 @@ from bert_jax.plan.search import (
 from bert_jax.plan.topology import Topology, devices
 from bert_jax.training.config import PretrainConfig
 
-DEPTHS = (2, 4)
-"""Layers of the compilations that stand for a model of more: memory and time are lines in them."""
+LEAST_DEPTH = 2
+"""Layers at least of the compilations that stand for a model of more."""
 PARTS = 13
 """Micro-batches of the steps that `pace` compiles: what runs a multiple of so many times is in
 their loop; a prime that no other loop of a step has."""
@@ -94,10 +95,11 @@ class Planner:
         A loop over layers takes as long to compile as one layer: it is compiled whole.
         """
         layers = self.config.model.num_layers
-        if settings.scan_unroll < layers or layers <= max(DEPTHS):
+        depths = two_depths(self.config.model, LEAST_DEPTH)
+        if settings.scan_unroll < layers or layers <= depths[1]:
             return self.whole(settings)
-        shallow, deeper = (self.whole(settings, depth) for depth in DEPTHS)
-        more = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+        shallow, deeper = (self.whole(settings, depth) for depth in depths)
+        more = (layers - depths[0]) / (depths[1] - depths[0])
         return Guess(
             peak=int(shallow.peak + (deeper.peak - shallow.peak) * more),
             seconds=shallow.seconds + (deeper.seconds - shallow.seconds) * more,
@@ -150,11 +152,13 @@ class Planner:
     def pace(self, settings: Settings) -> Pace | None:
         """Return the fastest micro-batch and number of them, with the mesh of `settings`.
 
-        Steps of one and of two layers stand for the whole, continued as a line in the layers. A
-        loop over layers is compiled whole.
+        Steps of one and of two layers, or of periods of the layers' pattern, stand for the whole,
+        continued as a line in the layers. A loop over layers is compiled whole.
         """
         layers = self.config.model.num_layers
-        depths = (1, 2) if settings.scan_unroll >= layers > 2 else (layers,)
+        depths: tuple[int, ...] = two_depths(self.config.model, 1)
+        if not settings.scan_unroll >= layers > depths[1]:
+            depths = (layers,)
         # Other phases keep their batch, which so many micro-batches need not divide.
         training = self.config.training
         phase = dataclasses.replace(training.phases[self.phase], share=1.0)
@@ -173,9 +177,8 @@ class Planner:
                 once = plan.cost.seconds - PARTS * part
                 passes.append((plan.memory.peak, part, once))
             first, last = passes[0], passes[-1]
-            peak, part, once = (
-                a + (b - a) * (layers - depths[0]) for a, b in zip(first, last, strict=True)
-            )
+            more = (layers - depths[0]) / max(depths[-1] - depths[0], 1)
+            peak, part, once = (a + (b - a) * more for a, b in zip(first, last, strict=True))
             return Pass(int(peak), part, once)
 
         ladder = [tokens // self.length for tokens in PACE_TOKENS if tokens >= self.length]
@@ -229,6 +232,16 @@ class Planner:
         except (UserError, NotImplementedError):
             return False
         return True
+
+
+def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
+    """Return two depths of at least so many layers: memory and time are lines through them.
+
+    The layers between and beyond the two are whole periods of the pattern.
+    """
+    period = len(model.attention_pattern)
+    first = least + (model.num_layers - least) % period
+    return first, first + max(period, least)
 
 
 def _part_seconds(program: Program, topology: Topology) -> float:

@@ -122,7 +122,8 @@ def candidates(
         unroll = 1  # deep: a loop of one layer; compile time and memory count
     found = []
     for tensor in divisors(num_devices):
-        sizes = (model.num_heads, model.mlp_dim, model.padded_vocab_size)
+        kv_heads = model.num_kv_heads or model.num_heads
+        sizes = (model.num_heads, kv_heads, model.mlp_dim, model.padded_vocab_size)
         if tensor > MAX_TENSOR or any(size % tensor for size in sizes):
             continue
         for fsdp in divisors(num_devices // tensor):

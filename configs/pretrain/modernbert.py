@@ -6,9 +6,9 @@
         --config.model.vocab_size=50368 --phase=all
 
 Published: 1,719 billion tokens in rows of 1,024 with a batch warm-up, 250 billion in rows of 8,192
-with slower rotations in the global layers, 50 billion while the rate falls as 1 - sqrt. StableAdamW,
-30% of the tokens masked, dropout of attention outputs alone. The decay of 1e-5 a step at the peak
-rate is 1e-5 / peak here, where the rate multiplies it.
+with slower rotations in the global layers, 50 billion while the rate falls as 1 - sqrt. 30% of the
+tokens are masked, dropout is that of attention outputs, the optimizer is StableAdamW. Its decay of
+1e-5 a step at the peak rate is 1e-5 / peak here, where the rate multiplies it.
 
 Different here: rows of a step that divide over 256 chips (base: 512 for 576 in the long phases) or
 64 (large: 4,608 for 4,928, 640 for 616 and 624), the same tokens in all; large keeps its rate for

@@ -136,6 +136,18 @@ def test_ways_to_run_the_stack_agree(params, changes):
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), actual, expected)
 
 
+def test_a_scan_over_periods_equals_straight_code():
+    config = dataclasses.replace(  # the first layer, a period, and one layer that is left
+        CONFIG, num_layers=4, norm_order="pre", first_norm=False, gated=True,
+        positions="rope", attention_pattern="GL", local_window=2, attention_dropout_rate=0.0,
+    )  # fmt: skip
+    params = init_params(config, jax.random.key(0))
+    expected = value_and_grad(config, params, TOKENS, PACKED, np.uint32(1))
+    scanned = dataclasses.replace(config, scan_unroll=1)
+    actual = value_and_grad(scanned, params, TOKENS, PACKED, np.uint32(1))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), actual, expected)
+
+
 def test_recomputing_saves_memory(params):
     def saved(config):
         def pull_back(params):

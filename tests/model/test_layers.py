@@ -15,6 +15,7 @@ from bert_jax.model.layers import (
     Norm,
     compute_dtype,
     einsum_float32,
+    gated,
     parameter,
     truncated_normal,
 )
@@ -165,3 +166,14 @@ def test_parameter_wants_a_name_per_axis():
 @pytest.mark.parametrize(("name", "dtype"), [("auto", "float32"), ("bfloat16", "bfloat16")])
 def test_compute_dtype_on_cpu(name, dtype):
     assert compute_dtype(dataclasses.replace(CONFIG, dtype=name)) == jnp.dtype(dtype)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_gate_has_the_gradients_of_its_formula_and_keeps_its_arguments(activation):
+    gate, up, slope = jax.random.normal(jax.random.key(0), (3, 4, 5))
+    out, pull_back = jax.vjp(lambda gate, up: gated(activation, gate, up), gate, up)
+    expected, formula = jax.vjp(lambda gate, up: ACTIVATIONS[activation](gate) * up, gate, up)
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    for ours, theirs in zip(pull_back(slope), formula(slope), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert sum(leaf.size for leaf in jax.tree.leaves(pull_back)) == gate.size + up.size

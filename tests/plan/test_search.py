@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from bert_jax.config.command_line import load_config
+from bert_jax.plan.planner import two_depths
 from bert_jax.plan.prior import on_paper, rows_that_may_fit
 from bert_jax.plan.search import (
     Guess,
@@ -54,6 +55,18 @@ def test_overrides_are_fields_of_the_command_line():
     again = load_config(PretrainConfig, "pretrain/bert_base", arguments)
     assert settings_of(again, 1, 64) == wanted
     assert again == wanted.apply(config, 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pattern", "least", "depths"),
+    [(12, "G", 1, (1, 2)), (12, "G", 2, (2, 4)), (22, "GLL", 1, (1, 4)), (22, "GLL", 2, (4, 7)),
+     (24, "LLG", 2, (3, 6))],
+)  # fmt: skip
+def test_depths_that_stand_for_more_differ_by_whole_periods(layers, pattern, least, depths):
+    model = dataclasses.replace(
+        BASE.model, num_layers=layers, attention_pattern=pattern, local_window=64
+    )
+    assert two_depths(model, least) == depths
 
 
 def test_candidates_divide_everything():

@@ -7,7 +7,7 @@ Padding and packing are one thing here: a query sees the keys whose segment id e
 | --- | --- | --- | --- |
 | `xla` | any device; the reference | yes | (B, H, L, S), several times |
 | with a window | any device | no | (B, H, L, 3 window), several times |
-| `fused` | TPU, rows up to 1024 | yes | (B, H, L) |
+| `fused` | TPU, rows up to 8192 | yes | (B, H, L) |
 | `splash` | TPU, any length | no | (B, H, L) |
 | `cudnn` | GPU since Ampere, even lengths | no | (B, L, S) |
 """

@@ -1,4 +1,4 @@
-"""Attention for short rows as one TPU kernel: scores, softmax, dropout and values in VMEM.
+"""Attention as one TPU kernel, forward and backward: scores, softmax, dropout, values in VMEM.
 
 With dropout on the attention probabilities, which BERT has, no library kernel applies, and plain
 XLA writes several (B, H, L, S) arrays to memory. Here a program holds the keys and values of one
@@ -14,7 +14,8 @@ Two decisions shape the code:
   vector arithmetic, the statistics of a query are a row along the lanes, and four of the five
   products of the backward pass have only K rows.
 
-Source of the method: Dao et al. 2022 (FlashAttention), without its loop over keys.
+Source of the method: Dao et al. 2022 (FlashAttention); its loop over keys is in `fused_long`, for
+rows beyond 1,024.
 """
 
 import math

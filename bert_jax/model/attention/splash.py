@@ -29,8 +29,10 @@ def block_sizes(
     """Return the largest blocks of at most 512 that divide the lengths, in all passes.
 
     One block is a whole row at L=512: no running softmax, and the fused backward pass (one kernel
-    for dq, dk and dv) needs no sum over blocks afterwards. With a window blocks are at most about
-    as wide as what a query sees, since a block is computed as a whole or skipped as a whole.
+    for dq, dk and dv) needs no sum over blocks afterwards. For longer rows, up to four blocks of
+    keys are in memory together, so that fewer parts of dq are written and added up. With a window
+    blocks are at most about as wide as what a query sees, since a block is computed as a whole or
+    skipped as a whole; the fused backward pass would skip none.
     """
     longest = _LONGEST_BLOCK
     if window is not None:
@@ -38,10 +40,13 @@ def block_sizes(
     block_q, block_kv = (
         max(b for b in range(_LANES, longest + 1, _LANES) if n % b == 0) for n in (queries, keys)
     )
+    held = max(n for n in range(1, 5) if keys % (n * block_kv) == 0) if window is None else 1
     return splash_attention_kernel.BlockSizes(
-        block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv,
-        block_q_dkv=block_q, block_kv_dkv=block_kv, block_kv_dkv_compute=block_kv,
-        use_fused_bwd_kernel=True,
+        block_q=block_q, block_kv=held * block_kv, block_kv_compute=block_kv,
+        block_q_dkv=block_q, block_kv_dkv=held * block_kv, block_kv_dkv_compute=block_kv,
+        block_q_dq=None if window is None else block_q,
+        block_kv_dq=None if window is None else block_kv,
+        use_fused_bwd_kernel=window is None,
     )  # fmt: skip
 
 

@@ -10,6 +10,9 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import NamedSharding
 
+from bert_jax.chips import CHIPS
+from bert_jax.hlo_cost.cost import op_seconds
+from bert_jax.hlo_cost.hlo import parse_program
 from bert_jax.model.attention.attend import attend
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout
@@ -91,11 +94,23 @@ def test_fused_compiles(generation, tpu_mesh):
     assert "[2,4,128,128]" not in text  # nothing of the size of all scores
 
 
-@pytest.mark.parametrize("generation", TOPOLOGIES)
-@pytest.mark.parametrize("window", [None, 64])
-def test_rows_of_8192_compile(generation, window, tpu_mesh):
-    text = compiled(tpu_mesh(generation), "auto", 8192, 1, 0.1, rows=1, window=window)
+@pytest.mark.parametrize("generation", ["v4", "v5p", "v6e", "tpu7x"])
+def test_rows_of_8192_compile(generation, tpu_mesh):
+    text = compiled(tpu_mesh(generation), "auto", 8192, 1, 0.1, rows=1)
     assert "attention_backward" in text
+
+
+def test_local_attention_of_8192_costs_a_fifth_of_global(tpu_mesh):
+    mesh = tpu_mesh("v5e")
+
+    def seconds(window):
+        text = compiled(mesh, "auto", 8192, 1, 0.0, rows=1, window=window)
+        program = parse_program(text, dict(mesh.shape))
+        kernels = [op for op in program.ops if op.kind == "pallas"]
+        assert len(kernels) == 2  # forward and backward
+        return sum(op_seconds(op, CHIPS["v5e"]) for op in kernels)
+
+    assert seconds(64) < seconds(None) / 5
 
 
 def test_auto_is_fused_for_long_rows(tpu_mesh):

@@ -7,8 +7,8 @@ import pytest
 from test_attention_impls import B, H, K, dropout_of, inputs, jitted, value_and_gradients
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention.attend import Work, choose
 from bert_jax.model.attention import fused_plan
+from bert_jax.model.attention.attend import Work, choose
 from bert_jax.model.attention.xla import banded_attention, is_banded, visible_keys
 
 WINDOW = 20
