@@ -1,17 +1,20 @@
 """What the defaults reach on TPU slices, by `bert-jax plan`: no TPU is needed, only libtpu.
 
     python benchmarks/tpu_plan.py --only base --length 128 --topology v5e:4x4 --step configured
+    python benchmarks/tpu_plan.py --only modern --loop --check
     python benchmarks/tpu_plan.py --check --markdown docs/tpu.md
 
 BERT-base and BERT-large, rows of 128 and 512, dropout as published (0.1) and none, on four slices,
 and the Megatron sizes. Three steps each: the configured batch, 0.5 M tokens, and the batch with the
 highest MFU (large: with LAMB, made for large batches), which `plan --fast` picks with dropout on
-the first slice of a kind; other slices of the kind and dropout 0 take the same. Everything is
+the first slice of a kind; other slices of the kind and dropout 0 take the same. ModernBERT-base,
+-large and Ettin-1B at 1,024 and 8,192 tokens, with the settings that `plan` finds. Everything is
 compiled; what was compiled before comes from the cache.
 
 Bars of --check: everything fits; with the highest MFU, on v5e at L=128 without dropout an MFU of at
 least 0.52 (base) and 0.60 (large), with dropout 0.92 of that at least; at L=512 at least 0.50;
-memory and cycles of v5e on 256 chips within 3% of 16 chips.
+memory and cycles of v5e on 256 chips within 3% of 16 chips; ModernBERT-base on 256 chips of v5e
+with 4,608 rows of 1,024 at least 0.50, with 512 rows of 8,192 at least 0.30.
 """
 
 import argparse
@@ -35,9 +38,17 @@ MODELS = {"base": "pretrain/bert_base", "large": "pretrain/bert_large"}
 FAST_MODELS = {**MODELS, "large": "pretrain/bert_large_lamb"}
 TOPOLOGIES = ("v5e:4x4", "v5e:16x16", "v5p:4x4x4", "v6e:16x16")
 MEGATRON = {"megatron_3_9b": "v5p:4x4x8", "megatron_8_3b": "v5p:8x8x16"}
+MODERN = {
+    "modernbert_base": ("v5e:16x16", ((1024, 4608), (8192, 512))),
+    "modernbert_large": ("v5p:4x4x4", ((1024, 4608), (8192, 640))),
+    "ettin_1b": ("v5p:4x4x4", ((1024, 4608), (8192, 640))),
+}
+"""Slice, and lengths with their rows a step."""
+MODERN_VOCABULARY = 50368
 LENGTHS = (128, 512)
 DROPOUTS = (0.1, 0.0)
 LEAST_MFU = {("base", 128): 0.52, ("large", 128): 0.60, ("base", 512): 0.50, ("large", 512): 0.50}
+LEAST_MODERN_MFU = {("modernbert_base", 1024): 0.50, ("modernbert_base", 8192): 0.30}
 LEAST_SHARE_WITH_DROPOUT = 0.92
 LARGEST_DIFFERENCE = 0.03
 
@@ -90,7 +101,13 @@ def main() -> int:
                     rows += published(model, length, arguments, cache)
     for name, topology in MEGATRON.items():
         if arguments.only in (None, name, "megatron"):
-            rows += megatron(name, topology, cache)
+            config, _ = with_vocabulary(load_config(PretrainConfig, f"pretrain/{name}"))
+            rows.append(searched(name, config, topology, cache))
+    for name, (topology, shapes) in MODERN.items():
+        if arguments.only in (None, name, "modern"):
+            for length, batch in shapes:
+                config = modern(name, length, batch, loop=arguments.loop)
+                rows.append(searched(name, config, topology, cache))
     print(table(rows, markdown=False))
     if arguments.markdown:
         arguments.markdown.write_text(table(rows, markdown=True) + "\n")
@@ -134,9 +151,8 @@ def published(
     return rows
 
 
-def megatron(name: str, topology: str, cache: Path | None) -> list[Row]:
-    """A model that needs its state split: mesh, micro-batches and recomputation are the tool's."""
-    config, _ = with_vocabulary(load_config(PretrainConfig, f"pretrain/{name}"))
+def searched(name: str, config: PretrainConfig, topology: str, cache: Path | None) -> Row:
+    """The first phase of a configuration; mesh, micro-batches and recomputation are the tool's."""
     planner = Planner(config, 0, parse_topology(topology), cache=cache)
     found = planner.settings_that_fit()
     plan = planner.plan(planner.configured if found is None else found.settings)
@@ -145,8 +161,22 @@ def megatron(name: str, topology: str, cache: Path | None) -> list[Row]:
         s = found.settings
         chosen = f"fsdp {s.fsdp} tensor {s.tensor} accumulation {s.accumulation} remat {s.remat}"
     rate = config.model.hidden_dropout_rate
-    length = config.training.phases[0].length
-    return [Row(name, length, rate, topology, "configured", plan, chosen)]
+    row = Row(name, planner.length, rate, topology, "configured", plan, chosen)
+    say(" ".join(row.cells))
+    return row
+
+
+def modern(name: str, length: int, rows: int, *, loop: bool) -> PretrainConfig:
+    """A shipped recipe with the first of its phases that has rows of this length."""
+    config = load_config(PretrainConfig, f"pretrain/{name}").with_vocabulary(MODERN_VOCABULARY)
+    phase = next(p for p in config.training.phases if p.length == length)
+    phase = dataclasses.replace(phase, batch_size=rows, share=1.0, batch_warmup_steps=0)
+    unroll = 1 if loop else config.model.scan_unroll
+    return dataclasses.replace(
+        config,
+        training=dataclasses.replace(config.training, phases=(phase,)),
+        model=dataclasses.replace(config.model, scan_unroll=unroll),
+    )
 
 
 def configuration(spec: str, length: int, dropout: float) -> PretrainConfig:
@@ -172,6 +202,9 @@ def bars(rows: Sequence[Row]) -> list[str]:
             missed.append(f"{where}: does not fit")
         least = LEAST_MFU.get((model, length))
         mfu = row.plan.mfu
+        least_modern = LEAST_MODERN_MFU.get((model, length))
+        if least_modern and mfu and mfu < least_modern:
+            missed.append(f"{where}: MFU {mfu:.3f}, at least {least_modern}")
         if step != "fast" or least is None or mfu is None or not topology.startswith("v5e"):
             continue
         if dropout == 0 and mfu < least:
@@ -223,7 +256,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=[*MODELS, "megatron", *MEGATRON])
+    parser.add_argument("--only", choices=[*MODELS, "megatron", *MEGATRON, "modern", *MODERN])
     parser.add_argument("--length", type=int, choices=LENGTHS)
     parser.add_argument("--topology", action="append", help="in place of the four")
     parser.add_argument(
@@ -232,6 +265,10 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--step", action="append", choices=STEPS, help="in place of the three")
     parser.add_argument("--dropout", type=float, choices=DROPOUTS, help="in place of both")
+    parser.add_argument(
+        "--loop", action="store_true",
+        help="compile the modern encoders as loops over layers: minutes, not tens; slower steps",
+    )  # fmt: skip
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
     parser.add_argument("--cache", type=Path, default=default_cache(), help="default: %(default)s")

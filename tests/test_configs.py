@@ -1,5 +1,7 @@
 """The configuration files: each builds, and has the size in its name."""
 
+import dataclasses
+import importlib.util
 import math
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,9 @@ from bert_jax.config.command_line import load_config
 from bert_jax.errors import UserError
 from bert_jax.model.config import SIZES
 from bert_jax.model.heads import init_params
+from bert_jax.plan import compile as plan_compile
+from bert_jax.plan.search import with_phase
+from bert_jax.plan.topology import parse_topology
 from bert_jax.training.config import PretrainConfig
 
 PRETRAIN = Path(__file__).parent.parent / "configs" / "pretrain"
@@ -78,3 +83,20 @@ def test_a_size_is_part_of_the_name() -> None:
         load_config(PretrainConfig, "ettin_9b")
     with pytest.raises(UserError, match="there is no file 'nothing_17m'"):
         load_config(PretrainConfig, "nothing_17m")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="planning needs libtpu")
+@pytest.mark.parametrize("name", ["ettin_17m", "neobert", "eurobert_210m"])
+def test_the_last_phase_can_be_planned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = []
+    answer = {"refused": "", "seconds": 0.0, "memory": None, "hlo": ""}
+    monkeypatch.setattr(plan_compile, "_compile", lambda step: lowered.append(step) or answer)
+    config = load_config(PretrainConfig, name).with_vocabulary(MODERN[name][0])
+    model = dataclasses.replace(config.model, scan_unroll=1)
+    config = with_phase(dataclasses.replace(config, model=model), -1, batch_size=4)
+    last = len(config.training.phases) - 1
+    plan = plan_compile.compile_step(config, last, parse_topology("v5e:2x2"), cache=None)
+    (step,) = lowered
+    assert plan.fits
+    # Attention of long rows, global and local, is a kernel on a TPU.
+    assert "tpu_custom_call" in step.as_text()
