@@ -1,6 +1,6 @@
 """The way through a stack of layers: straight code, or a scan over the periods of its pattern."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ def run_layers(
         )
     leaves, tree = jax.tree.flatten(stacked)
 
-    def run(x: Array, start: int, pieces: list[Array], index: Callable[[int], Any]) -> Array:
+    def run(x: Array, start: int, pieces: Sequence[Array], index: Callable[[int], Any]) -> Array:
         """Run layers one by one; `pieces` have as many on axis 0 as there are layers."""
         count = pieces[0].shape[0]
         # `split`, not `piece[n]`: its gradient is one concatenation, not a sum of padded arrays.
@@ -49,9 +49,11 @@ def run_layers(
     # A first layer without a norm is unlike the others of its kind: periods begin after it.
     begin = 0 if config.first_norm else 1
     end = num_layers - (num_layers - begin) % period
-    x = run(x, 0, [leaf[:begin] for leaf in leaves], int) if begin else x
+    sizes = (begin, end - begin, num_layers - end)
+    first, middle, left = zip(*(_cut(leaf, sizes) for leaf in leaves), strict=True)
+    x = run(x, 0, first, int) if begin else x
     if end > begin:
-        groups = [leaf[begin:end].reshape(-1, period, *leaf.shape[1:]) for leaf in leaves]
+        groups = [leaf.reshape(-1, period, *leaf.shape[1:]) for leaf in middle]
         firsts = jnp.arange(begin, end, period, dtype=jnp.uint32)
         x, _ = jax.lax.scan(
             lambda x, group: (run(x, begin, group[0], lambda n: group[1] + n), None),
@@ -59,6 +61,10 @@ def run_layers(
             (groups, firsts),
             unroll=max(1, config.scan_unroll // period),
         )
-    return (
-        run(x, end, [leaf[end:] for leaf in leaves], lambda n: end + n) if end < num_layers else x
-    )
+    return run(x, end, left, lambda n: end + n) if end < num_layers else x
+
+
+def _cut(leaf: Array, sizes: Sequence[int]) -> list[Array]:
+    """Cut an array along axis 0; a piece may be empty."""
+    pieces = iter(jax.lax.split(leaf, [size for size in sizes if size]))
+    return [next(pieces) if size else leaf[:0] for size in sizes]

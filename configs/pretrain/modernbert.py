@@ -20,35 +20,23 @@ The vocabulary size comes from the corpus; the published one has 50,368 tokens.
 
 from ml_collections import ConfigDict
 
+# layers, width, heads, feed-forward; rates and rows of the first and the long phases; tokens of the
+# warm-ups of rate and batch
 _SIZES = {
-    "base": {
-        "model": {"num_layers": 22, "hidden_dim": 768, "num_heads": 12, "mlp_dim": 1152},
-        "rates": (8e-4, 3e-4),
-        "rows": (4608, 512),
-        "rate_warmup": 3e9,
-        "batch_warmup": 50e9,
-    },
-    "large": {
-        "model": {"num_layers": 28, "hidden_dim": 1024, "num_heads": 16, "mlp_dim": 2624},
-        "rates": (5e-4, 5e-5),
-        "rows": (4608, 640),
-        "rate_warmup": 2e9,
-        "batch_warmup": 10e9,
-    },
+    "base": (22, 768, 12, 1152, 8e-4, 3e-4, 4608, 512, 3e9, 50e9),
+    "large": (28, 1024, 16, 2624, 5e-4, 5e-5, 4608, 640, 2e9, 10e9),
 }
-"""What the sizes do not share; the warm-ups are in tokens."""
 
 
 def get_config(size: str = "base") -> ConfigDict:
     """Return the recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
     if size not in _SIZES:
         raise ValueError(f"the size is {size!r}; expected one of {', '.join(_SIZES)}")
-    recipe = _SIZES[size]
-    (peak, late), (rows, long_rows) = recipe["rates"], recipe["rows"]
+    layers, width, heads, mlp, peak, late, rows, long_rows, rate_warmup, batch_warmup = _SIZES[size]
     # The batch warm-up has an eighth, a quarter and half of the rows, for as many steps each.
-    growing = round(recipe["batch_warmup"] / (rows * 1024 * 7 / 24))
+    growing = round(batch_warmup / (rows * 1024 * 7 / 24))
     steps = (
-        growing + round((1.719e12 - recipe["batch_warmup"]) / (rows * 1024)),
+        growing + round((1.719e12 - batch_warmup) / (rows * 1024)),
         round(250e9 / (long_rows * 8192)),
         round(50e9 / (long_rows * 8192)),
     )
@@ -62,7 +50,10 @@ def get_config(size: str = "base") -> ConfigDict:
     return ConfigDict(
         {
             "model": {
-                **recipe["model"],
+                "num_layers": layers,
+                "hidden_dim": width,
+                "num_heads": heads,
+                "mlp_dim": mlp,
                 "num_positions": 8192,
                 "num_types": 0,
                 "norm_order": "pre",
@@ -107,7 +98,7 @@ def get_config(size: str = "base") -> ConfigDict:
                 "name": "stable_adamw",
                 "learning_rate": peak,
                 "schedule": "constant",
-                "warmup_steps": round(recipe["rate_warmup"] / (rows * 1024 / 8)),
+                "warmup_steps": round(rate_warmup / (rows * 1024 / 8)),
                 "b2": 0.98,
                 "weight_decay": 1e-5 / peak,
                 "clip_norm": None,

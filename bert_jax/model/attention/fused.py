@@ -178,8 +178,9 @@ def _visible(plan: Plan, start: int, q_ids_ref, kv_ids_ref):
 def _kept(plan: Plan, words_ref, head: int, start: int):
     """Return the dropout mask of one of a program's heads, (reach, chunk)."""
     first, end = plan.reach(start)
-    row, head = pl.program_id(0), pl.program_id(1) * plan.heads + head
-    return kept(plan, words_ref, row, head, start, first, (end - first, plan.chunk))
+    row, first_head = pl.program_id(0), pl.program_id(1) * plan.heads
+    shape = end - first, plan.chunk
+    return kept(plan, words_ref, row, first_head + head, start, first, shape)
 
 
 def _forward_kernel(

@@ -7,6 +7,7 @@ backward pass adds the gradients of keys and values up in VMEM, in float32.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -124,11 +125,11 @@ def _loop(count: int, body, start):
     return body(0, start) if count == 1 else lax.fori_loop(0, count, body, start)
 
 
-def _part(number, size: int) -> pl.Slice:
+def _part(number, size: int) -> Any:
     return pl.ds(pl.multiple_of(number * size, LANES), size)
 
 
-def _keys(plan: Plan, chunk: pl.Slice, number) -> pl.Slice:
+def _keys(plan: Plan, chunk: Any, number) -> Any:
     """Return the keys of a block: with a window, those around the chunk, inside the row."""
     if plan.window is None:
         return _part(number, plan.block)
@@ -136,6 +137,6 @@ def _keys(plan: Plan, chunk: pl.Slice, number) -> pl.Slice:
     return pl.ds(pl.multiple_of(first, LANES), plan.block)
 
 
-def _kept(plan: Plan, words_ref, place: tuple, chunk: pl.Slice, keys: pl.Slice) -> jax.Array:
+def _kept(plan: Plan, words_ref, place: tuple[Any, Any], chunk: Any, keys: Any) -> jax.Array:
     """Return the dropout mask of a block, (block, chunk), for the row and the head at `place`."""
     return kept(plan, words_ref, *place, chunk.start, keys.start, (keys.size, chunk.size))
