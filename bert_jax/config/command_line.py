@@ -60,9 +60,18 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     for old, new in old_names(cls, given):
         _warn_renamed(old, new, str(path))
     named = build(cls, given, where=str(path))  # a wrong field is the file's, before any override
-    values = to_dict(named)
-    _override(cls, values, overrides)
-    return build(cls, values, where=_WHERE)
+    return overridden(named, overrides)
+
+
+def overridden(config: Config, overrides: Sequence[str]) -> Config:
+    """Return a configuration with the fields of arguments such as `--config.model.num_layers=12`.
+
+    Raises:
+        UserError: An unknown argument or field, a value of the wrong type.
+    """
+    values = to_dict(config)
+    _override(type(config), values, overrides)
+    return build(type(config), values, where=_WHERE)
 
 
 def fields_help(cls: type, prefix: str = "--config") -> str:

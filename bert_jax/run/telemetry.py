@@ -43,7 +43,7 @@ class MetricsLog(LineLog):
     """
 
     def __init__(self, path: Path, restored_step: int):
-        """Cut off the rows after `restored_step`, and a torn last line.
+        """Cut off the rows after `restored_step`, all before the first step, and a torn last line.
 
         Raises:
             OSError: The file is there and cannot be cut.
@@ -52,7 +52,7 @@ class MetricsLog(LineLog):
         if path.exists():
             kept = 0
             for end, row in _rows(path.read_bytes()):
-                if row["step"] > restored_step:
+                if row["step"] > restored_step or not restored_step:
                     break
                 kept = end
             os.truncate(path, kept)  # in place: it takes no room

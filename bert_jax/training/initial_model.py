@@ -12,10 +12,15 @@ from bert_jax.checkpoint.agreement import by_first
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
+from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.saved.model import SavedModel
 from bert_jax.saved.runs import read_record
 from bert_jax.training.config import PretrainConfig
+from bert_jax.untrusted.json_file import read_json_object, short
+
+GROWTH_FILE = "growth.json"
+"""File beside a model that `bert-jax grow` made."""
 
 
 def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainConfig:
@@ -56,21 +61,44 @@ def resolve_init(
     if read is None:
         raise UserError(f"init is {config.init!r}; pass what reads it as the argument initial")
     initial = read()
-    there = initial.tokenizer.fingerprint
-    if there != tokenizer_fingerprint:
-        raise UserError(
-            f"init: the tokenizer of {initial.name} ({there[:12]}) is not "
-            f"that of the corpus ({tokenizer_fingerprint[:12]}). Build the corpus with `bert-jax "
-            f"corpus --tokenizer {config.init}`, or where that is a run, {config.init}/tokenizer"
-        )
+    check_tokenizer(initial, tokenizer_fingerprint, "init", config.init)
     return with_architecture(config, initial.config), initial
+
+
+def check_tokenizer(model: SavedModel, fingerprint: str, where: str, directory: str) -> None:
+    """Refuse a model with another tokenizer than that of a corpus, which has the `fingerprint`.
+
+    In the message `where` names the field or option, and `directory` that of the model.
+    """
+    there = model.tokenizer.fingerprint
+    if there != fingerprint:
+        raise UserError(
+            f"{where}: the tokenizer of {model.name} ({there[:12]}) is not "
+            f"that of the corpus ({fingerprint[:12]}). Build the corpus with `bert-jax "
+            f"corpus --tokenizer {directory}`, or where that is a run, {directory}/tokenizer"
+        )
 
 
 def starting_line(initial: SavedModel, wanted: Any) -> str:
     """Name the model that a run starts from, and the parts of `wanted` that the model lacks."""
     lacks = _missing(wanted, initial.params)
     fresh = f"; it has no {' and no '.join(lacks)}, which begin at random" if lacks else ""
-    return f"starts from {initial.name}{fresh}"
+    return f"starts from {initial.name}{fresh}{_growth(initial)}"
+
+
+def _growth(initial: SavedModel) -> str:
+    """Say of a grown model from which one, and the losses of both before any step."""
+    if initial.origin.kind != "huggingface":
+        return ""
+    path = initial.tokenizer_files / GROWTH_FILE
+    if not path.is_file():
+        return ""
+    found = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+    values = [found.get(name) for name in ("loss", "source_loss")]
+    said = ""
+    if all(type(value) is float for value in values):
+        said = "; on held-out text its loss was {:.3f}, and {:.3f} of its source".format(*values)
+    return f"; grown from {short(found.get('source'))}{said}"
 
 
 def _missing(wanted: Any, found: Any) -> list[str]:

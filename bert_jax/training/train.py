@@ -177,6 +177,9 @@ class _Run:
                 lines=lines,
                 event="; ".join([lines[0], *lines[-2:]]),
             ) as out:
+                if self.initial is not None:
+                    with self.clock.spend("evaluation"):
+                        self._evaluate(state.params, step)
                 step = self._steps(state, step, stop)
                 self._draw()
                 session.end()

@@ -78,6 +78,38 @@ def add(verb: Callable[..., Parser]) -> None:
         1e-4,
     )
 
+    sub = verb(
+        "grow", grow, "make the initial checkpoint of a larger model from a smaller one",
+        "bert-jax grow work/small --out work/grown --config=configs/pretrain/modern_tiny.py \\\n"
+        "      --config.model.num_layers=12 --corpus work/corpus\n"
+        "  bert-jax grow work/small --out work/grown --config.model.num_layers=12 \\\n"
+        "      --config.model.hidden_dim=384 --config.model.num_heads=6\n"
+        "  bert-jax pretrain --config=... --config.init=work/grown --workdir=work/large",
+    )  # fmt: skip
+    sub.set_defaults(takes_fields=True)
+    sub.option(
+        "source",
+        "work directory of a pretraining run (its newest intact checkpoint), or a directory in "
+        "Hugging Face's format, such as bert-jax import or export writes",
+        metavar="SOURCE",
+    )
+    sub.option(
+        "--out", "directory to write; it appears when everything is written and read back",
+        required=True, type=Path, metavar="DIR",
+    )  # fmt: skip
+    sub.option(
+        "--config",
+        "a pretraining configuration, whose section model has the sizes; default: that of SOURCE. "
+        "Either is changed with --config.model.FIELD=VALUE",
+        metavar="FILE",
+    )
+    sub.option(
+        "--corpus",
+        "measure the masked-LM loss of both models on the held-out text of this corpus",
+        metavar="DIR",
+    )
+    sub.option("--rows", "held-out rows at most", 1024)
+
 
 def export_(arguments: argparse.Namespace) -> int:
     """Export a model."""
@@ -133,4 +165,44 @@ def import_(arguments: argparse.Namespace) -> int:
             print("  a pair of texts has other special tokens here than in Transformers")
     else:
         print(f"  {compared}")
+    return 0
+
+
+def grow(arguments: argparse.Namespace) -> int:
+    """Grow a model."""
+    from bert_jax.config.command_line import load_config, overridden
+    from bert_jax.exchange.growing import Wanted, grow_model
+    from bert_jax.model.config import ModelConfig
+    from bert_jax.training.config import PretrainConfig
+
+    if arguments.rows < 1:
+        raise UserError(f"--rows is {arguments.rows}; it must be at least 1")
+
+    def wanted(small: ModelConfig) -> ModelConfig:
+        if arguments.config is None:
+            return overridden(Wanted(small), arguments.fields).model
+        config = load_config(PretrainConfig, arguments.config, arguments.fields)
+        return config.with_vocabulary(config.model.vocab_size or small.vocab_size).model
+
+    report = grow_model(
+        arguments.source,
+        arguments.out,
+        wanted,
+        corpus=arguments.corpus,
+        max_rows=arguments.rows,
+        say=lambda text: print(text, file=sys.stderr),
+    )
+    print(f"{report['source']} -> {arguments.out} ({report['class']})")
+    for name, (before, after) in report["sizes"].items():
+        if before != after:
+            print(f"  model.{name}  {before:,} -> {after:,}")
+    if "loss" in report:
+        print(
+            f"  held-out masked-LM loss before step 1: {report['loss']:.3f} nats; of the source "
+            f"{report['source_loss']:.3f}; unigram entropy {report['unigram_entropy']:.3f}"
+        )
+    print(
+        f"  train it with bert-jax pretrain --config.init={arguments.out}; the optimizer's moments "
+        "start fresh"
+    )
     return 0

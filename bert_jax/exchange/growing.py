@@ -1,0 +1,140 @@
+"""The initial checkpoint of a larger model, tiled from a smaller one: bert-jax grow.
+
+report = grow_model("work/small", Path("work/grown"), lambda small: replace(small, num_layers=28))
+
+The larger model is written in Hugging Face's format, read back bit for bit, and measured beside its
+source on the held-out text of a corpus. Optimizer states are not grown.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+import bert_jax
+from bert_jax.data.phases import PhaseConfig
+from bert_jax.data.pipeline import DataConfig
+from bert_jax.errors import UserError
+from bert_jax.exchange.export import as_trained, staged
+from bert_jax.exchange.huggingface import read_back
+from bert_jax.exchange.huggingface_files import class_of, write_huggingface, write_json
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.growth import SIZES, grow_params, grown_config
+from bert_jax.model.heads import has_vocabulary_head
+from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.training.config import PretrainConfig, TrainingConfig
+from bert_jax.training.corpus import Corpus, open_corpus
+from bert_jax.training.evaluate import evaluate_once
+from bert_jax.training.initial_model import (
+    GROWTH_FILE,
+    check_tokenizer,
+    initial_params,
+    with_architecture,
+)
+from bert_jax.training.state import StepConfig, param_placement
+
+MEASURED_LENGTH = 128
+"""Tokens in a row of held-out text, or fewer where the source has fewer positions."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Configuration of a larger model by itself, for the command line."""
+
+    model: ModelConfig
+
+
+def grow_model(
+    source: str | Path,
+    out: Path,
+    wanted: Callable[[ModelConfig], ModelConfig],
+    *,
+    corpus: str | None = None,
+    max_rows: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Write a larger model, whole and read back or not at all; return the content of `growth.json`.
+
+    Args:
+        source: Directory for `read_model`, of a pretrained model.
+        out: A directory that does not exist yet, or is empty.
+        wanted: Function from the source's configuration to that of the larger model.
+        corpus: Directory of a corpus whose held-out text measures both; None: no measurement.
+        max_rows: Largest number of rows of held-out text; None: all.
+        say: Gets a line at each stage.
+
+    Raises:
+        UserError: The source is no pretrained model, a size does not fit, the corpus has another
+            tokenizer or no held-out text, or no class of Transformers computes the model.
+        ProofFailedError: The written model is not read back as it was meant.
+    """
+    stores = open_corpus(corpus) if corpus else None
+    say(f"reading {source}")
+    saved = as_trained(read_model(source))
+    if saved.outputs is not None:
+        raise UserError(
+            f"{saved.name} has a fine-tuned head, which is not grown; give the pretrained model "
+            "that its fine-tuning started from"
+        )
+    if stores is not None:
+        check_tokenizer(saved, stores.train.tokenizer_fingerprint, "--corpus", f"{source}")
+        if not has_vocabulary_head(saved.params):
+            raise UserError(
+                f"--corpus: {saved.name} has no masked-LM head whose loss could be measured; "
+                "leave --corpus out"
+            )
+    config = grown_config(saved.config, wanted(saved.config), saved.name)
+    with staged(out) as directory:
+        say(f"growing {_shape(saved.config)} to {_shape(config)}")
+        grown = replace(
+            saved,
+            config=config,
+            params=grow_params(saved.params, saved.config, config),
+            max_length=config.num_positions,
+            name=f"{out}",
+        )
+        write_huggingface(grown, directory)
+        back = read_back(grown, directory)
+        report: dict[str, Any] = {
+            "source": saved.name,
+            "class": class_of(grown),
+            "sizes": {
+                name: [getattr(each, name) for each in (saved.config, config)] for name in SIZES
+            },
+            "tokenizer_fingerprint": saved.tokenizer.fingerprint,
+            "bert_jax": bert_jax.__version__,
+        }
+        if stores is not None:
+            say(f"measuring both on the held-out text of {corpus}")
+            report |= {
+                "source_loss": heldout_loss(saved, stores, max_rows),
+                "loss": heldout_loss(back, stores, max_rows),
+                "unigram_entropy": stores.train.unigram_entropy,
+                "corpus": stores.train.fingerprint,
+            }
+        write_json(directory / GROWTH_FILE, report)
+    return report
+
+
+def heldout_loss(saved: SavedModel, corpus: Corpus, max_rows: int | None = None) -> float:
+    """Compute the masked-LM loss, in nats, at 15% masking on packed rows of held-out text."""
+    length = min(MEASURED_LENGTH, saved.max_length)
+    config = PretrainConfig(
+        data=DataConfig(pairing="none"),
+        training=TrainingConfig(phases=(PhaseConfig(length=length, batch_size=32),)),
+    )
+    config = with_architecture(config, saved.config).with_vocabulary(corpus.train.vocab_size)
+
+    def place(settings: StepConfig, mesh: Mesh) -> Any:
+        objective = settings.objective
+        fresh = jax.jit(objective.init, out_shardings=param_placement(settings, mesh))
+        return initial_params(saved, fresh(jax.random.key(0)), objective.axes())
+
+    return evaluate_once(config, corpus, place, max_rows=max_rows)["eval/mlm_loss"]
+
+
+def _shape(config: ModelConfig) -> str:
+    return f"{config.num_layers} layers x {config.hidden_dim}, {config.num_heads} heads"

@@ -1,0 +1,174 @@
+"""Parameters of a larger encoder, tiled from those of a smaller one.
+
+Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code: new layer i starts as old layer
+round(i * old / new); every matrix lies in the middle of the new one and is wrapped around on both
+axes. Queries, keys, values, gate and up are matrices of their own.
+
+An axis of heads moves by whole heads, and with shared keys and values by whole groups of queries,
+so that each query head keeps its head of keys and the rotations of its numbers.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.model.heads import Params, ReplacedHead, logical_axes, param_shapes
+
+SIZES = ("num_layers", "hidden_dim", "num_heads", "num_kv_heads", "mlp_dim", "embedding_dim")
+"""Fields of the architecture that growing changes."""
+
+
+def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:
+    """Return the configuration `old` with the sizes of `wanted`.
+
+    The pattern of local layers may go on in any way, and `num_positions` is of the new model where
+    positions are rotations.
+
+    Args:
+        old: Configuration of the source, whose name in messages is `name`.
+        wanted: Configuration of the larger model.
+        name: Name of the source.
+
+    Raises:
+        UserError: Names all fields that do not fit, their values, and what would be right.
+    """
+    if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
+        raise UserError(
+            f"a larger model cannot be tiled from {name}: {'; '.join(wrong)}. Growing changes "
+            f"{', '.join(SIZES)} and nothing else"
+        )
+    taken = [*SIZES, "attention_pattern"]
+    if old.positions == "rope":
+        taken.append("num_positions")
+    return dataclasses.replace(old, **{field: getattr(wanted, field) for field in taken})
+
+
+def grow_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
+    """Return parameters of the encoder `new`, and of the pretraining heads, from those of `old`.
+
+    A layer that has an attention norm where its source has none (`first_norm`) starts with a scale
+    of ones. `new` is `grown_config` of `old`.
+    """
+    shapes = {**param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
+    axes = {**logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
+
+    def grow(tree: Params, shapes: Params, axes: Params) -> Params:
+        return {
+            name: (
+                grow(entry, shapes[name], axes[name])
+                if isinstance(entry, dict)
+                else _tiled(np.asarray(entry), shapes[name].shape, axes[name], old, new)
+            )
+            for name, entry in tree.items()
+        }
+
+    grown = grow(params, shapes, axes)
+    if not old.first_norm:
+        norm = grown["encoder"]["layers"]["attention_norm"]["scale"]
+        norm[_layer_sources(old, new) == 0] = 1.0
+    return grown
+
+
+def _tiled(
+    array: np.ndarray,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    old: ModelConfig,
+    new: ModelConfig,
+) -> np.ndarray:
+    """Return an array of the new shape; each axis takes indices of the old one."""
+    sources = [
+        _layer_sources(old, new)
+        if axis == "layers"
+        else _wrapped(before, after, unit=_group(old, before) if axis == "heads" else 1)
+        for before, after, axis in zip(array.shape, shape, axes, strict=True)
+    ]
+    return array[np.ix_(*sources)]
+
+
+def _wrapped(old: int, new: int, *, unit: int) -> np.ndarray:
+    """Return the old index of each new one: all in the middle, moved by whole units, wrapped."""
+    offset = (new - old) // unit // 2 * unit
+    return (np.arange(new) - offset) % old
+
+
+def _group(config: ModelConfig, heads: int) -> int:
+    """Return the heads of an axis that one head of keys serves: 1 on the axis of keys itself."""
+    return heads // (config.num_kv_heads or config.num_heads)
+
+
+def _layer_sources(old: ModelConfig, new: ModelConfig) -> np.ndarray:
+    """Return the old layer of each new one; halves are rounded to even, as Python rounds."""
+    ratio = old.num_layers / new.num_layers
+    nearest = [round(layer * ratio) for layer in range(new.num_layers)]
+    return np.minimum(nearest, old.num_layers - 1)
+
+
+def _unlike(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
+    """Name the fields that say what is computed and differ, except for the sizes."""
+    before, after = _read_fields(old), _read_fields(wanted)
+    for field, value in before.items():
+        if after.get(field, value) != value:
+            yield f"model.{field} is {after[field]!r}, the source has {value!r}"
+    count = min(old.num_layers, wanted.num_layers)
+    kinds = [[each.layer_kind(n).letter for n in range(count)] for each in (old, wanted)]
+    if kinds[0] != kinds[1]:
+        yield (
+            f"model.attention_pattern is {wanted.attention_pattern!r}, the layers of the source "
+            f"are {''.join(kinds[0])}"
+        )
+
+
+def _read_fields(config: ModelConfig) -> dict[str, object]:
+    """Return the fields besides the sizes that the model reads, with their values."""
+    local = "L" in config.attention_pattern
+    unread = {
+        *SIZES, "attention_pattern",
+        "num_positions" if config.positions == "rope" else "rope_theta",
+        *(() if local and config.positions == "rope" else ("local_rope_theta",)),
+        *(() if local else ("local_window",)),
+        *(() if config.head_transform else ("head_bias", "head_activation")),
+        *(() if config.norm == "layer" else ("norm_bias",)),
+        *(() if config.pooler else ("pooler_activation",)),
+    }  # fmt: skip
+    fields = {name: getattr(config, name) for name in ARCHITECTURE if name not in unread}
+    if "head_activation" in fields:
+        fields["head_activation"] = config.head_activation or config.activation
+    return {"vocab_size": config.vocab_size, **fields}
+
+
+def _wrong_sizes(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
+    least = {name: getattr(old, name) for name in ("num_layers", "hidden_dim", "mlp_dim")}
+    for name, size in least.items():
+        if getattr(wanted, name) < size:
+            yield f"model.{name} is {getattr(wanted, name)}, expected at least the source's {size}"
+    if wanted.head_dim != old.head_dim:
+        if wanted.hidden_dim % old.head_dim:
+            yield (
+                f"model.hidden_dim is {wanted.hidden_dim}, expected a multiple of "
+                f"{old.head_dim}, the size of the source's heads"
+            )
+        else:
+            yield (
+                f"model.num_heads is {wanted.num_heads}, expected "
+                f"{wanted.hidden_dim // old.head_dim}: heads of {old.head_dim} as in the source"
+            )
+    before, after = (c.num_heads // (c.num_kv_heads or c.num_heads) for c in (old, wanted))
+    if before != after:
+        yield (
+            f"model.num_kv_heads is {wanted.num_kv_heads}, which serve {after} queries each, "
+            f"{before} in the source; expected {wanted.num_heads / before:g}"
+        )
+    if old.projects_embeddings != wanted.projects_embeddings:
+        yield (
+            f"model.embedding_dim is {wanted.embedding_dim}, and the source's tables "
+            f"are {'not ' if not old.projects_embeddings else ''}of another width than its layers"
+        )
+    elif wanted.embedding_width < old.embedding_width:
+        yield (
+            f"model.embedding_dim is {wanted.embedding_dim}, expected at least the source's "
+            f"{old.embedding_width}"
+        )
