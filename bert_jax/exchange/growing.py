@@ -52,6 +52,8 @@ def grow_model(
     out: Path,
     wanted: Callable[[ModelConfig], ModelConfig],
     *,
+    preserve: bool = False,
+    seed: int = 0,
     corpus: str | None = None,
     max_rows: int | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -62,6 +64,8 @@ def grow_model(
         source: Directory for `read_model`, of a pretrained model.
         out: A directory that does not exist yet, or is empty.
         wanted: Function from the source's configuration to that of the larger model.
+        preserve: Whether a wider model computes what the source does; see `grow_params`.
+        seed: Seed of the noise with `preserve`.
         corpus: Directory of a corpus whose held-out text measures both; None: no measurement.
         max_rows: Largest number of rows of held-out text; None: all.
         say: Gets a line at each stage.
@@ -92,7 +96,7 @@ def grow_model(
         grown = replace(
             saved,
             config=config,
-            params=grow_params(saved.params, saved.config, config),
+            params=grow_params(saved.params, saved.config, config, preserve=preserve, seed=seed),
             max_length=config.num_positions,
             name=f"{out}",
         )
@@ -101,6 +105,8 @@ def grow_model(
         report: dict[str, Any] = {
             "source": saved.name,
             "class": class_of(grown),
+            "preserve": preserve,
+            "seed": seed,
             "sizes": {
                 name: [getattr(each, name) for each in (saved.config, config)] for name in SIZES
             },

@@ -76,8 +76,9 @@ the empty text, long words, special tokens spelled out."""
 
 
 def texts_for(tokenizer: Tokenizer) -> list[str]:
-    """Return the proof's texts, and one with the tokens that were added to a vocabulary."""
-    added = [token.content for token in getattr(tokenizer, "added", ())[:20]]
+    """Return the proof's texts, and one with first and last tokens added to a vocabulary."""
+    contents = [token.content for token in getattr(tokenizer, "added", ())]
+    added = contents[:10] + contents[10:][-10:]
     marked = f"The river{' froze'.join(added)}early. {' '.join(added)}"
     return [*PROOF_TEXTS, marked] if added else list(PROOF_TEXTS)
 

@@ -8,9 +8,9 @@ it into, and what the model says of the old tokens stays as it was.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,8 @@ from bert_jax.errors import UserError, first_few
 from bert_jax.formats.entries import VOCABULARY_PATHS, insert, lookup
 from bert_jax.model.heads import Params
 from bert_jax.saved.model import SavedModel
-from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.fast_tokenizer import FastTokenizer
+from bert_jax.tokenization.tokenizer import MAX_TOKEN_CHARS, Tokenizer
 from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceTokenizer
 from bert_jax.untrusted.whole_file import read_text
 
@@ -74,13 +75,14 @@ def new_tokens(
     Raises:
         UserError: A tokenizer of another kind, entries that are not one word to it: all of them.
     """
-    if not isinstance(tokenizer, WordPieceTokenizer):
+    if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(
-            f"tokens are added to WordPiece vocabularies alone; this model's tokenizer is of the "
-            f"kind {tokenizer.kind}, whose scores or merges a list of words does not give"
+            "tokens are added to WordPiece vocabularies and to those of a tokenizer.json; this "
+            f"model's tokenizer is of the kind {tokenizer.kind}, whose scores a list of words does "
+            "not give"
         )
-    normalizer, splitter = tokenizer.options.normalizer(), pre_tokenizers.BertPreTokenizer()
-    limit = tokenizer.options.max_word_chars
+    wordpiece = isinstance(tokenizer, WordPieceTokenizer)
+    check = _wordpiece_check(tokenizer) if wordpiece else _json_check(tokenizer)
     found: dict[str, None] = {}
     wrong: list[str] = []
     existing = repeated = normalised = unknown = 0
@@ -88,41 +90,87 @@ def new_tokens(
         word = line.strip()
         if not word:
             continue
+        form, fault = check(word)
+        if fault:
+            wrong.append(f"{where.format(number)}: {word[:80]!r} {fault}")
+        elif form in found:
+            repeated += 1
+        elif _is_there(tokenizer, form):
+            existing += 1
+        else:
+            found[form] = None
+            normalised += form != word
+            unknown += tokenizer.special_ids.unk in tokenizer.encode(form).ids
+    if wrong:
+        raise UserError(
+            f"{first_few(wrong, _MAX_SHOWN)}. Each token is one word, without white space, and in "
+            "a WordPiece vocabulary without punctuation"
+        )
+    return NewTokens(tuple(found), existing, repeated, normalised, unknown)
+
+
+def _wordpiece_check(tokenizer: Any) -> Callable[[str], tuple[str, str]]:
+    """Return a function to a word as the tokenizer normalises it, and why it is none, or empty."""
+    normalizer, splitter = tokenizer.options.normalizer(), pre_tokenizers.BertPreTokenizer()
+    limit = tokenizer.options.max_word_chars
+
+    def check(word: str) -> tuple[str, str]:
         try:
             parts = [p for p, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word))]
         except (TypeError, UnicodeEncodeError):  # half of a surrogate pair
             parts = []
-        entry = f"{where.format(number)}: {word[:80]!r}"
         if len(parts) != 1:
-            split = " ".join(parts)[:80]
-            cut = f"is {len(parts)} words ({split!r})" if parts else "has no character that stays"
             piece = "; pieces of words cannot be added" if word.startswith(CONTINUATION) else ""
-            wrong.append(f"{entry} {cut} to this tokenizer{piece}")
-        elif len(parts[0]) > limit:
-            wrong.append(f"{entry} is longer than {limit} characters, the tokenizer's limit")
-        elif parts[0] in found:
-            repeated += 1
-        elif tokenizer.token_to_id(parts[0]) is not None:
-            existing += 1
-        else:
-            found[parts[0]] = None
-            normalised += parts[0] != word
-            unknown += tokenizer.special_ids.unk in tokenizer.encode(parts[0]).ids
-    if wrong:
-        raise UserError(
-            f"{first_few(wrong, _MAX_SHOWN)}. Each token is one word, without white space "
-            "or punctuation"
-        )
-    return NewTokens(tuple(found), existing, repeated, normalised, unknown)
+            return "", _cut(parts) + piece
+        if len(parts[0]) > limit:
+            return "", f"is longer than {limit} characters, the tokenizer's limit"
+        return parts[0], ""
+
+    return check
+
+
+def _json_check(tokenizer: Any) -> Callable[[str], tuple[str, str]]:
+    """Return the same function of a tokenizer in a `tokenizer.json`."""
+    special = {tokenizer.id_to_token(id) for id in vars(tokenizer.special_ids).values()}
+    special |= {token.content for token in tokenizer.added if token.special}
+
+    def check(word: str) -> tuple[str, str]:
+        try:
+            parts = tokenizer.normalised(word).split()
+        except (TypeError, UnicodeEncodeError):
+            parts = []
+        if len(parts) != 1:
+            return "", _cut(parts)
+        if len(parts[0]) > MAX_TOKEN_CHARS:
+            return "", f"is longer than {MAX_TOKEN_CHARS:,} characters, the limit"
+        if parts[0] in special:
+            return "", "is a special token of this tokenizer"
+        return parts[0], ""
+
+    return check
+
+
+def _cut(parts: Sequence[str]) -> str:
+    if not parts:
+        return "has no character that stays to this tokenizer"
+    return f"is {len(parts)} words ({' '.join(parts)[:80]!r}) to this tokenizer"
+
+
+def _is_there(tokenizer: Tokenizer, form: str) -> bool:
+    """Whether a word is an entry of the vocabulary, or one token inside a sentence."""
+    if tokenizer.token_to_id(form) is not None:
+        return True
+    ids = tokenizer.encode_words([form])[0]
+    return len(ids) == 1 and int(ids[0]) != tokenizer.special_ids.unk
 
 
 def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
     """Return a model whose vocabulary has more words; `saved` stays as it is.
 
-    The row of a new token in the embedding table, and its bias in the masked-LM head, are the means
-    of those of the pieces that the old tokenizer gives. Ids follow the old tokenizer's; rows that a
-    model has beyond them, of no token, are used first. `tokenizer_files` are still those of the old
-    tokenizer.
+    The row of a new token in the embedding table, in a decoder of its own, and its bias in the
+    masked-LM head are the means of those of the pieces that the old tokenizer gives inside a
+    sentence. Ids follow the old tokenizer's; rows that a model has beyond them, of no token, are
+    used first. `tokenizer_files` are still those of the old tokenizer.
 
     Raises:
         UserError: The vocabulary becomes larger than any may be.
@@ -130,17 +178,21 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
     old = saved.tokenizer
     if not new.tokens:
         return saved
-    assert isinstance(old, WordPieceTokenizer)
-    tokenizer = WordPieceTokenizer(
-        (*old.vocab, *new.tokens),
-        old.options,
-        old.added,
-        where="the vocabulary with the new tokens, entry {}",
-    )
+    tokenizer: Tokenizer
+    if isinstance(old, WordPieceTokenizer):
+        tokenizer = WordPieceTokenizer(
+            (*old.vocab, *new.tokens),
+            old.options,
+            old.added,
+            where="the vocabulary with the new tokens, entry {}",
+        )
+    else:
+        assert isinstance(old, FastTokenizer)
+        tokenizer = old.with_words(new.tokens)
     config = dataclasses.replace(
         saved.config, vocab_size=max(saved.config.vocab_size, tokenizer.vocab_size)
     )
-    pieces = old.encode_batch(new.tokens)
+    pieces = old.encode_words(new.tokens)
     params: Params = jax.tree.map(lambda leaf: leaf, saved.params)
     for path in VOCABULARY_PATHS:
         if (rows := lookup(params, path)) is not None:

@@ -63,7 +63,8 @@ def token_text(id: Id, tokenizer: Tokenizer) -> str:
         from bert_jax.tokenization.tokenizer import SPACE
 
         return entry.replace(SPACE, " ")
-    if not all(character in _BYTE for character in entry):  # an added token
+    added = any(token.content == entry for token in tokenizer.added)
+    if added or not all(character in _BYTE for character in entry):
         return entry
     text = bytes(_BYTE[character] for character in entry).decode("utf-8", "surrogateescape")
     return re.sub("[\udc80-\udcff]", lambda byte: f"<0x{ord(byte[0]) - 0xDC00:02X}>", text)

@@ -19,6 +19,8 @@ from bert_jax.model.heads import Params, ReplacedHead, logical_axes, param_shape
 
 SIZES = ("num_layers", "hidden_dim", "num_heads", "num_kv_heads", "mlp_dim", "embedding_dim")
 """Fields of the architecture that growing changes."""
+_NOISE = 0.5
+"""Deviation of the noise on copies, in deviations of the kernel."""
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:
@@ -46,11 +48,23 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
     return dataclasses.replace(old, **{field: getattr(wanted, field) for field in taken})
 
 
-def grow_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
+def grow_params(
+    params: Params, old: ModelConfig, new: ModelConfig, *, preserve: bool = False, seed: int = 0
+) -> Params:
     """Return parameters of the encoder `new`, and of the pretraining heads, from those of `old`.
 
     A layer that has an attention norm where its source has none (`first_norm`) starts with a scale
     of ones. `new` is `grown_config` of `old`.
+
+    Args:
+        params: Parameters of `old`.
+        old: Configuration of the source.
+        new: Configuration of the larger model.
+        preserve: Whether weights are divided by the number of copies of what they read, so that a
+            wider model computes what the source does (Chen et al. 2016, Net2Net): exactly at whole
+            multiples of the widths, else nearly. Noise that cancels over the copies makes their
+            gradients differ.
+        seed: Seed of the noise.
     """
     shapes = {**param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
     axes = {**logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
@@ -69,6 +83,9 @@ def grow_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
     if not old.first_norm:
         norm = grown["encoder"]["layers"]["attention_norm"]["scale"]
         norm[_layer_sources(old, new) == 0] = 1.0
+    if preserve:
+        _divide_kernels(grown, params, axes, old, np.random.default_rng(seed))
+        _divide_decoder(grown, old, new)
     return grown
 
 
@@ -81,12 +98,53 @@ def _tiled(
 ) -> np.ndarray:
     """Return an array of the new shape; each axis takes indices of the old one."""
     sources = [
-        _layer_sources(old, new)
-        if axis == "layers"
-        else _wrapped(before, after, unit=_group(old, before) if axis == "heads" else 1)
+        _layer_sources(old, new) if axis == "layers" else _sources(before, after, axis, old)
         for before, after, axis in zip(array.shape, shape, axes, strict=True)
     ]
     return array[np.ix_(*sources)]
+
+
+def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.ndarray:
+    """Return the old index of each new one of an axis."""
+    return _wrapped(before, after, unit=_group(old, before) if axis == "heads" else 1)
+
+
+def _divide_kernels(
+    grown: Params, params: Params, axes: Params, old: ModelConfig, random: np.random.Generator
+) -> None:
+    """Divide kernels, in place, along the axis of their inputs, and add noise to the copies."""
+    for name, entry in grown.items():
+        if isinstance(entry, dict):
+            _divide_kernels(entry, params[name], axes[name], old, random)
+        elif name == "kernel":
+            at = int(axes[name][0] == "layers")
+            before = np.shape(params[name])[at]
+            sources = _sources(before, entry.shape[at], axes[name][at], old)
+            inputs = np.moveaxis(entry, at, 0)  # a view
+            inputs /= _copies(sources).reshape(-1, *(1,) * (inputs.ndim - 1))
+            noise = random.standard_normal(inputs.shape, np.float32) * (_NOISE * inputs.std())
+            sums = np.zeros((before, *inputs.shape[1:]), np.float32)
+            np.add.at(sums, sources, noise)
+            mean = sums[sources] / _copies(sources).reshape(-1, *(1,) * (inputs.ndim - 1))
+            inputs += noise - mean
+
+
+def _divide_decoder(grown: Params, old: ModelConfig, new: ModelConfig) -> None:
+    """Divide what the decoder reads, in place: a tied table has to keep its values."""
+    if "mlm" not in grown:
+        return
+    copies = _copies(_wrapped(old.embedding_width, new.embedding_width, unit=1))
+    if not old.tied:
+        grown["mlm"]["decoder"] /= copies
+        return
+    norm = grown["mlm"].get("norm") or grown["encoder"].get("final_norm", {})
+    for entry in norm.values():
+        entry /= copies
+
+
+def _copies(sources: np.ndarray) -> np.ndarray:
+    """Return the number of new indices that have the source of each."""
+    return np.bincount(sources)[sources].astype(np.float32)
 
 
 def _wrapped(old: int, new: int, *, unit: int) -> np.ndarray:

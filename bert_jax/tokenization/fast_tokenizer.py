@@ -7,18 +7,20 @@ Special tokens have the names that the model's files give them; code that needs 
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tokenizers
 from jaxtyping import Int32
-from tokenizers import decoders, processors
+from tokenizers import AddedToken, decoders, pre_tokenizers, processors
 
 from bert_jax.data.store import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,
+    MAX_TOKENS,
     ROLES,
     SPACE,
     Encoding,
@@ -75,6 +77,11 @@ class FastTokenizer(Tokenizer):
         byte_level = pipeline.kind == "byte_level_bpe"
         self._bare = self._ids.get("Ġ" if byte_level else SPACE, -1)
         self._decoder = decoders.ByteLevel() if byte_level else piece_decoder()
+        self.spellings = {
+            token.content: _spelling(token, byte_level) for token in self.added if not token.special
+        }
+        """Added words as pieces of the vocabulary would spell them, with a space before a word that
+        takes the space before it."""
         definition = self._definition()
         self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(definition))
         self._spaced: tokenizers.Tokenizer | None = None
@@ -159,7 +166,53 @@ class FastTokenizer(Tokenizer):
         return [np.array(each.ids, np.int32) for each in found]
 
     def _spell(self, tokens: list[str]) -> str:
+        tokens = [self.spellings.get(token, token) for token in tokens]
         return self._run(self._decoder.decode, tokens).strip(" ")
+
+    def normalised(self, word: str) -> str:
+        """Return a word as an added token must have it: normalised as text is.
+
+        A normalizer that writes spaces as other characters would hide them from the token, which is
+        therefore looked for before it.
+        """
+        normalizer = self._fast.normalizer
+        if normalizer is None or self._marks_spaces_early:
+            return word
+        return str(self._run(normalizer.normalize_str, word))
+
+    def with_words(self, words: Iterable[str]) -> "FastTokenizer":
+        """Return a tokenizer that keeps these words whole, under ids after the others.
+
+        A word counts where no letter, digit or underscore adjoins it, and takes the space before
+        it. The words are `normalised`.
+
+        Raises:
+            UserError: The vocabulary becomes larger than any may be.
+        """
+        tokens = [
+            AddedToken(word, single_word=True, lstrip=True, normalized=not self._marks_spaces_early)
+            for word in words
+        ]
+        pipeline = self.pipeline
+        if self.vocab_size + len(tokens) > MAX_TOKENS:
+            raise UserError(
+                f"the vocabulary of {self.vocab_size:,} tokens and {len(tokens):,} new ones is "
+                f"larger than {MAX_TOKENS:,}, the limit"
+            )
+        return FastTokenizer(
+            replace(
+                pipeline,
+                vocab=(*pipeline.vocab, *(token.content for token in tokens)),
+                scores=(*pipeline.scores, *(0.0 for _ in tokens if pipeline.scores)),
+                specials=(*pipeline.specials, *tokens),
+            ),
+            where="the tokenizer with the new tokens",
+        )
+
+    @property
+    def _marks_spaces_early(self) -> bool:
+        """Whether a normalizer writes spaces as other characters."""
+        return bool(self.pipeline.marker["type"] == "Replace")
 
     def _files(self) -> dict[str, bytes]:
         """Return files that `AutoTokenizer` loads too, and makes the same rows with.
@@ -200,6 +253,15 @@ class FastTokenizer(Tokenizer):
             name: (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
             for name, content in files.items()
         }
+
+
+def _spelling(token: AddedToken, byte_level: bool) -> str:
+    """Return the piece, or pieces, that decode to an added token."""
+    if not byte_level:
+        return SPACE * token.lstrip + token.content
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    (piece,) = bytes_of.pre_tokenize_str(" " * token.lstrip + token.content)
+    return str(piece[0])
 
 
 def _sequence(members: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -296,7 +296,7 @@ class _Run:
             return
         values = self.held_out.evaluate(
             params,
-            self.stream.phase_of(step - 1),
+            self.stream.phase_of(max(step - 1, 0)),
             alive=lambda: self.session.alive("a batch of an evaluation"),
         )
         self.eval_metrics, self.evaluated = values, step

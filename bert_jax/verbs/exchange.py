@@ -103,6 +103,12 @@ def add(verb: Callable[..., Parser]) -> None:
         "Either is changed with --config.model.FIELD=VALUE",
         metavar="FILE",
     )
+    sub.flag(
+        "--preserve",
+        "divide weights by the number of copies of what they read, so that a wider model starts "
+        "with nearly the loss of SOURCE; else the values of SOURCE stay, as in ModernBERT's tiling",
+    )
+    sub.option("--seed", "of the noise that --preserve adds to copies; their sum stays", 0)
     sub.option(
         "--corpus",
         "measure the masked-LM loss of both models on the held-out text of this corpus",
@@ -175,8 +181,9 @@ def grow(arguments: argparse.Namespace) -> int:
     from bert_jax.model.config import ModelConfig
     from bert_jax.training.config import PretrainConfig
 
-    if arguments.rows < 1:
-        raise UserError(f"--rows is {arguments.rows}; it must be at least 1")
+    for name, least in (("rows", 1), ("seed", 0)):
+        if (value := getattr(arguments, name)) < least:
+            raise UserError(f"--{name} is {value}; it must be at least {least}")
 
     def wanted(small: ModelConfig) -> ModelConfig:
         if arguments.config is None:
@@ -188,6 +195,8 @@ def grow(arguments: argparse.Namespace) -> int:
         arguments.source,
         arguments.out,
         wanted,
+        preserve=arguments.preserve,
+        seed=arguments.seed,
         corpus=arguments.corpus,
         max_rows=arguments.rows,
         say=lambda text: print(text, file=sys.stderr),

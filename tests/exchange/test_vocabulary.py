@@ -7,16 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from modern_files import KINDS, write_modern
 from pretraining import apply_pretraining
 
 from bert_jax.errors import UserError
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.exchange.vocabulary import add_tokens, new_tokens, read_lines
+from bert_jax.formats.entries import lookup
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
 from bert_jax.saved.model import Origin, SavedModel, read_model
+from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
-from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
+from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_jax.tokenization.wordpiece import WordPieceOptions, WordPieceTokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -30,16 +33,18 @@ def tokenizer(size: int = len(WORDS), **options: bool) -> WordPieceTokenizer:
     return WordPieceTokenizer([*WORDS, *more], WordPieceOptions(**options))
 
 
-def model(tokenizer: WordPieceTokenizer, vocab_size: int) -> SavedModel:
+def model(tokenizer: Tokenizer, vocab_size: int, **fields: bool) -> SavedModel:
     config = ModelConfig(
         vocab_size=vocab_size, num_positions=32, hidden_dim=16, num_layers=1, num_heads=2,
-        mlp_dim=32, dtype="float32",
+        mlp_dim=32, dtype="float32", **fields,
     )  # fmt: skip
     random = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     params = jax.tree.map(lambda s: random.normal(size=s.shape).astype(np.float32), shapes)
     params["encoder"]["embeddings"]["token"][vocab_size:] = 0
     params["mlm"]["bias"][vocab_size:] = 0
+    if not config.tied:
+        params["mlm"]["decoder"][vocab_size:] = 0
     return SavedModel(
         config, params, None, tokenizer, Path("old"), 32, "a model", Origin("huggingface")
     )
@@ -156,6 +161,47 @@ def test_a_tokenizer_of_another_kind() -> None:
     other = train_sentencepiece(texts, 300, model="unigram", character_coverage=1.0)
     with pytest.raises(UserError, match="of the kind sentencepiece"):
         new_tokens(other, ["stent"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_for_a_tokenizer_json_and_a_decoder_of_its_own(kind, tmp_path):
+    """Of ModernBERT's, EuroBERT's and mmBERT's form."""
+    old = load_tokenizer(write_modern(tmp_path / "old", kind))
+    words = ["stent", "naïve", "x-ray", "C++", "心臓"]
+    there = old.vocab[old.vocab_size // 2]
+    new = new_tokens(old, ["stent ", *words[1:], "stent", "", there, "nai\u0308ve"])
+    composed = kind == "modernbert"  # whose normalizer composes characters
+    assert (new.existing, new.repeated) == (1, 1 + composed)
+    words += [] if composed else ["nai\u0308ve"]
+    assert new.tokens == tuple(words)
+    saved = model(old, old.vocab_size, tied=False)
+    grown = add_tokens(saved, new)
+    for path in (("encoder", "embeddings", "token"), ("mlm", "decoder"), ("mlm", "bias")):
+        before, after = (lookup(each.params, path) for each in (saved, grown))
+        assert len(after) == grown.config.padded_vocab_size
+        np.testing.assert_array_equal(after[: len(old.vocab)], before[: len(old.vocab)])
+        for id, word in enumerate(words, old.vocab_size):
+            pieces = old.encode(f" {word}").ids
+            np.testing.assert_allclose(after[id], before[pieces].mean(0), rtol=1e-5, atol=1e-6)
+
+    grown.tokenizer.save(tmp_path / "new")
+    tokenizer = load_tokenizer(tmp_path / "new")
+    assert tokenizer.fingerprint == grown.tokenizer.fingerprint
+    ids = {word: id for id, word in enumerate(words, old.vocab_size)}
+    text = "stent naïve\tx-ray C++, 心臓 (stent) stents stent_ consistent"
+    found = tokenizer.encode(text)
+    places = [n for n, id in enumerate(found.ids) if id >= old.vocab_size]
+    spelled = [text[start:end] for start, end in found.offsets[places]]
+    assert spelled == ["stent", "naïve", "x-ray", "C++", "心臓", "stent"]  # no part of a word
+    assert found.ids[places].tolist() == [ids[word] for word in spelled]
+    assert tokenizer.decode(found.ids[places]) == " ".join(spelled)
+    assert not tokenizer.continues_word[found.ids[places]].any()
+    rest = old.encode("the river froze early").ids
+    np.testing.assert_array_equal(tokenizer.encode("the river froze early").ids, rest)
+    with pytest.raises(
+        UserError, match=r"is a special token .*; tokens, entry 2: 'two words' is 2"
+    ):
+        new_tokens(old, [old.id_to_token(old.special_ids.mask), "two words"])
 
 
 def test_written_and_read(tmp_path: Path) -> None:

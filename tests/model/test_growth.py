@@ -1,6 +1,7 @@
 """Growing: every entry of a larger model comes from where the rule of tiling says."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.growth import grow_params, grown_config
-from bert_jax.model.heads import ReplacedHead, param_shapes
+from bert_jax.model.heads import ReplacedHead, encode, param_shapes, vocabulary_logits
 
 BERT = ModelConfig(
     vocab_size=11, num_positions=7, hidden_dim=8, num_layers=2, num_heads=2, mlp_dim=6
@@ -162,6 +163,37 @@ def test_the_published_growth():
     assert ends[[0, 127, 128, 895, 896, 1023]].tolist() == [640, 767, 0, 767, 0, 127]
     assert (found[:, 128] // 768)[-3:].tolist() == [20, 20, 21]
     assert (found[0] == 1).all()
+
+
+@pytest.mark.parametrize("config", [BERT, SHARED])
+def test_a_model_that_is_doubled_computes_what_its_source_does(config):
+    sizes = {name: 2 * getattr(config, name) for name in ("hidden_dim", "num_heads", "mlp_dim")}
+    new = dataclasses.replace(config, **sizes, num_kv_heads=2 * config.num_kv_heads)
+    random = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: random.normal(size=leaf.shape).astype(np.float32), param_shapes(config)
+    )
+    rows = np.array([[2, 5, 6, 8, 10, 3, 0]], np.int32)
+
+    @partial(jax.jit, static_argnums=0)
+    def run(config, params, *inputs):
+        hidden = encode(config, params, *inputs)
+        return vocabulary_logits(config, params, hidden)[0, :6, : config.vocab_size]
+
+    def logits(config, params):
+        return run(config, params, rows, 0 * rows, (rows > 0).astype(np.int32))
+
+    grown = grow_params(params, config, new, preserve=True)
+    expected = logits(config, params)
+    np.testing.assert_allclose(logits(new, grown), expected, rtol=1e-4, atol=1e-4)
+    tiled = grow_params(params, config, new)
+    assert np.abs(logits(new, tiled) - expected).max() > 0.1
+    up = grown["encoder"]["layers"]["mlp"]["up"]["kernel"]  # (N, D, F): copies of D are not equal
+    half = config.hidden_dim // 2
+    first, second = up[:, half : 2 * half], up[:, 3 * half :]
+    old = np.take(tiled["encoder"]["layers"]["mlp"]["up"]["kernel"], range(half, 2 * half), 1)
+    np.testing.assert_allclose(first + second, old, rtol=1e-4, atol=1e-5)
+    assert np.abs(first - second).mean() > 0.1 * np.abs(old).mean()
 
 
 @pytest.mark.parametrize(
