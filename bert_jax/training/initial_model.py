@@ -94,10 +94,9 @@ def _growth(initial: SavedModel) -> str:
     if not path.is_file():
         return ""
     found = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
-    values = [found.get(name) for name in ("loss", "source_loss")]
-    said = ""
-    if all(type(value) is float for value in values):
-        said = "; on held-out text its loss was {:.3f}, and {:.3f} of its source".format(*values)
+    loss, before, said = found.get("loss"), found.get("source_loss"), ""
+    if isinstance(loss, float) and isinstance(before, float):
+        said = f"; on held-out text its loss was {loss:.3f}, and {before:.3f} of its source"
     return f"; grown from {short(found.get('source'))}{said}"
 
 

@@ -10,14 +10,20 @@ pytestmark = pytest.mark.parity
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from modern_models import save_modern  # noqa: E402
+from modern_files import write_modern  # noqa: E402
+from modern_models import modern_model, save_modern  # noqa: E402
 
 import bert_jax  # noqa: E402
+from bert_jax.config.mapping import build  # noqa: E402
+from bert_jax.corpus.build import build_corpus  # noqa: E402
 from bert_jax.exchange.export import export  # noqa: E402
 from bert_jax.exchange.huggingface import load_theirs  # noqa: E402
 from bert_jax.exchange.importing import import_model  # noqa: E402
 from bert_jax.model.heads import layer_outputs  # noqa: E402
 from bert_jax.saved.model import read_model  # noqa: E402
+from bert_jax.tokenization.load import load_tokenizer  # noqa: E402
+from bert_jax.training.config import PretrainConfig  # noqa: E402
+from bert_jax.training.train import train  # noqa: E402
 
 TASKS = ("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification")
 CASES = [
@@ -122,3 +128,51 @@ def test_graphs_of_onnx_compute_the_same_as_transformers(tmp_path, variant):
     with torch.no_grad():
         expected = theirs(torch.tensor(ids)).logits.numpy()
     np.testing.assert_allclose(found, expected, atol=2e-5 * abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "eurobert"])
+def test_words_are_added_trained_and_exported(tmp_path, kind):
+    """EuroBERT's decoder is a table of its own."""
+    import torch
+    import transformers
+
+    directory, text = write_modern(tmp_path / "theirs", kind), tmp_path / "text.txt"
+    tokenizer = load_tokenizer(directory)
+    special = tokenizer.special_ids
+    ids = {"pad": special.pad, "mask": special.mask, "bos": special.cls, "eos": special.sep}
+    fields = {f"{name}_token_id": id for name, id in ids.items()}
+    modern_model(
+        kind, vocab_size=tokenizer.vocab_size, num_hidden_layers=2, **fields
+    ).save_pretrained(directory)
+    (tmp_path / "words.txt").write_text("stent\nangioplasty\nx-ray\n")
+    report = import_model(directory, tmp_path / "in", add_tokens=tmp_path / "words.txt")
+    assert report["added_tokens"] == 3
+    text.write_text("\n\n".join(f"An angioplasty, a stent ({n}). No x-ray." for n in range(99)))
+    build_corpus([f"{text}"], load_tokenizer(tmp_path / "in"), tmp_path / "corpus", num_workers=1)
+    config = build(PretrainConfig, {
+        "init": f"{tmp_path / 'in'}",
+        "data": {"corpus": f"{tmp_path / 'corpus'}", "pairing": "none"},
+        "training": {"num_steps": 2, "phases": [{"length": 32, "batch_size": 8}]},
+        "optimizer": {"warmup_steps": 1, "learning_rate": 1e-2},
+    })  # fmt: skip
+    train(config, tmp_path / "run", initial=lambda: read_model(config.init), echo=lambda _: None)
+    parity = export(tmp_path / "run", "huggingface", tmp_path / "out")
+    assert parity["proofs"]["transformers"]["missing_keys"] == 0
+
+    ours, sentence = read_model(tmp_path / "out"), "A stent; angioplasty? consistent x-ray (stent)"
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    found = ours.tokenizer.encode(sentence).ids
+    assert theirs(sentence, add_special_tokens=False)["input_ids"] == found.tolist()
+    assert sum(found >= tokenizer.vocab_size) == 4
+    before = transformers.AutoModelForMaskedLM.from_pretrained(directory)
+    rows = [each.get_output_embeddings().weight for each in (model, before)]
+    new = tokenizer.vocab_size
+    assert rows[0].shape[0] == new + 3
+    assert not torch.equal(rows[0][:new], rows[1])  # trained
+    fill = transformers.pipeline("fill-mask", model=model, tokenizer=theirs)
+    answer = fill(f"A {theirs.mask_token} today")[0]
+    (own,) = bert_jax.load(tmp_path / "out").fill_mask(["A [MASK] today"])[0]["masks"]
+    assert (answer["token"], round(answer["score"], 4)) == pytest.approx(
+        (own[0]["id"], own[0]["probability"]), abs=2e-4
+    )
