@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from tqdm import tqdm
 
 import bert_jax
 from bert_jax.data.phases import PhaseConfig
-from bert_jax.data.pipeline import DataConfig
+from bert_jax.data.pipeline import DataConfig, EvalBatches
 from bert_jax.errors import UserError
 from bert_jax.exchange.export import as_trained, staged
 from bert_jax.exchange.huggingface import read_back
@@ -24,17 +24,19 @@ from bert_jax.exchange.huggingface_files import class_of, write_huggingface, wri
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.growth import SIZES, grow_params, grown_config
 from bert_jax.model.heads import has_vocabulary_head
+from bert_jax.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.training.config import PretrainConfig, TrainingConfig
-from bert_jax.training.corpus import Corpus, open_corpus
-from bert_jax.training.evaluate import evaluate_once
+from bert_jax.training.corpus import Corpus, open_corpus, step_config
+from bert_jax.training.evaluate import EVAL_SEED, evaluate
 from bert_jax.training.initial_model import (
     GROWTH_FILE,
     check_tokenizer,
     initial_params,
     with_architecture,
 )
-from bert_jax.training.state import StepConfig, param_placement
+from bert_jax.training.state import param_placement
+from bert_jax.training.step import make_eval_step
 
 MEASURED_LENGTH = 128
 """Tokens in a row of held-out text, or fewer where the source has fewer positions."""
@@ -84,6 +86,10 @@ def grow_model(
             "that its fine-tuning started from"
         )
     if stores is not None:
+        if stores.heldout is None:
+            raise UserError(
+                f"--corpus: {corpus} has no held-out text; build it with --heldout-rate above 0"
+            )
         check_tokenizer(saved, stores.train.tokenizer_fingerprint, "--corpus", f"{source}")
         if not has_vocabulary_head(saved.params):
             raise UserError(
@@ -127,19 +133,22 @@ def grow_model(
 
 def heldout_loss(saved: SavedModel, corpus: Corpus, max_rows: int | None = None) -> float:
     """Compute the masked-LM loss, in nats, at 15% masking on packed rows of held-out text."""
-    length = min(MEASURED_LENGTH, saved.max_length)
+    assert corpus.heldout is not None
+    mesh, length = make_mesh(MeshConfig()), min(MEASURED_LENGTH, saved.max_length)
     config = PretrainConfig(
         data=DataConfig(pairing="none"),
-        training=TrainingConfig(phases=(PhaseConfig(length=length, batch_size=32),)),
+        training=TrainingConfig(phases=(PhaseConfig(length=length),)),
     )
     config = with_architecture(config, saved.config).with_vocabulary(corpus.train.vocab_size)
-
-    def place(settings: StepConfig, mesh: Mesh) -> Any:
-        objective = settings.objective
-        fresh = jax.jit(objective.init, out_shardings=param_placement(settings, mesh))
-        return initial_params(saved, fresh(jax.random.key(0)), objective.axes())
-
-    return evaluate_once(config, corpus, place, max_rows=max_rows)["eval/mlm_loss"]
+    settings = step_config(config.for_evaluation(), corpus)
+    objective = settings.objective
+    fresh = jax.jit(objective.init, out_shardings=param_placement(settings, mesh))
+    params = initial_params(saved, fresh(jax.random.key(0)), objective.axes())
+    size = -(-32 // mesh.size) * mesh.size
+    rows = EvalBatches(corpus.heldout, config.data, length, size, max_rows=max_rows)
+    eval_step = make_eval_step(settings, mesh, EVAL_SEED)
+    batches = tqdm(rows, "held-out text", unit="batch", disable=None, leave=False)
+    return evaluate(objective, eval_step, params, batches, mesh)["eval/mlm_loss"]
 
 
 def _shape(config: ModelConfig) -> str:
