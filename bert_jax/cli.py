@@ -120,7 +120,13 @@ def _parser(*, needed: bool = True) -> Parser:
 
     sub = verb("demo", runs.demo, "pretrain a small BERT on the documentation that Python carries")
     sub.option("--workdir", default="work/demo", type=Path)
-    sub.option("--config", default="configs/pretrain/demo.py")
+    sub.option(
+        "--recipe",
+        "modern: rotary positions, norms before the blocks, Muon, about 3 minutes on 2 cores; bert: "
+        "the architecture and optimizer of 2018, about 6 minutes",
+        "modern", choices=["modern", "bert"],
+    )  # fmt: skip
+    sub.option("--config", "configuration file in the place of a recipe's", metavar="FILE")
 
     sub = verb(
         "tokenizer", runs.tokenizer, "learn a vocabulary from text",

@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.config.command_line import load_config
 from bert_jax.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.corpus.pydocs import PythonDocs
 from bert_jax.data.store import TokenStore, open_store
@@ -18,24 +20,41 @@ from bert_jax.errors import UserError
 from bert_jax.files.staging import staged_file
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.masks import MASK
+from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.saved.model import read_model
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.wordpiece_training import train_wordpiece
 from bert_jax.training.config import PretrainConfig
+from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.summary import TrainResult
 from bert_jax.training.train import train
+from bert_jax.training.workdir import read_config
 
 VOCAB_SIZE = 4096
 HELDOUT_RATE = 0.03
-LEAST_GAIN = 0.5
-"""Nats that the held-out masked-LM loss must lie below the unigram entropy of the corpus."""
-LEAST_PAIR_ACCURACY = 0.65
 NUM_SENTENCES = 6
 
 
-def run_demo(config: PretrainConfig, workdir: Path) -> int:
+class Recipe(NamedTuple):
+    """A configuration, and what a run of the configuration must reach on held-out text."""
+
+    config: str
+    """Configuration file."""
+    least_gain: float
+    """Nats of the masked-LM loss below the unigram entropy of the corpus."""
+    least_pair_accuracy: float
+    """Share of the sentence pairs that are told right."""
+
+
+RECIPES = {
+    "modern": Recipe("configs/pretrain/demo.py", 1.5, 0.65),
+    "bert": Recipe("configs/pretrain/demo_bert.py", 0.5, 0.65),
+}
+
+
+def run_demo(recipe: Recipe, workdir: Path) -> int:
     """Run the demo in `workdir`; a second run continues what the first one left.
 
     Returns:
@@ -46,6 +65,8 @@ def run_demo(config: PretrainConfig, workdir: Path) -> int:
         UserError: `workdir` cannot be used, or holds a run of another configuration.
     """
     began = time.perf_counter()
+    config, run = load_config(PretrainConfig, recipe.config), workdir / "run"
+    _refuse_other_recipe(config, run)
     _heading(1, "A corpus from the documentation of Python and the installed packages")
     text, vocabulary, corpus = workdir / "text.txt", workdir / "tokenizer", workdir / "corpus"
     _write_text(text)
@@ -64,7 +85,6 @@ def run_demo(config: PretrainConfig, workdir: Path) -> int:
 
     _heading(3, "Pretraining: masked words and next sentences")
     data = dataclasses.replace(config.data, corpus=str(corpus))
-    run = workdir / "run"
     result = train(dataclasses.replace(config, data=data), run)
     if not result.finished:
         return 0
@@ -82,7 +102,27 @@ def run_demo(config: PretrainConfig, workdir: Path) -> int:
     print(f"text          {text}\ntokenizer     {vocabulary}\ntoken store   {corpus}")
     print(f"checkpoints   {run / 'checkpoints'}\nmetrics       {run / 'metrics.jsonl'}")
     print(f"loss curve    {run / 'loss.png'}\n")
-    return _verdict(result, corpus)
+    return _verdict(result, corpus, recipe)
+
+
+def _refuse_other_recipe(config: PretrainConfig, run: Path) -> None:
+    """Refuse a directory that holds a run of another recipe, before anything is built."""
+    if not (run / "config.json").exists():
+        return
+    there = read_config(run)
+    if _model_and_optimizer(there) == _model_and_optimizer(config):
+        return
+    for name, recipe in RECIPES.items():
+        known = load_config(PretrainConfig, recipe.config)
+        if _model_and_optimizer(there) == _model_and_optimizer(known):
+            raise UserError(
+                f"{run} holds a run of the recipe {name!r}; give --recipe={name} to continue that "
+                "run, or another --workdir"
+            )
+
+
+def _model_and_optimizer(config: PretrainConfig) -> tuple[ModelConfig, OptimizerConfig]:
+    return config.with_vocabulary(VOCAB_SIZE).model, config.optimizer
 
 
 def _heading(number: int, title: str) -> None:
@@ -123,7 +163,7 @@ def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple
         yield f"{before} {MASK} {after}", tokens[word]
 
 
-def _verdict(result: TrainResult, corpus: Path) -> int:
+def _verdict(result: TrainResult, corpus: Path, recipe: Recipe) -> int:
     """Print whether the run has learned enough, and what to try next."""
     values = result.eval_metrics
     if "eval/nats_below_unigram" not in values:
@@ -136,20 +176,22 @@ def _verdict(result: TrainResult, corpus: Path) -> int:
     accuracy, majority = values[f"eval/{pairs.name}"], values[f"eval/{pairs.floor}"]
     print(
         f"held-out masked-LM loss {gain:.2f} nats below the unigram baseline (at least "
-        f"{LEAST_GAIN})\nnext-sentence accuracy {accuracy:.2f} (at least {LEAST_PAIR_ACCURACY}, "
-        f"and above the {majority:.2f} of always giving the more frequent answer)"
+        f"{recipe.least_gain})\nnext-sentence accuracy {accuracy:.2f} (at least "
+        f"{recipe.least_pair_accuracy}, and above the {majority:.2f} of always giving the more "
+        "frequent answer)"
     )
-    if gain < LEAST_GAIN or accuracy < LEAST_PAIR_ACCURACY or accuracy <= majority:
+    learned_pairs = accuracy >= recipe.least_pair_accuracy and accuracy > majority
+    if gain < recipe.least_gain or not learned_pairs:
         print("The demo FAILED: the model has not learned what it should have.")
         return 1
     print("\nNext, to try:\n")
-    for command in _next_commands(Path(result.workdir), corpus):
+    for command in _next_commands(Path(result.workdir), corpus, recipe):
         print(f"  {command}")
     print("\nThe README goes on with your own text.")
     return 0
 
 
-def _next_commands(run: Path, corpus: Path) -> list[str]:
+def _next_commands(run: Path, corpus: Path, recipe: Recipe) -> list[str]:
     """Shell commands that work where the demo was started."""
     program = _program()
     longer = run.with_name("longer")
@@ -159,7 +201,7 @@ def _next_commands(run: Path, corpus: Path) -> list[str]:
             ["fill-mask", str(run), f"This function returns a {MASK} of integers."],
             ["replay", str(run), "--step", "0", "--rows", "4"],
             [
-                "pretrain", "--config=configs/pretrain/demo.py", f"--workdir={longer}",
+                "pretrain", f"--config={recipe.config}", f"--workdir={longer}",
                 f"--config.data.corpus={corpus}", "--config.training.num_steps=10000",
             ],
         )

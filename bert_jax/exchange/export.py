@@ -18,7 +18,12 @@ from typing import Any
 
 import bert_jax
 from bert_jax.errors import UserError
-from bert_jax.exchange.huggingface_files import class_of, untrained_parts, write_json
+from bert_jax.exchange.huggingface_files import (
+    class_of,
+    untrained_parts,
+    without_pairs,
+    write_json,
+)
 from bert_jax.exchange.model_card import model_card
 from bert_jax.exchange.proof import PROOF_TEXTS, TOLERANCE, ProofFailedError, proof_rows
 from bert_jax.files.remote import scheme
@@ -87,7 +92,9 @@ def export(
             "are needed (--name)"
         )
     say(f"reading {source}")
-    saved = as_trained(read_model(source, part=part))
+    trained = as_trained(read_model(source, part=part))
+    saved = without_pairs(trained)
+    left_out = sorted(trained.params.keys() - saved.params.keys())
     module = import_module(FORMATS[format])
     with staged(out) as directory:
         say(f"writing {format}")
@@ -107,6 +114,7 @@ def export(
             "tokens": sum(map(len, rows)),
             **proven,
             "untrained_parts": untrained_parts(saved),
+            "left_out": left_out,
             "sha256": digests,
             "tokenizer_fingerprint": saved.tokenizer.fingerprint,
             "versions": {

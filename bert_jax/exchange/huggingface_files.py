@@ -67,6 +67,20 @@ def family_of(saved: SavedModel) -> str:
     return kind
 
 
+def without_pairs(saved: SavedModel) -> SavedModel:
+    """Return the model without its head for pairs and the pooler, if it is a modern encoder.
+
+    No class of a modern family has that head. A model is returned as it is where the rest of the
+    model has no class either.
+    """
+    if "nsp" not in saved.params or is_bert(saved.config):
+        return saved
+    bare = dataclasses.replace(saved, config=dataclasses.replace(saved.config, pooler=False))
+    fitting = (each for each in (saved, bare) if modern_kind(each.config) is not None)
+    fits = next(fitting, None)
+    return saved if fits is None else fits.without({*POOLED_HEADS, "pooler"})
+
+
 def class_of(saved: SavedModel) -> str:
     """Return the class of Transformers that has the parts of a model."""
     kind = family_of(saved)

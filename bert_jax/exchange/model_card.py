@@ -89,6 +89,11 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             f"\n\nUntrained, with initial values, because the class must have it: "
             f"{', '.join(parity['untrained_parts'])}. Do not use its output."
         )
+    if parity["left_out"]:
+        text += (
+            f"\n\nLeft out, because `{parity['class']}` has no place for it: the head "
+            f"{', '.join(parity['left_out'])} of the pretraining."
+        )
     return text
 
 

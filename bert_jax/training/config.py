@@ -185,10 +185,10 @@ class PretrainConfig:
                     f"model.num_positions {self.model.num_positions}: the model has no positions "
                     "for it. Shorten the phase or raise model.num_positions"
                 )
-        if self.has_pairs and self.model.num_types < 2:
+        if self.has_pairs and self.model.num_types == 1:
             raise UserError(
-                f"model.num_types is {self.model.num_types}, but data.pairing "
-                f"{self.data.pairing!r} makes rows of two sentence types; it must be 2, or "
+                f"model.num_types is 1, but data.pairing {self.data.pairing!r} makes rows of two "
+                "sentence types; expected 2, 0 (separators alone tell sentences apart), or "
                 "data.pairing 'none'"
             )
         if self.has_pairs and not self.model.pooler:

@@ -142,6 +142,8 @@ def export_(arguments: argparse.Namespace) -> int:
         print(f"  proof by {name}: {'passed' if proof['ran'] else 'did not run, ' + proof['why']}")
     for part in parity["untrained_parts"]:
         print(f"  {part}: has initial values, the model has none of its own")
+    for part in parity["left_out"]:
+        print(f"  {part}: left out, {parity['class']} has no such head")
     return 0
 
 

@@ -20,11 +20,12 @@ from bert_jax.errors import UserError, report_error
 
 def demo(arguments: argparse.Namespace) -> int:
     """Run all steps on text that is there."""
-    from bert_jax.config.command_line import load_config
-    from bert_jax.demo import run_demo
-    from bert_jax.training.config import PretrainConfig
+    from bert_jax.demo import RECIPES, run_demo
 
-    return run_demo(load_config(PretrainConfig, arguments.config), arguments.workdir)
+    recipe = RECIPES[arguments.recipe]
+    if arguments.config:
+        recipe = RECIPES["bert"]._replace(config=arguments.config)
+    return run_demo(recipe, arguments.workdir)
 
 
 def tokenizer(arguments: argparse.Namespace) -> int:

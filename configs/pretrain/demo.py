@@ -1,7 +1,8 @@
-"""The configuration of `bert-jax demo`: 2 layers, 128 wide, about five minutes on two CPU cores.
+"""The recipe of `bert-jax demo`: 2 layers, 128 wide, about three minutes on two CPU cores.
 
-Expected on held-out text: a masked-LM loss more than 1 nat below the unigram entropy of the corpus.
-What was tried on the way is in docs/experiments.md.
+Rotary positions, norms before the blocks and a gated feed-forward network as in ModernBERT (Warner
+et al. 2024, section 2), trained with Muon; 30% of the tokens are masked, 15% in evaluations.
+`demo_bert.py` has BERT's recipe for the same text.
 """
 
 from ml_collections import ConfigDict
@@ -15,23 +16,35 @@ def get_config() -> ConfigDict:
                 "num_layers": 2,
                 "hidden_dim": 128,
                 "num_heads": 4,
-                "mlp_dim": 512,
+                "mlp_dim": 352,
                 "num_positions": 64,
+                "num_types": 0,
+                "norm_order": "pre",
+                "norm_eps": 1e-5,
+                "norm_bias": False,
+                "first_norm": False,
+                "positions": "rope",
+                "gated": True,
+                "attention_bias": False,
+                "mlp_bias": False,
                 "hidden_dropout_rate": 0.0,
                 "attention_dropout_rate": 0.0,
-                "init_std": 0.05,  # 0.02 is made for 768 wide; narrow models start faster with more
+                "init_std": 0.05,
             },
             "data": {"num_passes": 4},
+            "masking": {"rate": 0.3},
             "training": {
-                "num_steps": 2200,
+                "num_steps": 1100,
                 "phases": ({"length": 64, "batch_size": 64, "share": 1.0},),
                 "log_every_steps": 20,
                 "eval_every_steps": 250,
                 "eval_rows": 1024,
             },
             "optimizer": {
-                "learning_rate": 1.5e-3,
-                "schedule": "cosine",
+                "name": "muon",
+                "learning_rate": 3e-3,
+                "schedule": "wsd",
+                "decay_share": 0.4,
                 "warmup_steps": 100,
             },
             "checkpoint": {"save_every_steps": 500},

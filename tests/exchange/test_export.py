@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 from export_models import model_of, tokenizer_of
 from full_disk import files_of_at_most
+from small_saved import small_saved
 
 from bert_jax import cli
 from bert_jax.errors import UserError
@@ -22,6 +23,14 @@ from bert_jax.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
 from bert_jax.saved.model import Origin, read_model
 from bert_jax.tokenization.load import load_tokenizer
 
+MODERN = {
+    "norm_order": "pre",
+    "first_norm": False,
+    "positions": "rope",
+    "gated": True,
+    "num_types": 0,
+}
+NOMIC = {"positions": "rope", "gated": True, "attention_bias": False, "mlp_bias": False}
 FILES = {
     "README.md", "config.json", "model.safetensors", "parity.json", "special_tokens_map.json",
     "tokenizer.json", "tokenizer_config.json", "vocab.txt",
@@ -244,6 +253,32 @@ def test_parts_that_were_never_trained_are_left_out(field):
     assert not saved.has_pooler
     kept = dataclasses.replace(saved, origin=Origin("huggingface", config=run.config))
     assert as_trained(kept) is kept
+
+
+def test_a_head_for_pairs_is_left_out_of_a_modern_encoder(tmp_path, monkeypatch, capsys):
+    made = tokenizer_of("uncased")
+    sizes = {"vocab_size": made.vocab_size, "num_positions": 40}
+    saved = dataclasses.replace(small_saved("pretraining", **MODERN, **sizes), tokenizer=made)
+    unread = saved.params["encoder"]["layers"]["attention_norm"]  # in the first layer
+    unread["scale"][0], unread["bias"][0] = 1, 0
+    monkeypatch.setattr("bert_jax.exchange.export.read_model", lambda *_, **__: saved)
+    out = tmp_path / "out"
+    assert cli.main(["export", "run", "--to", "huggingface", "--out", str(out)]) == 0
+    assert "nsp: left out, ModernBertForMaskedLM has no such head" in capsys.readouterr().out
+    assert json.loads((out / "parity.json").read_text())["left_out"] == ["nsp"]
+    assert "the head nsp" in (out / "README.md").read_text()
+    back = read_model(out)
+    assert (back.params.keys(), back.has_pooler) == ({"encoder", "mlm"}, False)
+
+
+def test_other_models_keep_their_heads_for_pairs():
+    for fields in ({}, {**MODERN, "norm": "rms"}):  # BERT's, and no class's
+        saved = small_saved("pretraining", **fields)
+        assert huggingface_files.without_pairs(saved) is saved
+    nomic = small_saved("pretraining", **NOMIC)
+    assert huggingface_files.class_of(huggingface_files.without_pairs(nomic)) == (
+        "NomicBertForMaskedLM"
+    )
 
 
 def test_a_full_disk_and_signals_leave_nothing(source, tmp_path):
