@@ -1,18 +1,17 @@
 """Held-out loss of `bert-jax demo` by recipe, after equal steps and equal processor time.
 
-    python benchmarks/demo_recipes.py --out work/recipes                  # all of PLAN: hours
+    python benchmarks/demo_recipes.py --out work/recipes                  # all groups: hours
     python benchmarks/demo_recipes.py --out work/recipes --group parts    # one group
     python benchmarks/demo_recipes.py --out work/recipes --time           # processor time of a step
     python benchmarks/demo_recipes.py --out work/recipes --table          # of the trials so far
 
 A recipe is a file of `configs/pretrain` with some fields changed; a trial is a recipe, a number of
 steps and a seed. Trials are kept in OUT/trials.jsonl, so that a measurement that was stopped goes
-on. A trial whose recipe has changed since is run again.
+on. A trial is run again when its recipe has changed since.
 """
 
 import argparse
 import dataclasses
-import hashlib
 import itertools
 import json
 import statistics
@@ -24,12 +23,13 @@ from typing import Any, NamedTuple
 import jax
 
 from bert_jax.config.command_line import load_config
+from bert_jax.config.mapping import diff
 from bert_jax.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.demo import HELDOUT_RATE, VOCAB_SIZE
 from bert_jax.parallel.sharding import make_mesh, place_batch
 from bert_jax.tokenization.wordpiece_training import train_wordpiece
-from bert_jax.training.config import PretrainConfig
+from bert_jax.training.config import FREE_FIELDS, PretrainConfig
 from bert_jax.training.corpus import evaluation_config, open_corpus, step_config
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.state import init_state
@@ -67,6 +67,9 @@ RECIPES = {
         MODERN, ("optimizer.name=adamw", "optimizer.learning_rate=1.5e-3")
     ),
     "modern, 15% masked": Recipe(MODERN, ("masking.rate=0.15",)),
+    "modern, 32 rows": Recipe(
+        MODERN, ('training.phases=[{"length": 64, "batch_size": 32, "share": 1.0}]',)
+    ),
     "modern, rate 6e-3": Recipe(MODERN, ("optimizer.learning_rate=6e-3",)),
     "modern, b2 0.98": Recipe(MODERN, ("optimizer.b2=0.98",)),
     "modern, types": Recipe(MODERN, ("model.num_types=2",)),
@@ -88,12 +91,10 @@ class Trial(NamedTuple):
         return load_config(PretrainConfig, config, [f"--config.{field}" for field in fields])
 
     @property
-    def digest(self) -> str:
-        """Digest of all that the result depends on."""
-        config = self.config
-        parts = (config.model, config.data, config.masking, config.optimizer, config.objective)
-        phases, steps = config.training.phases, config.training.num_steps
-        return hashlib.sha256(repr((*parts, phases, steps, config.seed)).encode()).hexdigest()[:16]
+    def fields(self) -> dict[str, Any]:
+        """Fields that shape the training and are not the default's, by dotted name."""
+        changed = diff(PretrainConfig(), self.config, FREE_FIELDS)
+        return {name: value for name, _, value in changed}
 
 
 def _trials(recipes: Iterable[str], steps: int, seeds: Iterable[int]) -> list[Trial]:
@@ -103,6 +104,7 @@ def _trials(recipes: Iterable[str], steps: int, seeds: Iterable[int]) -> list[Tr
 FULL, HALF, BERT_STEPS = 1680, 840, 2200
 """Steps of the modern recipe in the time of BERT's, and in half of that time."""
 GROUPS = {
+    "rows": _trials(["modern, 32 rows"], 2 * HALF, (0,)),
     "pilot": _trials(("modern", "modern, 15% masked", "modern, types"), 500, (0,)),
     "demo": [
         *_trials(["modern"], HALF, range(3)),
@@ -179,14 +181,14 @@ class Trials:
         for line in path.read_text().splitlines() if path.exists() else ():
             row = json.loads(line)
             trial = Trial(**row["trial"])
-            if trial.recipe in RECIPES and trial.digest == row["digest"]:
+            if trial.recipe in RECIPES and trial.fields == row["fields"]:
                 self.done[trial] = row["result"]
 
     def result(self, trial: Trial, corpus: Path) -> dict[str, float]:
         """Return the result of a trial, which is run if it has not been."""
         if trial not in self.done:
             self.done[trial] = run(trial, corpus)
-            row = {"trial": trial._asdict(), "digest": trial.digest, "result": self.done[trial]}
+            row = {"trial": trial._asdict(), "fields": trial.fields, "result": self.done[trial]}
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(*trial, {k: round(v, 3) for k, v in self.done[trial].items()}, flush=True)
