@@ -67,13 +67,17 @@ RECIPES = {
         MODERN, ("optimizer.name=adamw", "optimizer.learning_rate=1.5e-3")
     ),
     "modern, 15% masked": Recipe(MODERN, ("masking.rate=0.15",)),
-    "modern, 32 rows": Recipe(
-        MODERN, ('training.phases=[{"length": 64, "batch_size": 32, "share": 1.0}]',)
+    "modern, 64 rows": Recipe(MODERN, ("training.phases[0].batch_size=64",)),
+    "modern, 64 rows, 15% masked": Recipe(
+        MODERN, ("training.phases[0].batch_size=64", "masking.rate=0.15")
     ),
-    "modern, rate 6e-3": Recipe(MODERN, ("optimizer.learning_rate=6e-3",)),
-    "modern, b2 0.98": Recipe(MODERN, ("optimizer.b2=0.98",)),
-    "modern, types": Recipe(MODERN, ("model.num_types=2",)),
+    "modern, sentence types": Recipe(MODERN, ("model.num_types=2",)),
 }  # fmt: skip
+PARTS = (
+    "modern, learned positions", "modern, norms behind", "modern, no gate", "modern, AdamW 1.5e-3",
+    "modern, 15% masked", "modern, sentence types",
+)  # fmt: skip
+"""Recipes that lack one part of the modern one."""
 
 
 class Trial(NamedTuple):
@@ -101,13 +105,13 @@ def _trials(recipes: Iterable[str], steps: int, seeds: Iterable[int]) -> list[Tr
     return [Trial(recipe, steps, seed) for seed in seeds for recipe in recipes]
 
 
-FULL, HALF, BERT_STEPS = 1680, 840, 2200
+FULL, HALF, BERT_STEPS = 3360, 1680, 2200
 """Steps of the modern recipe in the time of BERT's, and in half of that time."""
 GROUPS = {
-    "rows": _trials(["modern, 32 rows"], 2 * HALF, (0,)),
-    "pilot": _trials(("modern", "modern, 15% masked", "modern, types"), 500, (0,)),
+    "rows": _trials(("modern, 64 rows", "modern, 64 rows, 15% masked"), 500, (0,)),
     "demo": [
         *_trials(["modern"], HALF, range(3)),
+        Trial("modern, 64 rows", HALF // 2, 0),
         *(
             trial
             for seed in range(3)
@@ -115,7 +119,7 @@ GROUPS = {
         ),
     ],
     "optimizers": _trials(("muon wsd 0.003", "adamw wsd 0.0015"), 1500, range(3)),
-    "parts": _trials((name for name in RECIPES if name.startswith("modern")), HALF, (0,)),
+    "parts": _trials(PARTS, HALF, (0,)),
 }
 """Trials by what they compare."""
 

@@ -2,7 +2,7 @@
 
 Rotary positions, norms before the blocks and a gated feed-forward network as in ModernBERT (Warner
 et al. 2024, section 2), trained with Muon; 30% of the tokens are masked, 15% in evaluations.
-`demo_bert.py` has BERT's recipe for the same text. What each part brings is in docs/experiments.md.
+`demo_bert.py` has BERT's recipe for the same text. What was tried is in docs/experiments.md.
 """
 
 from ml_collections import ConfigDict
@@ -34,10 +34,10 @@ def get_config() -> ConfigDict:
             "data": {"num_passes": 4},
             "masking": {"rate": 0.3},
             "training": {
-                "num_steps": 840,
-                "phases": ({"length": 64, "batch_size": 64, "share": 1.0},),
-                "log_every_steps": 20,
-                "eval_every_steps": 120,
+                "num_steps": 1680,
+                "phases": ({"length": 64, "batch_size": 32, "share": 1.0},),
+                "log_every_steps": 40,
+                "eval_every_steps": 240,
                 "eval_rows": 1024,
             },
             "optimizer": {
@@ -47,6 +47,6 @@ def get_config() -> ConfigDict:
                 "decay_share": 0.4,
                 "warmup_steps": 100,
             },
-            "checkpoint": {"save_every_steps": 240},
+            "checkpoint": {"save_every_steps": 480},
         }
     )
