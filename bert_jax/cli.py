@@ -122,8 +122,8 @@ def _parser(*, needed: bool = True) -> Parser:
     sub.option("--workdir", default="work/demo", type=Path)
     sub.option(
         "--recipe",
-        "modern: rotary positions, norms before the blocks, Muon, about 3 minutes on 2 cores; bert: "
-        "the architecture and optimizer of 2018, about 6 minutes",
+        "modern: rotary positions, norms before the blocks and Muon, about 3 minutes on 2 cores; "
+        "bert: the architecture and optimizer of 2018, about 6 minutes",
         "modern", choices=["modern", "bert"],
     )  # fmt: skip
     sub.option("--config", "configuration file in the place of a recipe's", metavar="FILE")
