@@ -1,7 +1,7 @@
 """BERT's recipe for the text of `bert-jax demo`: `bert-jax demo --recipe=bert`, about six minutes.
 
 2 layers, 128 wide; AdamW, a cosine, 15% of the tokens masked (Devlin et al. 2018). `demo.py` has
-the recipe that learns more in half the time. What was tried is in docs/experiments.md.
+the recipe that learns more in about half the time. What was tried is in docs/experiments.md.
 """
 
 from ml_collections import ConfigDict
