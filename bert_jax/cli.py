@@ -199,9 +199,18 @@ def _parser(*, needed: bool = True) -> Parser:
         "bert-jax pretrain --config=configs/pretrain/bert_tiny.py --workdir=work/tiny \\\n"
         "      --config.data.corpus=work/corpus --config.training.num_steps=20000\n"
         "  bert-jax pretrain --config=configs/pretrain/modern_tiny.py --workdir=work/modern \\\n"
-        "      --config.data.corpus=work/corpus '--config.training.phases[1].corpus=work/long'",
+        "      --config.data.corpus=work/corpus '--config.training.phases[1].corpus=work/long'\n"
+        "  bert-jax pretrain --config=decay.py --workdir=work/decay \\\n"
+        "      --branch-from=work/tiny@15000 --config.data.corpus=work/corpus",
     )  # fmt: skip
     _add_run(sub, needed=needed)
+    sub.option(
+        "--branch-from",
+        "go on from a checkpoint of another run, with its whole state, in a work directory and "
+        "under a configuration of its own, which must be that run's for the steps before; without "
+        "@STEP from the newest that was read back. The checkpoint stays for ever",
+        "", metavar="WORKDIR[@STEP]",
+    )  # fmt: skip
 
     sub = verb(
         "finetune", runs.finetune,
@@ -250,6 +259,7 @@ def _parser(*, needed: bool = True) -> Parser:
     sub.option("workdir", "of a pretraining or a fine-tuning run")
     sub.option("--corpus", "pretraining; default: that of the run")
     sub.option("--rows", "pretraining: at most so many rows; default: all", type=int)
+    sub.option("--step", "pretraining: the checkpoint of this step; default: the newest", type=int)
     sub.option(
         "--length", "pretraining: tokens per row; default: that of the last phase", type=int,
         metavar="N",

@@ -6,18 +6,27 @@ A run's directory `checkpoints` holds one directory a step:
       params/ rest/    arrays, as Orbax writes them
       record/          JSON: configuration, metrics, and shape, dtype and digest of every array
       verified.json    size and CRC of every file; written once the arrays were read back
+    <step>.branch-*.json  branches that began from the step, which therefore stays
 
 `storage.py` is the only file that knows Orbax and TensorStore; `manager.py` is what a training loop
 uses.
 """
 
+from bert_jax.checkpoint.branches import branches_of, keep_for_branch
 from bert_jax.checkpoint.manager import Checkpoints, SaveFailedError
-from bert_jax.checkpoint.reading import DamagedCheckpointError, Restored, load_newest
+from bert_jax.checkpoint.reading import DamagedCheckpointError, Restored, load_newest, restore_step
 from bert_jax.checkpoint.retention import Retention
 from bert_jax.checkpoint.storage import saved_steps
-from bert_jax.checkpoint.verify import Verdict, is_verified, verified_steps, verify_checkpoint
+from bert_jax.checkpoint.verify import (
+    Verdict,
+    find_fault,
+    is_verified,
+    verified_steps,
+    verify_checkpoint,
+)
 
 __all__ = [
     "Checkpoints", "DamagedCheckpointError", "Restored", "Retention", "SaveFailedError", "Verdict",
-    "is_verified", "load_newest", "saved_steps", "verified_steps", "verify_checkpoint",
+    "branches_of", "find_fault", "is_verified", "keep_for_branch", "load_newest", "restore_step",
+    "saved_steps", "verified_steps", "verify_checkpoint",
 ]  # fmt: skip

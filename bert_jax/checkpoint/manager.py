@@ -21,6 +21,7 @@ from etils import epath
 
 from bert_jax.checkpoint import storage
 from bert_jax.checkpoint.agreement import all_agree, by_first
+from bert_jax.checkpoint.branches import kept_steps
 from bert_jax.checkpoint.digest import leaf_digests
 from bert_jax.checkpoint.reading import Restored, restore_newest
 from bert_jax.checkpoint.record import Record, RecordFaultError, grouped, named_leaves, read_record
@@ -250,7 +251,8 @@ class Checkpoints:
         newest = read_record(self._directory / str(verified[-1]))
         lowest_at = newest.extra.get("lowest_at")
         for step in self._retention.superfluous(saved, verified, self._metrics, lowest_at):
-            storage.delete(self._directory / str(step))
+            if step not in kept_steps(self._directory):  # a branch may have come this moment
+                storage.delete(self._directory / str(step))
 
 
 class _Save:

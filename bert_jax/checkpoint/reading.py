@@ -105,6 +105,23 @@ def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
     return None
 
 
+def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
+    """Return the checkpoint of a step; nothing on disk changes. `abstract`: see `restore_newest`.
+
+    Raises:
+        DamagedCheckpointError: The checkpoint is not intact, or not there.
+        UserError: The checkpoint holds arrays of other names, shapes or dtypes.
+    """
+    path = as_path(directory) / str(step)
+    wanted = None if abstract is None else named_leaves(abstract)
+    record, leaves, fault = _read(path, wanted)
+    if fault:
+        raise DamagedCheckpointError(f"the checkpoint {path} is damaged: {fault}")
+    assert record is not None
+    state = nested_params(leaves) if abstract is None else filled(abstract, leaves)
+    return Restored(step, state, record)
+
+
 def _read(
     path: epath.Path, wanted: dict[str, Any] | None
 ) -> tuple[Record | None, dict[str, jax.Array], str]:
@@ -124,7 +141,7 @@ def _read(
             if is_param(name)
         }
     else:
-        _check_same(path, record.arrays, wanted)
+        check_same(path, record.arrays, wanted)
     loaded, fault = read_arrays(path, grouped(wanted))
     if fault := _common_fault(path, fault):
         return record, {}, fault
@@ -173,7 +190,12 @@ def _common_fault(path: epath.Path, fault: str) -> str:
     return common
 
 
-def _check_same(path: epath.Path, arrays: dict[str, list[Any]], wanted: dict[str, Any]) -> None:
+def check_same(path: epath.Path, arrays: dict[str, list[Any]], wanted: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose arrays, by its record, are not those that are wanted, by name.
+
+    Raises:
+        UserError: Names the first array that differs.
+    """
     saved = {name: f"{dtype} {tuple(shape)}" for name, (shape, dtype, _) in arrays.items()}
     needed = {name: f"{array.dtype} {tuple(array.shape)}" for name, array in wanted.items()}
     for name in sorted({*saved, *needed}):

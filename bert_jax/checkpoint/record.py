@@ -3,6 +3,8 @@
 An array's name is its path in the state, joined by "/": `params/encoder/...`, `opt_state/...`.
 """
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +41,12 @@ class Record:
         return sum(
             math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype, _ in self.arrays.values()
         )
+
+    @property
+    def digest(self) -> str:
+        """Digest of all arrays, which tells one checkpoint from another: 16 hexadecimal digits."""
+        content = json.dumps(self.arrays, sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON values that are written."""

@@ -113,6 +113,16 @@ def verify_checkpoint(
     return Verdict(step, "", num_bytes, len(record.arrays))
 
 
+def find_fault(checkpoint: AnyPath) -> str:
+    """Name the fault of a checkpoint; "" where there is none.
+
+    Reads the files alone where they were compared with the arrays before, else the arrays too.
+    """
+    return (
+        file_fault(checkpoint) if is_verified(checkpoint) else verify_checkpoint(checkpoint).fault
+    )
+
+
 def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
     """Read every file and array of the checkpoints in a directory; changes nothing.
 

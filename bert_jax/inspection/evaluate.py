@@ -1,6 +1,7 @@
 """Evaluation of a pretraining run from its work directory."""
 
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,8 @@ from bert_jax.data.pipeline import EvalBatches
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.parallel.sharding import MeshConfig, make_mesh
-from bert_jax.saved.runs import pretrained_checkpoint
+from bert_jax.run.telemetry import readout
+from bert_jax.saved.runs import pretrained_checkpoint, split_name
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import open_corpus, step_config
@@ -28,7 +30,7 @@ _log = logging.getLogger("bert_jax")
 
 
 class HeldOutRun(NamedTuple):
-    """The newest intact checkpoint of a run, with held-out rows for it."""
+    """A checkpoint of a run, with held-out rows for it."""
 
     step: int
     """Steps that the parameters have trained for."""
@@ -49,8 +51,9 @@ def open_heldout(
     corpus: str | None = None,
     max_rows: int | None = None,
     length: int | None = None,
+    step: int | None = None,
 ) -> HeldOutRun:
-    """Read the newest checkpoint and plan rows of held-out text.
+    """Read a checkpoint and plan rows of held-out text.
 
     Rows that are longer than those of training are allowed as far as the model has positions, which
     have no end with `model.positions` `rope`; a warning says how far the model was trained.
@@ -60,12 +63,13 @@ def open_heldout(
         corpus: Directory of another corpus; None: the run's own.
         max_rows: Largest number of rows; None: all.
         length: Tokens of a row; None: that of the run's last phase.
+        step: Step of the checkpoint; None: the newest intact one.
 
     Raises:
         UserError: No checkpoint there, no held-out text, a corpus of another tokenizer, or rows
             beyond the learned positions.
     """
-    restored = pretrained_checkpoint(workdir)
+    restored = pretrained_checkpoint(workdir, step)
     config = build(PretrainConfig, restored.record.config, where=f"checkpoint {restored.step}")
     tokenizer = open_workdir(workdir).local / "tokenizer"
     name = corpus or config.data.corpus
@@ -119,15 +123,41 @@ def evaluate_run(
     corpus: str | None = None,
     max_rows: int | None = None,
     length: int | None = None,
+    step: int | None = None,
 ) -> dict[str, float]:
-    """Return losses (nats) and accuracies of the newest intact checkpoint on held-out text.
+    """Return losses (nats) and accuracies of a checkpoint on held-out text.
 
     Any corpus of the same tokenizer will do. Arguments and errors are those of `open_heldout`.
     """
-    run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length)
+    run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length, step=step)
     objective = run.settings.objective
     eval_step = make_eval_step(run.settings, run.mesh, EVAL_SEED)
     metrics = evaluate(objective, eval_step, run.params, run.rows, run.mesh)
     values = {"step": float(run.step), **metrics}
     baseline = objective.baseline
     return values if baseline is None else values | {"unigram_entropy": baseline}
+
+
+def compared_lines(
+    names: Sequence[str], *, corpus: str | None = None, max_rows: int | None = None
+) -> Iterator[str]:
+    """Yield a line for each of several checkpoints of one model, with its metrics on held-out text.
+
+    All see the rows of the last one, with its corpus.
+
+    Args:
+        names: Checkpoints as WORKDIR@STEP or WORKDIR.
+        corpus: Directory of another corpus.
+        max_rows: Largest number of rows; None: all.
+
+    Raises:
+        UserError: No checkpoint there, no held-out text, or a corpus of another tokenizer.
+    """
+    workdir, step = split_name(names[-1])
+    run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, step=step)
+    objective, shardings = run.settings.objective, state_shardings(run.settings, run.mesh).params
+    eval_step, width = make_eval_step(run.settings, run.mesh, EVAL_SEED), max(map(len, names))
+    for name in names:
+        params = jax.device_put(pretrained_checkpoint(*split_name(name)).state, shardings)
+        values = evaluate(objective, eval_step, params, run.rows, run.mesh)
+        yield f"{name:{width}}  {readout(objective.metrics, values, 'eval', objective.baseline)}"

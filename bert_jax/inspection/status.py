@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
-from bert_jax.checkpoint import saved_steps
+from bert_jax.checkpoint import branches_of, saved_steps
 from bert_jax.checkpoint.verify import verified_steps
 from bert_jax.config.mapping import build
 from bert_jax.data.phases import Phase
@@ -102,6 +102,10 @@ class PretrainStatus(RunStatus):
     """Last row of training metrics, with its `step`; empty when there is none."""
     evaluation: dict[str, Any]
     """Last evaluation."""
+    origin: str
+    """Checkpoint that the run branches from, or checkpoints that the model is the average of."""
+    branches: dict[int, list[str]]
+    """Work directories of branches, by the step that each began from, which stays for ever."""
     curve: list[tuple[float, float]]
     """Points (step, first metric of training), thinned by means."""
     heldout_curve: list[tuple[float, float]]
@@ -147,11 +151,12 @@ def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatu
     watched = metrics[0].name
     train, evaluation = _last(rows, f"train/{watched}"), _last(rows, f"eval/{watched}")
     tokens, entropy = _corpus(config, evaluation)
+    record = read_record(workdir, "pretrain")
     return PretrainStatus(
         **_run_values(
             work,
             rows,
-            version=str(read_record(workdir, "pretrain").get("bert_jax", "")),
+            version=str(record.get("bert_jax", "")),
             num_steps=config.training.num_steps,
             stall_seconds=config.training.stall_seconds,
             saved=saved,
@@ -171,6 +176,8 @@ def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatu
         train=train,
         evaluation=evaluation,
         metrics=metrics,
+        origin=_origin(record),
+        branches=branches_of(work.checkpoints),
         curve=_thinned(_points(rows, f"train/{watched}")),
         heldout_curve=_points(rows, f"eval/{watched}"),
     )
@@ -267,6 +274,19 @@ def redraw(workdir: Path, status: PretrainStatus, path: Path) -> str:
     except (OSError, UserError) as error:
         return f"{path} cannot be written: {error}"
     return ""
+
+
+def _origin(record: Mapping[str, Any]) -> str:
+    """Say from which checkpoints a run or a model comes, by its config.json."""
+    if "average" in record:
+        made = record["average"]
+        names = [f"{each['workdir']} at step {each['step']:,}" for each in made["sources"]]
+        return f"{made['method']} of {', '.join(names)}"
+    parts, branch = [], record.get("branch")
+    while branch:
+        parts.append(f"{branch['workdir']} from step {branch['step']:,}")
+        branch = branch.get("branch")
+    return f"branch of {', a branch of '.join(parts)}" if parts else ""
 
 
 def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | None, float | None]:

@@ -40,6 +40,7 @@ def pretrain_lines(status: PretrainStatus, *, width: int = 80, plain: bool = Tru
             f"{status.num_params:,} parameters: {status.num_layers} layers, {status.hidden_dim} "
             f"wide, vocabulary {status.vocab_size:,}",
         ),
+        *([("origin", status.origin)] if status.origin else []),
         ("corpus", f"{status.corpus or 'in memory'} ({tokens})"),
         ("steps", phases),
         ("reached", _reached(status, phase)),
@@ -50,6 +51,9 @@ def pretrain_lines(status: PretrainStatus, *, width: int = 80, plain: bool = Tru
         if text := readout(status.metrics, row, name, status.unigram_entropy):
             subjects.append((label, f"{text} (step {row['step']:,})"))
     subjects.append(("checkpoints", _checkpoints(status)))
+    if status.branches:
+        texts = [f"step {step:,}: {', '.join(names)}" for step, names in status.branches.items()]
+        subjects.append(("branches", f"from {'; from '.join(texts)}"))
     if status.damaged:
         subjects.append(("damaged", f"put aside in damaged/: {', '.join(status.damaged)}"))
     curve = terminal_curve(

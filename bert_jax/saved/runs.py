@@ -1,12 +1,18 @@
-"""Work directories of runs: of which kind a run is, and its newest intact checkpoint."""
+"""Work directories of runs: of which kind a run is, and its checkpoints by their names."""
 
 import logging
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bert_jax.checkpoint import Restored, load_newest
+from bert_jax.checkpoint import (
+    Restored,
+    load_newest,
+    restore_step,
+    saved_steps,
+    verified_steps,
+)
 from bert_jax.errors import UserError
-from bert_jax.files.remote import open_workdir
+from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES
 from bert_jax.untrusted.json_file import read_json_object
 
@@ -65,19 +71,69 @@ def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
     return record
 
 
-def pretrained_checkpoint(workdir: Path | str) -> Restored:
-    """Read the newest intact checkpoint of a pretraining run; change nothing on disk.
+def split_name(name: str) -> tuple[str, int | None]:
+    """Split WORKDIR@STEP into the work directory and the step, which is None where none is named.
 
     Raises:
-        UserError: `workdir` holds no checkpoint.
-        DamagedCheckpointError: It holds some and none is intact.
+        UserError: No number stands behind the sign, or no directory before it.
     """
-    restored = load_newest(open_workdir(workdir).checkpoints)
-    if restored is None:
+    workdir, sign, step = name.rpartition("@")
+    if not sign or "/" in step:
+        return name, None
+    if not workdir or not (step.isascii() and step.isdigit()):
         raise UserError(
-            f"{workdir} holds no checkpoint; give the work directory of a `bert-jax pretrain` run "
-            "that has saved at least once"
+            f"{name!r} names no checkpoint; expected WORKDIR@STEP with the number of a saved step, "
+            "or WORKDIR (a directory with an @ in its name: with the step)"
         )
+    return workdir, int(step)
+
+
+def named_steps(work: WorkDir, step: int | None, last: int = 1) -> list[int]:
+    """Return the named step, or without one the `last` newest that were read back, ascending.
+
+    Raises:
+        UserError: Fewer are there; lists the steps that are.
+    """
+    saved = saved_steps(work.checkpoints)
+    if not saved:
+        raise UserError(no_checkpoint(work.name))
+    there = ", ".join(f"{each}" for each in saved)
+    if step is not None:
+        if step not in saved:
+            raise UserError(f"{work.name} has no checkpoint of step {step}; there are {there}")
+        return [step]
+    verified = verified_steps(work.checkpoints)
+    if len(verified) < last:
+        raise UserError(
+            f"{work.name} has {len(verified)} checkpoints that were read back after they were "
+            f"written, and {last} are needed; there are {there}. Name a step as {work.name}@STEP"
+        )
+    return verified[-last:]
+
+
+def no_checkpoint(workdir: Path | str) -> str:
+    """Return the message for a work directory without checkpoints."""
+    return (
+        f"{workdir} holds no checkpoint; give the work directory of a `bert-jax pretrain` run "
+        "that has saved at least once"
+    )
+
+
+def pretrained_checkpoint(workdir: Path | str, step: int | None = None) -> Restored:
+    """Read a checkpoint of a pretraining run, the newest intact one by default; change nothing.
+
+    Raises:
+        UserError: `workdir` holds no checkpoint, or none of `step`.
+        DamagedCheckpointError: It holds some and none is intact, or that of `step` is not.
+    """
+    work = open_workdir(workdir)
+    if step is None:
+        restored = load_newest(work.checkpoints)
+    else:
+        (step,) = named_steps(work, step)
+        restored = restore_step(work.checkpoints, step, None)
+    if restored is None:
+        raise UserError(no_checkpoint(workdir))
     if "task" in restored.record.config:
         raise UserError(
             f"{workdir} holds a run of fine-tuning, whose model has no head for masked words; give "

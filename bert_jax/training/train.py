@@ -39,7 +39,8 @@ from bert_jax.training.corpus import (
 )
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.guard import GUARD_METRICS
-from bert_jax.training.initial_model import initial_params, resolve_init, starting_line
+from bert_jax.training.start.branch import open_branch
+from bert_jax.training.start.initial_model import initial_params, resolve_init, starting_line
 from bert_jax.training.state import abstract_state, init_state, made_once
 from bert_jax.training.step import make_train_step
 from bert_jax.training.step_queue import StepQueue
@@ -56,6 +57,7 @@ def train(
     *,
     corpus: Corpus | None = None,
     initial: Callable[[], SavedModel] | None = None,
+    branch_from: str = "",
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> TrainResult:
@@ -68,6 +70,8 @@ def train(
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
         corpus: Replacement for the corpus that `config.data.corpus` names.
         initial: Function that reads the model that `config.init` names; called by the first start.
+        branch_from: Checkpoint of another run to go on from, as WORKDIR@STEP, or WORKDIR for its
+            newest that was read back; a run that has begun knows it.
         clock: Clock started at process start; None: a new clock.
         echo: Function that gets each line for people; None: standard output, with a bar on a
             terminal.
@@ -83,7 +87,7 @@ def train(
     with hold_workdir(workdir, echo=echo) as work:
         seconds = config.training.stall_seconds
         session = Session(work, stall_seconds=seconds, clock=clock, echo=echo)
-        run = _Run(config, session, corpus, initial)
+        run = _Run(config, session, corpus, initial, branch_from)
         with StopRequest() as stop:
             return run.run(stop)
 
@@ -97,9 +101,14 @@ class _Run:
         session: Session,
         corpus: Corpus,
         initial: Callable[[], SavedModel] | None,
+        branch_from: str,
     ):
         store, work = corpus.train, session.work
-        config, self.initial = resolve_init(config, work, initial, store.tokenizer_fingerprint)
+        self.branch = branch = open_branch(branch_from, work)
+        """Checkpoint of another run that this one goes on from, if it does."""
+        config, self.initial = resolve_init(
+            config, work, initial, store.tokenizer_fingerprint, branch.config if branch else None
+        )
         self.config = config = config.with_vocabulary(store.vocab_size)
         self.work, self.corpus = work, corpus
         self.directory = work.local if work.mirror is None else work.name
@@ -124,6 +133,8 @@ class _Run:
         self.objective = self.step_config.objective
         self.watched = self.objective.metrics[0].name
         self.abstract = abstract_state(self.step_config, self.mesh)
+        if self.branch is not None:
+            self.branch.check(config, store, self.stores, self.abstract)
         self.stream = ExampleStream(store, config.data, config.phases, config.seed, self.stores)
         for number in numbers:
             self.stream.plan(number)
@@ -152,9 +163,7 @@ class _Run:
         # next batch.
         config, session, metrics = self.config, self.session, self.objective.metrics
         num_steps = config.training.num_steps
-        with session.open(
-            lambda: prepare_workdir(self.work.local, config, self.corpus.train, self.stores)
-        ) as closing:
+        with session.open(self._prepare) as closing:
             self.checkpoints = Checkpoints(
                 self.work.checkpoints,
                 config.retention,
@@ -164,9 +173,12 @@ class _Run:
             closing.callback(self.checkpoints.close)
             with self.clock.spend("restore"):
                 state, step = self._restore_or_init()
+            goes_on = 0 if self.last_saved is None else step
             lines = summary(
-                config, self.directory, self.corpus, self.stream, self.mesh, step, self.objective
+                config, self.directory, self.corpus, self.stream, self.mesh, goes_on, self.objective
             )
+            if self.branch is not None:
+                lines.append(self.branch.line(config))
             if self.initial is not None:
                 lines.append(starting_line(self.initial, self.abstract.params))
             with session.telling(
@@ -198,8 +210,18 @@ class _Run:
                 session.event("finished" if result.finished else "stopped", lines[0])
                 return result
 
+    def _prepare(self) -> None:
+        if self.branch is not None:
+            self.branch.keep(self.work.name)
+        record = self.branch.record if self.branch else None
+        prepare_workdir(self.work.local, self.config, self.corpus.train, self.stores, record)
+
     def _restore_or_init(self) -> tuple[Any, int]:
         restored = self.checkpoints.restore(self.abstract)
+        if restored is not None:
+            self.last_saved = restored.step
+        elif self.branch is not None:
+            restored = self.branch.restore(self.abstract)
         if restored is None:
             state = init_state(self.step_config, self.mesh, jax.random.key(self.config.seed))
             if self.initial is None:
@@ -209,7 +231,6 @@ class _Run:
         extra = restored.record.extra
         self.means = RunningMeans(**extra["means"])
         self.monitor.restore(extra["plateau"], restored.step)
-        self.last_saved = restored.step
         for row in read_metrics(self.metrics_file):
             values = {name: value for name, value in row.items() if name != "step"}
             if row["step"] > restored.step:

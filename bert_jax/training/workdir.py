@@ -51,6 +51,11 @@ def check_workdir(
 
     def look() -> dict[str, Any] | None:
         record = record_there(work, "pretrain")
+        if record is not None and "average" in record:
+            raise UserError(
+                f"{work.name} holds an average of checkpoints, which is no run that can go on. To "
+                f"train it on, choose another work directory and --config.init={work.name}"
+            )
         if record is None:
             _check_tokenizer(work.local, store)
         return record
@@ -106,7 +111,7 @@ def refuse_other_run(
     """
     began = build(type(config), record["config"], where=str(work.local / "config.json"))
     rows = [
-        f"{name}: {_show(old)} there, {_show(new)} given"
+        f"{name}: {show(old)} there, {show(new)} given"
         for name, old, new in diff(began, config, free)
     ] + [
         f"{name}: fingerprint {str(there)[:12]} there, {given[:12]} given"
@@ -121,7 +126,8 @@ def refuse_other_run(
         )
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """Return a value of a configuration as messages have it."""
     return "nothing" if value is None else json.dumps(value)
 
 
@@ -150,12 +156,18 @@ def prepare_workdir(
     config: PretrainConfig,
     store: TokenStore,
     stores: Mapping[int, TokenStore] | None = None,
+    branch: Mapping[str, Any] | None = None,
 ) -> None:
-    """Begin a pretraining run in its work directory; the arguments are those of `check_workdir`."""
+    """Begin a pretraining run in its work directory.
+
+    The arguments are those of `check_workdir`, and what the run branches from.
+    """
     files = None if store.path is None else store.path / "tokenizer"
     record: dict[str, Any] = {"corpus": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
     if stores:
         record["phase_corpora"] = {str(n): each.fingerprint for n, each in stores.items()}
+    if branch:
+        record["branch"] = branch
     begin_workdir(workdir, config, files, **record)
 
 

@@ -48,6 +48,36 @@ def add(verb: Callable[..., Parser]) -> None:
     )
 
     sub = verb(
+        "average", average, "write the average of checkpoints of one or several runs as a model",
+        "bert-jax average work/tiny --last 5 --out work/mean --evaluate\n"
+        "  bert-jax average work/decay-a work/decay-b@19000 --out work/soup",
+    )  # fmt: skip
+    sub.add_argument(
+        "checkpoints",
+        nargs="+",
+        metavar="CHECKPOINT",
+        help="WORKDIR@STEP of a pretraining run, or WORKDIR for its newest that was read back",
+    )
+    sub.option(
+        "--out", "directory to write, for every verb that reads a pretrained model",
+        required=True, type=Path, metavar="DIR",
+    )  # fmt: skip
+    sub.option("--last", "average the newest K checkpoints of each WORKDIR", type=int, metavar="K")
+    sub.option(
+        "--method",
+        "mean, of equal weights; or ema, an exponential moving average in the order that is given",
+        "mean", choices=["mean", "ema"],
+    )  # fmt: skip
+    sub.option(
+        "--decay",
+        "ema: weight of the average of all checkpoints before, at each one (default: 0.9)",
+        type=float, metavar="D",
+    )  # fmt: skip
+    sub.flag("--evaluate", "print the held-out loss of each checkpoint and of the average")
+    sub.option("--corpus", "--evaluate: another corpus (default: that of the newest checkpoint)")
+    sub.option("--rows", "--evaluate: at most so many rows; default: all", type=int)
+
+    sub = verb(
         "import", import_,
         "import a BERT, RoBERTa, ELECTRA or DistilBERT of other software, and prove it",
         "bert-jax import bert-base-cased --out work/cased\n"
@@ -144,6 +174,36 @@ def export_(arguments: argparse.Namespace) -> int:
         print(f"  {part}: has initial values, the model has none of its own")
     for part in parity["left_out"]:
         print(f"  {part}: left out, {parity['class']} has no such head")
+    return 0
+
+
+def average(arguments: argparse.Namespace) -> int:
+    """Average checkpoints."""
+    from bert_jax.inspection.evaluate import compared_lines
+    from bert_jax.saved.average import average
+
+    rows, corpus = arguments.rows, arguments.corpus
+    if not arguments.evaluate and (rows is not None or corpus is not None):
+        raise UserError("--rows and --corpus are for --evaluate, which is not given")
+    if rows is not None and rows < 1:
+        raise UserError(f"--rows is {rows}; it must be at least 1")
+    made = average(
+        arguments.checkpoints,
+        arguments.out,
+        method=arguments.method,
+        decay=arguments.decay,
+        last=arguments.last,
+        progress=sys.stderr.isatty(),
+    )
+    total = sum(each["weight"] for each in made["sources"])
+    print(f"{arguments.out}: {made['method']} of {len(made['sources'])} checkpoints")
+    for each in made["sources"]:
+        share = each["weight"] / total
+        print(f"  {each['workdir']}@{each['step']}  digest {each['digest']}  weight {share:.4f}")
+    if arguments.evaluate:
+        names = [f"{each['workdir']}@{each['step']}" for each in made["sources"]]
+        for line in compared_lines([*names, str(arguments.out)], corpus=corpus, max_rows=rows):
+            print(line, flush=True)
     return 0
 
 

@@ -117,7 +117,11 @@ def pretrain(arguments: argparse.Namespace) -> int:
     def run(config: Any) -> bool:
         clock = Clock(age=process_age())
         return train(
-            config, arguments.workdir, initial=lambda: read_model(config.init), clock=clock
+            config,
+            arguments.workdir,
+            initial=lambda: read_model(config.init),
+            branch_from=arguments.branch_from,
+            clock=clock,
         ).finished
 
     return _run(arguments, run)
@@ -173,7 +177,7 @@ def plan(arguments: argparse.Namespace) -> int:
     from bert_jax.plan.compile import default_cache
     from bert_jax.saved.model import read_model
     from bert_jax.training.config import PretrainConfig
-    from bert_jax.training.initial_model import with_architecture
+    from bert_jax.training.start.initial_model import with_architecture
 
     config = load_config(PretrainConfig, arguments.config, arguments.fields)
     if config.init:
@@ -270,7 +274,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     from bert_jax.saved.runs import is_finetuning
 
     if is_finetuning(open_workdir(arguments.workdir).local):
-        names = ("corpus", "rows", "length", "by_position", "masking_rates", "png")
+        names = ("corpus", "rows", "step", "length", "by_position", "masking_rates", "png")
         for name in names:
             if getattr(arguments, name) not in (None, False):
                 raise UserError(
@@ -285,11 +289,17 @@ def evaluate(arguments: argparse.Namespace) -> int:
                 "model is evaluated on a --corpus"
             )
         _check_rows(arguments.rows)
+        if arguments.step is not None and (
+            arguments.by_position or arguments.masking_rates or arguments.png
+        ):
+            raise UserError(
+                f"--step is {arguments.step}; losses by position are those of the newest checkpoint"
+            )
         if arguments.by_position or arguments.masking_rates or arguments.png:
             return _evaluate_by_position(arguments)
         values = evaluate_run(
             arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
-            length=arguments.length,
+            length=arguments.length, step=arguments.step,
         )  # fmt: skip
     if arguments.json:
         print(json.dumps(values, indent=2))

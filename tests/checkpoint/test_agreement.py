@@ -23,7 +23,7 @@ from bert_jax.files.remote import open_workdir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.saves import check_finetune_workdir, prepare_finetune_workdir
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.initial_model import resolve_init
+from bert_jax.training.start.initial_model import resolve_init
 
 SECONDS = 60  # for a process that the other one has left alone
 

@@ -126,7 +126,7 @@ def test_processes_train_evaluate_and_save_as_one_does(number, mesh, alone):
 _STALE = """
 import os, sys
 from bert_jax.checkpoint import reading
-from bert_jax.training import initial_model
+from bert_jax.training.start import initial_model
 if os.environ["JAX_PROCESS_ID"] == "1":
     for module in (reading, initial_model):
         module.saved_steps = lambda directory: [4]

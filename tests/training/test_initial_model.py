@@ -23,7 +23,7 @@ from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import step_config
-from bert_jax.training.initial_model import initial_params, with_architecture
+from bert_jax.training.start.initial_model import initial_params, with_architecture
 from bert_jax.training.state import init_state
 from bert_jax.training.train import train
 

@@ -39,10 +39,12 @@ def resolve_init(
     work: WorkDir,
     read: Callable[[], SavedModel] | None,
     tokenizer_fingerprint: str,
+    branches_from: PretrainConfig | None = None,
 ) -> tuple[PretrainConfig, SavedModel | None]:
     """Return the configuration with the architecture of the initial model, and that model.
 
-    A run that has saved does not `read` the model any more, which may be gone.
+    A run that has saved does not `read` the model any more, which may be gone; nor does a branch of
+    a run with the configuration `branches_from`.
 
     Raises:
         UserError: The model has another tokenizer than the corpus, or `read` is missing.
@@ -58,6 +60,8 @@ def resolve_init(
 
     if saved := by_first(saved_config):
         return with_architecture(config, build(PretrainConfig, saved).model), None
+    if branches_from is not None:
+        return with_architecture(config, branches_from.model), None
     if read is None:
         raise UserError(f"init is {config.init!r}; pass what reads it as the argument initial")
     initial = read()

@@ -1,0 +1,62 @@
+"""Marks by which branches keep, for ever, the checkpoint that each began from.
+
+A mark is a small file beside the checkpoints, `<step>.branch-<digest of the name>.json`. A branch
+writes its mark without the lease of the run that it branches from, which another process may be
+writing: a mark appears whole, no two branches write one file, and the run looks at the names before
+it deletes.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from bert_jax.checkpoint.storage import AnyPath, as_path, is_remote, read_object
+from bert_jax.files.staging import replace_file
+
+_MARK = re.compile(r"(\d+)\.branch-[0-9a-f]{8}\.json")
+
+
+def keep_for_branch(directory: AnyPath, step: int, branch: str) -> None:
+    """Keep the checkpoint of a step for a branch, whose work directory is `branch`.
+
+    Raises:
+        UserError: The directory cannot be written.
+        OSError: Anything else that keeps the mark from being written.
+    """
+    name = hashlib.sha256(branch.encode()).hexdigest()[:8]
+    mark = as_path(directory) / f"{step}.branch-{name}.json"
+    if mark.exists():
+        return
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    content = json.dumps({"branch": branch, "step": step, "time": now}) + "\n"
+    if is_remote(mark):  # an object appears whole
+        mark.write_text(content)
+    else:
+        replace_file(Path(mark), content.encode())
+
+
+def kept_steps(directory: AnyPath) -> set[int]:
+    """Return the steps that branches began from."""
+    return {step for step, _ in _marks(directory)}
+
+
+def branches_of(directory: AnyPath) -> dict[int, list[str]]:
+    """Return the work directories of branches, by the step that they began from, ascending."""
+    found: dict[int, list[str]] = {}
+    for step, name in sorted(_marks(directory)):
+        branch = "a branch whose mark cannot be read"
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            branch = str(read_object(as_path(directory) / name)["branch"])
+        found.setdefault(step, []).append(branch)
+    return found
+
+
+def _marks(directory: AnyPath) -> list[tuple[int, str]]:
+    directory = as_path(directory)
+    if not directory.is_dir():
+        return []
+    matches = (_MARK.fullmatch(path.name) for path in directory.iterdir())
+    return [(int(match[1]), match[0]) for match in matches if match]

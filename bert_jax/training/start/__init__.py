@@ -1,0 +1,1 @@
+"""What a pretraining run starts from in place of random parameters."""
