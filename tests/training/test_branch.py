@@ -1,0 +1,308 @@
+"""A branch goes on from a checkpoint of another run, which keeps that checkpoint."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from checkpoint_states import change_a_digest, unmark
+from full_disk import files_of_at_most
+from small_run import fingerprint, small_config, snapshot, write_store
+
+from bert_jax.checkpoint import branches_of, load_newest, saved_steps
+from bert_jax.cli import main
+from bert_jax.config.mapping import to_dict
+from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
+from bert_jax.inspection.replay import replay_batch
+from bert_jax.inspection.status import pretrain_status
+from bert_jax.inspection.status_lines import pretrain_lines
+from bert_jax.run.lease import hold_workdir
+from bert_jax.run.telemetry import read_metrics
+from bert_jax.training.config import PretrainConfig
+from bert_jax.training.corpus import Corpus
+from bert_jax.training.start import branch as branch_module
+from bert_jax.training.start.branch import open_branch
+from bert_jax.training.train import train
+
+pytestmark = pytest.mark.usefixtures("reused_steps")
+
+PHASE = {"length": 32, "batch_size": 16}
+
+
+class Run(NamedTuple):
+    """A finished run of six steps at a constant learning rate, with its checkpoints 2, 4 and 6."""
+
+    workdir: Path
+    config: PretrainConfig
+    corpus: Corpus
+    other: Path
+    """Store of another text with the same tokenizer."""
+
+
+def config_of(corpus: Path, **changes: Any) -> PretrainConfig:
+    settings: dict[str, Any] = {
+        "training__num_steps": 6, "training__phases": [PHASE], "training__accumulation": 1,
+        "training__eval_every_steps": 0, "training__log_every_steps": 1,
+        "optimizer": {"schedule": "constant", "warmup_steps": 1, "learning_rate": 1e-3},
+        "checkpoint": {"save_every_steps": 2, "keep": 9}, "data": {"corpus": str(corpus)},
+    }  # fmt: skip
+    return small_config(**settings | changes)
+
+
+def decay_of(run: Run, at: int, num_steps: int = 6, **phase: Any) -> PretrainConfig:
+    """A configuration that is the run's up to step `at`, and then decays linearly."""
+    share = at / num_steps
+    decay = {**PHASE, "share": 1 - share, "decay": "linear", "end_rate": 0.0, **phase}
+    return config_of(
+        run.corpus.train.path,
+        training__num_steps=num_steps,
+        training__phases=[{**PHASE, "share": share}, decay],
+    )
+
+
+def branch(config: PretrainConfig, workdir: Path, name: str) -> list[str]:
+    said: list[str] = []
+    assert train(config, workdir, branch_from=name, echo=said.append).finished
+    return said
+
+
+def rows_of(workdir: Path, after: int = 0) -> list[dict[str, Any]]:
+    rows = (row for row in read_metrics(workdir / "metrics.jsonl") if row["step"] > after)
+    return [{n: v for n, v in row.items() if not n.startswith("perf/")} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Run:
+    directory = tmp_path_factory.mktemp("run")
+    corpus = Corpus(write_store(directory / "text", 100, seed=0), None)
+    write_store(directory / "other", 40, seed=8)
+    config = config_of(directory / "text")
+    assert train(config, directory / "stable", echo=lambda _: None).finished
+    return Run(directory / "stable", config, corpus, directory / "other")
+
+
+@pytest.fixture
+def run(made, tmp_path) -> Run:
+    """A copy, whose marks are the test's own."""
+    return made._replace(workdir=Path(shutil.copytree(made.workdir, tmp_path / "stable")))
+
+
+@pytest.mark.parametrize("at", [2, 4])
+def test_a_branch_of_the_same_configuration_is_the_run_bit_for_bit(run, tmp_path, at):
+    new = tmp_path / "new"
+    with hold_workdir(run.workdir):  # as while the run goes on
+        said = branch(run.config, new, f"{run.workdir}@{at}")
+    assert said.count(
+        f"branch   of {run.workdir} from step {at}; learning rate 0.001 before, 0.001 after"
+    ) == 1  # fmt: skip
+    assert not any(line.startswith("continues") for line in said)
+    found, wanted = (fingerprint(each, run.config, run.corpus) for each in (new, run.workdir))
+    assert found.pop("metrics") != wanted.pop("metrics")  # the branch has rows of its own steps
+    assert found == wanted
+    assert rows_of(new) == rows_of(run.workdir, after=at) != []
+    assert replay_batch(new, 5) == replay_batch(run.workdir, 5)
+
+
+def test_a_branch_of_a_branch(run, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    branch(run.config, first, f"{run.workdir}@2")
+    branch(run.config, second, f"{first}@4")
+    found, wanted = (fingerprint(each, run.config, run.corpus) for each in (second, run.workdir))
+    assert {**found, "metrics": ""} == {**wanted, "metrics": ""}
+    text = " ".join(pretrain_lines(pretrain_status(open_workdir(second)), width=1000))
+    assert f"branch of {first} from step 4, a branch of {run.workdir} from step 2" in text
+    text = " ".join(pretrain_lines(pretrain_status(open_workdir(first)), width=1000))
+    assert f"branches    from step 4: {second}" in text
+
+
+def test_two_decays_of_one_run_with_texts_of_their_own(run, tmp_path):
+    new = {name: tmp_path / name for name in "ab"}
+    branch(decay_of(run, 4), new["a"], f"{run.workdir}@4")
+    branch(decay_of(run, 4, corpus=str(run.other)), new["b"], f"{run.workdir}@4")
+    for workdir in new.values():
+        rows = rows_of(workdir)
+        rates = [row["train/learning_rate"] for row in rows if "train/learning_rate" in row]
+        np.testing.assert_allclose(rates, [1e-3, 5e-4], rtol=1e-6)
+        assert replay_batch(workdir, 3) == replay_batch(run.workdir, 3)
+    assert replay_batch(new["a"], 4) != replay_batch(new["b"], 4)
+    assert set(branches_of(run.workdir / "checkpoints")[4]) == set(map(str, new.values()))
+    ends = [load_newest(path / "checkpoints").state for path in new.values()]
+    kernels = [end["encoder"]["layers"]["mlp"]["up"]["kernel"] for end in ends]
+    assert np.abs(kernels[0] - kernels[1]).max() > 0
+
+
+def test_the_step_stays_when_the_run_goes_on(run, tmp_path):
+    branch(run.config, tmp_path / "new", f"{run.workdir}@2")
+    for step in ("4", "6"):
+        shutil.rmtree(run.workdir / "checkpoints" / step)
+    (run.workdir / "checkpoints" / "4.branch-kept.json").touch()  # no mark of ours
+    one = dataclasses.replace(run.config.checkpoint, keep=1)
+    assert train(
+        dataclasses.replace(run.config, checkpoint=one), run.workdir, echo=lambda _: None
+    ).finished
+    assert saved_steps(run.workdir / "checkpoints") == [2, 6]
+
+
+def stop_at_step_4(line: str) -> None:
+    if line.startswith("step 3/6"):  # said while step 4 is computed
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_branch_that_has_saved_needs_the_run_no_more(run, tmp_path):
+    new, name = tmp_path / "new", f"{run.workdir}@2"
+    stopped = train(run.config, new, branch_from=name, echo=stop_at_step_4)
+    assert (stopped.step, stopped.finished) == (4, False)
+    wanted = fingerprint(run.workdir, run.config, run.corpus)
+    shutil.rmtree(run.workdir)
+    with pytest.raises(
+        UserError, match=r"is a branch from step 2 of .*, but --branch-from is .*@4"
+    ):
+        train(run.config, new, branch_from=f"{run.workdir}@4")
+    said: list[str] = []
+    assert train(run.config, new, branch_from=name, echo=said.append).finished
+    assert "continues from step 4" in said
+    found = fingerprint(new, run.config, run.corpus)
+    assert {**found, "metrics": ""} == {**wanted, "metrics": ""}
+    assert train(run.config, new, echo=said.append).finished  # nor the option
+
+
+def test_a_branch_killed_at_its_start_begins_again(run, tmp_path, monkeypatch):
+    new = tmp_path / "new"
+
+    def kill(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(branch_module, "restore_step", kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(run.config, new, branch_from=f"{run.workdir}@4", echo=lambda _: None)
+    assert not saved_steps(new / "checkpoints")
+    assert branches_of(run.workdir / "checkpoints") == {4: [str(new)]}
+    # Without @STEP, where step 6 is the newest, the branch keeps to the step that it began from.
+    assert train(run.config, new, branch_from=str(run.workdir), echo=lambda _: None).finished
+
+
+def test_the_newest_is_the_newest_that_was_read_back(run, tmp_path):
+    (run.workdir / "checkpoints" / "6" / "verified.json").unlink()
+    found = open_branch(str(run.workdir), open_workdir(tmp_path / "new"))
+    assert found.record["step"] == 4
+    unmark(run.workdir)
+    with pytest.raises(UserError, match=r"has 0 checkpoints that were read back .* are 2, 4, 6"):
+        open_branch(str(run.workdir), open_workdir(tmp_path / "new"))
+
+
+@pytest.mark.slow
+def test_a_branch_on_another_mesh(run, tmp_path):
+    mesh = dataclasses.replace(run.config.mesh, fsdp=2, tensor=2)
+    new = tmp_path / "new"
+    branch(dataclasses.replace(run.config, mesh=mesh), new, f"{run.workdir}@4")
+    ends = [load_newest(path / "checkpoints").state for path in (new, run.workdir)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), *ends)
+
+
+def refused(run: Run, config: PretrainConfig, workdir: Path, name: str) -> str:
+    """The message; neither work directory has changed."""
+    before = snapshot(run.workdir)
+    with pytest.raises(UserError) as error:
+        train(config, workdir, branch_from=name, echo=lambda _: None)
+    assert snapshot(run.workdir) == before
+    assert workdir == run.workdir or not workdir.exists()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 8}, "seed: 7 there, 8 given"),
+        ({"model__num_layers": 3}, "model.num_layers: 2 there, 3 given"),
+        ({"optimizer__name": "lamb"}, 'optimizer.name: "adamw" there, "lamb" given'),
+        ({"masking": {"rate": 0.3}}, "training.phases[0].masking_rate: 0.15 there, 0.3 given"),
+        (
+            {"training__phases": [{**PHASE, "batch_size": 32}]},
+            "training.phases[0].batch_size: 16 there, 32 given",
+        ),
+        (
+            {"training__phases": [{**PHASE, "share": 0.5}, {**PHASE, "share": 0.5}]},
+            "training.phases: before the branch they have 4 steps there, 3 + 1 given (for a new "
+            "phase from the branch on, the shares of the phases before sum to 0.6666666667)",
+        ),
+        (
+            {"training__num_steps": 4},
+            "training.num_steps is 4; a branch from step 4 of {source} must have more steps, those "
+            "before the branch included",
+        ),
+    ],
+)  # fmt: skip
+def test_what_decides_the_steps_before_must_be_equal(run, tmp_path, changes, message):
+    config = config_of(run.corpus.train.path, **changes)
+    found = refused(run, config, tmp_path / "new", f"{run.workdir}@4")
+    assert message.format(source=run.workdir) in found
+
+
+def test_the_text_before_the_branch_must_be_equal(run, tmp_path):
+    found = refused(run, config_of(run.other), tmp_path / "new", f"{run.workdir}@4")
+    assert "training.phases[0].corpus: " in found
+    record = json.loads((run.workdir / "config.json").read_text())
+    record["tokenizer"] = "another"
+    (run.workdir / "config.json").write_text(json.dumps(record))
+    found = refused(run, run.config, tmp_path / "new", f"{run.workdir}@4")
+    assert "the tokenizer: fingerprint another there, " in found
+
+
+def test_names_that_lead_to_no_checkpoint(run, tmp_path):
+    new, source = tmp_path / "new", run.workdir
+    for name, message in {
+        f"{source}@3": f"{source} has no checkpoint of step 3; there are 2, 4, 6",
+        f"{source}@last": f"'{source}@last' names no checkpoint; expected WORKDIR@STEP",
+        "@3": "'@3' names no checkpoint",
+        f"{tmp_path}/none@3": f"{tmp_path}/none holds no run, for want of a config.json",
+    }.items():
+        assert message in refused(run, run.config, new, name)
+
+
+def test_a_run_that_began_otherwise_is_no_branch(run, tmp_path):
+    found = refused(run, run.config, run.workdir, f"{tmp_path}/elsewhere@4")
+    assert f"but the run in {run.workdir} is no branch" in found
+    found = refused(run, run.config, tmp_path / "fresh", f"{tmp_path / 'fresh'}/@4")
+    assert "is the work directory of the branch too; choose another --workdir" in found
+
+
+def test_damaged_steps_are_named(run, tmp_path):
+    change_a_digest(run.workdir / "checkpoints" / "2", "opt_state/num_updates")
+    found = refused(run, run.config, tmp_path / "new", f"{run.workdir}@2")
+    assert "the checkpoint of step 2 in " in found
+    assert "is damaged: file record/data.json differs from its CRC. Other steps" in found
+    assert found.endswith("read back: 4, 6")
+    unmark(run.workdir)
+    found = refused(run, run.config, tmp_path / "new", f"{run.workdir}@2")
+    assert "array opt_state/num_updates differs from its digest" in found
+
+
+def test_a_mark_that_cannot_be_written_ends_the_branch(run, tmp_path):
+    found = open_branch(f"{run.workdir}@4", open_workdir(tmp_path / "new"))
+    with files_of_at_most(16), pytest.raises(UserError) as error:
+        found.keep("new")
+    assert "cannot note the branch, by which step 4 is kept, in " in str(error.value)
+    assert [path.name for path in (run.workdir / "checkpoints").iterdir() if path.is_file()] == []
+
+
+def test_on_the_command_line(run, tmp_path, capsys):
+    text = json.dumps(to_dict(run.config))
+    (tmp_path / "config.py").write_text(
+        f"import json\ndef get_config():\n    return json.loads({text!r})\n"
+    )
+    command = ["pretrain", f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'new'}"]
+    name = f"--branch-from={run.workdir}@4"
+    assert main([*command, name, "--config.seed=9"]) == 2
+    assert "seed: 7 there, 9 given" in capsys.readouterr().err
+    assert main([*command, name]) == 0
+    assert main(["status", "--json", str(tmp_path / "new")]) == 0
+    said = capsys.readouterr().out
+    assert f"branch of {run.workdir} from step 4" in said
