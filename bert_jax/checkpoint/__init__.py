@@ -12,7 +12,7 @@ A run's directory `checkpoints` holds one directory a step:
 uses.
 """
 
-from bert_jax.checkpoint.branches import branches_of, keep_for_branch
+from bert_jax.checkpoint.branches import branches_of, forget_branch, keep_for_branch
 from bert_jax.checkpoint.manager import Checkpoints, SaveFailedError
 from bert_jax.checkpoint.reading import DamagedCheckpointError, Restored, load_newest, restore_step
 from bert_jax.checkpoint.retention import Retention
@@ -27,6 +27,6 @@ from bert_jax.checkpoint.verify import (
 
 __all__ = [
     "Checkpoints", "DamagedCheckpointError", "Restored", "Retention", "SaveFailedError", "Verdict",
-    "branches_of", "find_fault", "is_verified", "keep_for_branch", "load_newest", "restore_step",
-    "saved_steps", "verified_steps", "verify_checkpoint",
+    "branches_of", "find_fault", "forget_branch", "is_verified", "keep_for_branch", "load_newest",
+    "restore_step", "saved_steps", "verified_steps", "verify_checkpoint",
 ]  # fmt: skip

@@ -13,29 +13,39 @@ import json
 import re
 from pathlib import Path
 
+from etils import epath
+
 from bert_jax.checkpoint.storage import AnyPath, as_path, is_remote, read_object
 from bert_jax.files.staging import replace_file
 
 _MARK = re.compile(r"(\d+)\.branch-[0-9a-f]{8}\.json")
 
 
-def keep_for_branch(directory: AnyPath, step: int, branch: str) -> None:
+def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
     """Keep the checkpoint of a step for a branch, whose work directory is `branch`.
+
+    Returns:
+        Whether the mark is new.
 
     Raises:
         UserError: The directory cannot be written.
         OSError: Anything else that keeps the mark from being written.
     """
-    name = hashlib.sha256(branch.encode()).hexdigest()[:8]
-    mark = as_path(directory) / f"{step}.branch-{name}.json"
+    mark = _mark(directory, step, branch)
     if mark.exists():
-        return
+        return False
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     content = json.dumps({"branch": branch, "step": step, "time": now}) + "\n"
     if is_remote(mark):  # an object appears whole
         mark.write_text(content)
     else:
         replace_file(Path(mark), content.encode())
+    return True
+
+
+def forget_branch(directory: AnyPath, step: int, branch: str) -> None:
+    """Remove the mark of a branch that was not begun."""
+    _mark(directory, step, branch).unlink(missing_ok=True)
 
 
 def kept_steps(directory: AnyPath) -> set[int]:
@@ -52,6 +62,11 @@ def branches_of(directory: AnyPath) -> dict[int, list[str]]:
             branch = str(read_object(as_path(directory) / name)["branch"])
         found.setdefault(step, []).append(branch)
     return found
+
+
+def _mark(directory: AnyPath, step: int, branch: str) -> epath.Path:
+    name = hashlib.sha256(branch.encode()).hexdigest()[:8]
+    return as_path(directory) / f"{step}.branch-{name}.json"
 
 
 def _marks(directory: AnyPath) -> list[tuple[int, str]]:

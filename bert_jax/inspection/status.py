@@ -278,6 +278,13 @@ def redraw(workdir: Path, status: PretrainStatus, path: Path) -> str:
 
 def _origin(record: Mapping[str, Any]) -> str:
     """Say from which checkpoints a run or a model comes, by its config.json."""
+    try:
+        return _origin_of(record)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return "not known: config.json names no checkpoint"
+
+
+def _origin_of(record: Mapping[str, Any]) -> str:
     if "average" in record:
         made = record["average"]
         names = [f"{each['workdir']} at step {each['step']:,}" for each in made["sources"]]

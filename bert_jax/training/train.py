@@ -1,5 +1,6 @@
 """The pretraining loop."""
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -211,10 +212,11 @@ class _Run:
                 return result
 
     def _prepare(self) -> None:
-        if self.branch is not None:
-            self.branch.keep(self.work.name)
-        record = self.branch.record if self.branch else None
-        prepare_workdir(self.work.local, self.config, self.corpus.train, self.stores, record)
+        with contextlib.ExitStack() as keeping:
+            if self.branch is not None:
+                keeping.enter_context(self.branch.keeping(self.work.name))
+            record = self.branch.record if self.branch else None
+            prepare_workdir(self.work.local, self.config, self.corpus.train, self.stores, record)
 
     def _restore_or_init(self) -> tuple[Any, int]:
         restored = self.checkpoints.restore(self.abstract)

@@ -132,6 +132,9 @@ def test_an_average_is_a_pretrained_model(runs, tmp_path, capsys):
     values = evaluate_run(out, max_rows=20)
     assert values["eval/mlm_loss"] == pytest.approx(losses[-1], abs=1e-3)
 
+    assert main(["evaluate", str(out), "--step=7"]) == 2
+    assert "no checkpoint of step 7; there are 6" in capsys.readouterr().err
+
     saved = read_model(out)
     assert saved.tokenizer.fingerprint == TOKENIZER.fingerprint
     assert saved.origin.step == 6

@@ -25,6 +25,7 @@ from bert_jax.inspection.status import pretrain_status
 from bert_jax.inspection.status_lines import pretrain_lines
 from bert_jax.run.lease import hold_workdir
 from bert_jax.run.telemetry import read_metrics
+from bert_jax.training import workdir as workdir_module
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus
 from bert_jax.training.start import branch as branch_module
@@ -287,10 +288,29 @@ def test_damaged_steps_are_named(run, tmp_path):
 
 def test_a_mark_that_cannot_be_written_ends_the_branch(run, tmp_path):
     found = open_branch(f"{run.workdir}@4", open_workdir(tmp_path / "new"))
-    with files_of_at_most(16), pytest.raises(UserError) as error:
-        found.keep("new")
+    with files_of_at_most(16), pytest.raises(UserError) as error:  # noqa: SIM117
+        with found.keeping("new"):
+            pass
     assert "cannot note the branch, by which step 4 is kept, in " in str(error.value)
     assert [path.name for path in (run.workdir / "checkpoints").iterdir() if path.is_file()] == []
+
+
+def test_a_mark_goes_where_the_branch_cannot_be_begun(run, tmp_path):
+    (tmp_path / "new").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workdir_module, "replace_file", lambda *_: (_ for _ in ()).throw(OSError(28)))
+        with pytest.raises(UserError, match="cannot write to the work directory"):
+            train(run.config, tmp_path / "new", branch_from=f"{run.workdir}@4")
+    assert branches_of(run.workdir / "checkpoints") == {}
+
+
+def test_a_record_that_names_no_checkpoint(run, tmp_path):
+    record = json.loads((run.workdir / "config.json").read_text())
+    for branch in ("x", {"workdir": "a"}, [1]):
+        changed = json.dumps({**record, "branch": branch})
+        (run.workdir / "config.json").write_text(changed)
+        assert "branch is " in refused(run, run.config, run.workdir, "")
+        assert pretrain_status(open_workdir(run.workdir)).origin.startswith("not known")
 
 
 def test_on_the_command_line(run, tmp_path, capsys):

@@ -1,1 +1,1 @@
-"""What a pretraining run starts from in place of random parameters."""
+"""Starts of a pretraining run from a model or from a checkpoint of another run."""

@@ -6,6 +6,7 @@ decides them must be equal in both configurations. What a branch changes, it cha
 after.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bert_jax.checkpoint import (
     Restored,
     find_fault,
+    forget_branch,
     keep_for_branch,
     restore_step,
     saved_steps,
@@ -122,27 +126,38 @@ class Branch:
         wanted = named_leaves(abstract)
         by_first(lambda: check_same(path, read_checkpoint_record(path).arrays, wanted))
 
-    def keep(self, branch: str) -> None:
-        """Mark the checkpoint as kept for the run in the work directory `branch`.
+    @contextlib.contextmanager
+    def keeping(self, branch: str) -> Iterator[None]:
+        """Keep the checkpoint for ever, for the run in the work directory `branch`.
+
+        The mark goes again where the body, which begins the run, fails.
 
         Raises:
             UserError: The other run's work directory cannot be written.
         """
         source = self.source
         if source is None:
+            yield
             return
 
-        def mark() -> None:
+        def mark() -> bool:
             what = f"cannot note the branch, by which step {self.step} is kept, in"
             try:
                 with source.failures_named(what):
-                    keep_for_branch(source.checkpoints, self.step, branch)
+                    return keep_for_branch(source.checkpoints, self.step, branch)
             except UserError as error:
                 if str(error).startswith(what):
                     raise
                 raise UserError(f"{what} {source.name}: {error}") from error
 
-        by_first(mark)
+        is_new = by_first(mark)
+        try:
+            yield
+        except BaseException:
+            if is_new and jax.process_index() == 0:
+                with contextlib.suppress(Exception):  # the error in the body is the one to report
+                    forget_branch(source.checkpoints, self.step, branch)
+            raise
 
     def restore(self, abstract: Any) -> Restored:
         """Return the checkpoint, laid out as `abstract` says.
@@ -182,6 +197,11 @@ def open_branch(name: str, work: WorkDir) -> Branch | None:
     def begun() -> tuple[bool, Any, bool]:
         record = record_there(work, "pretrain")
         branch = None if record is None else record.get("branch")
+        if branch is not None and not _is_entry(branch):
+            raise UserError(
+                f"{work.local / 'config.json'}: branch is {show(branch):.200}; it must have the "
+                "workdir, step and digest of a checkpoint. Put the file back as it was"
+            )
         return record is not None, branch, bool(saved_steps(work.checkpoints))
 
     has_begun, known, has_saved = by_first(begun)
@@ -240,6 +260,13 @@ def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) ->
             f"the run began from one with {known['digest']}. Choose another --workdir"
         )
     return entry, record
+
+
+def _is_entry(branch: Any) -> bool:
+    kinds = {"workdir": str, "step": int, "digest": str}
+    return isinstance(branch, dict) and all(
+        type(branch.get(name)) is kind for name, kind in kinds.items()
+    )
 
 
 def _same_place(source: WorkDir, work: WorkDir) -> bool:
