@@ -15,7 +15,7 @@ from checkpoint_states import change_a_digest, unmark
 from full_disk import files_of_at_most
 from small_run import fingerprint, small_config, snapshot, write_store
 
-from bert_jax.checkpoint import branches_of, load_newest, saved_steps
+from bert_jax.checkpoint import branches_of, load_newest, saved_steps, verify_checkpoint
 from bert_jax.cli import main
 from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
@@ -86,6 +86,9 @@ def made(tmp_path_factory) -> Run:
     write_store(directory / "other", 40, seed=8)
     config = config_of(directory / "text")
     assert train(config, directory / "stable", echo=lambda _: None).finished
+    for step in (2, 4, 6):  # a busy run reads the newest back alone
+        path = directory / "stable" / "checkpoints" / str(step)
+        assert verify_checkpoint(path, mark=True).intact
     return Run(directory / "stable", config, corpus, directory / "other")
 
 
@@ -279,7 +282,7 @@ def test_damaged_steps_are_named(run, tmp_path):
     change_a_digest(run.workdir / "checkpoints" / "2", "opt_state/num_updates")
     found = refused(run, run.config, tmp_path / "new", f"{run.workdir}@2")
     assert "the checkpoint of step 2 in " in found
-    assert "is damaged: file record/data.json differs from its CRC. Other steps" in found
+    assert "is damaged: file record/data.json " in found
     assert found.endswith("read back: 4, 6")
     unmark(run.workdir)
     found = refused(run, run.config, tmp_path / "new", f"{run.workdir}@2")
