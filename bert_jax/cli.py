@@ -46,8 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str]) -> int:
     parser = _parser(needed="--fields" not in argv)
     arguments, rest = parser.parse_known_args(argv)
-    if hasattr(arguments, "texts"):
-        rest = _take_texts(arguments.texts, rest)
+    for several in ("texts", "checkpoints"):
+        if hasattr(arguments, several):
+            rest = _take_behind(getattr(arguments, several), rest)
     if rest and not getattr(arguments, "takes_fields", False):
         parser.error(f"unknown argument {rest[0]!r} (see bert-jax {arguments.verb} --help)")
     arguments.fields = rest
@@ -73,13 +74,13 @@ def _main(argv: Sequence[str]) -> int:
             signal.signal(signal.SIGTERM, before)
 
 
-def _take_texts(texts: list[str], rest: list[str]) -> list[str]:
-    """Move texts that stand behind an option from `rest`; argparse looks only before the first."""
+def _take_behind(taken: list[str], rest: list[str]) -> list[str]:
+    """Move arguments behind an option from `rest` to `taken`; argparse looks before it alone."""
     at = rest.index("--") if "--" in rest else len(rest)
     before, after = rest[:at], rest[at + 1 :]
     unknown = [each for each in before if each[:1] == "-" and each != "-" and " " not in each]
     if not unknown:
-        texts += before + after
+        taken += before + after
     return unknown
 
 

@@ -119,8 +119,8 @@ def test_equal_checkpoints_have_themselves_as_the_mean(runs, tmp_path):
 
 def test_an_average_is_a_pretrained_model(runs, tmp_path, capsys):
     out = tmp_path / "out"
-    command = ["average", f"{runs.here}/a@6", f"{runs.here}/b", "--out", str(out)]
-    assert main([*command, "--evaluate", "--rows=20"]) == 0
+    command = ["average", f"{runs.here}/a@6", "--out", str(out), f"{runs.here}/b", "--evaluate"]
+    assert main([*command, "--rows=20"]) == 0
     said = capsys.readouterr().out
     first, *lines = said.splitlines()
     assert first == f"{out}: mean of 2 checkpoints"
