@@ -205,13 +205,14 @@ def _parser(*, needed: bool = True) -> Parser:
         "      --branch-from=work/tiny@15000 --config.data.corpus=work/corpus",
     )  # fmt: skip
     _add_run(sub, needed=needed)
-    sub.option(
+    sub.add_argument(
         "--branch-from",
-        "go on from a checkpoint of another run, with its whole state, in a work directory and "
-        "under a configuration of its own, which must be that run's for the steps before; without "
-        "@STEP from the newest that was read back. The checkpoint stays for ever",
-        "", metavar="WORKDIR[@STEP]",
-    )  # fmt: skip
+        default="",
+        metavar="WORKDIR[@STEP]",
+        help="go on from a checkpoint of another run, with its whole state, in a work directory "
+        "and under a configuration of its own, which must be that run's for the steps before; "
+        "without @STEP from the newest that was read back. The checkpoint stays for ever",
+    )
 
     sub = verb(
         "finetune", runs.finetune,
