@@ -29,7 +29,7 @@ from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.training.config import PretrainConfig, TrainingConfig
 from bert_jax.training.corpus import Corpus, open_corpus, step_config
 from bert_jax.training.evaluate import EVAL_SEED, evaluate
-from bert_jax.training.initial_model import (
+from bert_jax.training.start.initial_model import (
     GROWTH_FILE,
     check_tokenizer,
     initial_params,
