@@ -343,7 +343,7 @@ def test_replay_of_a_corpus_that_moved(made: Made, run: Run, tmp_path):
 @pytest.mark.parametrize(
     ("argument", "words"),
     [("--masking-rates=5,x", "it must be percentages"), ("--masking-rates=0", "above 0"),
-     ("--length=3", "at least 8"), ("--length=9999", "learned positions")],
+     ("--length=3", "at least 8")],
 )  # fmt: skip
 def test_rows_and_rates_that_cannot_be_evaluated(made: Made, run: Run, argument, words):
     refused(run("evaluate", made.run, argument), argument.partition("=")[0], words)

@@ -216,7 +216,7 @@ class StagedDirectory:
     def close(self) -> None:
         """Remove what was written unless it was committed; once only."""
         if not self._committed:
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
         os.close(self._lock)
 
     def __enter__(self) -> "StagedDirectory":
@@ -224,6 +224,15 @@ class StagedDirectory:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory into which threads of a save that failed may write a little longer."""
+    for _ in range(50):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+        time.sleep(0.02)
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.files import staging
 from bert_jax.files.staging import StagedDirectory, signals_wait
 
 
@@ -56,3 +57,21 @@ def test_signals_do_not_wait_in_other_threads(tmp_path):
     thread.join()
     assert made
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_files_that_a_thread_writes_at_the_end_go_too(tmp_path, monkeypatch):
+    """The save of an array may end after the save of another array has failed."""
+    before, calls = staging.shutil.rmtree, []
+
+    def written_at_the_end(path, **options):
+        before(path, **options)
+        if not calls:
+            path.mkdir()
+            (path / "late").write_text("array")
+        calls.append(path)
+
+    monkeypatch.setattr(staging.shutil, "rmtree", written_at_the_end)
+    with StagedDirectory(tmp_path / "out", lambda _: True):
+        pass
+    assert len(calls) == 2
+    assert not list(tmp_path.iterdir())
