@@ -32,7 +32,7 @@ from bert_jax.checkpoint.record import (
     read_record,
 )
 from bert_jax.config.mapping import build
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_few
 from bert_jax.files.remote import open_workdir, scheme
 from bert_jax.files.staging import StagedDirectory, disk_full, write_synced
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
@@ -190,10 +190,9 @@ def _check_same(sources: Sequence[Source]) -> None:
             f"{name}: {pair[0]} and {pair[1]}" for name, pair in rows.items() if pair[0] != pair[1]
         ]
         if wrong:
-            more = f"; and {len(wrong) - 8} more" if len(wrong) > 8 else ""
             raise UserError(
                 f"{first.name} and {other.name} are of different models, whose average has no "
-                f"meaning: {'; '.join(wrong[:8])}{more}"
+                f"meaning: {first_few(wrong, 8)}"
             )
 
 
