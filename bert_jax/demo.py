@@ -49,7 +49,8 @@ class Recipe(NamedTuple):
 
 
 RECIPES = {
-    "modern": Recipe("configs/pretrain/demo.py", 1.5, 0.65),
+    # Three seeds reached 0.65 to 0.67, of which 1,024 pairs have a standard error of 0.015.
+    "modern": Recipe("configs/pretrain/demo.py", 1.5, 0.62),
     "bert": Recipe("configs/pretrain/demo_bert.py", 0.5, 0.65),
 }
 
