@@ -158,6 +158,8 @@ def compared_lines(
     objective, shardings = run.settings.objective, state_shardings(run.settings, run.mesh).params
     eval_step, width = make_eval_step(run.settings, run.mesh, EVAL_SEED), max(map(len, names))
     for name in names:
-        params = jax.device_put(pretrained_checkpoint(*split_name(name)).state, shardings)
+        params = run.params
+        if name != names[-1]:
+            params = jax.device_put(pretrained_checkpoint(*split_name(name)).state, shardings)
         values = evaluate(objective, eval_step, params, run.rows, run.mesh)
         yield f"{name:{width}}  {readout(objective.metrics, values, 'eval', objective.baseline)}"

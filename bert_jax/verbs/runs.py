@@ -289,13 +289,12 @@ def evaluate(arguments: argparse.Namespace) -> int:
                 "model is evaluated on a --corpus"
             )
         _check_rows(arguments.rows)
-        if arguments.step is not None and (
-            arguments.by_position or arguments.masking_rates or arguments.png
-        ):
-            raise UserError(
-                f"--step is {arguments.step}; losses by position are those of the newest checkpoint"
-            )
         if arguments.by_position or arguments.masking_rates or arguments.png:
+            if arguments.step is not None:
+                raise UserError(
+                    f"--step is {arguments.step}; losses by position are those of the newest "
+                    "checkpoint"
+                )
             return _evaluate_by_position(arguments)
         values = evaluate_run(
             arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
