@@ -1,0 +1,1 @@
+"""Networks that read a source sequence and write a target sequence."""

@@ -1,0 +1,101 @@
+"""The interface of a network that reads a source and writes a target.
+
+Training reads `logits`, all target places at once (teacher forcing). Search reads `start` and
+`step`, a token at a time. Both are the same function: `step` after k tokens gives the logits of
+place k of `logits`. Search, evaluation, the attention page and export know networks through this
+interface alone.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float, Integer
+
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.layout import Layout
+
+Tree = Any
+"""Nested dict of arrays."""
+
+
+class Side(NamedTuple):
+    """Packed rows of one side, source or target."""
+
+    tokens: Integer[Array, "B L"]
+    """Source: [CLS] text [SEP]; target: [CLS] text, the decoder's input."""
+    segment_ids: Integer[Array, "B L"]
+    """0 padding; a source and a target with the same number are a pair."""
+
+
+class Cache(NamedTuple):
+    """State of a search after some tokens."""
+
+    source: Tree
+    """Arrays (B, ...) that all beams of a source read; never tiled, never reordered."""
+    beams: Tree
+    """Arrays (B, K, ...) of the K beams; reordered along axis 1."""
+
+
+class Weights(NamedTuple):
+    """Attention weights of one forward pass, float32, each row with the sum 1."""
+
+    encoder: Float[Array, "N B H S S"] | None
+    """Weights among source tokens; None where a network has no such layer."""
+    decoder: Float[Array, "M B H T T"] | None
+    """Weights from a target token to itself and those before."""
+    cross: Float[Array, "M B H T S"] | None
+    """Weights from a target token to source tokens."""
+
+
+@dataclass(frozen=True)
+class Network(ABC):
+    """Encoder and decoder, as pure functions of nested dicts of float32 arrays."""
+
+    model: ModelConfig
+    """Vocabulary, widths, layers of the encoder, dropout rates and compute type."""
+
+    @abstractmethod
+    def init(self, key: Array) -> Tree:
+        """Make fresh parameters."""
+
+    @abstractmethod
+    def axes(self) -> Tree:
+        """Name the logical axes of each parameter (see `parallel.sharding.RULES`)."""
+
+    @abstractmethod
+    def logits(
+        self,
+        params: Tree,
+        source: Side,
+        target: Side,
+        stream: DropoutStream | None = None,
+        layout: Layout | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Compute the logits of the token after each target place, float32.
+
+        V is `padded_vocab_size`; columns that stand for no token are `PADDED_LOGIT`. A target place
+        sees the places of its segment up to its own, and the source places of its segment.
+        """
+
+    @abstractmethod
+    def start(self, params: Tree, source: Side, num_beams: int, max_length: int) -> Cache:
+        """Read one source a row (segment ids 1, and 0 for padding) and make room for the search.
+
+        `max_length` is the largest number of steps.
+        """
+
+    @abstractmethod
+    def step(
+        self, params: Tree, cache: Cache, tokens: Integer[Array, "B K"]
+    ) -> tuple[Float[Array, "B K V"], Cache]:
+        """Add a token to each beam, [CLS] first, and compute the logits of the next, float32."""
+
+    @abstractmethod
+    def weights(self, params: Tree, source: Side, target: Side) -> Weights:
+        """Compute the attention weights of a teacher-forced pass, without dropout."""
+
+    @abstractmethod
+    def flops(self, source_length: int, target_length: int) -> int:
+        """Count the floating-point operations of one row of both lengths in a training step."""
