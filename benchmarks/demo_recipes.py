@@ -91,7 +91,8 @@ class Trial(NamedTuple):
     def config(self) -> PretrainConfig:
         """Configuration of the run, without a corpus."""
         config, changes = RECIPES[self.recipe]
-        fields = (*changes, f"training.num_steps={self.steps}", f"seed={self.seed}")
+        steps = f"training.num_steps={self.steps}", "training.eval_rows=None"
+        fields = (*changes, *steps, f"seed={self.seed}")
         return load_config(PretrainConfig, config, [f"--config.{field}" for field in fields])
 
     @property
