@@ -25,17 +25,19 @@ import jax
 from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import diff
 from bert_jax.corpus.build import build_corpus, is_corpus, iter_texts
-from bert_jax.data.pipeline import ExampleStream
+from bert_jax.data.pipeline import EvalBatches, ExampleStream
 from bert_jax.demo import HELDOUT_RATE, VOCAB_SIZE
 from bert_jax.parallel.sharding import make_mesh, place_batch
 from bert_jax.tokenization.wordpiece_training import train_wordpiece
 from bert_jax.training.config import FREE_FIELDS, PretrainConfig
 from bert_jax.training.corpus import evaluation_config, open_corpus, step_config
-from bert_jax.training.evaluate import HeldOut
+from bert_jax.training.evaluate import EVAL_SEED, evaluate
 from bert_jax.training.state import init_state
-from bert_jax.training.step import make_train_step
+from bert_jax.training.step import make_eval_step, make_train_step
 
 BERT, MODERN = "pretrain/demo_bert.py", "pretrain/demo.py"
+PAIRINGS = 4
+"""Plans of held-out pairs that an evaluation reads: about a thousand pairs each."""
 
 
 class Recipe(NamedTuple):
@@ -91,8 +93,7 @@ class Trial(NamedTuple):
     def config(self) -> PretrainConfig:
         """Configuration of the run, without a corpus."""
         config, changes = RECIPES[self.recipe]
-        steps = f"training.num_steps={self.steps}", "training.eval_rows=None"
-        fields = (*changes, *steps, f"seed={self.seed}")
+        fields = (*changes, f"training.num_steps={self.steps}", f"seed={self.seed}")
         return load_config(PretrainConfig, config, [f"--config.{field}" for field in fields])
 
     @property
@@ -157,12 +158,15 @@ class Run:
         return time.process_time() - began
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate on the held-out text."""
-        assert self.corpus.heldout is not None
-        configs = [evaluation_config(self.config, self.corpus, 0)]
-        values = HeldOut(self.config, self.corpus.heldout, configs, self.mesh).evaluate(
-            self.state.params, 0
-        )
+        """Evaluate on the held-out text, paired in several ways: pairs are few."""
+        store, settings = self.corpus.heldout, evaluation_config(self.config, self.corpus, 0)
+        assert store is not None
+        (phase,) = self.config.phases
+        shape = phase.length, phase.batch_size
+        pairings = (EvalBatches(store, self.config.data, *shape, seed=n) for n in range(PAIRINGS))
+        step = make_eval_step(settings, self.mesh, EVAL_SEED)
+        batches = itertools.chain.from_iterable(pairings)
+        values = evaluate(settings.objective, step, self.state.params, batches, self.mesh)
         return {
             "below_unigram": self.corpus.train.unigram_entropy - values["eval/mlm_loss"],
             "nsp_accuracy": values["eval/nsp_accuracy"],
