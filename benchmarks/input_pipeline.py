@@ -95,8 +95,9 @@ def measure(
     """Median rates of the collator, our host's work, and ours with masking, in tokens/s."""
     import jax
 
+    from bert_jax.data.pairings import DataConfig
     from bert_jax.data.phases import Phase
-    from bert_jax.data.pipeline import DataConfig, ExampleStream, TrainBatches
+    from bert_jax.data.pipeline import ExampleStream, TrainBatches
 
     num_batches, repeats = arguments.batches, arguments.repeats
     phase = Phase(length, batch_size, num_batches * (repeats + 1))

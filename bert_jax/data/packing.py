@@ -55,32 +55,64 @@ class PackedPlan:
 
         The store is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
         """
-        first = self.row_offsets[rows]
-        count = self.row_offsets[rows + 1] - first
-        last_piece = np.cumsum(count)
-        first_piece = last_piece - count
-        segment = np.arange(last_piece[-1] if rows.size else 0) - np.repeat(first_piece, count)
-        piece = np.repeat(first, count) + segment
-        sizes = self.piece_len[piece].astype(np.int64) + NUM_SPECIAL
-        used = np.add.reduceat(sizes, first_piece)
-        # The last piece's span runs on to the end of the row, through the padding.
-        spans = sizes.copy()
-        spans[last_piece - 1] += self.length - used
-        starts = self.piece_start[piece].astype(np.int64) - 1
-        tokens, real = store.take_spans(starts, spans, used[:, None], self.length)
-        flat = tokens.reshape(-1)
-        begins = np.cumsum(spans) - spans
-        flat[begins] = store.special_ids.cls
-        flat[begins + sizes - 1] = store.special_ids.sep
-        numbers = (segment + 1).astype(segment_dtype(self.length))
-        segment_ids = np.repeat(numbers, spans).reshape(tokens.shape)
-        segment_ids *= real
+        piece, counts = pieces_of(self.row_offsets, rows)
+        tokens, segment_ids = lay_out(
+            store, self.piece_start[piece], self.piece_len[piece], counts, self.length
+        )
         return {
             "tokens": tokens,
             "type_ids": np.zeros(tokens.shape, np.uint8),
-            "segment_ids": segment_ids,
+            "segment_ids": segment_ids.astype(segment_dtype(self.length)),
             "pair_labels": np.full(rows.size, -1, np.int32),
         }
+
+
+def pieces_of(row_offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the pieces in rows, (n,), row by row, and how many each row has."""
+    first = row_offsets[rows]
+    counts = row_offsets[rows + 1] - first
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(first - before, counts), counts
+
+
+def lay_out(
+    store: TokenStore,
+    starts: np.ndarray,
+    lens: np.ndarray,
+    counts: np.ndarray,
+    length: int,
+    *,
+    closed: bool = True,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Build packed rows of pieces, each as [CLS] piece [SEP], and padding.
+
+    Args:
+        starts: (n,) first token of each piece in the store.
+        lens: (n,) tokens of each piece.
+        counts: (B,) pieces of each row, at least 1; of sum n.
+        length: L.
+        closed: whether a piece ends in [SEP]; else it is [CLS] piece.
+
+    Returns:
+        Tokens (B, L) of the store's dtype, and segment ids (B, L) int64: 0 padding, 1.. pieces.
+    """
+    last_piece = np.cumsum(counts)
+    first_piece = last_piece - counts
+    sizes = lens.astype(np.int64) + (2 if closed else 1)
+    used = np.add.reduceat(sizes, first_piece)
+    # The last piece's span runs on to the end of the row, through the padding.
+    spans = sizes.copy()
+    spans[last_piece - 1] += length - used
+    tokens, real = store.take_spans(starts.astype(np.int64) - 1, spans, used[:, None], length)
+    flat = tokens.reshape(-1)
+    begins = np.cumsum(spans) - spans
+    flat[begins] = store.special_ids.cls
+    if closed:
+        flat[begins + sizes - 1] = store.special_ids.sep
+    numbers = np.arange(1, starts.size + 1) - np.repeat(first_piece, counts)
+    segment_ids = np.repeat(numbers, spans).reshape(tokens.shape)
+    segment_ids *= real
+    return tokens, segment_ids
 
 
 def plan_packing(
@@ -136,28 +168,49 @@ def _pieces(
 
 def _pack(piece_len: np.ndarray, length: int, key: int) -> tuple[np.ndarray, np.ndarray]:
     """Order of the pieces row by row, and how many each row holds."""
-    # Sorted by length and, within a length, by hash: pieces of a length are dealt in this order.
-    bits = hash_u64(key, np.arange(piece_len.size)) >> np.uint64(16)
-    bits |= piece_len.astype(np.uint64) << np.uint64(48)
-    # Stable: numpy's default sort breaks ties, which 48 bits have, in another way on another CPU.
-    by_length = np.argsort(bits, kind="stable")
-    del bits
     histogram = np.bincount(piece_len, minlength=length + 1)
-    dealt = np.concatenate([[0], np.cumsum(histogram)])  # next piece of each length
-    order = np.empty(piece_len.size, np.int64)
+    return deal(piece_len, histogram, pack_histogram(histogram, length), key)
+
+
+def deal(
+    kinds: np.ndarray,
+    histogram: np.ndarray,
+    patterns: list[tuple[int, tuple[int, ...]]],
+    key: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Deal pieces to rows, at random among those of a kind.
+
+    Args:
+        kinds: (n,) kind of each piece, such as its length.
+        histogram: how many pieces are of each kind.
+        patterns: number of rows, and the kinds of the pieces in each; equal kinds adjacent.
+        key: key of the random order.
+
+    Returns:
+        (n,) numbers of the pieces, row by row, and (num_rows,) how many each row holds.
+    """
+    # Sorted by kind and, within a kind, by hash: pieces of a kind are dealt in this order.
+    width = np.uint64(max(16, (histogram.size - 1).bit_length()))
+    bits = hash_u64(key, np.arange(kinds.size)) >> width
+    bits |= kinds.astype(np.uint64) << (np.uint64(64) - width)
+    # Stable: numpy's default sort breaks ties, which the bits have, in another way on another CPU.
+    by_kind = np.argsort(bits, kind="stable")
+    del bits
+    dealt = np.concatenate([[0], np.cumsum(histogram)])  # next piece of each kind
+    order = np.empty(kinds.size, np.int64)
     row_sizes = []
     filled = 0
-    for repeat, lengths in pack_histogram(histogram, length):
-        table = order[filled : filled + repeat * len(lengths)].reshape(repeat, len(lengths))
+    for repeat, pattern in patterns:
+        table = order[filled : filled + repeat * len(pattern)].reshape(repeat, len(pattern))
         column = 0
-        for piece_length, equal in itertools.groupby(lengths):
-            columns, next_piece = len(list(equal)), dealt[piece_length]
-            dealt[piece_length] += columns * repeat
-            pieces = by_length[next_piece : dealt[piece_length]].reshape(columns, repeat)
+        for kind, equal in itertools.groupby(pattern):
+            columns, next_piece = len(list(equal)), dealt[kind]
+            dealt[kind] += columns * repeat
+            pieces = by_kind[next_piece : dealt[kind]].reshape(columns, repeat)
             table[:, column : column + columns] = pieces.T
             column += columns
         filled += table.size
-        row_sizes.append(np.full(repeat, len(lengths)))
+        row_sizes.append(np.full(repeat, len(pattern)))
     return order, np.concatenate(row_sizes)
 
 

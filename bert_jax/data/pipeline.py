@@ -10,66 +10,35 @@ A batch is a dict of numpy arrays, B rows of length L::
   row_index    (B,)   uint32: the row's number in the stream of examples, which never repeats and
                       keys its masking and dropout
 
+Rows of translations hold sources of type 0, packed, no pair_labels, and the targets:
+
+  target_tokens       (B, T) the store's dtype: [CLS] text of each target, the decoder's input
+  target_segment_ids  (B, T) as segment_ids: 0 padding, else the number of the target's source
+
 `ExampleStream.batch(step)` is a pure function of (store, config, phases, seed, step). Grain reads
 ahead in threads; its state is one integer, the next step.
 """
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import ClassVar, Literal
 
 import grain
 import numpy as np
 
-from bert_jax.data import packing, pairs
-from bert_jax.data.packing import PackedPlan, plan_packing
-from bert_jax.data.pairs import PairPlan, plan_pairs
+from bert_jax.data.pairings import MAX_LENGTH, PAIRINGS, DataConfig, ExamplePlan
 from bert_jax.data.phases import Phase
 from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
-_MIN_LENGTH = {"nsp": pairs.MIN_LENGTH, "sop": pairs.MIN_LENGTH, "none": packing.MIN_LENGTH}
 _MAX_ROWS = 2**32  # of all phases
 _ORDER_BLOCK = 1 << 14  # positions permuted at once: the cost is then per row, not call
 
 # What a random number is for; part of its key.
 _PLAN, _SHUFFLE, _EVALUATION = range(3)
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Where examples come from and how they are made."""
-
-    RENAMED: ClassVar = {"objective": "pairing"}
-
-    corpus: str = ""
-    """Directory made by `bert-jax corpus`, with the stores `train` and `heldout`."""
-    pairing: Literal["nsp", "sop", "none"] = "nsp"
-    """Sentence pairs (next sentence, sentence order) or full-length rows of consecutive text."""
-    short_rate: float = 0.1
-    """Share of sentence pairs with a random shorter target length (BERT: 0.1)."""
-    num_passes: int = 1
-    """Different plans of the corpus laid end to end before one repeats (BERT's dupe_factor: 10)."""
-    num_threads: int = 2
-    """Threads that build batches ahead; 0 builds each when asked."""
-    prefetch_batches: int = 8
-    """Finished batches kept ahead."""
-
-    def __post_init__(self) -> None:
-        """Refuse values that no corpus can serve."""
-        if not 0 <= self.short_rate <= 1:
-            raise UserError(f"data.short_rate is {self.short_rate}; it must be in [0, 1]")
-        for name, least in (("num_passes", 1), ("num_threads", 0), ("prefetch_batches", 1)):
-            if (value := getattr(self, name)) < least:
-                raise UserError(f"data.{name} is {value}; it must be at least {least}")
-
-
-ExamplePlan = PairPlan | PackedPlan
-"""Rows of token ranges; `batch` builds all of a batch but `row_index`."""
 
 
 def plan_examples(store: TokenStore, config: DataConfig, length: int, seed: int) -> ExamplePlan:
@@ -78,13 +47,9 @@ def plan_examples(store: TokenStore, config: DataConfig, length: int, seed: int)
     Raises:
       UserError: the length is too short, or the corpus cannot serve the pairing.
     """
-    key, num_passes = hash_key(seed, _PLAN), config.num_passes
-    pairing, short_rate = config.pairing, config.short_rate
-    if pairing == "none":
-        return plan_packing(store, length, seed=key, num_passes=num_passes)
-    return plan_pairs(
-        store, length, pairing=pairing, short_rate=short_rate, seed=key, num_passes=num_passes
-    )
+    pairing = PAIRINGS[config.pairing]
+    pairing.check(store)
+    return pairing.plan(store, config, length, hash_key(seed, _PLAN))
 
 
 class ExampleStream:
@@ -113,13 +78,13 @@ class ExampleStream:
 
         Raises:
           UserError: no phase; a length, batch size or step count that cannot be; more than 2^32
-            rows in all; one document under `nsp`.
+            rows in all; a store that the pairing cannot serve.
         """
         self.config, self.phases, self._seed = config, tuple(phases), seed
         self._stores = [(stores or {}).get(number, store) for number in range(len(phases))]
         if not self.phases:
             raise UserError("training.phases is empty; at least one phase is needed")
-        lengths = (_MIN_LENGTH[config.pairing], 65535)
+        lengths = (PAIRINGS[config.pairing].min_length, MAX_LENGTH)
         ranges = {"length": lengths, "batch_size": (1, _MAX_ROWS), "num_steps": (1, _MAX_ROWS)}
         for i, phase in enumerate(self.phases):
             for name, (least, most) in ranges.items():
@@ -137,9 +102,8 @@ class ExampleStream:
                 f"training.phases hold {self._first_row[-1]} rows in all; a row's number in the "
                 f"stream has 32 bits, so {_MAX_ROWS} is the most"
             )
-        if config.pairing == "nsp":
-            for each in self._stores:  # now, not when the first batch is asked for
-                pairs.check_documents(each)
+        for each in {id(each): each for each in self._stores}.values():
+            PAIRINGS[config.pairing].check(each)  # now, not when the first batch is asked for
         self._lock = threading.Lock()
         self._plans: dict[tuple[int, int], ExamplePlan] = {}
         # Recent blocks of the visiting order; bounded, and two threads may both make one.
@@ -258,7 +222,7 @@ class TrainBatches:
 class EvalBatches:
     """One pass over a held-out store, for as many iterations as wanted; the plan is made once.
 
-    The last batch is filled up with rows of segment_ids 0 and pair_label -1. All processes see the
+    The last batch is filled up with rows of segment ids 0 and pair_label -1. All processes see the
     same number of batches.
     """
 
@@ -277,7 +241,7 @@ class EvalBatches:
         """Plan the rows.
 
         Args:
-          config: pairing and short_rate are used.
+          config: pairing, target_length and short_rate are used.
           batch_size: B over all processes.
           max_rows: most rows, a fixed random sample.
           process_index, process_count: slice of each batch to read, and number of slices.
@@ -290,6 +254,7 @@ class EvalBatches:
         self._store, self._batch_size, self._process_index = store, batch_size, process_index
         self._share = _share(batch_size, process_count)
         self._key = hash_key(seed, _EVALUATION)
+        self._pairing = PAIRINGS[config.pairing]
         self._plan = plan_examples(store, replace(config, num_passes=1), length, self._key)
         self.num_rows = len(self._plan) if max_rows is None else min(max_rows, len(self._plan))
         """Real rows over all batches and processes."""
@@ -300,9 +265,7 @@ class EvalBatches:
     @property
     def majority_rate(self) -> float | None:
         """Share of the more frequent label in the rows of all processes; None without labels."""
-        if not isinstance(self._plan, PairPlan) or not self.num_rows:
-            return None
-        return pairs.majority_rate(self._plan.label[self._rows(0, self.num_rows)])
+        return self._pairing.majority_rate(self._plan, self._rows(0, self.num_rows))
 
     def _rows(self, start: int, stop: int) -> np.ndarray:
         """Return rows in a fixed order other than the store's: the first are a sample of all."""
@@ -315,7 +278,8 @@ class EvalBatches:
 
     def _filled(self, rows: np.ndarray, first: int) -> dict[str, np.ndarray]:
         """Return the batch of some rows, filled up to this process's share."""
-        filler = {"tokens": self._store.special_ids.pad, "pair_labels": -1}
+        pad = self._store.special_ids.pad
+        filler = {"tokens": pad, "target_tokens": pad, "pair_labels": -1}
         batch = self._plan.batch(self._store, np.resize(rows, self._share))
         for name, array in batch.items():
             array[rows.size :] = filler.get(name, 0)

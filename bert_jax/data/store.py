@@ -121,6 +121,20 @@ class TokenStore:
         """Share of the tokens that are [UNK]: text that the tokenizer cannot spell."""
         return float(self.unigram_counts[self.special_ids.unk] / self.num_tokens)
 
+    @property
+    def is_pairs(self) -> bool:
+        """Whether each document is a pair of two sentences, a source and its target."""
+        return self.meta.get("pairs") is True
+
+    @property
+    def target_entropy(self) -> float | None:
+        """Entropy in nats of the target tokens of pairs, an end token each; None without pairs.
+
+        A model that knows how frequent each target token is, and nothing else, has this loss.
+        """
+        value = self.meta.get("target_entropy")
+        return float(value) if isinstance(value, float) else None
+
     @functools.cached_property
     def unigram_entropy(self) -> float:
         """Entropy in nats of the distribution of the tokens that are not special.

@@ -15,8 +15,9 @@ import jax
 from tqdm import tqdm
 
 import bert_jax
+from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import PhaseConfig
-from bert_jax.data.pipeline import DataConfig, EvalBatches
+from bert_jax.data.pipeline import EvalBatches
 from bert_jax.errors import UserError
 from bert_jax.exchange.export import as_trained, staged
 from bert_jax.exchange.huggingface import read_back

@@ -2,7 +2,7 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -24,6 +24,9 @@ from bert_jax.training.workdir import read_config, recorded_corpus, refuse_other
 _WIDTH = 98
 LEGEND = (
     "{word} is masked, {word>other} replaced by a random token, {word=} kept; all are predicted."
+)
+TARGET_LEGEND = (
+    "A target (>) follows its source; its tokens after [CLS], and its end, are predicted."
 )
 
 
@@ -71,8 +74,8 @@ def describe_batch(
 ) -> str:
     """Decode a batch row by row, with its masks marked, in lines of 98 characters if words allow.
 
-    Sentences A and B of a pair, and packed segments, start a line each. Tokens are joined to words
-    where the tokenizer says so.
+    Sentences A and B of a pair, packed segments, and the target of a source start a line each.
+    Tokens are joined to words where the tokenizer says so.
 
     Args:
         batch: Batch from `ExampleStream.batch`.
@@ -86,10 +89,16 @@ def describe_batch(
     num_rows, length = arrays["tokens"].shape
     count = num_rows if max_rows is None else min(max_rows, num_rows)
     real = int((arrays["segment_ids"] != 0).sum())
+    padding, to_predict, legend = num_rows * length - real, int(predicted.sum()), LEGEND
+    shape = f"{length}"
+    if "target_tokens" in arrays:
+        targets = arrays["target_segment_ids"]
+        to_predict, legend = int((targets != 0).sum()), TARGET_LEGEND
+        shape += f" + {targets.shape[1]}"
+        real, padding = real + to_predict, padding + targets.size - to_predict
     lines = [
-        f"{num_rows} rows of {length}: {real} tokens, {num_rows * length - real} padding, "
-        f"{int(predicted.sum())} to predict.",
-        LEGEND,
+        f"{num_rows} rows of {shape}: {real} tokens, {padding} padding, {to_predict} to predict.",
+        legend,
     ]
     for row in range(count):
         one = {name: array[row] for name, array in arrays.items()}
@@ -108,35 +117,64 @@ def _describe_row(
     tokenizer: Tokenizer,
     pairing: str,
 ) -> list[str]:
-    """Return the row's title, then a paragraph for each sentence or segment."""
-    tokens, types, segments = row["tokens"], row["type_ids"], row["segment_ids"]
-    title = [f"stream {int(row['row_index'])}", f"{int((segments != 0).sum())} tokens"]
-    label = LABELS.get(pairing, {}).get(int(row["pair_labels"]))
+    """Return the row's title, then a paragraph for each sentence, segment or target."""
+    types, segments = row["type_ids"], row["segment_ids"]
+    targets = row.get("target_segment_ids", np.zeros(0, segments.dtype))
+    num_targets = int((targets != 0).sum())
+    title = [
+        f"stream {int(row['row_index'])}",
+        f"{int((segments != 0).sum()) + num_targets} tokens",
+    ]
+    label = LABELS.get(pairing, {}).get(int(row.get("pair_labels", -1)))
     num_segments = int(segments.max(initial=0))
     if label:
         title.append(label)
     if num_segments > 1:
         title.append(f"{num_segments} segments")
-    title.append(f"{int(predicted.sum())} to predict")
+    title.append(f"{int(predicted.sum()) + num_targets} to predict")
 
+    places = np.flatnonzero(segments)
     is_pair = bool(types.any())
+    names = ["AB"[min(int(types[p]), 1)] if is_pair else str(int(segments[p])) for p in places]
+    marked = _texts(names, row["tokens"][places], inputs[places], predicted[places], tokenizer)
+    answers: dict[str, str] = {}
+    if num_targets:
+        places = np.flatnonzero(targets)
+        names, written = [str(int(targets[p])) for p in places], row["target_tokens"][places]
+        answers = _texts(names, written, written, np.zeros(places.size, bool), tokenizer)
+    lines = [", ".join(title)]
+    for name, text in marked.items():
+        lines += _wrapped(name, text)
+        lines += _wrapped(">", answers[name]) if name in answers else []
+    return lines
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=f"{name:>4}  ", subsequent_indent=" " * 6,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _texts(
+    names: Sequence[str],
+    tokens: np.ndarray,
+    inputs: np.ndarray,
+    predicted: np.ndarray,
+    tokenizer: Tokenizer,
+) -> dict[str, str]:
+    """Return the text of each name, from the tokens that bear it."""
     specials = dataclasses.astuple(tokenizer.special_ids)
     after_special = True
     parts: dict[str, str] = {}
-    for position in np.flatnonzero(segments):
-        name = "AB"[min(int(types[position]), 1)] if is_pair else str(int(segments[position]))
-        token = int(tokens[position])
+    for name, token, given, is_predicted in zip(
+        names, tokens.tolist(), inputs.tolist(), predicted.tolist(), strict=True
+    ):
         glued = bool(tokenizer.continues_word[token]) and not after_special
         after_special = token in specials
-        text = _marked(tokenizer, token, int(inputs[position]), bool(predicted[position]), glued)
+        text = _marked(tokenizer, token, given, is_predicted, glued)
         parts[name] = parts.get(name, "") + ("" if glued or name not in parts else " ") + text
-    lines = [", ".join(title)]
-    for name, text in parts.items():
-        lines += textwrap.wrap(
-            text, _WIDTH, initial_indent=f"{name:>4}  ", subsequent_indent=" " * 6,
-            break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
-    return lines
+    return parts
 
 
 def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, glued: bool) -> str:

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 import zstandard
 
-from bert_jax.data.packing import segment_dtype
+from bert_jax.data.pairings import PAIRINGS, Column
 from bert_jax.data.store import SpecialIds, token_dtype
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
@@ -206,16 +206,12 @@ def compile_step(
     settings = _planned_step(config, phase)
     state = abstract_state(settings, mesh)
     rows, length = shape.batch_size, shape.length
-    segments = np.uint8 if config.has_pairs else segment_dtype(length)
-    batch = {  # as `data/pipeline.py` delivers it
-        name: jax.ShapeDtypeStruct(dimensions, dtype, sharding=batch_sharding(mesh))
-        for name, dimensions, dtype in (
-            ("tokens", (rows, length), token_dtype(config.model.vocab_size)),
-            ("type_ids", (rows, length), np.uint8),
-            ("segment_ids", (rows, length), segments),
-            ("pair_labels", (rows,), np.int32),
-            ("row_index", (rows,), np.uint32),
-        )
+    tokens = token_dtype(config.model.vocab_size)
+    columns = PAIRINGS[config.data.pairing].columns(config.data, length, tokens)
+    columns["row_index"] = Column((), np.dtype(np.uint32))
+    batch = {
+        name: jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=batch_sharding(mesh))
+        for name, (shape, dtype) in columns.items()
     }
     known = Memory(
         parameters=_bytes_per_device(state.params),

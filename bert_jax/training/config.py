@@ -8,8 +8,8 @@ from typing import Any
 
 from bert_jax.checkpoint import Retention
 from bert_jax.config.mapping import check_values
+from bert_jax.data.pairings import PAIRINGS, DataConfig
 from bert_jax.data.phases import THETAS, Phase, PhaseConfig
-from bert_jax.data.pipeline import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.config import MaskedLMConfig, ObjectiveConfig
@@ -324,8 +324,8 @@ class PretrainConfig:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether rows are pairs of sentences."""
-        return self.data.pairing != "none"
+        """Whether rows are pairs of sentences with a label."""
+        return PAIRINGS[self.data.pairing].has_labels
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 import bert_jax
-from bert_jax.data.pairs import PairPlan, losses
+from bert_jax.data.pairings import PAIRINGS
 from bert_jax.data.phases import described
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.objectives.objective import Metric, Objective, num_params
@@ -67,10 +67,9 @@ def summary(
         if config.training.phases[number].corpus:
             own = stream.store(number)
             phases[-1] += f"; text {own.path} ({own.num_tokens:,} tokens)"
-        if isinstance(plan, PairPlan):
-            clause, warning = losses(plan, stream.store(number), config.data.pairing)
-            phases[-1] += f"; {clause}"
-            warnings += [warning] if warning else []
+        clause, warning = PAIRINGS[config.data.pairing].losses(plan, stream.store(number))
+        phases[-1] += f"; {clause}" if clause else ""
+        warnings += [warning] if warning else []
     goal = []
     if objective.baseline is not None:
         metric = objective.metrics[0]

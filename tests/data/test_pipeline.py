@@ -1,13 +1,14 @@
 import hashlib
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
-from synthetic_store import SPECIAL, make_store, random_store
+from synthetic_store import SPECIAL, make_pairs, make_store, random_store
 
+from bert_jax.data.pairings import PAIRINGS, DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import (
-    DataConfig,
     EvalBatches,
     ExampleStream,
     TrainBatches,
@@ -17,6 +18,8 @@ from bert_jax.errors import UserError
 
 OBJECTIVES = ("nsp", "sop", "none")
 STORE = random_store(60)
+PAIRS = make_pairs([(1 + n * n % 19, 1 + n * n % 23) for n in range(300)])
+TRANSLATION = DataConfig(pairing="translation", target_length=24)
 
 
 def assert_equal_batches(first, second):
@@ -45,6 +48,85 @@ def test_batch_layout(pairing):
     np.testing.assert_array_equal(batch["row_index"], np.arange(32, 40))
     assert (batch["tokens"][:, 0] == SPECIAL.cls).all()
     assert ((batch["segment_ids"] == 0) == (batch["tokens"] == SPECIAL.pad)).all()
+
+
+def test_batch_layout_of_translations():
+    stream = ExampleStream(PAIRS, TRANSLATION, [Phase(32, 8, 5)])
+    batch = stream.batch(4)
+    want = {
+        "tokens": ((8, 32), np.uint32),
+        "type_ids": ((8, 32), np.uint8),
+        "segment_ids": ((8, 32), np.uint8),
+        "target_tokens": ((8, 24), np.uint32),
+        "target_segment_ids": ((8, 24), np.uint8),
+        "row_index": ((8,), np.uint32),
+    }
+    assert {name: (a.shape, a.dtype) for name, a in batch.items()} == want
+    square = ExampleStream(PAIRS, DataConfig(pairing="translation"), [Phase(32, 8, 5)]).batch(4)
+    assert square["target_tokens"].shape == (8, 32)
+
+
+@pytest.mark.parametrize("length", [32, 1024])
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_columns_describe_batches(pairing, length):
+    config = DataConfig(pairing=pairing)
+    store = PAIRS if pairing == "translation" else STORE
+    batch = ExampleStream(store, config, [Phase(length, 2, 1)]).batch(0)
+    columns = PAIRINGS[pairing].columns(config, length, store.tokens.dtype)
+    assert {name: (a.shape[1:], a.dtype) for name, a in batch.items() if name != "row_index"} == (
+        columns
+    )
+
+
+def test_every_pairing_has_its_name():
+    assert get_args(get_type_hints(DataConfig)["pairing"]) == tuple(PAIRINGS)
+
+
+def test_translations_are_a_pure_function_of_the_step():
+    phases = [Phase(32, 8, 40), Phase(64, 4, 40)]
+    whole = ExampleStream(PAIRS, TRANSLATION, phases, seed=1)
+    batches = [whole.batch(step) for step in range(80)]
+    again = ExampleStream(PAIRS, TRANSLATION, phases, seed=1)
+    for step in reversed(range(80)):
+        parts = [again.batch(step, process, 4) for process in range(4)]
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        assert_equal_batches(joined, batches[step])
+    other = ExampleStream(PAIRS, TRANSLATION, phases, seed=2)
+    assert row_keys(other.batch(3)) != row_keys(batches[3])
+
+
+@pytest.mark.parametrize("process_count", [1, 2])
+def test_evaluation_reads_every_pair_once(process_count):
+    config = replace(TRANSLATION, num_passes=3)
+    parts = [
+        EvalBatches(PAIRS, config, 32, 8, process_index=p, process_count=process_count)
+        for p in range(process_count)
+    ]
+    batches = [batch for part in parts for batch in part]
+    assert len(batches) == process_count * len(parts[0])
+    for side in ("", "target_"):
+        tokens = np.concatenate([batch[f"{side}tokens"].ravel() for batch in batches])
+        segments = np.concatenate([batch[f"{side}segment_ids"].ravel() for batch in batches])
+        assert ((tokens == SPECIAL.pad) == (segments == 0)).all()
+        text = tokens[tokens >= 5] - 5
+        assert np.unique(text).size == text.size
+        assert (tokens == SPECIAL.cls).sum() == PAIRS.num_documents
+    fillers = sum((~batch["segment_ids"].any(axis=1)).sum() for batch in batches)
+    assert fillers == len(parts[0]) * 8 - parts[0].num_rows > 0
+    assert parts[0].majority_rate is None
+
+
+def test_pairings_refuse_stores_of_the_other_kind():
+    for pairing in OBJECTIVES:
+        with pytest.raises(UserError, match=r"holds pairs .* only data.pairing 'translation'"):
+            ExampleStream(PAIRS, DataConfig(pairing=pairing), [Phase(32, 8, 5)])
+        with pytest.raises(UserError, match="holds pairs"):
+            EvalBatches(PAIRS, DataConfig(pairing=pairing), 32, 8)
+    with pytest.raises(UserError, match="is running text"):
+        ExampleStream(STORE, TRANSLATION, [Phase(32, 8, 5)])
+    phases = [Phase(32, 8, 5), Phase(32, 8, 5)]
+    with pytest.raises(UserError, match="is running text"):
+        ExampleStream(PAIRS, TRANSLATION, phases, stores={1: STORE})
 
 
 @pytest.mark.parametrize("pairing", OBJECTIVES)
@@ -117,12 +199,20 @@ def test_phases_continue_the_row_stream():
 
 @pytest.mark.parametrize(
     ("pairing", "digest"),
-    [("nsp", "8e96dbde5a02f38e"), ("sop", "f68cafd2919ee0cb"), ("none", "c568693a54601da1")],
+    [
+        ("nsp", "8e96dbde5a02f38e"),
+        ("sop", "f68cafd2919ee0cb"),
+        ("none", "c568693a54601da1"),
+        ("translation", "6d574e0d6342a9b5"),
+    ],
 )
 def test_batches_are_the_same_on_every_machine(pairing, digest):
     # A change of these numbers changes what a run that is resumed reads: say so in the changelog.
     lengths = [1 + n * n % 37 for n in range(3000)]
-    store = make_store([lengths[n : n + 1 + n % 11] for n in range(0, 3000, 7)])
+    if pairing == "translation":
+        store = make_pairs([lengths[n : n + 2] for n in range(0, 3000, 2)])
+    else:
+        store = make_store([lengths[n : n + 1 + n % 11] for n in range(0, 3000, 7)])
     config = DataConfig(pairing=pairing, num_passes=2)
     stream = ExampleStream(store, config, [Phase(64, 16, 500), Phase(128, 8, 10)], seed=3)
     found = hashlib.sha256()
@@ -253,6 +343,8 @@ def test_num_passes_lengthen_the_plan():
         ({"num_passes": 0}, r"data\.num_passes is 0"),
         ({"num_threads": -1}, r"data\.num_threads is -1"),
         ({"prefetch_batches": 0}, r"data\.prefetch_batches is 0"),
+        ({"target_length": 64}, r"target_length is 64, but data\.pairing 'nsp' makes rows of one"),
+        ({"pairing": "translation", "target_length": 1}, r"target_length is 1; .* 2 to 65,535"),
     ],
 )
 def test_bad_config(change, message):

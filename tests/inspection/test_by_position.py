@@ -11,7 +11,8 @@ from small_run import small_config
 from steps import masked_lm_step
 from synthetic_store import SPECIAL, make_store
 
-from bert_jax.data.pipeline import DataConfig, EvalBatches
+from bert_jax.data.pairings import DataConfig
+from bert_jax.data.pipeline import EvalBatches
 from bert_jax.errors import UserError
 from bert_jax.inspection import by_position as module
 from bert_jax.inspection.by_position import PositionLosses, measure

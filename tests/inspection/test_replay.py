@@ -70,6 +70,24 @@ def test_packed_segments_and_padding_rows(tokenizer):
     )
 
 
+def test_targets_follow_their_sources(tokenizer):
+    batch = make_batch([CLS, CAT, SEP, CLS, DOG, SEP], [0] * 6, [1] * 3 + [2] * 3, -1)
+    del batch["pair_labels"]
+    batch["target_tokens"] = np.array([[CLS, PLAY, ING, CLS, SAT, PAD, PAD]], np.uint16)
+    batch["target_segment_ids"] = np.array([[1, 1, 1, 2, 2, 0, 0]], np.uint8)
+    shown = Shown(batch["tokens"], np.zeros((1, 6), bool))
+    assert describe_batch(batch, shown, tokenizer, pairing="translation").splitlines() == [
+        "1 rows of 6 + 7: 11 tokens, 2 padding, 5 to predict.",
+        "A target (>) follows its source; its tokens after [CLS], and its end, are predicted.",
+        "",
+        "row 0, stream 40, 11 tokens, 2 segments, 5 to predict",
+        "   1  [CLS] cat [SEP]",
+        "   >  [CLS] playing",
+        "   2  [CLS] dog [SEP]",
+        "   >  [CLS] sat",
+    ]
+
+
 def test_long_rows_wrap_and_rows_can_be_limited(tokenizer):
     batch = make_batch([CLS] + [PLAY, ING, DOG] * 100 + [SEP], [0] * 302, [1] * 302, 0)
     text = describe_batch(batch, mask(batch, {}), tokenizer)

@@ -179,8 +179,9 @@ def _store_file(name: str) -> Callable[[Path], list[bytes]]:
 
 
 def _use_store(path: Path) -> None:
+    from bert_jax.data.pairings import DataConfig
     from bert_jax.data.phases import Phase
-    from bert_jax.data.pipeline import DataConfig, ExampleStream
+    from bert_jax.data.pipeline import ExampleStream
     from bert_jax.data.store import open_store
 
     for verify in (False, True):

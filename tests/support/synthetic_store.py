@@ -9,7 +9,9 @@ from bert_jax.data.store import SpecialIds, TokenStore
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 
 
-def make_store(documents: Sequence[Sequence[int]], dtype: type = np.uint32) -> TokenStore:
+def make_store(
+    documents: Sequence[Sequence[int]], dtype: type = np.uint32, meta: dict | None = None
+) -> TokenStore:
     """A store of documents given as sentence lengths; token t is 5 + its place, so all differ."""
     lengths = np.array([n for document in documents for n in document], np.int64)
     sentences = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -24,7 +26,13 @@ def make_store(documents: Sequence[Sequence[int]], dtype: type = np.uint32) -> T
         special_ids=SPECIAL,
         tokenizer_fingerprint="tokenizer",
         fingerprint="store",
+        meta=meta or {},
     )
+
+
+def make_pairs(sizes: Sequence[Sequence[int]]) -> TokenStore:
+    """A store of pairs, given as the numbers of tokens of source and target."""
+    return make_store(sizes, meta={"pairs": True, "target_entropy": 1.0})
 
 
 def random_store(num_documents: int, seed: int = 0, sentences: int = 8) -> TokenStore:

@@ -1,0 +1,224 @@
+"""Rows of translations, packed on both sides (pairing `translation`).
+
+A pair is a document of two sentences, source and target. In a row of S source places and T target
+places a source is [CLS] text [SEP] and a target is [CLS] text, the decoder's input; the end of a
+target is a label only. Pair i of a row is segment i on both sides, so that a target attends to its
+own source alone.
+
+A pair that is longer than a row on either side is in no row. Cutting it would teach wrong labels: a
+cut target would end where the text goes on, and a target whose source is cut would say more than
+its source.
+
+Packing works on the histogram of pair sizes, as `packing` does on that of piece lengths. A row
+begins with the largest pair left, then takes, again and again, the pair that leaves the least room
+on the side with more room left: both sides fill up together (a heuristic for vector bin packing;
+Panigrahy et al. 2011). A row so found is repeated while there are pairs for it, so that the cost
+depends on the number of different sizes, not on the number of pairs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.data.packing import deal, lay_out, pieces_of
+from bert_jax.data.shuffle import hash_key
+from bert_jax.data.store import TokenStore
+from bert_jax.errors import UserError
+
+SOURCE_SPECIAL = 2  # [CLS] source [SEP]
+TARGET_SPECIAL = 1  # [CLS] target
+MIN_LENGTH = SOURCE_SPECIAL + 1
+MIN_TARGET_LENGTH = TARGET_SPECIAL + 1
+
+_MANY_LEFT_OUT = 0.01
+"""Share of pairs in no row that `losses` warns of."""
+
+
+def pair_segment_dtype(length: int, target_length: int) -> np.dtype:
+    """Return the type of the segment ids of both sides: the least that counts a row's pairs."""
+    return np.min_scalar_type(min(length // MIN_LENGTH, target_length // MIN_TARGET_LENGTH))
+
+
+@dataclass(frozen=True)
+class TranslationPlan:
+    """Rows of pairs: 8 bytes a pair and 8 a row (12 a pair above 2^32 tokens)."""
+
+    length: int
+    """S, places of the source side of a row, special tokens included."""
+    target_length: int
+    """T, places of the target side."""
+    row_offsets: np.ndarray
+    """(num_rows + 1,) int64: row r holds the pairs `row_offsets[r]` to `row_offsets[r + 1]`."""
+    source_start: np.ndarray
+    """(num_pairs,) uint32 or int64: first token in the store; the target follows its source."""
+    source_len: np.ndarray
+    """(num_pairs,) uint16: tokens of the source, without special tokens, at least 1."""
+    target_len: np.ndarray
+    """(num_pairs,) uint16, of the target."""
+    num_left_out: int
+    """Pairs of the store that are in no row, because they are longer than a row."""
+
+    def __len__(self) -> int:
+        return self.row_offsets.size - 1
+
+    @property
+    def real_shares(self) -> tuple[float, float]:
+        """Shares of places that are not padding, of the source side and of the target side."""
+        pairs, rows = self.source_len.size, len(self)
+        source = int(self.source_len.sum(dtype=np.int64)) + SOURCE_SPECIAL * pairs
+        target = int(self.target_len.sum(dtype=np.int64)) + TARGET_SPECIAL * pairs
+        return source / (rows * self.length), target / (rows * self.target_length)
+
+    def batch(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Build rows, (B,) int64 numbers.
+
+        The store is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
+        """
+        pair, counts = pieces_of(self.row_offsets, rows)
+        dtype = pair_segment_dtype(self.length, self.target_length)
+        start, source_len = self.source_start[pair], self.source_len[pair]
+        tokens, segment_ids = lay_out(store, start, source_len, counts, self.length)
+        target_tokens, target_segment_ids = lay_out(
+            store,
+            start.astype(np.int64) + source_len,
+            self.target_len[pair],
+            counts,
+            self.target_length,
+            closed=False,
+        )
+        return {
+            "tokens": tokens,
+            "type_ids": np.zeros(tokens.shape, np.uint8),
+            "segment_ids": segment_ids.astype(dtype),
+            "target_tokens": target_tokens,
+            "target_segment_ids": target_segment_ids.astype(dtype),
+        }
+
+
+def losses(plan: TranslationPlan, store: TokenStore) -> tuple[str, str | None]:
+    """Describe how full rows are and what they leave out: a clause, and a warning if much."""
+    pairs = plan.source_len.size
+    source, target = plan.real_shares
+    clause = (
+        f"{source:.1%} of source places and {target:.1%} of target places real, "
+        f"{pairs / len(plan):.1f} pairs a row"
+    )
+    if not plan.num_left_out:
+        return clause, None
+    share = plan.num_left_out / store.num_documents
+    clause += f"; {plan.num_left_out:,} pairs longer than a row left out"
+    if share <= _MANY_LEFT_OUT:
+        return clause, None
+    return clause, (
+        f"Warning: {share:.1%} of the pairs are longer than a row of {plan.length} source and "
+        f"{plan.target_length} target tokens, and are in no row. What helps: longer rows "
+        "(training.phases[0].length, data.target_length)"
+    )
+
+
+def check_pairs(store: TokenStore) -> None:
+    """Refuse, with a UserError, a store whose documents are not pairs."""
+    name = store.path or "in memory"
+    if not store.is_pairs:
+        raise UserError(
+            f"the corpus {name} is running text; pairing 'translation' needs a corpus of pairs, "
+            "made by `bert-jax corpus --pairs SOURCE TARGET`. Set data.pairing to 'nsp', 'sop' or "
+            "'none' for this one"
+        )
+    documents = np.asarray(store.document_offsets)
+    if (documents != 2 * np.arange(documents.size)).any():
+        raise UserError(
+            f"the token store {name} is damaged: it is said to hold pairs, but not every document "
+            "has two sentences. Build the corpus again."
+        )
+
+
+def plan_translations(
+    store: TokenStore,
+    length: int,
+    target_length: int,
+    *,
+    seed: int = 0,
+    num_passes: int = 1,
+) -> TranslationPlan:
+    """Plan rows of pairs; every pair that fits a row is in exactly one row of each pass.
+
+    Passes are plans of the corpus laid end to end; other pairs meet in the rows of each.
+
+    Raises:
+        UserError: a length, special tokens included, is out of range, the store is not one of
+            pairs, or no pair fits a row.
+    """
+    lengths = (("length", length, MIN_LENGTH), ("target_length", target_length, MIN_TARGET_LENGTH))
+    for name, value, least in lengths:
+        if not least <= value <= 65535:
+            raise UserError(f"{name} is {value}; rows of translations need {least} to 65,535")
+    check_pairs(store)
+    offsets = np.asarray(store.sentence_offsets)
+    sizes = np.diff(offsets).reshape(-1, 2) + np.array([SOURCE_SPECIAL, TARGET_SPECIAL])
+    fitting = np.flatnonzero((sizes <= np.array([length, target_length])).all(axis=1))
+    if not fitting.size:
+        shortest = sizes.min(axis=0)
+        raise UserError(
+            f"no pair of the corpus {store.path or 'in memory'} fits a row of {length} source and "
+            f"{target_length} target tokens: the shortest source takes {shortest[0]}, the shortest "
+            f"target {shortest[1]}. Make training.phases[0].length and data.target_length larger"
+        )
+    cells, kinds, histogram = np.unique(
+        sizes[fitting] @ np.array([target_length + 1, 1]), return_inverse=True, return_counts=True
+    )
+    patterns = pack_pairs(*np.divmod(cells, target_length + 1), histogram, length, target_length)
+    dealt = [
+        deal(kinds, histogram, patterns, hash_key(seed, number)) for number in range(num_passes)
+    ]
+    pairs = fitting[np.concatenate([order for order, _ in dealt])]
+    row_sizes = np.concatenate([row_sizes for _, row_sizes in dealt])
+    position = np.uint32 if store.tokens.size < 2**32 else np.int64
+    return TranslationPlan(
+        length,
+        target_length,
+        row_offsets=np.concatenate([[0], np.cumsum(row_sizes)]),
+        source_start=offsets[2 * pairs].astype(position),
+        source_len=(sizes[pairs, 0] - SOURCE_SPECIAL).astype(np.uint16),
+        target_len=(sizes[pairs, 1] - TARGET_SPECIAL).astype(np.uint16),
+        num_left_out=store.num_documents - fitting.size,
+    )
+
+
+def pack_pairs(
+    source: np.ndarray, target: np.ndarray, histogram: np.ndarray, length: int, target_length: int
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Pack pairs of sizes (source, target) into rows of (length, target_length) places.
+
+    Args:
+        source, target: (k,) int64, places that a pair of each kind takes on a side.
+        histogram: (k,) how many pairs are of each kind, at least 1.
+        length, target_length: places of a row.
+
+    Returns:
+        (number of rows, the kinds of the pairs in each of these rows, in rising order).
+    """
+    # From the largest, on the side on which a pair takes the larger share of a row.
+    kinds = np.argsort(-np.maximum(source * target_length, target * length), kind="stable")
+    source, target, left = source[kinds], target[kinds], histogram[kinds]
+    patterns = []
+    while left.size:
+        taken = np.zeros(left.size, np.int64)
+        pick, room, target_room = 0, length, target_length
+        while True:
+            taken[pick] += 1
+            room, target_room = room - source[pick], target_room - target[pick]
+            fitting = np.flatnonzero((source <= room) & (target <= target_room) & (taken < left))
+            if not fitting.size:
+                break
+            rest = np.maximum(room - source[fitting], target_room - target[fitting])
+            pick = fitting[rest.argmin()]
+        used = np.flatnonzero(taken)
+        rows = int((left[used] // taken[used]).min())
+        left -= rows * taken
+        pattern = np.repeat(kinds[used], taken[used])
+        patterns.append((rows, tuple(np.sort(pattern).tolist())))
+        if (left[used] == 0).any():
+            some = left > 0
+            kinds, source, target, left = kinds[some], source[some], target[some], left[some]
+    return patterns

@@ -1,0 +1,224 @@
+"""Ways to make rows of a token store, and the section `data` that names one.
+
+A pairing is one entry of `PAIRINGS`: what it asks of a store, its plan of rows, the arrays of its
+batches and what people are told of it. The pipeline, the run's first lines and `plan` know no
+pairing by name.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from typing_extensions import override
+
+from bert_jax.data import packing, pair_packing, pairs
+from bert_jax.data.packing import plan_packing
+from bert_jax.data.pair_packing import TranslationPlan, check_pairs, plan_translations
+from bert_jax.data.pairs import PairPlan, plan_pairs
+from bert_jax.data.store import TokenStore
+from bert_jax.errors import UserError
+
+MAX_LENGTH = 65535
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where examples come from and how they are made."""
+
+    RENAMED: ClassVar = {"objective": "pairing"}
+
+    corpus: str = ""
+    """Directory made by `bert-jax corpus`, with the stores `train` and `heldout`."""
+    pairing: Literal["nsp", "sop", "none", "translation"] = "nsp"
+    """Sentence pairs (next sentence, sentence order), full-length rows of consecutive text, or
+    sources and targets of a corpus of pairs."""
+    target_length: int = 0
+    """Tokens per row on the target side of translations; 0: the phase's length."""
+    short_rate: float = 0.1
+    """Share of sentence pairs with a random shorter target length (BERT: 0.1)."""
+    num_passes: int = 1
+    """Different plans of the corpus laid end to end before one repeats (BERT's dupe_factor: 10)."""
+    num_threads: int = 2
+    """Threads that build batches ahead; 0 builds each when asked."""
+    prefetch_batches: int = 8
+    """Finished batches kept ahead."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that no corpus can serve."""
+        if not 0 <= self.short_rate <= 1:
+            raise UserError(f"data.short_rate is {self.short_rate}; it must be in [0, 1]")
+        for name, least in (("num_passes", 1), ("num_threads", 0), ("prefetch_batches", 1)):
+            if (value := getattr(self, name)) < least:
+                raise UserError(f"data.{name} is {value}; it must be at least {least}")
+        least = pair_packing.MIN_TARGET_LENGTH
+        if self.target_length and self.pairing != "translation":
+            raise UserError(
+                f"data.target_length is {self.target_length}, but data.pairing {self.pairing!r} "
+                "makes rows of one side; leave it out, or set data.pairing 'translation'"
+            )
+        if self.target_length and not least <= self.target_length <= MAX_LENGTH:
+            raise UserError(
+                f"data.target_length is {self.target_length}; it must be 0 (the phase's length) or "
+                f"{least} to {MAX_LENGTH:,}"
+            )
+
+
+@runtime_checkable
+class ExamplePlan(Protocol):
+    """Rows of token ranges."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Build rows, (B,) int64 numbers: all of a batch but `row_index`."""
+
+
+class Column(NamedTuple):
+    """An array of a batch, for whatever plans without data."""
+
+    shape: tuple[int, ...]
+    """Shape of a row."""
+    dtype: np.dtype
+
+
+class Pairing(ABC):
+    """A way to make rows of a token store."""
+
+    min_length: int
+    """Least length of a row."""
+    has_labels: bool = False
+    """Whether rows are sentence pairs with a label to learn."""
+
+    def check(self, store: TokenStore) -> None:
+        """Refuse a store that this pairing cannot serve, with a UserError."""
+        if store.is_pairs:
+            raise UserError(
+                f"the corpus {store.path or 'in memory'} holds pairs of sources and targets; only "
+                "data.pairing 'translation' reads it. For a language model build a corpus of the "
+                "same files with `bert-jax corpus --input`"
+            )
+
+    @abstractmethod
+    def plan(self, store: TokenStore, config: DataConfig, length: int, seed: int) -> ExamplePlan:
+        """Plan the rows of one length; a pure function of its arguments."""
+
+    @abstractmethod
+    def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
+        """Describe the arrays of a batch, but for `row_index`; `tokens` is the store's dtype."""
+
+    def losses(self, plan: Any, store: TokenStore) -> tuple[str, str | None]:
+        """Describe what a plan of this pairing leaves out: a clause, and a warning if bad."""
+        del plan, store
+        return "", None
+
+    def majority_rate(self, plan: Any, rows: np.ndarray) -> float | None:
+        """Return the share of the more frequent label in rows of a plan; None without labels."""
+        del plan, rows
+        return None
+
+
+def _one_side(length: int, tokens: np.dtype, segments: np.dtype) -> dict[str, Column]:
+    return {
+        "tokens": Column((length,), tokens),
+        "type_ids": Column((length,), np.dtype(np.uint8)),
+        "segment_ids": Column((length,), segments),
+    }
+
+
+@dataclass(frozen=True)
+class SentencePairs(Pairing):
+    """Two stretches of sentences a row, with a label."""
+
+    name: Literal["nsp", "sop"]
+    min_length = pairs.MIN_LENGTH
+    has_labels = True
+
+    @override
+    def check(self, store: TokenStore) -> None:
+        super().check(store)
+        if self.name == "nsp":
+            pairs.check_documents(store)
+
+    @override
+    def plan(self, store: TokenStore, config: DataConfig, length: int, seed: int) -> PairPlan:
+        return plan_pairs(
+            store,
+            length,
+            pairing=self.name,
+            short_rate=config.short_rate,
+            seed=seed,
+            num_passes=config.num_passes,
+        )
+
+    @override
+    def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
+        labels = {"pair_labels": Column((), np.dtype(np.int32))}
+        return _one_side(length, tokens, np.dtype(np.uint8)) | labels
+
+    @override
+    def losses(self, plan: PairPlan, store: TokenStore) -> tuple[str, str | None]:
+        return pairs.losses(plan, store, self.name)
+
+    @override
+    def majority_rate(self, plan: PairPlan, rows: np.ndarray) -> float | None:
+        return pairs.majority_rate(plan.label[rows]) if rows.size else None
+
+
+class PackedText(Pairing):
+    """Rows of consecutive text."""
+
+    min_length = packing.MIN_LENGTH
+
+    @override
+    def plan(self, store: TokenStore, config: DataConfig, length: int, seed: int) -> ExamplePlan:
+        return plan_packing(store, length, seed=seed, num_passes=config.num_passes)
+
+    @override
+    def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
+        labels = {"pair_labels": Column((), np.dtype(np.int32))}
+        return _one_side(length, tokens, packing.segment_dtype(length)) | labels
+
+
+class Translations(Pairing):
+    """Sources and targets, packed on both sides."""
+
+    min_length = pair_packing.MIN_LENGTH
+
+    @override
+    def check(self, store: TokenStore) -> None:
+        check_pairs(store)
+
+    @override
+    def plan(
+        self, store: TokenStore, config: DataConfig, length: int, seed: int
+    ) -> TranslationPlan:
+        return plan_translations(
+            store,
+            length,
+            config.target_length or length,
+            seed=seed,
+            num_passes=config.num_passes,
+        )
+
+    @override
+    def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
+        target_length = config.target_length or length
+        segments = pair_packing.pair_segment_dtype(length, target_length)
+        return _one_side(length, tokens, segments) | {
+            "target_tokens": Column((target_length,), tokens),
+            "target_segment_ids": Column((target_length,), segments),
+        }
+
+    @override
+    def losses(self, plan: TranslationPlan, store: TokenStore) -> tuple[str, str | None]:
+        return pair_packing.losses(plan, store)
+
+
+PAIRINGS: dict[str, Pairing] = {
+    "nsp": SentencePairs("nsp"),
+    "sop": SentencePairs("sop"),
+    "none": PackedText(),
+    "translation": Translations(),
+}
+"""Pairings by name: adding one is an entry here and a name in `DataConfig.pairing`."""
