@@ -20,14 +20,8 @@ from pathlib import Path
 import bert_jax
 from bert_jax.errors import UserError, report_error
 from bert_jax.terminal import safe_streams
-from bert_jax.verbs import exchange, inference, runs
+from bert_jax.verbs import corpora, exchange, inference, runs
 from bert_jax.verbs.options import Parser
-
-_INPUT_HELP = (
-    "a file, a quoted glob, `tfds:NAME[:SPLIT]`, or `python-docs` (the documentation that Python "
-    "and the installed packages carry). Files: .txt with a blank line between documents, .jsonl, "
-    "each also as .gz, .xz or .zst, and .parquet. May be repeated"
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,71 +123,7 @@ def _parser(*, needed: bool = True) -> Parser:
     )  # fmt: skip
     sub.option("--config", "configuration file in the place of a recipe's", metavar="FILE")
 
-    sub = verb(
-        "tokenizer", runs.tokenizer, "learn a vocabulary from text",
-        "bert-jax tokenizer --input 'my/*.txt' --vocab-size 30522 --out work/tokenizer",
-    )  # fmt: skip
-    _add_input(sub)
-    sub.option("--out", "directory to write", required=True, type=Path)
-    sub.option(
-        "--kind",
-        "wordpiece as BERT's, bytelevel (BPE) as ModernBERT's, or SentencePiece unigram or bpe",
-        "wordpiece", choices=["wordpiece", "bytelevel", "unigram", "bpe"],
-    )  # fmt: skip
-    sub.option("--vocab-size", default=30522)
-    sub.flag(
-        "--cased",
-        "keep case and accents (wordpiece lower-cases otherwise; the others never do)",
-    )
-    sub.flag("--keep-accents", "wordpiece: keep accents where case is not kept", default=None)
-    sub.option(
-        "--character-coverage",
-        "share of the text's characters that get a token, the most frequent first; a word "
-        "with another becomes [UNK], or bytes in SentencePiece (default: at least 0.9995)",
-        type=float, metavar="SHARE",
-    )  # fmt: skip
-    sub.option(
-        "--limit-alphabet",
-        "wordpiece: at most so many characters get a token (default: as the coverage says, "
-        "at least 1000)",
-        type=int, metavar="N",
-    )  # fmt: skip
-    sub.option(
-        "--min-frequency",
-        "wordpiece and bytelevel: pairs of pieces that are rarer are not merged (default: 2)",
-        type=int, metavar="N",
-    )  # fmt: skip
-    sub.option(
-        "--max-mb", "learn from at most so much text, spread over all of it", 256,
-        type=float, metavar="MB",
-    )  # fmt: skip
-
-    sub = verb(
-        "corpus", runs.corpus, "tokenize text into a corpus directory",
-        "bert-jax corpus --input 'my/*.txt' --tokenizer work/tokenizer --out work/corpus",
-    )  # fmt: skip
-    _add_input(sub)
-    sub.option(
-        "--tokenizer",
-        "directory from `bert-jax tokenizer`, or a vocab.txt, tokenizer.json or SentencePiece "
-        "model",
-        required=True, type=Path,
-    )  # fmt: skip
-    sub.option("--out", "directory to write", required=True, type=Path)
-    sub.option("--heldout-rate", "share of the documents kept for evaluation", 0.01)
-    sub.option(
-        "--splitter", "how sentences are found; `lines`: one a line", "fast",
-        choices=["fast", "lines", "syntok"],
-    )  # fmt: skip
-    sub.option("--num-workers", "default: all cores", type=int)
-    sub.flag("--overwrite", "replace a corpus at --out once the new one is complete")
-
-    sub = verb(
-        "tfds", runs.tfds,
-        "download a data set of TensorFlow Datasets and prepare it, without TensorFlow",
-        "bert-jax tfds glue/mrpc",
-    )  # fmt: skip
-    sub.option("name", "as in its catalogue; goes to TFDS_DATA_DIR")
+    corpora.add(verb)
 
     sub = verb(
         "pretrain", runs.pretrain, "pretrain, or continue a run in its work directory",
@@ -379,12 +309,6 @@ def _add_plan(sub: Parser, *, needed: bool) -> None:
     )  # fmt: skip
     sub.flag("--no-cache", "neither read nor write the cache")
     sub.flag("--fields", "list all fields and stop", dest="fields_help")
-
-
-def _add_input(sub: Parser) -> None:
-    sub.option("--input", _INPUT_HELP, required=True, action="append")
-    sub.option("--field", "of a JSON line or parquet row that holds the text", "text")
-    sub.flag("--line-documents", "text files: each line is a document")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from bert_jax.corpus.documents import ReadOptions, Source
 from bert_jax.corpus.encode import EncodedBlock, encode_block, start_worker
 from bert_jax.corpus.sentences import get_splitter
 from bert_jax.corpus.sources import resolve_sources
-from bert_jax.corpus.workers import grouped, map_ordered, num_cores
+from bert_jax.corpus.workers import grouped, map_ordered, worker_count
 from bert_jax.data.pairs import DEFAULT_PAIRING, losses, plan_pairs
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.data.store_writer import StoreWriter
@@ -31,7 +31,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 BLOCK_BYTES = 1 << 20
 DEFAULT_LENGTH = 128
 """Tokens in a row of the first phase of `PretrainConfig`."""
-_MAX_WORKERS = 1024
 MIN_HELDOUT_DOCUMENTS = 2
 """Sentence pairs take a random partner from another document, so evaluation needs two."""
 _MIN_DOCUMENTS = 4  # fewer distinct ones are not divided
@@ -78,6 +77,12 @@ def is_corpus(path: Path) -> bool:
     return is_store(path / "train")
 
 
+def check_rate(heldout_rate: float) -> None:
+    """Refuse, with a UserError, a share to hold out that leaves nothing to train on."""
+    if not 0 <= heldout_rate < 1:
+        raise UserError(f"heldout_rate is {heldout_rate}; it must be at least 0 and below 1.")
+
+
 def build_corpus(
     sources: Sequence[str | Source],
     tokenizer: Tokenizer,
@@ -109,16 +114,14 @@ def build_corpus(
         UserError: bad input (see `sources`), no text at all, `out` exists, disk full, or a worker
             was killed. Nothing is left behind.
     """
-    if not 0 <= heldout_rate < 1:
-        raise UserError(f"heldout_rate is {heldout_rate}; it must be at least 0 and below 1.")
-    if num_workers is not None and not 1 <= num_workers <= _MAX_WORKERS:
-        raise UserError(f"num_workers is {num_workers}; it must be 1 to {_MAX_WORKERS}.")
+    check_rate(heldout_rate)
+    workers = worker_count(num_workers)
     get_splitter(splitter)  # says now what is missing
     resolved = resolve_sources(sources, options)
     begin = time.perf_counter()
     with contextlib.ExitStack() as stack:
         staged = stack.enter_context(StagedDirectory(out, is_corpus, overwrite=overwrite))
-        build = _Build(resolved, tokenizer, splitter, num_workers or num_cores(), progress)
+        build = _Build(resolved, tokenizer, splitter, workers, progress)
         stack.callback(build.close)
         threshold = int(heldout_rate * 2**64)
         build.run(staged.path, threshold)

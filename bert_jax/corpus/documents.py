@@ -40,6 +40,8 @@ class ReadOptions:
     """Field of a JSON line, parquet row or TFDS example that holds the text."""
     line_documents: bool = False
     """Text files: each line is a document, in place of blank lines between documents."""
+    newline_only: bool = False
+    r"""Text files: lines end in \n or \r\n alone, as where two files are aligned line by line."""
     max_line_bytes: int = 16 << 20
     """Longest line; longer ones are mostly binary files or a missing line end."""
     max_document_chars: int = 64 << 20
@@ -55,7 +57,7 @@ class Source(ABC):
     def __init__(self, name: str, size: int = 0, field: str = "") -> None:
         self.name, self.size, self.bytes_read = name, size, 0
         self._field = field
-        self._details = {"field": field} if field else {}
+        self._details: dict[str, Any] = {"field": field} if field else {}
         self._digest = hashlib.sha256()
 
     @abstractmethod
@@ -127,9 +129,24 @@ class FileSource(Source):
 
     def __init__(self, name: str, options: ReadOptions, *, is_json: bool = False) -> None:
         super().__init__(name, Path(name).stat().st_size)
-        self._options, self._is_json = options, is_json
+        self._options, self.is_json = options, is_json
+        self._lone = " " if options.newline_only else "\n"  # in the place of a \r alone
 
     def _texts(self) -> Iterator[str]:
+        blocks = self._read()
+        return self._json_texts(blocks) if self.is_json else self._plain_texts(blocks)
+
+    def lines(self) -> Iterator[str]:
+        """Read all lines from the beginning, blank ones too, without their ends.
+
+        Raises:
+            UserError: the file cannot be read or is not text.
+        """
+        self.bytes_read, self._digest = 0, hashlib.sha256()
+        for _, lines in self._read():
+            yield from lines
+
+    def _read(self) -> _Blocks:
         try:
             with open(self.name, "rb") as file:
 
@@ -139,8 +156,7 @@ class FileSource(Source):
                     self._digest.update(data)
                     return data
 
-                blocks = self._blocks(decompress(read, self.name))
-                yield from self._json_texts(blocks) if self._is_json else self._plain_texts(blocks)
+                yield from self._blocks(decompress(read, self.name))
         except OSError as error:
             where = f" beyond byte {self.bytes_read}" if self.bytes_read else ""
             raise UserError(f"cannot read {self.name}{where}: {error.strerror}.") from error
@@ -199,8 +215,9 @@ class FileSource(Source):
     def _blocks(self, content: Iterable[bytes]) -> _Blocks:
         r"""Return the lines of a text file, in blocks.
 
-        UTF-8 with or without a byte order mark; lines end in \n, \r\n or \r. A stray NUL becomes a
-        space. A block has the number of its first line (from 1) and its lines without their ends.
+        UTF-8 with or without a byte order mark; lines end in \n, \r\n or \r (`newline_only`: a \r
+        alone becomes a space). A stray NUL becomes a space. A block has the number of its first
+        line (from 1) and its lines without their ends.
 
         Raises:
             UserError: not UTF-8, mostly binary, a line too long; names file, line and byte.
@@ -212,10 +229,9 @@ class FileSource(Source):
         for data in content:
             whole = rest + data
             # The last \r may be the first half of a \r\n that the next block completes.
-            cut = (
-                max(whole.rfind(b"\n", len(rest)), whole.rfind(b"\r", max(0, len(rest) - 1), -1))
-                + 1
-            )
+            cut = whole.rfind(b"\n", len(rest)) + 1
+            if not self._options.newline_only:
+                cut = max(cut, whole.rfind(b"\r", max(0, len(rest) - 1), -1) + 1)
             if not cut:
                 if len(whole) > limit:
                     self._refuse_long(line, len(whole))
@@ -240,7 +256,7 @@ class FileSource(Source):
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
-            before = data[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            before = data[: error.start].replace(b"\r\n", b"\n").replace(b"\r", self._lone.encode())
             number, column = line + before.count(b"\n"), len(before) - before.rfind(b"\n")
             hint = "Convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8."
             if Path(self.name).suffix.lower() not in COMPRESSED:
@@ -254,7 +270,7 @@ class FileSource(Source):
         if not offset:
             text = text.removeprefix("\ufeff")  # byte order mark
         if "\r" in text:
-            text = text.replace("\r\n", "\n").replace("\r", "\n")
+            text = text.replace("\r\n", "\n").replace("\r", self._lone)
         if "\0" in text:
             if text.count("\0") * 100 > len(text):
                 number = line + text[: text.index("\0")].count("\n")

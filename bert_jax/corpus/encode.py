@@ -18,6 +18,34 @@ stops) become pieces of at most half as many: what a sentence pair cannot hold i
 _ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge document
 
 
+class PairBlock(NamedTuple):
+    """Some pairs of a source, for `encode_pairs`."""
+
+    name: str
+    """Name of the source."""
+    numbers: list[int]
+    """Line or row of each pair."""
+    texts: list[str]
+    """Source and target of the first pair, of the second, ..."""
+
+
+class EncodedPairs(NamedTuple):
+    """Tokens of a block of n pairs, those without tokens on a side included."""
+
+    name: str
+    """Name of the source."""
+    numbers: np.ndarray
+    """(n,) int64, line or row."""
+    tokens: np.ndarray
+    """(num_tokens,) of the store's type, in the order of the texts."""
+    lengths: np.ndarray
+    """(n, 2) int64, tokens of source and target."""
+    hashes: np.ndarray
+    """(n, 2) uint64, of the text of source and target."""
+    text_bytes: int
+    """UTF-8 bytes of the texts."""
+
+
 class EncodedBlock(NamedTuple):
     """A block's documents as arrays; documents that gave no token are left out."""
 
@@ -55,27 +83,50 @@ def encode_block(block: bytes) -> EncodedBlock:
         for paragraph in document.decode().split("\n"):
             sentences += split(paragraph)
         ends.append(len(sentences))
-    tokens, lengths = _encode(tokenizer, sentences)
+    # Nearly all sentences of a row follow another one.
+    tokens, lengths = _encode(tokenizer, [tokenizer.word_prefix + each for each in sentences])
     lengths, pieces = _cut(tokens, lengths, tokenizer.continues_word)
     # Sentences and documents without tokens (control characters, lone marks) are dropped.
     filled = np.concatenate([[0], np.cumsum(pieces)])
     counts = np.diff(filled[np.array([0, *ends])])
-    hashes = [hashlib.blake2b(document, digest_size=8).digest() for document in documents]
     return EncodedBlock(
         (tokens, lengths, counts[counts > 0].astype(np.int32)),
-        np.frombuffer(b"".join(hashes), "<u8")[counts > 0],
+        _hashes(documents)[counts > 0],
         len(block),
     )
+
+
+def encode_pairs(block: PairBlock) -> EncodedPairs:
+    """Tokenize pairs: each side is one sentence, however long, as a text by itself.
+
+    Raises:
+        UserError: the tokenizer gave an id that cannot be stored.
+    """
+    assert _worker is not None
+    tokens, lengths = _encode(_worker[0], block.texts)
+    encoded = [text.encode() for text in block.texts]
+    return EncodedPairs(
+        block.name,
+        np.array(block.numbers, np.int64),
+        tokens,
+        lengths.reshape(-1, 2).astype(np.int64),
+        _hashes(encoded).reshape(-1, 2),
+        sum(map(len, encoded)),
+    )
+
+
+def _hashes(texts: list[bytes]) -> np.ndarray:
+    digests = [hashlib.blake2b(text, digest_size=8).digest() for text in texts]
+    return np.frombuffer(b"".join(digests), "<u8")
 
 
 def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """All ids in one array of the store's type, and the number of them in each sentence."""
     dtype = token_dtype(tokenizer.vocab_size)
-    prefix = tokenizer.word_prefix  # nearly all sentences of a row follow another one
     lengths: list[int] = []
     parts: list[np.ndarray] = []
     for group in grouped(sentences, len, _ENCODE_CHARS):
-        arrays = tokenizer.encode_batch([prefix + each for each in group])
+        arrays = tokenizer.encode_batch(group)
         lengths += map(len, arrays)
         joined = np.concatenate(arrays)
         check_ids(joined, tokenizer)  # before the narrow type could wrap a wrong one around

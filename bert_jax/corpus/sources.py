@@ -15,9 +15,12 @@ from bert_jax.untrusted.compressed import plain_suffix
 
 PYTHON_DOCS = "python-docs"
 _TEXT_SUFFIXES = (".txt", ".text", ".md", "")
+_LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2,4})?")
+"""Suffix of a text in one of several languages: train.en, train.zh_tw, test.en-de."""
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _SUPPORTED = (
-    ".txt and .jsonl (each also with .gz, .xz or .zst), .parquet, tfds:NAME[:SPLIT], python-docs"
+    ".txt, .en (a language's code) and .jsonl (each also with .gz, .xz or .zst), .parquet, "
+    "tfds:NAME[:SPLIT], python-docs"
 )
 
 
@@ -42,7 +45,7 @@ def resolve_sources(
             sources.append(spec)
             continue
         is_file = spec != PYTHON_DOCS and not spec.startswith("tfds:")
-        for name in _match(spec) if is_file else [spec]:
+        for name in match_files(spec) if is_file else [spec]:
             key = str(Path(name).resolve()) if is_file else name
             if key not in seen:
                 seen.add(key)
@@ -50,7 +53,12 @@ def resolve_sources(
     return sources
 
 
-def _match(spec: str) -> list[str]:
+def match_files(spec: str) -> list[str]:
+    """Return the files that a path or a glob names, sorted.
+
+    Raises:
+        UserError: no such file, nothing matched, or a directory.
+    """
     path = Path(spec)
     if not spec:
         raise UserError(f"the name of an input is empty. Sources are {_SUPPORTED}.")
@@ -88,6 +96,7 @@ def _open(name: str, options: ReadOptions) -> Source:
         return FileSource(name, options, is_json=True)
     if kind == ".parquet" == Path(name).suffix.lower():
         return ParquetSource(name, options)
-    if kind in _TEXT_SUFFIXES or kind[1:].isdigit():  # log.1, part.00017
+    is_text = kind in _TEXT_SUFFIXES or kind[1:].isdigit()  # log.1, part.00017
+    if is_text or _LANGUAGE_SUFFIX.fullmatch(kind):
         return FileSource(name, options)
     raise UserError(f"{name}: files named *{kind} are not read. Sources are {_SUPPORTED}.")

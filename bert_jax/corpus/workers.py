@@ -16,12 +16,25 @@ from bert_jax.errors import UserError
 T = TypeVar("T")
 R = TypeVar("R")
 
+_MAX_WORKERS = 1024
+
 
 def num_cores() -> int:
     """Cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def worker_count(asked: int | None) -> int:
+    """Return the number of processes, all cores by default.
+
+    Raises:
+        UserError: fewer than one, or too many.
+    """
+    if asked is not None and not 1 <= asked <= _MAX_WORKERS:
+        raise UserError(f"num_workers is {asked}; it must be 1 to {_MAX_WORKERS}.")
+    return asked or num_cores()
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:

@@ -143,11 +143,7 @@ class TokenStore:
         """
         counts = np.asarray(self.unigram_counts, dtype=np.float64).copy()
         counts[list(asdict(self.special_ids).values())] = 0.0
-        counts = counts[counts > 0]
-        if not counts.size:
-            return 0.0
-        rates = counts / counts.sum()
-        return float(-(rates * np.log(rates)).sum())
+        return entropy(counts)
 
 
 @runtime_checkable
@@ -160,6 +156,15 @@ class StoreTokenizer(Protocol):
 
     def save(self, directory: Path) -> None:
         """Write the tokenizer's files into a new directory."""
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Return the entropy in nats of the distribution that counts, (vocab_size,), give."""
+    counts = counts[counts > 0]
+    if not counts.size:
+        return 0.0
+    rates = counts / counts.sum()
+    return float(-(rates * np.log(rates)).sum())
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

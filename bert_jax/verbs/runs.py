@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import math
 import shutil
 import sys
 import traceback
@@ -26,86 +25,6 @@ def demo(arguments: argparse.Namespace) -> int:
     if arguments.config:
         recipe = RECIPES["bert"]._replace(config=arguments.config)
     return run_demo(recipe, arguments.workdir)
-
-
-def tokenizer(arguments: argparse.Namespace) -> int:
-    """Learn a vocabulary."""
-    from bert_jax.corpus.build import iter_texts
-    from bert_jax.corpus.documents import ReadOptions
-    from bert_jax.tokenization.bytelevel_training import train_bytelevel
-    from bert_jax.tokenization.sentencepiece import train_sentencepiece
-    from bert_jax.tokenization.tokenizer import Tokenizer
-    from bert_jax.tokenization.wordpiece_training import train_wordpiece
-
-    if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
-        raise UserError(f"{arguments.out} exists and is not empty; choose another --out")
-    if not (math.isfinite(arguments.max_mb) and arguments.max_mb > 0):
-        raise UserError(f"--max-mb is {arguments.max_mb:g}; it must be a number above 0")
-    texts = iter_texts(
-        arguments.input,
-        max_bytes=int(arguments.max_mb * 1e6),
-        options=ReadOptions(arguments.field, arguments.line_documents),
-    )
-    options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
-    given = {name: value for name in options if (value := getattr(arguments, name)) is not None}
-    show = sys.stderr.isatty()
-    tokenizer: Tokenizer
-    if arguments.kind == "wordpiece":
-        if given.pop("keep_accents", False):
-            given["strip_accents"] = False
-        tokenizer = train_wordpiece(
-            texts, arguments.vocab_size, lowercase=not arguments.cased, progress=show, **given
-        )
-    elif arguments.kind == "bytelevel":
-        for name in given.keys() - {"min_frequency"}:
-            raise UserError(
-                f"--{name.replace('_', '-')} does not belong to --kind bytelevel, which keeps all "
-                "characters, as bytes, and all accents"
-            )
-        tokenizer = train_bytelevel(texts, arguments.vocab_size, progress=show, **given)
-    else:
-        for name in given.keys() & set(options[1:]):
-            raise UserError(
-                f"--{name.replace('_', '-')} belongs to --kind wordpiece. SentencePiece keeps all "
-                "accents and has no least frequency; --character-coverage limits its characters"
-            )
-        tokenizer = train_sentencepiece(
-            texts, arguments.vocab_size, model=arguments.kind, progress=show, **given
-        )
-    tokenizer.save(arguments.out)
-    print(
-        f"{arguments.out}: {arguments.kind}, {tokenizer.vocab_size:,} tokens, fingerprint "
-        f"{tokenizer.fingerprint[:12]}"
-    )
-    return 0
-
-
-def corpus(arguments: argparse.Namespace) -> int:
-    """Build a token store."""
-    from bert_jax.corpus.build import build_corpus
-    from bert_jax.corpus.documents import ReadOptions
-    from bert_jax.tokenization.load import load_tokenizer
-
-    built = build_corpus(
-        arguments.input,
-        load_tokenizer(arguments.tokenizer),
-        arguments.out,
-        heldout_rate=arguments.heldout_rate,
-        splitter=arguments.splitter,
-        num_workers=arguments.num_workers,
-        options=ReadOptions(arguments.field, arguments.line_documents),
-        overwrite=arguments.overwrite,
-    )
-    print(built.summary())
-    return 0
-
-
-def tfds(arguments: argparse.Namespace) -> int:
-    """Download and prepare a data set of TensorFlow Datasets."""
-    from bert_jax.data.tfds import prepare_tfds
-
-    print(prepare_tfds(arguments.name))
-    return 0
 
 
 def pretrain(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,262 @@
+"""The verbs that turn text into a tokenizer and a corpus; imports are made when one runs."""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bert_jax.errors import UserError
+from bert_jax.verbs.options import Parser
+
+_INPUT_HELP = (
+    "a file, a quoted glob, `tfds:NAME[:SPLIT]`, or `python-docs` (the documentation that Python "
+    "and the installed packages carry). Files: .txt with a blank line between documents, .jsonl, "
+    "each also as .gz, .xz or .zst, and .parquet. May be repeated"
+)
+
+
+_FIELD = "text"
+
+
+def add(verb: Callable[..., Parser]) -> None:
+    """Add the verbs; `verb` makes a parser of a name, a function, a description and an example."""
+    sub = verb(
+        "tokenizer", tokenizer_, "learn a vocabulary from text",
+        "bert-jax tokenizer --input 'my/*.txt' --vocab-size 30522 --out work/tokenizer\n"
+        "  bert-jax tokenizer --pairs train.en train.de --kind unigram --vocab-size 8000 \\\n"
+        "      --out work/en-de-tokenizer",
+    )  # fmt: skip
+    _add_input(sub)
+    _add_pairs(sub, "of which both sides are learned from")
+    sub.option("--out", "directory to write", required=True, type=Path)
+    sub.option(
+        "--kind",
+        "wordpiece as BERT's, bytelevel (BPE) as ModernBERT's, or SentencePiece unigram or bpe",
+        "wordpiece", choices=["wordpiece", "bytelevel", "unigram", "bpe"],
+    )  # fmt: skip
+    sub.option("--vocab-size", default=30522)
+    sub.flag(
+        "--cased",
+        "keep case and accents (wordpiece lower-cases otherwise; the others never do)",
+    )
+    sub.flag("--keep-accents", "wordpiece: keep accents where case is not kept", default=None)
+    sub.option(
+        "--character-coverage",
+        "share of the text's characters that get a token, the most frequent first; a word "
+        "with another becomes [UNK], or bytes in SentencePiece (default: at least 0.9995)",
+        type=float, metavar="SHARE",
+    )  # fmt: skip
+    sub.option(
+        "--limit-alphabet",
+        "wordpiece: at most so many characters get a token (default: as the coverage says, "
+        "at least 1000)",
+        type=int, metavar="N",
+    )  # fmt: skip
+    sub.option(
+        "--min-frequency",
+        "wordpiece and bytelevel: pairs of pieces that are rarer are not merged (default: 2)",
+        type=int, metavar="N",
+    )  # fmt: skip
+    sub.option(
+        "--max-mb", "learn from at most so much text, spread over all of it", 256,
+        type=float, metavar="MB",
+    )  # fmt: skip
+
+    sub = verb(
+        "corpus", corpus_, "tokenize text, or pairs of texts, into a corpus directory",
+        "bert-jax corpus --input 'my/*.txt' --tokenizer work/tokenizer --out work/corpus\n"
+        "  bert-jax corpus --pairs train.en train.de --heldout-pairs val.en val.de \\\n"
+        "      --tokenizer work/tokenizer --out work/en-de",
+    )  # fmt: skip
+    _add_input(sub)
+    _add_pairs(sub, "for translation, in place of --input")
+    sub.option(
+        "--heldout-pairs", "pairs for evaluation, given as --pairs (default: some of --pairs)",
+        nargs="+", action="append", metavar="FILE",
+    )  # fmt: skip
+    sub.flag("--swap", "pairs: translate the other way, from the second side to the first")
+    sub.flag("--drop-duplicates", "pairs: keep the first of equal training pairs alone")
+    sub.option(
+        "--tokenizer",
+        "directory from `bert-jax tokenizer`, or a vocab.txt, tokenizer.json or SentencePiece "
+        "model",
+        required=True, type=Path,
+    )  # fmt: skip
+    sub.option("--out", "directory to write", required=True, type=Path)
+    sub.option(
+        "--heldout-rate",
+        "share of the documents, or of the pairs, kept for evaluation (default: 0.01)", type=float,
+    )  # fmt: skip
+    sub.option(
+        "--splitter", "how sentences are found (default: fast); `lines`: one a line",
+        choices=["fast", "lines", "syntok"],
+    )  # fmt: skip
+    sub.option("--num-workers", "default: all cores", type=int)
+    sub.flag("--overwrite", "replace a corpus at --out once the new one is complete")
+
+    sub = verb(
+        "tfds", tfds_,
+        "download a data set of TensorFlow Datasets and prepare it, without TensorFlow",
+        "bert-jax tfds glue/mrpc",
+    )  # fmt: skip
+    sub.option("name", "as in its catalogue; goes to TFDS_DATA_DIR")
+
+
+def _add_pairs(sub: Parser, purpose: str) -> None:
+    sub.option(
+        "--pairs",
+        f"pairs of texts, {purpose}: two files, of which line n of the second is the translation "
+        "of line n of the first, also as .gz, .xz or .zst; or one table with --columns (.tsv, "
+        ".csv, .jsonl, .parquet, `tfds:NAME[:SPLIT]`). May be repeated",
+        nargs="+", action="append", metavar="FILE",
+    )  # fmt: skip
+    sub.option(
+        "--columns",
+        "columns of a table of pairs: names, or numbers from 1 in .tsv and .csv without a header",
+        nargs=2, metavar=("SOURCE", "TARGET"),
+    )  # fmt: skip
+
+
+def _add_input(sub: Parser) -> None:
+    sub.option("--input", _INPUT_HELP, action="append")
+    sub.option("--field", "of a JSON line or parquet row that holds the text", _FIELD)
+    sub.flag("--line-documents", "text files: each line is a document")
+
+
+def tokenizer_(arguments: argparse.Namespace) -> int:
+    """Learn a vocabulary."""
+    from bert_jax.corpus.build import iter_texts
+    from bert_jax.corpus.documents import ReadOptions
+    from bert_jax.corpus.pairs import open_pairs
+    from bert_jax.tokenization.bytelevel_training import train_bytelevel
+    from bert_jax.tokenization.sentencepiece import train_sentencepiece
+    from bert_jax.tokenization.tokenizer import Tokenizer
+    from bert_jax.tokenization.wordpiece_training import train_wordpiece
+
+    if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
+        raise UserError(f"{arguments.out} exists and is not empty; choose another --out")
+    if not (math.isfinite(arguments.max_mb) and arguments.max_mb > 0):
+        raise UserError(f"--max-mb is {arguments.max_mb:g}; it must be a number above 0")
+    if not (arguments.input or arguments.pairs):
+        raise UserError("give --input for text, --pairs for pairs of texts, or both")
+    pairs = [open_pairs(names, arguments.columns) for names in arguments.pairs or ()]
+    texts = iter_texts(
+        [*(arguments.input or ()), *pairs],
+        max_bytes=int(arguments.max_mb * 1e6),
+        options=ReadOptions(arguments.field, arguments.line_documents),
+    )
+    options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
+    given = {name: value for name in options if (value := getattr(arguments, name)) is not None}
+    show = sys.stderr.isatty()
+    tokenizer: Tokenizer
+    if arguments.kind == "wordpiece":
+        if given.pop("keep_accents", False):
+            given["strip_accents"] = False
+        tokenizer = train_wordpiece(
+            texts, arguments.vocab_size, lowercase=not arguments.cased, progress=show, **given
+        )
+    elif arguments.kind == "bytelevel":
+        for name in given.keys() - {"min_frequency"}:
+            raise UserError(
+                f"--{name.replace('_', '-')} does not belong to --kind bytelevel, which keeps all "
+                "characters, as bytes, and all accents"
+            )
+        tokenizer = train_bytelevel(texts, arguments.vocab_size, progress=show, **given)
+    else:
+        for name in given.keys() & set(options[1:]):
+            raise UserError(
+                f"--{name.replace('_', '-')} belongs to --kind wordpiece. SentencePiece keeps all "
+                "accents and has no least frequency; --character-coverage limits its characters"
+            )
+        tokenizer = train_sentencepiece(
+            texts, arguments.vocab_size, model=arguments.kind, progress=show, **given
+        )
+    tokenizer.save(arguments.out)
+    print(
+        f"{arguments.out}: {arguments.kind}, {tokenizer.vocab_size:,} tokens, fingerprint "
+        f"{tokenizer.fingerprint[:12]}"
+    )
+    return 0
+
+
+def corpus_(arguments: argparse.Namespace) -> int:
+    """Build token stores, of text or of pairs."""
+    from bert_jax.corpus.build import build_corpus
+    from bert_jax.corpus.documents import ReadOptions
+    from bert_jax.tokenization.load import load_tokenizer
+
+    _check_form(arguments)
+    given = {
+        name: value
+        for name in ("heldout_rate", "num_workers")
+        if (value := getattr(arguments, name)) is not None
+    }
+    if arguments.pairs:
+        from bert_jax.corpus.build_pairs import build_pairs
+        from bert_jax.corpus.pairs import open_pairs
+
+        sources, heldout = (
+            [open_pairs(names, arguments.columns, swap=arguments.swap) for names in several or ()]
+            for several in (arguments.pairs, arguments.heldout_pairs)
+        )
+        built = build_pairs(
+            sources,
+            load_tokenizer(arguments.tokenizer),
+            arguments.out,
+            heldout=heldout,
+            drop_duplicates=arguments.drop_duplicates,
+            overwrite=arguments.overwrite,
+            **given,
+        )
+        print(built.summary())
+        return 0
+    text = build_corpus(
+        arguments.input,
+        load_tokenizer(arguments.tokenizer),
+        arguments.out,
+        splitter=arguments.splitter or "fast",
+        options=ReadOptions(arguments.field, arguments.line_documents),
+        overwrite=arguments.overwrite,
+        **given,
+    )
+    print(text.summary())
+    return 0
+
+
+def _check_form(arguments: argparse.Namespace) -> None:
+    """Refuse options of the other form, text or pairs."""
+    if bool(arguments.input) == bool(arguments.pairs):
+        raise UserError(
+            "give --input for text, or --pairs for sources and targets"
+            + ("; not both" if arguments.input else "")
+        )
+    form, other = ("--pairs", "--input") if arguments.pairs else ("--input", "--pairs")
+    of_other = {
+        "--input": {
+            "splitter": arguments.splitter is not None,
+            "field": arguments.field != _FIELD,
+            "line-documents": arguments.line_documents,
+        },
+        "--pairs": {
+            "heldout-pairs": bool(arguments.heldout_pairs),
+            "columns": arguments.columns is not None,
+            "swap": arguments.swap,
+            "drop-duplicates": arguments.drop_duplicates,
+        },
+    }[other]
+    for name, is_given in of_other.items():
+        if is_given:
+            raise UserError(f"--{name} belongs to {other}, and this is a corpus of {form}")
+    if arguments.heldout_pairs and arguments.heldout_rate is not None:
+        raise UserError(
+            "--heldout-rate holds out some of --pairs, but --heldout-pairs are given; leave one out"
+        )
+
+
+def tfds_(arguments: argparse.Namespace) -> int:
+    """Download and prepare a data set of TensorFlow Datasets."""
+    from bert_jax.data.tfds import prepare_tfds
+
+    print(prepare_tfds(arguments.name))
+    return 0
