@@ -61,7 +61,7 @@ def build_pairs(
         out: directory that appears by one rename when everything is in it.
         heldout: held-out pairs.
         heldout_rate: share of the training pairs to hold out where `heldout` is empty.
-        drop_duplicates: whether of equal training pairs the first alone is kept.
+        drop_duplicates: whether of equal pairs of `sources` the first alone is kept.
         num_workers: processes; all cores by default. 1 runs in this process.
         overwrite: replace a corpus that is there already, once the new one is complete.
 
@@ -75,24 +75,28 @@ def build_pairs(
         staged = stack.enter_context(StagedDirectory(out, is_corpus, overwrite=overwrite))
         train, held = (
             stack.enter_context(_Part(staged.path / name, tokenizer, drops))
-            for name, drops in (("train", drop_duplicates), ("heldout", False))
+            for name, drops in (
+                ("train", drop_duplicates),
+                ("heldout", drop_duplicates and not heldout),
+            )
         )
         sample: list[str] = []
+        text_bytes = 0
         with _bar([*sources, *heldout], progress) as bar:
             for block in _encoded(heldout, tokenizer, workers, sample, bar):
                 held.append(block, np.ones(block.numbers.size, bool))
+                text_bytes += block.text_bytes
             if heldout and not held.writer.num_documents:
                 raise _empty(heldout)
             threshold = 0 if heldout else int(heldout_rate * 2**64)
             for block in _encoded(sources, tokenizer, workers, sample, bar):
                 is_held = block.hashes[:, 0] < np.uint64(threshold)
                 train.append(block, ~is_held)
-                if is_held.any():
-                    held.append(block, is_held)
+                held.append(block, is_held)
+                text_bytes += block.text_bytes
         if not train.writer.num_documents:
             raise _empty(sources)
         round_trip = RoundTrip.measure(tokenizer, sample)
-        text_bytes = train.text_bytes + held.text_bytes
         for part, read in ((train, sources), (held, heldout or sources)):
             if part.writer.num_documents:  # an empty held-out store is left out
                 part.finish(read, text_bytes, heldout_rate=0.0 if heldout else heldout_rate)
@@ -105,7 +109,7 @@ def build_pairs(
         heldout=heldout_store,
         findings=Findings(
             empty=train.empty + held.empty,
-            duplicates=train.duplicates,
+            duplicates=train.duplicates if heldout else train.duplicates + held.duplicates,
             dropped_duplicates=drop_duplicates,
             equal=train.equal + held.equal,
             overlaps=tuple(_overlap(train, held, side, heldout_store) for side in (0, 1)),
@@ -148,7 +152,6 @@ class _Part:
         self.counts = np.zeros((2, tokenizer.vocab_size), np.int64)
         """(2, vocab_size): how often each id occurs in sources and in targets."""
         self.hashes: list[np.ndarray] = []
-        self.text_bytes = 0
         self.tokenizer, self._drops, self._seen = tokenizer, drops, _Seen()
 
     def append(self, block: EncodedPairs, chosen: np.ndarray) -> None:
@@ -170,7 +173,6 @@ class _Part:
             counts += np.bincount(kept[side == number], minlength=counts.size)
         self.writer.append(kept, lengths.ravel(), np.full(len(lengths), 2))
         self.hashes.append(block.hashes[chosen])
-        self.text_bytes += block.text_bytes
 
     def finish(self, sources: Sequence[PairSource], text_bytes: int, heldout_rate: float) -> None:
         """Complete the store."""

@@ -80,7 +80,7 @@ class Findings(NamedTuple):
     empty: Cases
     """Pairs without tokens on a side; in no store."""
     duplicates: Cases
-    """Training pairs that occurred before."""
+    """Pairs that occurred before; not those of held-out files."""
     dropped_duplicates: bool
     """Whether these are in no store."""
     equal: Cases
@@ -134,7 +134,7 @@ class BuiltPairs(NamedTuple):
             notes.append(f"  left out, empty on a side: {found.empty}")
         if found.duplicates.count:
             kept = "left out" if found.dropped_duplicates else "kept; --drop-duplicates drops them"
-            notes.append(f"  training pairs that occur before: {found.duplicates}, {kept}")
+            notes.append(f"  pairs that occur before: {found.duplicates}, {kept}")
         if found.equal.count:
             notes.append(f"  pairs of two equal sides: {found.equal}")
         trips = found.round_trip

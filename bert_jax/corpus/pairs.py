@@ -159,27 +159,23 @@ def open_pairs(
 
     Args:
         names: two files, or one table (CSV, TSV, JSON lines, parquet, `tfds:NAME[:SPLIT]`).
-        columns: names of source and target; numbers from 1 in CSV and TSV without a header.
-        swap: whether the second is the source, and the first the target.
+        columns: names of source and target in a table; numbers from 1 in CSV and TSV without a
+            header.
+        swap: whether the second side is the source, and the first the target.
 
     Raises:
         UserError: not two sides, no such file, or a file of another kind.
     """
-    given = " ".join(names)
     source: PairSource
-    if columns is None and len(names) == 2:
+    if len(names) == 2:
         source = PairFiles(names)
-    elif columns is not None and len(names) == 1:
+    elif len(names) == 1 and columns is not None:
         source = PairTable(names[0], columns)
-    elif columns is None:
-        raise UserError(
-            f"pairs are read from two files of lines, or from one table with --columns SOURCE "
-            f"TARGET; got {len(names)} file(s) without columns: {given}"
-        )
     else:
         raise UserError(
-            f"--columns {' '.join(columns)} belongs to one table, but there are {len(names)} "
-            f"files: {given}"
+            "pairs are read from two files of lines, or from one table with --columns SOURCE "
+            f"TARGET; got {len(names)} file(s){'' if columns else ' without columns'}: "
+            f"{' '.join(names)}"
         )
     source.swap = swap
     return source

@@ -248,6 +248,12 @@ def _check_form(arguments: argparse.Namespace) -> None:
     for name, is_given in of_other.items():
         if is_given:
             raise UserError(f"--{name} belongs to {other}, and this is a corpus of {form}")
+    several = [*(arguments.pairs or ()), *(arguments.heldout_pairs or ())]
+    if arguments.columns and all(len(names) > 1 for names in several):
+        raise UserError(
+            f"--columns {' '.join(arguments.columns)} belongs to a table, and --pairs names files "
+            "of lines"
+        )
     if arguments.heldout_pairs and arguments.heldout_rate is not None:
         raise UserError(
             "--heldout-rate holds out some of --pairs, but --heldout-pairs are given; leave one out"

@@ -177,10 +177,10 @@ def test_held_out_pairs_that_are_known_or_swapped(files, tokenizer, tmp_path):
 
 
 def test_pairs_are_held_out_by_their_source(tokenizer, tmp_path):
-    sources = [f"{'dogs ' * (1 + n % 40)}man" for n in range(400)]  # each ten times
+    sources = [f"{'dogs ' * (1 + n % 40)}man" for n in range(400)]  # ten times each
     names = [
         write(tmp_path / "a.en", sources),
-        write(tmp_path / "a.de", [f"{'Hunde ' * (1 + n % 77)}Mann" for n in range(400)]),
+        write(tmp_path / "a.de", [f"{'Hunde ' * (1 + n % 60)}Mann" for n in range(400)]),
     ]
     built = build(names, tokenizer, tmp_path / "out", heldout_rate=0.3)
     known, held = (
@@ -191,6 +191,13 @@ def test_pairs_are_held_out_by_their_source(tokenizer, tmp_path):
     assert len(known | held) == 40
     assert built.train.num_documents + built.heldout.num_documents == 400
     assert 40 < built.heldout.num_documents < 240
+    text_bytes = sum((tmp_path / name).stat().st_size - 400 for name in ("a.en", "a.de"))
+    assert built.text_bytes == built.train.meta["text_bytes"] == text_bytes
+    again = build(names, tokenizer, tmp_path / "again", heldout_rate=0.3, drop_duplicates=True)
+    assert built.findings.duplicates.count == again.findings.duplicates.count > 0
+    stores = (again.train, again.heldout)
+    kept = [pair for store in stores for pair in texts_of(store, tokenizer)]
+    assert len(set(kept)) == len(kept) == 400 - built.findings.duplicates.count
     assert "held-out sources" not in built.summary()
     assert "held-out targets are in the training pairs too" in built.summary()
 
@@ -274,7 +281,7 @@ def test_a_data_set_without_a_split_is_that_of_training():
     [
         (["a.en"], None, r"two files of lines, or from one table with --columns .* got 1 file"),
         (["a.en", "a.de", "a.fr"], None, "got 3 file"),
-        (["a.en", "a.de"], ["1", "2"], "--columns 1 2 belongs to one table, but there are 2"),
+        (["a.en", "a.de", "a.fr"], ["1", "2"], "got 3 file"),
         (["a.en", "b.de"], None, r"there is no file b.de. Did you mean a.de"),
         (["a.*", "a.de"], None, r"'a.\*' matches 3 files, such as a.de and a.en"),
         (["a.en", "t.jsonl"], None, "t.jsonl is no text file.*--columns SOURCE TARGET"),
@@ -306,6 +313,7 @@ def test_the_verb(files, vocabulary, tmp_path, capsys):
         (["--input", files[0], "--pairs", *files], "not both"),
         (["--pairs", *files, "--splitter=fast"], "--splitter belongs to --input"),
         (["--pairs", *files, "--field=a"], "--field belongs to --input"),
+        (["--pairs", *files, "--columns", "1", "2"], "--columns 1 2 belongs to a table"),
         (["--input", files[0], "--swap"], "--swap belongs to --pairs"),
         (["--input", files[0], "--heldout-pairs", *files], "--heldout-pairs belongs to --pairs"),
         ([*pairs[1:], "--heldout-rate=0.1"], "--heldout-pairs are given; leave one out"),
