@@ -178,6 +178,11 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse sections that contradict each other."""
+        if self.data.target_length > self.model.num_positions:
+            raise UserError(
+                f"data.target_length {self.data.target_length} is beyond model.num_positions "
+                f"{self.model.num_positions}: the model has no positions for it"
+            )
         for number, phase in enumerate(self.training.phases):
             if phase.length > self.model.num_positions:
                 raise UserError(

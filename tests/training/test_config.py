@@ -125,6 +125,10 @@ def test_phases_cover_the_run():
         ({"optimizer": {"warmup_steps": 10**6}}, r"warmup_steps is 1000000 and training has 1000"),
         ({"model": {"hidden_dim": 100}}, r"hidden_dim 100 is not divisible"),
         ({"model": {"vocab_size": -1}}, r"vocab_size is -1"),
+        (
+            {"data": {"pairing": "translation", "target_length": 1024}},
+            r"data\.target_length 1024 is beyond model\.num_positions 512",
+        ),
         ({"model": {"num_types": 1}}, r"num_types is 1, but data.pairing 'nsp'"),
         ({"model": {"pooler": False}}, r"model.pooler is false, but data.pairing 'nsp' learns"),
         ({"checkpoint": {"keep": 0}}, r"checkpoint: keep is 0; it must be at least 1"),
