@@ -99,6 +99,7 @@ class PairTable(PairSource):
             name += ":train"
         size = 0 if self._is_tfds else Path(_one_file(name)).stat().st_size
         super().__init__(name, size)
+        self.unit = "examples" if self._is_tfds else Source.unit
         self._columns = tuple(columns)
         self._details = {"columns": list(columns)}
 
@@ -107,6 +108,7 @@ class PairTable(PairSource):
         is_delimited = plain_suffix(self.name) in _DELIMITED
         numbered = is_delimited and all(column.isdigit() for column in self._columns)
         table = TableFormat(header=False if numbered else None)
+        self._digest, rows = hashlib.sha256(), 0
         for row in read_rows(self.name, self._columns, table):
             if row.problem:
                 raise UserError(row.problem)
@@ -114,8 +116,13 @@ class PairTable(PairSource):
                 _text(value, column, f"{row.origin}")
                 for value, column in zip(row.values, self._columns, strict=True)
             ]
+            if self._is_tfds:
+                self._digest.update("\0".join([*texts, ""]).encode())
+                rows += 1
             yield Pair(row.origin.line, *texts)
-        if not self._is_tfds:
+        if self._is_tfds:
+            self.size = rows
+        else:
             self.bytes_read = self.size
             with open(self.name, "rb") as content:
                 self._digest = hashlib.file_digest(content, "sha256")

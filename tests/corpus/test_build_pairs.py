@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from bert_jax import cli
 from bert_jax.corpus import build_pairs as module
+from bert_jax.corpus import pairs as reading
 from bert_jax.corpus.build import iter_texts
 from bert_jax.corpus.build_pairs import build_pairs
-from bert_jax.corpus.pairs import PairTable, open_pairs
+from bert_jax.corpus.pairs import open_pairs
 from bert_jax.data.store import entropy, open_store
 from bert_jax.errors import UserError
+from bert_jax.tasks.examples import Origin
+from bert_jax.tasks.tables.delimited import Row
 from bert_jax.tokenization.load import load_tokenizer
 
 WORDS = (
@@ -271,9 +274,25 @@ def test_a_parquet_table(tmp_path):
         list(open_pairs([str(tmp_path / "a.parquet")], ["s", "n"]).pairs())
 
 
-def test_a_data_set_without_a_split_is_that_of_training():
-    assert PairTable("tfds:ted_hrlr_translate/pt_to_en", ["pt", "en"]).name.endswith(":train")
-    assert PairTable("tfds:a/b:validation", ["pt", "en"]).name == "tfds:a/b:validation"
+def test_a_data_set_of_tfds(monkeypatch):
+    targets = list(TARGETS)
+
+    def rows(name, columns, table):
+        assert (name, columns, table.header) == ("tfds:a/b:train", ("pt", "en"), None)
+        for number, pair in enumerate(zip(SOURCES, targets, strict=True), 1):
+            yield Row(Origin(name, number), pair)
+
+    monkeypatch.setattr(reading, "read_rows", rows)
+    source = open_pairs(["tfds:a/b"], ["pt", "en"])
+    records = []
+    for change in (None, None, "Hunde"):
+        targets[3] = change or targets[3]
+        assert [pair[1:] for pair in source.pairs()] == list(zip(SOURCES, targets, strict=True))
+        records += source.records()
+    assert (records[0]["name"], records[0]["examples"]) == ("tfds:a/b:train", 4)
+    assert records[0] == records[1]
+    assert records[0]["sha256"] != records[2]["sha256"]
+    assert open_pairs(["tfds:a/b:validation"], ["pt", "en"]).name == "tfds:a/b:validation"
 
 
 @pytest.mark.parametrize(
