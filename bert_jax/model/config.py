@@ -13,7 +13,7 @@ ARCHITECTURE = (
     "num_kv_heads", "mlp_dim", "gated", "activation", "norm", "norm_eps", "norm_bias", "norm_order",
     "embedding_norm", "first_norm", "positions", "rope_theta", "local_rope_theta", "local_window",
     "attention_pattern", "attention_bias", "mlp_bias", "pooler", "pooler_activation",
-    "head_transform", "head_bias", "head_activation", "decoder_bias", "tied",
+    "head_transform", "head_bias", "head_activation", "decoder_bias", "tied", "scale_embeddings",
 )  # fmt: skip
 """Fields that say what is computed from given parameters; with `vocab_size`, all of them."""
 
@@ -73,8 +73,12 @@ class ModelConfig:
     """Whether the embeddings are normalised."""
     first_norm: bool = True
     """Whether the first layer has an attention norm; ModernBERT's has none."""
-    positions: Literal["learned", "rope"] = "learned"
-    """A table of positions, or rotations of queries and keys (Su et al. 2021, RoFormer)."""
+    positions: Literal["learned", "rope", "sinusoidal"] = "learned"
+    """A table of positions, rotations of queries and keys (Su et al. 2021, RoFormer), or sines and
+    cosines that are added to the embeddings (Vaswani et al. 2017, section 3.5)."""
+    scale_embeddings: bool = False
+    """Whether looked-up token embeddings are multiplied by the root of their width (Vaswani et al.
+    2017, section 3.4); the table then starts at a scale of one over the root, not `init_std`."""
     rope_theta: float = 10000.0
     """Base of the rotations' wavelengths in global layers."""
     local_rope_theta: float = 10000.0
@@ -169,6 +173,11 @@ class ModelConfig:
                 f"model.positions is 'rope', which rotates pairs of numbers, but a head has "
                 f"{self.head_dim} (hidden_dim {self.hidden_dim} / num_heads {self.num_heads})"
             )
+        if self.positions == "sinusoidal" and self.embedding_width % 2:
+            raise UserError(
+                "model.positions is 'sinusoidal', a sine and a cosine for each frequency, but the "
+                f"embeddings are {self.embedding_width} wide; expected an even width"
+            )
         if not self.first_norm and self.norm_order == "post":
             raise UserError(
                 "model.first_norm is false with model.norm_order 'post'; only with 'pre' does a "
@@ -193,6 +202,11 @@ class ModelConfig:
     def embedding_width(self) -> int:
         """Width of the embedding tables (E)."""
         return self.embedding_dim or self.hidden_dim
+
+    @property
+    def embedding_std(self) -> float:
+        """Scale of the token table's truncated normal."""
+        return self.embedding_width**-0.5 if self.scale_embeddings else self.init_std
 
     @property
     def projects_embeddings(self) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Bool, Float, Integer
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention.attend import attend
@@ -30,7 +30,13 @@ from bert_jax.model.layers import (
     truncated_normal,
 )
 from bert_jax.model.layout import Layout
-from bert_jax.model.rotation import Context, make_context, restarting_positions, rotate
+from bert_jax.model.rotation import (
+    Context,
+    make_context,
+    restarting_positions,
+    rotate,
+    sinusoids,
+)
 from bert_jax.model.stack import run_layers
 
 # Dropout sites: 0 is the embeddings; layer n has the three numbers from 1 + 3 n.
@@ -45,16 +51,18 @@ class Embeddings(nnx.Module):
     Tables of another width than the layers are followed by a map (Clark et al. 2020, ELECTRA).
     """
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, has_table: bool = True):
+        """Make embeddings; without `has_table` they are given vectors in place of tokens."""
         self.config = config
         width = config.embedding_width
 
-        def table(rows: int) -> Array:
-            return truncated_normal(rngs.params(), (rows, width), config.init_std)
+        def table(rows: int, std: float = config.init_std) -> Array:
+            return truncated_normal(rngs.params(), (rows, width), std)
 
-        padding = config.padded_vocab_size - config.vocab_size
-        tokens = jnp.pad(table(config.vocab_size), ((0, padding), (0, 0)))
-        self.token = parameter(tokens, "vocab", "embed")
+        if has_table:
+            padding = config.padded_vocab_size - config.vocab_size
+            tokens = table(config.vocab_size, config.embedding_std)
+            self.token = parameter(jnp.pad(tokens, ((0, padding), (0, 0))), "vocab", "embed")
         if config.positions == "learned":
             self.position = parameter(table(config.num_positions), "length", "embed")
         if config.num_types:
@@ -66,33 +74,49 @@ class Embeddings(nnx.Module):
 
     def __call__(
         self,
-        tokens: Integer[Array, "B L"],
+        tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
         type_ids: Integer[Array, "B L"],
         segment_ids: Integer[Array, "B L"],
         stream: DropoutStream | None,
+        site: int = SITE_EMBEDDINGS,
+        positions: Integer[Array, "B L"] | None = None,
     ) -> Float[Array, "B L D"]:
-        """Ids are not range-checked here: JAX clamps a gather, the host checks."""
+        """Embed tokens, or vectors that stand in their place.
+
+        `positions` None: those inside the segments. Ids are not range-checked here: JAX clamps a
+        gather, the host checks.
+        """
         config, length = self.config, tokens.shape[1]
         if length > config.num_positions:
             raise UserError(
                 f"the sequence length {length} is beyond model.num_positions "
                 f"{config.num_positions}: shorten the sequences or train more positions"
             )
-        x = self.token[...][tokens]
-        if config.positions == "learned":
-            x = x + self.position[...][restarting_positions(segment_ids)]
+        x = tokens if tokens.ndim == 3 else look_up(config, self.token[...], tokens)
+        if config.positions != "rope":
+            at = restarting_positions(segment_ids) if positions is None else positions
+            learned = config.positions == "learned"
+            x = x + (self.position[...][at] if learned else sinusoids(at, x.shape[-1]))
         if config.num_types == 1:  # a lookup drops the gradient of an id out of range
             type_ids = jnp.zeros_like(type_ids)
         if config.num_types:
             x = x + self.type[...][type_ids.astype(jnp.int32)]
         x = self.norm(x) if config.embedding_norm else x
         rate = config.rate_of("embedding")
-        x = dropout(x.astype(compute_dtype(config)), rate, stream, SITE_EMBEDDINGS)
+        x = dropout(x.astype(compute_dtype(config)), rate, stream, site)
         return self.project(x) if config.projects_embeddings else x
 
 
-class SelfAttention(nnx.Module):
-    """Multi-head self-attention with its output projection, global or local."""
+def look_up(
+    config: ModelConfig, table: Float[Array, "V E"], tokens: Integer[Array, "B L"]
+) -> Float[Array, "B L E"]:
+    """Look tokens up in a table, and scale them as `config.scale_embeddings` says."""
+    found = table[tokens]
+    return found * math.sqrt(table.shape[1]) if config.scale_embeddings else found
+
+
+class Attention(nnx.Module):
+    """Maps of multi-head attention: queries, keys, values and the output."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -104,6 +128,13 @@ class SelfAttention(nnx.Module):
         self.key = Affine(config, embed, kv_heads, rngs, bias=bias)
         self.value = Affine(config, embed, kv_heads, rngs, bias=bias)
         self.output = Affine(config, heads, embed, rngs, bias=bias, std=output_std(config))
+
+
+class SelfAttention(Attention):
+    """Multi-head self-attention with its output projection, global, local or causal."""
+
+    causal = False
+    """Whether a token sees those before it alone."""
 
     def __call__(
         self,
@@ -117,7 +148,7 @@ class SelfAttention(nnx.Module):
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
         """Attend from all tokens, or from those at `places`; `first_site` numbers the dropouts."""
         config = self.config
-        query, key = self._queries_and_keys(x, context, letter, places)
+        query, key = self.queries_and_keys(x, context, letter, places)
         attended = attend(
             query,
             key,
@@ -125,6 +156,7 @@ class SelfAttention(nnx.Module):
             _taken(context.segment_ids, places),
             context.segment_ids,
             window=config.window(letter),
+            causal=self.causal,
             q_places=places,
             dropout_rate=config.attention_dropout_rate,
             stream=stream,
@@ -135,9 +167,10 @@ class SelfAttention(nnx.Module):
         )
         return self.output(attended)
 
-    def _queries_and_keys(
+    def queries_and_keys(
         self, x: Array, context: Context, letter: str, places: Array | None = None
     ) -> tuple[Float[Array, "B P H K"], Float[Array, "B L G K"]]:
+        """Make queries, at `places` or at all, and keys, rotated where the letter's layers are."""
         query, key = self.query(_taken(x, places)), self.key(x)
         if letter in context.rotations:
             cos, sin = context.rotations[letter]
@@ -149,11 +182,18 @@ class SelfAttention(nnx.Module):
         self, x: Float[Array, "B L D"], context: Context, letter: str
     ) -> Float[Array, "B H L L"]:
         """Compute how much each token (row) attends to each (column), without dropout."""
-        query, key = self._queries_and_keys(x, context, letter)
-        key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
-        scores = einsum_float32("BLHK,BSHK->BHLS", query, key) / math.sqrt(query.shape[-1])
-        visible = visible_keys(context.segment_ids, context.segment_ids, self.config.window(letter))
-        return jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
+        segments, window = context.segment_ids, self.config.window(letter)
+        visible = visible_keys(segments, segments, window, causal=self.causal)
+        return attention_weights(*self.queries_and_keys(x, context, letter), visible)
+
+
+def attention_weights(
+    query: Float[Array, "B L H K"], key: Float[Array, "B S G K"], visible: Bool[Array, "B 1 L S"]
+) -> Float[Array, "B H L S"]:
+    """Compute how much each query (row) attends to each key (column), in float32."""
+    key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
+    scores = einsum_float32("BLHK,BSHK->BHLS", query, key) / math.sqrt(query.shape[-1])
+    return jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
 
 
 class Mlp(nnx.Module):
@@ -245,9 +285,12 @@ class Pooler(nnx.Module):
 class Encoder(nnx.Module):
     """Embeddings and `num_layers` layers, which are stored stacked on axis 0."""
 
+    has_table = True
+    """Whether the encoder reads tokens, and not vectors."""
+
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        self.embeddings = Embeddings(config, rngs)
+        self.embeddings = Embeddings(config, rngs, has_table=self.has_table)
         # Each layer is initialised from a key of its own.
         stack = nnx.split_rngs(splits=config.num_layers)(nnx.vmap(partial(Layer, config)))
         self.layers: Layer = stack(rngs)
@@ -256,7 +299,7 @@ class Encoder(nnx.Module):
 
     def __call__(
         self,
-        tokens: Integer[Array, "B L"],
+        tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
         type_ids: Integer[Array, "B L"],
         segment_ids: Integer[Array, "B L"],
         stream: DropoutStream | None = None,
@@ -281,6 +324,12 @@ class Encoder(nnx.Module):
             return nnx.merge(graphdef, params)(x, context, stream, index, kind, layout)
 
         return run_layers(self.config, apply_layer, stacked, x, gather is not None)
+
+
+class VectorEncoder(Encoder):
+    """Encoder of vectors (B, L, E) that stand in the place of embedded tokens."""
+
+    has_table = False
 
 
 class PooledEncoder(Encoder):

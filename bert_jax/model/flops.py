@@ -30,6 +30,20 @@ def encoder_flops(config: ModelConfig, length: int) -> int:
     return map_to_layers + config.num_layers * (projections + mlp) + attention
 
 
+def decoder_flops(config: ModelConfig, source_length: int, target_length: int) -> int:
+    """Count the operations of one row's way through a decoder's layers, all of them global.
+
+    A target token sees itself and those before, and all source tokens.
+    """
+    d, kv = config.hidden_dim, (config.num_kv_heads or config.num_heads) * config.head_dim
+    tokens = config.projects_embeddings * 2 * config.embedding_width * d
+    own = 2 * d * (2 * d + 2 * kv) + 2 * d * 2 * d  # self-attention, then query and output of cross
+    own += (3 if config.gated else 2) * 2 * d * config.mlp_dim
+    seen = target_length * (target_length + 1) // 2 + target_length * source_length
+    layer = target_length * own + source_length * 2 * d * 2 * kv + 2 * 2 * seen * d
+    return target_length * tokens + config.num_layers * layer
+
+
 def seen_keys(config: ModelConfig, length: int, letter: str) -> int:
     """Count the pairs of a query and a key that it sees, in a row that is one segment."""
     window = min(length - 1, length if (found := config.window(letter)) is None else found)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.encoder import Encoder, PooledEncoder, Pooler
+from bert_jax.model.encoder import Encoder, PooledEncoder, Pooler, VectorEncoder
 from bert_jax.model.layers import (
     ACTIVATIONS,
     Affine,
@@ -172,7 +172,7 @@ def logical_axes(
     """
     axes = {}
     for path, variable in nnx.to_flat_state(nnx.state(_abstract(module, config, *settings))):
-        stacked = ("layers",) if path[:2] == ("encoder", "layers") else ()
+        stacked = ("layers",) if "layers" in path else ()
         axes[path] = (*stacked, *variable.get_metadata("axes"))
     return nnx.traversals.unflatten_mapping(axes)
 
@@ -185,7 +185,7 @@ def with_params(params: Params, module: Build, config: ModelConfig, *settings: H
 def encode(
     config: ModelConfig,
     params: Params,
-    tokens: Integer[Array, "B L"],
+    tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
     type_ids: Integer[Array, "B L"],
     segment_ids: Integer[Array, "B L"],
     stream: DropoutStream | None = None,
@@ -196,7 +196,8 @@ def encode(
     Args:
       config: the architecture.
       params: any tree with an `encoder` entry; the encoder need not have a pooler.
-      tokens: token ids, below `vocab_size` (not checked here).
+      tokens: token ids, below `vocab_size` (not checked here); vectors in their place where the
+        embeddings have no table.
       type_ids: sentence types, below `num_types`.
       segment_ids: 0 is padding, 1.. are the packed segments.
       stream: names of the dropout masks; None switches dropout off.
@@ -205,13 +206,15 @@ def encode(
     Raises:
       UserError: L is beyond `num_positions`.
     """
+    layout = None if layout is None else layout.of("encoder")
     hidden = _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout)
     return end_norm(config, params, hidden)
 
 
 def _encoder(config: ModelConfig, params: Params) -> Encoder:
     parts = {name: part for name, part in params["encoder"].items() if name != "pooler"}
-    encoder: Encoder = with_params(parts, Encoder, config)
+    kind = Encoder if "token" in parts.get("embeddings", {}) else VectorEncoder
+    encoder: Encoder = with_params(parts, kind, config)
     return encoder
 
 
@@ -273,7 +276,7 @@ class LayerOutputs(NamedTuple):
 def layer_outputs(
     config: ModelConfig,
     params: Params,
-    tokens: Integer[Array, "B L"],
+    tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
     type_ids: Integer[Array, "B L"],
     segment_ids: Integer[Array, "B L"],
     *,

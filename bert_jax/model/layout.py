@@ -22,10 +22,15 @@ class Layout(NamedTuple):
     spec: Callable[[LogicalAxes], PartitionSpec]
     """Map of an array's logical axes to its place on the whole mesh."""
     gather: Callable[[Any], Any] | None = None
-    """Map of one layer's parameters (a nested dict, as the device has them) to the form that the
-    layer needs; None where both are the same. Called in the layer, so that no copy lives long."""
+    """Map of the parameters of one of the `layers` (a nested dict, as the device has them) to the
+    form that the layer needs; None where both are the same. Called in the layer, so that no copy
+    lives long."""
     inner: Mapping[str, "Layout"] = MappingProxyType({})
-    """Layouts of further models inside the parameters, by the name of their entry."""
+    """Layouts of the entries of the parameters that are dicts themselves."""
+
+    def of(self, name: str) -> "Layout":
+        """Return the layout of an entry of the parameters."""
+        return self.inner.get(name, self)
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
         """Lay out `x`, which has these logical axes, by the rules; for use inside jit."""

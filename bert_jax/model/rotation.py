@@ -1,7 +1,7 @@
-"""Positions of tokens: inside their segments, and as rotations of queries and keys.
+"""Positions of tokens: inside their segments, as rotations of queries and keys, and as sinusoids.
 
-Source: Su et al. 2021 (RoFormer), section 3.4.2; the pairs of a head are its two halves, as in
-GPT-NeoX.
+Sources: Su et al. 2021 (RoFormer), section 3.4.2, the pairs of a head being its two halves, as in
+GPT-NeoX; Vaswani et al. 2017, section 3.5.
 """
 
 from typing import NamedTuple
@@ -23,15 +23,19 @@ class Context(NamedTuple):
     segment_ids: Integer[Array, "B L"]
     """0 is padding, 1.. are the packed segments; a token sees its own segment."""
     rotations: dict[str, Rotation]
-    """Rotations by the letter of the layers that use them; empty where positions are learned."""
+    """Rotations by the letter of the layers that use them; empty where nothing is rotated."""
 
 
-def make_context(config: ModelConfig, segment_ids: Integer[Array, "B L"]) -> Context:
-    """Make what all layers share, once for a pass."""
+def make_context(
+    config: ModelConfig,
+    segment_ids: Integer[Array, "B L"],
+    positions: Integer[Array, "B L"] | None = None,
+) -> Context:
+    """Make what all layers share, once for a pass; `positions` None: those inside the segments."""
     segment_ids = segment_ids.astype(jnp.int32)
-    if config.positions == "learned":
+    if config.positions != "rope":
         return Context(segment_ids, {})
-    positions = restarting_positions(segment_ids)
+    positions = restarting_positions(segment_ids) if positions is None else positions
     return Context(
         segment_ids,
         {
@@ -75,3 +79,13 @@ def rotate(
     cos, sin = cos[:, :, None], sin[:, :, None]
     turned = (first * cos - second * sin, second * cos + first * sin)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def sinusoids(positions: Integer[Array, "..."], width: int) -> Float[Array, "... D"]:
+    """Compute sin(position * f) at even indices and cos(position * f) at odd ones, in float32.
+
+    The frequency f of the indices 2 i and 2 i + 1 is 10000^(-2 i / width).
+    """
+    angles = positions[..., None].astype(jnp.float32) * frequencies(10000.0, width)
+    pairs = jnp.stack((jnp.sin(angles), jnp.cos(angles)), axis=-1)
+    return pairs.reshape(*positions.shape, width)

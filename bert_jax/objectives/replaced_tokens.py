@@ -178,7 +178,7 @@ class ReplacedTokens(Objective):
         if seed is not None:  # the sites of the discriminator have the same numbers
             seed = jnp.asarray(hash_u32(seed, _GENERATOR_DROPOUT))
         if layout is not None:
-            layout = layout.inner["generator"]
+            layout = layout.of("generator")
         states = encode(self.generator, generator, *self.inputs(rows, seed), layout)
         return vocabulary_logits(self.generator, generator, states, rows["positions"])
 

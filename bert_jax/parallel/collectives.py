@@ -74,19 +74,19 @@ def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[.
 def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
     """Make the layout that a model with this compute type is told inside `on_local_rows`.
 
-    `specs` has the PartitionSpec of each parameter of the model: an entry `encoder`, heads, and
-    entries that hold further models.
+    `specs` has the PartitionSpec of each parameter of the model; an entry `layers`, anywhere in it,
+    is a stack of layers on axis 0.
     """
     gather_layer = None
-    if mesh.shape["fsdp"] > 1 and "encoder" in specs:
+    if mesh.shape["fsdp"] > 1 and "layers" in specs:
         layer = jax.tree.map(
-            lambda spec: PartitionSpec(*spec[1:]), specs["encoder"]["layers"], is_leaf=_is_spec
+            lambda spec: PartitionSpec(*spec[1:]), specs["layers"], is_leaf=_is_spec
         )
         gather_layer = partial(gather, specs=layer, mesh=mesh, dtype=dtype)
     inner = {
         name: local_layout(mesh, entry, dtype)
         for name, entry in specs.items()
-        if isinstance(entry, dict) and "encoder" in entry
+        if name != "layers" and isinstance(entry, dict)
     }
     return Layout(mesh, partition_spec, gather_layer, inner)
 

@@ -6,7 +6,13 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.rotation import make_context, restarting_positions, rotate, rotation
+from bert_jax.model.rotation import (
+    make_context,
+    restarting_positions,
+    rotate,
+    rotation,
+    sinusoids,
+)
 
 
 def test_positions_restart_in_each_segment():
@@ -71,3 +77,15 @@ def test_each_kind_of_layer_has_its_own_angles():
 def test_fields_that_do_not_fit_are_named(fields, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
         ModelConfig(**fields)
+
+
+def test_sinusoids_alternate_sines_and_cosines():
+    # Vaswani et al. 2017, section 3.5, at positions 0 and 1 and width 4.
+    found = np.asarray(sinusoids(jnp.array([0, 1]), 4))
+    assert found.dtype == np.float32
+    expected = [[0, 1, 0, 1], [0.841471, 0.540302, 0.0099998, 0.99995]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    far = np.asarray(sinusoids(jnp.array([[511]]), 64), np.float64)[0, 0]
+    angles = 511 / 10000 ** (2 * (np.arange(64) // 2) / 64)
+    wanted = np.where(np.arange(64) % 2, np.cos(angles), np.sin(angles))
+    np.testing.assert_allclose(far, wanted, atol=1e-4)

@@ -3,13 +3,13 @@
 Padding and packing are one thing here: a query sees the keys whose segment id equals its own. The
 (B, L, S) mask that follows from it is built inside an implementation and never leaves it.
 
-| `attention_impl` | for | with dropout | memory of its own |
-| --- | --- | --- | --- |
-| `xla` | any device; the reference | yes | (B, H, L, S), several times |
-| with a window | any device | no | (B, H, L, 3 window), several times |
-| `fused` | TPU, rows up to 8192 | yes | (B, H, L) |
-| `splash` | TPU, any length | no | (B, H, L) |
-| `cudnn` | GPU since Ampere, even lengths | no | (B, L, S) |
+| `attention_impl` | for | with dropout | causal | memory of its own |
+| --- | --- | --- | --- | --- |
+| `xla` | any device; the reference | yes | yes | (B, H, L, S), several times |
+| with a window | any device | no | yes | (B, H, L, 3 window), several times |
+| `fused` | TPU, rows up to 8192 | yes | no | (B, H, L) |
+| `splash` | TPU, any length | no | yes, skips blocks | (B, H, L) |
+| `cudnn` | GPU since Ampere, even lengths | no | yes, skips blocks | (B, L, S) |
 """
 
 import logging
@@ -44,6 +44,8 @@ class Work(NamedTuple):
     """Rate of the dropout that is to be applied."""
     window: int | None = None
     """Largest distance of a key that a query sees; None for no limit."""
+    causal: bool = False
+    """Whether a query sees no key after its own place."""
 
     @property
     def band(self) -> int | None:
@@ -92,6 +94,7 @@ def attend(
     stream: DropoutStream | None = None,
     site: int | Integer[Array, ""] = 0,
     window: int | None = None,
+    causal: bool = False,
     q_places: Integer[Array, "B L"] | None = None,
     impl: AttentionImpl = "auto",
     layout: Layout | None = None,
@@ -112,6 +115,7 @@ def attend(
       stream: names of the dropout masks; None means no dropout.
       site: number of this dropout in the model.
       window: largest distance of a key that a query sees; None for no limit.
+      causal: whether a query sees its own place and those before alone.
       q_places: places of the queries in the row, for `xla`; None: query i lies at i.
       impl: the implementation; `auto` picks the fastest that can do what is asked. `fused` and
         `splash` run in Pallas's interpreter on a CPU, for tests.
@@ -124,7 +128,8 @@ def attend(
     rate = 0.0 if stream is None else dropout_rate
     if k.shape[2] != q.shape[2]:
         k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    work = Work(_platform(layout), q.shape[1], k.shape[1], q.shape[3], q.dtype, rate, window)
+    sizes = q.shape[1], k.shape[1], q.shape[3]
+    work = Work(_platform(layout), *sizes, q.dtype, rate, window, causal)
     band = work.band if q_places is None else None
     when_kept = None
     if impl == "auto":
@@ -138,7 +143,7 @@ def attend(
         _note_band()
     arrays = [q, k, v, q_segment_ids, kv_segment_ids]
     if impl == "xla" and band is not None:
-        return banded_attention(*arrays, window=band, keeps_half=work.keeps_half)
+        return banded_attention(*arrays, window=band, causal=causal, keeps_half=work.keeps_half)
     if impl == "xla":
         return xla_attention(
             *arrays,
@@ -147,6 +152,7 @@ def attend(
             site=site,
             window=window,
             q_places=q_places,
+            causal=causal,
             when_kept=when_kept,
             keeps_half=work.keeps_half,
         )
@@ -156,8 +162,8 @@ def attend(
     axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
     kernels: dict[str, Callable[..., Array]] = {
         "fused": partial(fused.fused_attention, dropout_rate=rate, window=window),
-        "splash": partial(splash.splash_attention, window=window),
-        "cudnn": partial(cudnn.cudnn_attention, window=window),
+        "splash": partial(splash.splash_attention, window=window, causal=causal),
+        "cudnn": partial(cudnn.cudnn_attention, window=window, causal=causal),
     }
     run = kernels[impl]
     if impl == "fused":
@@ -205,6 +211,8 @@ def _unsupported(impl: AttentionImpl, work: Work) -> str | None:
         return cudnn.unsupported(work.queries, work.keys, work.head_dim, work.dtype)
     if impl == "splash":
         return splash.unsupported(work.queries, work.keys)
+    if work.causal:
+        return "queries that see the keys after them too, not the causal ones of a decoder"
     return fused.unsupported(work.queries, work.keys, work.head_dim)
 
 

@@ -68,6 +68,7 @@ def cudnn_attention(
     kv_segment_ids: Integer[Array, "B S"],
     *,
     window: int | None = None,
+    causal: bool = False,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "B L H K"]:
     """Attend as `attention.attend` does, on one device and without dropout.
@@ -77,4 +78,6 @@ def cudnn_attention(
     # One mask for all heads, (B, 1, L, S): segment ids are data, and whether a row is packed or
     # merely padded (for which cuDNN could take lengths) is not known when compiling.
     mask = visible_keys(q_segment_ids, kv_segment_ids, window)
-    return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
+    return jax.nn.dot_product_attention(
+        q, k, v, mask=mask, is_causal=causal, implementation=implementation
+    )

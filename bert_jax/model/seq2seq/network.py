@@ -23,8 +23,9 @@ Tree = Any
 class Side(NamedTuple):
     """Packed rows of one side, source or target."""
 
-    tokens: Integer[Array, "B L"]
-    """Source: [CLS] text [SEP]; target: [CLS] text, the decoder's input."""
+    tokens: Integer[Array, "B L"] | Float[Array, "B L F"]
+    """Source: [CLS] text [SEP], or vectors in place of tokens where the network reads such; target:
+    [CLS] text, the decoder's input."""
     segment_ids: Integer[Array, "B L"]
     """0 padding; a source and a target with the same number are a pair."""
 

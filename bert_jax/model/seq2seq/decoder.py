@@ -1,0 +1,312 @@
+"""The decoder of a Transformer: causal self-attention, cross-attention and feed-forward.
+
+Source: Vaswani et al. 2017, section 3.1; norms, gates, rotations and shared keys as in the encoder.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Integer
+
+from bert_jax.model.attention.attend import attend
+from bert_jax.model.attention.xla import visible_keys
+from bert_jax.model.config import LayerKind, ModelConfig
+from bert_jax.model.dropout import DropoutStream, dropout
+from bert_jax.model.encoder import (
+    SITE_ATTENTION_OUTPUT,
+    SITE_MLP_OUTPUT,
+    Attention,
+    Embeddings,
+    Mlp,
+    SelfAttention,
+    attention_weights,
+)
+from bert_jax.model.layers import Norm
+from bert_jax.model.layout import Layout
+from bert_jax.model.rotation import Context, make_context
+from bert_jax.model.stack import run_layers
+
+SITE_DECODER = 1 << 17
+"""First dropout site: the embeddings; layer n has the five numbers from 1 + 5 n on."""
+SITES_PER_LAYER = 5
+SITE_CROSS_WEIGHTS, SITE_CROSS_OUTPUT = 4, 5  # after the sites that an encoder's layer has, too
+
+_GLOBAL = "G"  # letter of all layers of a decoder
+
+
+class Source(NamedTuple):
+    """Encoded source, as cross-attention reads it."""
+
+    states: Float[Array, "B S D"]
+    segment_ids: Integer[Array, "B S"]
+    """0 is padding; a target token sees the source tokens with its own number."""
+
+
+class Memory(NamedTuple):
+    """Keys and values of one layer, of a source or of the target tokens so far."""
+
+    keys: Float[Array, "B *K S G K"]
+    values: Float[Array, "B *K S G K"]
+
+
+class CausalSelfAttention(SelfAttention):
+    """Multi-head self-attention from a token to itself and those before."""
+
+    causal = True
+
+    def step(
+        self, x: Float[Array, "R 1 D"], context: Context, memory: Memory, at: Integer[Array, ""]
+    ) -> tuple[Float[Array, "R 1 D"], Memory]:
+        """Attend from one token of each of R = B * K beams, the token in slot `at` of T.
+
+        `memory` (B, K, T, G, K) has the tokens before; the result has this token, too.
+        """
+        query, key = self.queries_and_keys(x, context, _GLOBAL)
+        beams = memory.keys.shape[:2]
+
+        def written(slots: Array, new: Array) -> Array:
+            new = new.reshape(*beams, *new.shape[1:])
+            return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), at, axis=2)
+
+        memory = Memory(written(memory.keys, key), written(memory.values, self.value(x)))
+        keys, values = (slots.reshape(-1, *slots.shape[2:]) for slots in memory)
+        # Slots that are not written yet are padding to the query, which is in segment 1.
+        slots = jnp.arange(keys.shape[1]) <= at
+        slots = jnp.broadcast_to(slots.astype(jnp.int32), keys.shape[:2])
+        ones = jnp.ones((len(x), 1), jnp.int32)
+        return self.output(attend(query, keys, values, ones, slots, impl="xla")), memory
+
+
+class CrossAttention(Attention):
+    """Multi-head attention from target tokens to source tokens."""
+
+    def memory(self, states: Float[Array, "B S D"]) -> Memory:
+        """Make the keys and values of source tokens."""
+        return Memory(self.key(states), self.value(states))
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Memory,
+        segment_ids: Integer[Array, "B T"],
+        source_segment_ids: Integer[Array, "B S"],
+        stream: DropoutStream | None = None,
+        site: int | Integer[Array, ""] = 0,
+        layout: Layout | None = None,
+        *,
+        few: bool = False,
+    ) -> Float[Array, "B T D"]:
+        """Attend; `few` queries, those of a step, are not for kernels."""
+        config = self.config
+        attended = attend(
+            self.query(x),
+            *memory,
+            segment_ids,
+            source_segment_ids,
+            dropout_rate=config.attention_dropout_rate,
+            stream=stream,
+            site=site,
+            impl="xla" if few else config.attention_impl,
+            layout=layout,
+            layers=config.num_layers if config.remat == "none" else 1,
+        )
+        return self.output(attended)
+
+    def weights(
+        self, x: Float[Array, "B T D"], states: Array, visible: Bool[Array, "B 1 T S"]
+    ) -> Float[Array, "B H T S"]:
+        """Compute how much each target token (row) attends to each source token (column)."""
+        return attention_weights(self.query(x), self.key(states), visible)
+
+
+class DecoderLayer(nnx.Module):
+    """Self-attention, cross-attention and feed-forward, each with a norm and a residual."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.attention = CausalSelfAttention(config, rngs)
+        self.attention_norm = Norm(config)
+        self.cross = CrossAttention(config, rngs)
+        self.cross_norm = Norm(config)
+        self.mlp = Mlp(config, rngs)
+        self.mlp_norm = Norm(config)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        context: Context,
+        source: Source,
+        stream: DropoutStream | None,
+        index: int | Integer[Array, ""],
+        layout: Layout | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Apply the layer to all places; `index`, its number, numbers the dropout sites."""
+        site = SITE_DECODER + index * SITES_PER_LAYER
+
+        def attend_target(y: Array) -> Array:
+            return self.attention(y, context, stream, site, _GLOBAL, layout)
+
+        def attend_source(y: Array) -> Array:
+            memory = self.cross.memory(source.states)
+            segments = context.segment_ids, source.segment_ids
+            return self.cross(y, memory, *segments, stream, site + SITE_CROSS_WEIGHTS, layout)
+
+        return self._joined(x, attend_target, attend_source, stream, site)
+
+    def step(
+        self,
+        x: Float[Array, "R 1 D"],
+        context: Context,
+        target: Memory,
+        source: Memory,
+        source_segment_ids: Integer[Array, "B S"],
+        at: Integer[Array, ""],
+    ) -> tuple[Float[Array, "R 1 D"], Memory]:
+        """Apply the layer to one token of each of R = B * K beams (see the attentions).
+
+        The beams of a source are queries of one row of the cross-attention.
+        """
+        written = target
+
+        def attend_target(y: Array) -> Array:
+            nonlocal written
+            y, written = self.attention.step(y, context, target, at)
+            return y
+
+        def attend_source(y: Array) -> Array:
+            beams = y.reshape(len(source_segment_ids), -1, y.shape[-1])
+            ones = jnp.ones(beams.shape[:2], jnp.int32)
+            return self.cross(beams, source, ones, source_segment_ids, few=True).reshape(y.shape)
+
+        return self._joined(x, attend_target, attend_source, None, 0), written
+
+    def weights(
+        self, x: Float[Array, "B T D"], context: Context, source: Source
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B H T T"], Float[Array, "B H T S"]]:
+        """Apply the layer without dropout; return the weights of both attentions as well."""
+        found = []
+
+        def attend_target(y: Array) -> Array:
+            found.append(self.attention.weights(y, context, _GLOBAL))
+            return self.attention(y, context, None, 0, _GLOBAL)
+
+        def attend_source(y: Array) -> Array:
+            segments = context.segment_ids, source.segment_ids
+            found.append(self.cross.weights(y, source.states, visible_keys(*segments)))
+            return self.cross(y, self.cross.memory(source.states), *segments)
+
+        x = self._joined(x, attend_target, attend_source, None, 0)
+        return x, found[0], found[1]
+
+    def _joined(
+        self,
+        x: Array,
+        attend_target: Callable[[Array], Array],
+        attend_source: Callable[[Array], Array],
+        stream: DropoutStream | None,
+        site: int | Integer[Array, ""],
+    ) -> Array:
+        """Join the three parts, whatever the attentions read."""
+        hidden, mlp = self.config.hidden_dropout_rate, self.config.rate_of("mlp")
+        post = self.config.norm_order == "post"
+        for part, norm, rate, name in (
+            (attend_target, self.attention_norm, hidden, SITE_ATTENTION_OUTPUT),
+            (attend_source, self.cross_norm, hidden, SITE_CROSS_OUTPUT),
+            (self.mlp, self.mlp_norm, mlp, SITE_MLP_OUTPUT),
+        ):
+            y = dropout(part(x if post else norm(x)), rate, stream, site + name)
+            x = norm(x + y) if post else x + y
+        return x
+
+
+class Decoder(nnx.Module):
+    """Embeddings and `num_layers` decoder layers, which are stored stacked on axis 0."""
+
+    def __init__(self, config: ModelConfig, has_table: bool, rngs: nnx.Rngs):
+        """Make a decoder; without `has_table` it embeds by the table of the encoder."""
+        self.config = config
+        self.embeddings = Embeddings(config, rngs, has_table=has_table)
+        stack = nnx.split_rngs(splits=config.num_layers)(nnx.vmap(partial(DecoderLayer, config)))
+        self.layers: DecoderLayer = stack(rngs)
+        if config.norm_order == "pre":
+            self.final_norm = Norm(config)
+
+    def __call__(
+        self,
+        vectors: Float[Array, "B T E"],
+        segment_ids: Integer[Array, "B T"],
+        source: Source,
+        stream: DropoutStream | None = None,
+        layout: Layout | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return the last states, normed, of looked-up tokens, in the compute type."""
+        context = make_context(self.config, segment_ids)
+        gather = None if layout is None else layout.gather
+        x = self._embedded(vectors, context.segment_ids, stream)
+        graphdef, stacked = nnx.split(self.layers)
+
+        def apply_layer(kind: LayerKind, params, x, index):
+            if layout is not None:  # as in the encoder: rows stay where they are
+                x = layout.constrain(x, "batch", "length", "embed")
+            if gather is not None:
+                params = gather(nnx.to_pure_dict(params))
+            return nnx.merge(graphdef, params)(x, context, source, stream, index, layout)
+
+        return self._end(run_layers(self.config, apply_layer, stacked, x, gather is not None))
+
+    def weights(
+        self, vectors: Float[Array, "B T E"], segment_ids: Integer[Array, "B T"], source: Source
+    ) -> tuple[Float[Array, "M B H T T"], Float[Array, "M B H T S"]]:
+        """Compute the weights of both attentions of every layer, without dropout."""
+        context = make_context(self.config, segment_ids)
+        x = self._embedded(vectors, context.segment_ids, None)
+        found = []
+        for layer in self.each_layer():
+            x, *both = layer.weights(x, context, source)
+            found.append(both)
+        target, cross = (jnp.stack(weights) for weights in zip(*found, strict=True))
+        return target, cross
+
+    def step(
+        self,
+        vectors: Float[Array, "R 1 E"],
+        target: list[Memory],
+        source: list[Memory],
+        source_segment_ids: Integer[Array, "B S"],
+        at: Integer[Array, ""],
+    ) -> tuple[Float[Array, "R 1 D"], list[Memory]]:
+        """Return the last states of one token of each of R = B * K beams, and what is kept."""
+        places = jnp.broadcast_to(at, (len(vectors), 1))
+        ones = jnp.ones_like(places)
+        context = make_context(self.config, ones, places)
+        x = self._embedded(vectors, ones, None, places)
+        written = []
+        for layer, *memories in zip(self.each_layer(), target, source, strict=True):
+            x, memory = layer.step(x, context, *memories, source_segment_ids, at)
+            written.append(memory)
+        return self._end(x), written
+
+    def each_layer(self) -> list[DecoderLayer]:
+        """Take the stack apart."""
+        graphdef, stacked = nnx.split(self.layers)
+        return [
+            nnx.merge(graphdef, jax.tree.map(lambda leaf, n=n: leaf[n], stacked))
+            for n in range(self.config.num_layers)
+        ]
+
+    def _embedded(
+        self,
+        vectors: Array,
+        segment_ids: Array,
+        stream: DropoutStream | None,
+        places: Array | None = None,
+    ) -> Array:
+        types = jnp.zeros_like(segment_ids)
+        return self.embeddings(vectors, types, segment_ids, stream, SITE_DECODER, places)
+
+    def _end(self, x: Array) -> Array:
+        return self.final_norm(x) if self.config.norm_order == "pre" else x

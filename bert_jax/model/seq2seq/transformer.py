@@ -1,0 +1,217 @@
+"""The Transformer of two stacks, one that reads and one that writes (Vaswani et al. 2017).
+
+The encoder is the one that masked words pretrain, with the same parameters. The decoder's layers
+are the encoder's with a cross-attention in between; the output is the masked-LM head.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Integer
+
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.encoder import Encoder, VectorEncoder, look_up
+from bert_jax.model.flops import TRAIN_OVER_FORWARD, decoder_flops, encoder_flops, vocabulary_flops
+from bert_jax.model.heads import (
+    MaskedLMHead,
+    encode,
+    init_params,
+    layer_outputs,
+    logical_axes,
+    with_params,
+)
+from bert_jax.model.layers import Affine, compute_dtype
+from bert_jax.model.layout import Layout
+from bert_jax.model.seq2seq.decoder import Decoder, Memory, Source
+from bert_jax.model.seq2seq.network import Cache, Network, Side, Weights
+
+Tying = Literal["all", "output", "none"]
+
+
+class FeatureMap(Affine):
+    """Affine map of vectors to the width of the embeddings."""
+
+    def __init__(self, config: ModelConfig, feature_dim: int, rngs: nnx.Rngs):
+        super().__init__(config, {None: feature_dim}, {"embed": config.embedding_width}, rngs)
+
+
+class _Transformer(nnx.Module):
+    """Parameters of encoder, decoder and output."""
+
+    def __init__(self, config: ModelConfig, network: "TransformerNetwork", rngs: nnx.Rngs):
+        features = network.feature_dim
+        if features:
+            self.features = FeatureMap(config, features, rngs)
+        self.encoder = (VectorEncoder if features else Encoder)(config, rngs)
+        self.decoder = Decoder(network.decoder, network.tying != "all", rngs)
+        self.output = MaskedLMHead(network.decoder, rngs)
+
+
+@dataclass(frozen=True)
+class TransformerNetwork(Network):
+    """Encoder and decoder of attention layers.
+
+    Parameters: `encoder` as in masked LM, without a pooler; `decoder`, whose layers have a
+    cross-attention in addition; `output`, a masked-LM head.
+    """
+
+    num_decoder_layers: int = 0
+    """Layers of the decoder; 0: as many as the encoder has."""
+    tying: Tying = "all"
+    """`all`: one token table for source, target and output; `output`: one for target and output,
+    and one for the source; `none`: three."""
+    feature_dim: int = 0
+    """Width of the vectors (B, S, F) that the encoder reads in the place of tokens, such as those
+    of an image; 0: tokens."""
+
+    def __post_init__(self) -> None:
+        """Refuse networks that cannot be built."""
+        if self.feature_dim and self.tying == "all":
+            raise UserError(
+                f"objective.feature_dim is {self.feature_dim}: a source of vectors has no token "
+                "table to share; set objective.tying to 'output' or 'none'"
+            )
+        if self.model.projects_embeddings and not self.model.head_transform:
+            raise UserError(
+                f"model.embedding_dim is {self.model.embedding_dim} and model.hidden_dim "
+                f"{self.model.hidden_dim}: without model.head_transform nothing maps the decoder's "
+                "states to the width of the token table"
+            )
+
+    @property
+    def decoder(self) -> ModelConfig:
+        """Architecture of the decoder: the encoder's, with global layers and one kind of text."""
+        return dataclasses.replace(
+            self.model,
+            num_layers=self.num_decoder_layers or self.model.num_layers,
+            num_types=0,
+            attention_pattern="G",
+            first_norm=True,
+            tied=self.tying != "none",
+        )
+
+    def init(self, key: Array) -> Any:
+        """Make fresh parameters."""
+        return init_params(self.model, key, _Transformer, self)
+
+    def axes(self) -> Any:
+        """Name the logical axes of each parameter."""
+        return logical_axes(self.model, _Transformer, self)
+
+    def logits(
+        self,
+        params: Any,
+        source: Side,
+        target: Side,
+        stream: DropoutStream | None = None,
+        layout: Layout | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Compute the logits of the token after each target place, float32."""
+        read = self._read(params, source, stream, layout)
+        layout = None if layout is None else layout.of("decoder")
+        vectors = self._looked_up(params, target.tokens)
+        states = self._decoder(params)(vectors, target.segment_ids, read, stream, layout)
+        return self._output(params, states)
+
+    def start(self, params: Any, source: Side, num_beams: int, max_length: int) -> Cache:
+        """Read one source a row, and make room for `max_length` tokens of each beam."""
+        decoder = self.decoder
+        if max_length > decoder.num_positions:
+            raise UserError(
+                f"the target length {max_length} is beyond model.num_positions "
+                f"{decoder.num_positions}: shorten the targets or train more positions"
+            )
+        states, segment_ids = self._read(params, source)
+        memories = [layer.cross.memory(states) for layer in self._decoder(params).each_layer()]
+        heads = decoder.num_kv_heads or decoder.num_heads
+        shape = len(states), num_beams, max_length, heads, decoder.head_dim
+        empty = jnp.zeros(shape, compute_dtype(decoder))
+        return Cache(
+            source={"memories": memories, "segment_ids": segment_ids},
+            beams={
+                "memories": [Memory(empty, empty)] * decoder.num_layers,
+                # One number: all beams are as long.
+                "length": jnp.zeros(shape[:2], jnp.int32),
+            },
+        )
+
+    def step(
+        self, params: Any, cache: Cache, tokens: Integer[Array, "B K"]
+    ) -> tuple[Float[Array, "B K V"], Cache]:
+        """Add a token to each beam, [CLS] first, and compute the logits of the next, float32."""
+        length = cache.beams["length"]
+        vectors = self._looked_up(params, tokens.reshape(-1, 1))
+        states, memories = self._decoder(params).step(
+            vectors,
+            cache.beams["memories"],
+            cache.source["memories"],
+            cache.source["segment_ids"],
+            length[0, 0],
+        )
+        logits = self._output(params, states.reshape(*tokens.shape, -1))
+        return logits, cache._replace(beams={"memories": memories, "length": length + 1})
+
+    def weights(self, params: Any, source: Side, target: Side) -> Weights:
+        """Compute the attention weights of a teacher-forced pass, without dropout."""
+        inputs = self._inputs(params, source)
+        outputs = layer_outputs(self.model, params, *inputs, with_weights=True)
+        states = outputs.states[-1].astype(compute_dtype(self.model))
+        vectors = self._looked_up(params, target.tokens)
+        weights = self._decoder(params).weights(
+            vectors, target.segment_ids, Source(states, inputs[2])
+        )
+        return Weights(outputs.weights, *weights)
+
+    def flops(self, source_length: int, target_length: int) -> int:
+        """Count the floating-point operations of one row of both lengths in a training step."""
+        features = 2 * source_length * self.feature_dim * self.model.embedding_width
+        forward = (
+            features
+            + encoder_flops(self.model, source_length)
+            + decoder_flops(self.decoder, source_length, target_length)
+            + vocabulary_flops(self.decoder, target_length)
+        )
+        return TRAIN_OVER_FORWARD * forward
+
+    def _inputs(self, params: Any, source: Side) -> tuple[Array, Array, Array]:
+        """Return what an encoder reads of a source: tokens or vectors, types and segments."""
+        segment_ids, tokens = jnp.asarray(source.segment_ids, jnp.int32), source.tokens
+        if self.feature_dim:
+            features = with_params(params["features"], FeatureMap, self.model, self.feature_dim)
+            tokens = features(jnp.asarray(tokens, compute_dtype(self.model)))
+        return tokens, jnp.zeros_like(segment_ids), segment_ids
+
+    def _read(
+        self,
+        params: Any,
+        source: Side,
+        stream: DropoutStream | None = None,
+        layout: Layout | None = None,
+    ) -> Source:
+        inputs = self._inputs(params, source)
+        return Source(encode(self.model, params, *inputs, stream, layout), inputs[2])
+
+    def _decoder(self, params: Any) -> Decoder:
+        decoder: Decoder = with_params(
+            params["decoder"], Decoder, self.decoder, self.tying != "all"
+        )
+        return decoder
+
+    def _table(self, params: Any) -> Array:
+        table: Array = params["encoder" if self.tying == "all" else "decoder"]["embeddings"][
+            "token"
+        ]
+        return table
+
+    def _looked_up(self, params: Any, tokens: Integer[Array, "B T"]) -> Float[Array, "B T E"]:
+        return look_up(self.decoder, self._table(params), tokens)
+
+    def _output(self, params: Any, states: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        head: MaskedLMHead = with_params(params["output"], MaskedLMHead, self.decoder)
+        logits: Array = head(states, self._table(params))
+        return logits
