@@ -14,6 +14,8 @@ import lzma
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bert_jax.config.mapping import build
 from bert_jax.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.finetune.config import FinetuneConfig
@@ -71,7 +73,8 @@ def pretraining(options: argparse.Namespace, corpus: Path, name: str, steps: int
 
 
 def row_flops(config: PretrainConfig, vocab_size: int, length: int) -> int:
-    return objective_of(config.with_vocabulary(vocab_size)).flops(length)
+    rows = {"tokens": np.zeros((1, length))}
+    return objective_of(config.with_vocabulary(vocab_size)).flops(rows)
 
 
 def compare(options: argparse.Namespace, task: str) -> dict[str, Any]:

@@ -297,11 +297,11 @@ def _origin_of(record: Mapping[str, Any]) -> str:
 
 
 def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | None, float | None]:
-    """Return tokens and unigram entropy of the training corpus, as far as they are known."""
+    """Return tokens and baseline of the training corpus, as far as they are known."""
     metric = config.metrics[0]
     with contextlib.suppress(UserError, OSError):
         store = open_corpus(config.data.corpus).train
-        return store.num_tokens, store.unigram_entropy if metric.baseline else None
+        return store.num_tokens, config.objective.baseline(store) if metric.baseline else None
     loss = evaluation.get(f"eval/{metric.name}")
     below = evaluation.get("eval/nats_below_unigram")
     return None, loss + below if _is_number(loss) and _is_number(below) else None

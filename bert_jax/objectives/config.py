@@ -3,13 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.store import SpecialIds, TokenStore
 from bert_jax.errors import UserError, nearest
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.seq2seq.network import Network
+from bert_jax.model.seq2seq.transformer import TransformerNetwork, Tying
+from bert_jax.objectives import translation
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Metric, Objective
@@ -19,6 +22,7 @@ from bert_jax.objectives.replaced_tokens import (
     generator_of,
     generator_params,
 )
+from bert_jax.objectives.translation import Translation
 
 
 class Given(NamedTuple):
@@ -31,16 +35,19 @@ class Given(NamedTuple):
     special_ids: SpecialIds
     continues_word: np.ndarray | None = None
     """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
-    unigram_entropy: float | None = None
-    """Entropy of the corpus's tokens, nats; None where no corpus is at hand."""
+    baseline: float | None = None
+    """What `ObjectiveConfig.baseline` says of the corpus; None where no corpus is at hand."""
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """The choice of what a run learns; an objective's own fields are those of its subclass."""
 
+    PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
+    """Values of `data.pairing` whose batches the objective reads."""
+
     name: str = "masked_lm"
-    """Objective: masked_lm or replaced_tokens."""
+    """Objective: masked_lm, replaced_tokens or translation."""
 
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> "type[ObjectiveConfig]":
@@ -66,6 +73,10 @@ class ObjectiveConfig:
         """Make the objective."""
         raise NotImplementedError
 
+    def baseline(self, store: TokenStore) -> float | None:
+        """Return the first metric of a model that ignores its input, on the training text."""
+        return store.unigram_entropy
+
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
         """Take a run's parameters apart into models by name; the first is what the run is for."""
         return {"model": (model, params)}
@@ -83,7 +94,7 @@ class MaskedLMConfig(ObjectiveConfig):
         """Make the objective."""
         return MaskedLM(
             given.model, given.masking, given.special_ids, given.continues_word, given.pairs,
-            baseline=given.unigram_entropy,
+            baseline=given.baseline,
         )  # fmt: skip
 
 
@@ -129,12 +140,77 @@ class ReplacedTokensConfig(ObjectiveConfig):
         return ReplacedTokens(
             given.model, given.masking, given.special_ids, self.generator_size,
             self.discriminator_weight, self.temperature, given.continues_word,
-            baseline=given.unigram_entropy,
+            baseline=given.baseline,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NetworkConfig(ObjectiveConfig):
+    """Translation, whatever the network."""
+
+    PAIRINGS: ClassVar = ("translation",)
+
+    label_smoothing: float = 0.1
+    """Share of a label's probability that the loss spreads over the vocabulary (Szegedy et al.
+    2016, section 7)."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares that are none."""
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(
+                f"objective.label_smoothing is {self.label_smoothing}; it must be in [0, 1)"
+            )
+
+    def network(self, model: ModelConfig) -> Network:
+        """Make the network with this encoder."""
+        raise NotImplementedError
+
+    def metrics(self, pairs: bool) -> tuple[Metric, ...]:
+        """List the metrics of a run, before its model and corpus are known."""
+        return translation.METRICS
+
+    def baseline(self, store: TokenStore) -> float | None:
+        """Return the unigram entropy of the targets."""
+        return store.target_entropy
+
+    def make(self, given: Given) -> Translation:
+        """Make the objective."""
+        network = self.network(given.model)
+        return Translation(
+            network.model, network, given.special_ids, self.label_smoothing,
+            baseline=given.baseline,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TranslationConfig(NetworkConfig):
+    """Translation by a Transformer (Vaswani et al. 2017); `model` is its encoder."""
+
+    name: str = "translation"
+    """Objective: translation."""
+    num_decoder_layers: int = 0
+    """Layers of the decoder; 0: model.num_layers."""
+    tying: Tying = "all"
+    """Token tables: `all`, one for source, target and output; `output`, one for target and output
+    and one for the source; `none`, three."""
+
+    def __post_init__(self) -> None:
+        """Refuse decoders that cannot be built."""
+        super().__post_init__()
+        if self.num_decoder_layers < 0:
+            raise UserError(
+                f"objective.num_decoder_layers is {self.num_decoder_layers}; it must be at least "
+                "1, or 0 for as many as the encoder has"
+            )
+
+    def network(self, model: ModelConfig) -> TransformerNetwork:
+        """Make the network with this encoder."""
+        return TransformerNetwork(model, self.num_decoder_layers, self.tying)
 
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "masked_lm": MaskedLMConfig,
     "replaced_tokens": ReplacedTokensConfig,
+    "translation": TranslationConfig,
 }
 """Objectives by name: adding one is an entry here."""

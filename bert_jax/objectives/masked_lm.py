@@ -122,8 +122,9 @@ class MaskedLM(Objective):
             values["nats_below_unigram"] = self.baseline - loss
         return values
 
-    def flops(self, length: int) -> int:
+    def flops(self, rows: Batch) -> int:
         """Count the operations of one row in a training step (see `model.flops`)."""
+        length = rows["tokens"].shape[-1]
         return train_flops(self.model, length, self.masking.num_predictions(length))
 
     @staticmethod

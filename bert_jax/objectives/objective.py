@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import jax
-from jaxtyping import Array, Float, Num
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
 
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
@@ -125,9 +126,17 @@ class Objective(ABC):
         """Say whether training draws random numbers for dropout."""
         return bool(self.model.hidden_dropout_rate or self.model.attention_dropout_rate)
 
+    @staticmethod
+    def num_tokens(batch: Batch) -> Int[Array, "*trials"]:
+        """Count the tokens of a batch, padding excluded."""
+        return jnp.sum(batch["segment_ids"] > 0, dtype=jnp.int32)
+
     @abstractmethod
-    def flops(self, length: int) -> int:
-        """Count the floating-point operations of one row of `length` tokens in a training step."""
+    def flops(self, rows: Batch) -> int:
+        """Count the floating-point operations of one of these rows in a training step.
+
+        The shapes of the arrays are read, not their values.
+        """
 
     @abstractmethod
     def shown(self, rows: Batch) -> Shown:

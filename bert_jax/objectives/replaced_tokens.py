@@ -197,8 +197,9 @@ class ReplacedTokens(Objective):
             **self.proposer.aside(sums),
         }
 
-    def flops(self, length: int) -> int:
+    def flops(self, rows: Batch) -> int:
         """Count the operations of one row in a training step (see `model.flops`)."""
+        length = rows["tokens"].shape[-1]
         num_masked = self.masking.num_predictions(length)
         encoders = encoder_flops(self.generator, length) + encoder_flops(self.model, length)
         heads = vocabulary_flops(self.generator, num_masked) + replaced_flops(self.model, length)

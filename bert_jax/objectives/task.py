@@ -135,8 +135,9 @@ class TaskObjective(Objective):
         """Say whether training draws random numbers for dropout."""
         return bool(self.config.dropout_rate) or super().has_dropout()
 
-    def flops(self, length: int) -> int:
+    def flops(self, rows: Batch) -> int:
         """Count the operations of one row in a training step (see `model.flops`)."""
+        length = rows["tokens"].shape[-1]
         return task_flops(self.model, length, self.head.network, self.config.num_labels)
 
     def shown(self, rows: Batch) -> Shown:

@@ -269,7 +269,9 @@ def usable_bytes(topology: Topology) -> int:
 
 def row_flops(config: PretrainConfig, phase: int) -> int:
     """Count the operations of one row of a phase in a training step."""
-    return objective_of(config, phase).flops(config.training.phases[phase].length)
+    length = config.training.phases[phase].length
+    rows = {"tokens": jax.ShapeDtypeStruct((1, length), np.int32)}
+    return objective_of(config, phase).flops(rows)
 
 
 def _planned_step(config: PretrainConfig, phase: int) -> Any:

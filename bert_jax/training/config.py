@@ -190,6 +190,12 @@ class PretrainConfig:
                     f"model.num_positions {self.model.num_positions}: the model has no positions "
                     "for it. Shorten the phase or raise model.num_positions"
                 )
+        objective, pairing = self.objective, self.data.pairing
+        if pairing not in objective.PAIRINGS:
+            raise UserError(
+                f"data.pairing is {pairing!r}, but objective.name {objective.name!r} reads rows of "
+                f"data.pairing {' or '.join(map(repr, objective.PAIRINGS))}"
+            )
         if self.has_pairs and self.model.num_types == 1:
             raise UserError(
                 f"model.num_types is 1, but data.pairing {self.data.pairing!r} makes rows of two "

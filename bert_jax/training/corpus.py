@@ -98,7 +98,8 @@ def step_config(config: PretrainConfig, corpus: Corpus, phase: int = 0) -> StepC
         if store.path is None:
             raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
         continues_word = load_tokenizer(store.path / "tokenizer").continues_word
-    settings = settings_of(config, store.special_ids, continues_word, store.unigram_entropy)
+    baseline = config.objective.baseline(store)
+    settings = settings_of(config, store.special_ids, continues_word, baseline)
     return replace(settings, rate=rate)
 
 
@@ -117,7 +118,7 @@ def settings_of(
     config: PretrainConfig,
     special_ids: SpecialIds,
     continues_word: np.ndarray | None = None,
-    unigram_entropy: float | None = None,
+    baseline: float | None = None,
 ) -> StepConfig:
     """Return the settings of a step from the little that it needs to know of a corpus.
 
@@ -125,10 +126,10 @@ def settings_of(
         config: Configuration of the run, with a vocabulary size.
         special_ids: Special tokens of the tokenizer.
         continues_word: (vocab_size,) bool, needed for whole-word masking.
-        unigram_entropy: Entropy of the corpus's tokens, nats.
+        baseline: First metric of a model that ignores its input, if known.
     """
     given = Given(
-        config.model, config.masking, config.has_pairs, special_ids, continues_word, unigram_entropy
+        config.model, config.masking, config.has_pairs, special_ids, continues_word, baseline
     )
     return StepConfig(
         objective=config.objective.make(given),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,17 +51,27 @@ OPTIMIZERS: dict[str, Callable[["OptimizerConfig", Any], optax.GradientTransform
 clips before them and multiplies by the learning rate after them; their state has `num_updates`."""
 
 
-SCHEDULES: dict[str, Callable[[Float[Array, "*steps"], float], Float[Array, "*steps"]]] = {
-    "linear": lambda left, decay_share: left,
-    "cosine": lambda left, decay_share: 0.5 * (1 - jnp.cos(jnp.pi * left)),
-    "constant": lambda left, decay_share: jnp.ones_like(left),
-    "wsd": lambda left, decay_share: jnp.minimum(left / decay_share, 1),
-    "one_minus_sqrt": lambda left, decay_share: (
-        1 - jnp.sqrt(1 - jnp.minimum(left / decay_share, 1))
-    ),
+class Progress(NamedTuple):
+    """Place of updates in the decay of the learning rate."""
+
+    left: Float[Array, "*steps"]
+    """Share of the decay's steps that is left, from 1 to 0."""
+    decay_share: float
+    """Last share of the steps, for shapes that begin to decay late."""
+    ratio: Float[Array, "*steps"]
+    """Number of the update, counted from 1, over that of the last before the decay."""
+
+
+SCHEDULES: dict[str, Callable[[Progress], Float[Array, "*steps"]]] = {
+    "linear": lambda at: at.left,
+    "cosine": lambda at: 0.5 * (1 - jnp.cos(jnp.pi * at.left)),
+    "constant": lambda at: jnp.ones_like(at.left),
+    "wsd": lambda at: jnp.minimum(at.left / at.decay_share, 1),
+    "one_minus_sqrt": lambda at: 1 - jnp.sqrt(1 - jnp.minimum(at.left / at.decay_share, 1)),
+    "inverse_sqrt": lambda at: 1 / jnp.sqrt(jnp.maximum(at.ratio, 1)),
 }
-"""Shapes of the learning rate after the warm-up, from 1 to 0: functions of the share of steps that
-is left, and of `decay_share`."""
+"""Shapes of the learning rate after the warm-up, from 1 downwards; all but `constant` and
+`inverse_sqrt` (Vaswani et al. 2017, section 5.3) end at 0."""
 
 if TYPE_CHECKING:
     OptimizerName = ScheduleName = str
@@ -77,7 +87,8 @@ class OptimizerConfig:
     learning_rate: float = 1e-4
     """Peak, reached at the end of the warm-up."""
     schedule: ScheduleName = "linear"
-    """Shape of the decay from the peak; `wsd` (linear) and `one_minus_sqrt` begin it late."""
+    """Shape of the decay from the peak; `wsd` (linear) and `one_minus_sqrt` begin it late,
+    `inverse_sqrt` falls with the root of the update's number, whatever the length of the run."""
     decay_share: float = 0.2
     """Last share of the steps after the warm-up, in which `wsd` and `one_minus_sqrt` decay."""
     end_share: float = 0.0
@@ -176,7 +187,8 @@ def learning_rate_schedule(
         done = jnp.asarray(step, jnp.float32)
         rise = (done + 1) / max(warmup, 1)
         left = jnp.clip((end - done) / max(end - begin, 1), 0.0, 1.0)
-        decayed = end_share + (1 - end_share) * shape(left, decay_share)
+        at = Progress(left, decay_share, (done + 1) / max(begin, 1))
+        decayed = end_share + (1 - end_share) * shape(at)
         return peak * jnp.where(done < warmup, rise, decayed)
 
     return rate

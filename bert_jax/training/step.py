@@ -92,7 +92,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
             "grad_norm": optax.tree.norm(grads),
             # Of the update: a skipped step makes none, so the schedule waits for it.
             "learning_rate": settings.rate * learning_rate(state.opt_state.num_updates),
-            "num_tokens": jnp.sum(batch["segment_ids"] > 0, dtype=jnp.int32),
+            "num_tokens": objective.num_tokens(batch),
         }
         guard = state.guard
         if config.phase_starts:

@@ -55,7 +55,7 @@ class StepQueue:
         if is_new:
             self._session.alive("a compilation")
         self.flush(state)
-        flops = math.prod(shape[:-1]) * self._objective.flops(shape[-1])
+        flops = math.prod(shape[:-1]) * self._objective.flops(batch)
         self._unread = (number, flops, metrics)
         return state
 

@@ -94,8 +94,8 @@ class Counting(Objective):
         most = max(sums[f"answer_{n}"] for n in range(self.modulus))
         return {"toy_majority": most / max(sums["rows"], 1.0)}
 
-    def flops(self, length):
-        return TRAIN_OVER_FORWARD * encoder_flops(self.model, length)
+    def flops(self, rows):
+        return TRAIN_OVER_FORWARD * encoder_flops(self.model, rows["tokens"].shape[-1])
 
     def shown(self, rows):
         tokens = jnp.asarray(rows["tokens"])

@@ -55,7 +55,7 @@ def test_one_minus_sqrt_begins_at_the_peak_and_falls_fastest_at_first():
     np.testing.assert_allclose(rates(whole, 4), [2.0, *fall], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - {"constant"}))
+@pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - {"constant", "inverse_sqrt"}))
 def test_a_decay_ends_at_its_share_of_the_peak(schedule):
     config = replace(LATE, schedule=schedule, end_share=0.1)
     values = rates(config, 20)
@@ -68,6 +68,18 @@ def test_a_decay_ends_at_its_share_of_the_peak(schedule):
 def test_a_run_that_is_all_warmup_reaches_the_peak(schedule):
     config = OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=5)
     np.testing.assert_allclose(rates(config, 5)[:5], [0.2, 0.4, 0.6, 0.8, 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("width", "peak"), [(512, 6.988e-4), (128, 1.3975e-3)])
+def test_inverse_sqrt_is_the_schedule_of_the_paper(width, peak):
+    # Vaswani et al. 2017, equation 3: d^-0.5 min(s^-0.5, s w^-1.5), s counted from 1.
+    rate = width**-0.5 * 4000**-0.5
+    np.testing.assert_allclose(rate, peak, rtol=1e-4)
+    config = OptimizerConfig(learning_rate=rate, schedule="inverse_sqrt", warmup_steps=4000)
+    steps = np.array([1, 2, 3999, 4000, 4001, 16_000, 100_000])
+    expected = width**-0.5 * np.minimum(steps**-0.5, steps * 4000**-1.5)
+    schedule = learning_rate_schedule(config, 100_000)
+    np.testing.assert_allclose(schedule(steps - 1), expected, rtol=1e-5)
 
 
 def test_warmup_rate_is_a_share_of_all_steps():
@@ -83,7 +95,7 @@ def test_warmup_longer_than_training_is_refused():
 
 
 def test_a_schedule_is_what_its_entry_says(monkeypatch):
-    monkeypatch.setitem(SCHEDULES, "linear", lambda left, decay_share: left**2)
+    monkeypatch.setitem(SCHEDULES, "linear", lambda at: at.left**2)
     config = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=0)
     np.testing.assert_allclose(rates(config, 2), [1.0, 0.25, 0.0], atol=1e-6)
 
@@ -92,7 +104,7 @@ def test_a_schedule_is_what_its_entry_says(monkeypatch):
     ("field", "value", "wanted"),
     [
         ("name", "sgd", "one of adamw, lamb, muon, stable_adamw"),
-        ("schedule", "step", "one of linear, cosine, constant, wsd, one_minus_sqrt"),
+        ("schedule", "step", "one of linear, cosine, constant, wsd, one_minus_sqrt, inverse_sqrt"),
         ("learning_rate", 0.0, "positive"),
         ("decay_share", 0.0, "above 0 and at most 1"),
         ("end_share", 1.0, r"in \[0, 1\)"),

@@ -64,13 +64,12 @@ def splash_attention(
     _, queries, heads, head_dim = q.shape
     keys = k.shape[1]
     shape = (queries, keys)
+    one_head: splash_attention_mask.Mask = splash_attention_mask.FullMask(shape)
     if window is not None:
         after = 0 if causal else window
         one_head = splash_attention_mask.LocalMask(shape, (window, after), offset=0)
     elif causal:
         one_head = splash_attention_mask.CausalMask(shape)
-    else:
-        one_head = splash_attention_mask.FullMask(shape)
     mask = splash_attention_mask.MultiHeadMask([one_head] * heads)
 
     def run(q, k, v, q_ids, kv_ids, *, interpret: bool):

@@ -285,8 +285,8 @@ class Decoder(nnx.Module):
         context = make_context(self.config, ones, places)
         x = self._embedded(vectors, ones, None, places)
         written = []
-        for layer, *memories in zip(self.each_layer(), target, source, strict=True):
-            x, memory = layer.step(x, context, *memories, source_segment_ids, at)
+        for layer, own, cross in zip(self.each_layer(), target, source, strict=True):
+            x, memory = layer.step(x, context, own, cross, source_segment_ids, at)
             written.append(memory)
         return self._end(x), written
 

@@ -1,0 +1,129 @@
+"""Translation: the next target token, from the source and the target tokens before (Cho 2014).
+
+Batches are those of the pairing `translation` (see `data.pipeline`). Targets begin with [CLS]; the
+labels are made here, [SEP] after the last token of each target.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Integer
+
+from bert_jax.data.store import SpecialIds
+from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.layout import Layout
+from bert_jax.model.seq2seq.network import Network, Side
+from bert_jax.objectives.losses import ratio, smoothed_cross_entropy
+from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
+
+METRICS = (
+    Metric(
+        "translation_loss", "translation loss", "translation_loss", "target_count",
+        "nats per token", short="translation loss", baseline="unigram entropy of the targets",
+    ),
+    Metric(
+        "translation_accuracy", "translation accuracy", "translation_correct", "target_count",
+        better="higher", short="accuracy",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Translation(Objective):
+    """Prediction of each target token and of the target's end.
+
+    `model` is that of the network; `baseline` is the unigram entropy of the training targets, with
+    an end each, in nats a token. Metrics are without label smoothing, in training too.
+    """
+
+    network: Network
+    special_ids: SpecialIds
+    label_smoothing: float = 0.1
+    """Share of a label's probability that the loss spreads over the whole vocabulary."""
+
+    metrics = METRICS
+
+    def init(self, key: Array) -> Any:
+        """Make fresh parameters."""
+        return self.network.init(key)
+
+    def axes(self) -> Any:
+        """Name the logical axes of each parameter."""
+        return self.network.axes()
+
+    def prepare(self, batch: Batch, seed: int | Array) -> Batch:
+        """Make labels: adds (B, T) labels and weights."""
+        del seed
+        segments = jnp.asarray(batch["target_segment_ids"])
+        labels = next_tokens(jnp.asarray(batch["target_tokens"]), segments, self.special_ids.sep)
+        return {**batch, "labels": labels, "weights": (segments > 0).astype(jnp.float32)}
+
+    def counts(self, rows: Batch) -> Scalars:
+        """Count the labels."""
+        return {"target_count": jnp.sum(rows["weights"])}
+
+    def forward(
+        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Forward:
+        """Sum losses (nats), with label smoothing and without, right answers and counts."""
+        stream = None if seed is None else DropoutStream(seed, rows["row_index"])
+        logits = self.network.logits(params, *sides(rows), stream, layout)
+        found = smoothed_cross_entropy(
+            logits, rows["labels"], self.label_smoothing, self.model.vocab_size
+        )
+        smoothed, loss, correct = (jnp.sum(values * rows["weights"]) for values in found)
+        return Forward(
+            {
+                "smoothed_loss": smoothed,
+                "translation_loss": loss,
+                "translation_correct": correct,
+                "target_count": jnp.sum(rows["weights"]),
+            }
+        )
+
+    def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
+        """Return the mean loss a target token, with label smoothing."""
+        return ratio(sums["smoothed_loss"], counts["target_count"])
+
+    def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the perplexity, the number of target tokens, and the gain over their entropy."""
+        loss = sums["translation_loss"] / max(sums["target_count"], 1.0)
+        values = {"perplexity": math.exp(min(loss, 100.0)), "num_targets": sums["target_count"]}
+        if self.baseline is not None:
+            values["nats_below_unigram"] = self.baseline - loss
+        return values
+
+    @staticmethod
+    def num_tokens(batch: Batch) -> Int[Array, "*trials"]:
+        """Count the tokens of both sides."""
+        return Objective.num_tokens(batch) + jnp.sum(
+            batch["target_segment_ids"] > 0, dtype=jnp.int32
+        )
+
+    def flops(self, rows: Batch) -> int:
+        """Count the operations of one row in a training step (see `model.flops`)."""
+        return self.network.flops(rows["tokens"].shape[-1], rows["target_tokens"].shape[-1])
+
+    @staticmethod
+    def shown(rows: Batch) -> Shown:
+        """Show sources; no place of theirs is predicted."""
+        tokens = jnp.asarray(rows["tokens"])
+        return Shown(tokens, jnp.zeros(tokens.shape, bool))
+
+
+def sides(rows: Batch) -> tuple[Side, Side]:
+    """Return source and target of rows."""
+    source = Side(rows["tokens"], rows["segment_ids"])
+    return source, Side(rows["target_tokens"], rows["target_segment_ids"])
+
+
+def next_tokens(
+    tokens: Integer[Array, "B T"], segment_ids: Integer[Array, "B T"], end: int
+) -> Int[Array, "B T"]:
+    """Return the token after each place of packed targets, and `end` at the last of each."""
+    continues = segment_ids[:, 1:] == segment_ids[:, :-1]
+    labels = jnp.where(continues, tokens[:, 1:].astype(jnp.int32), end)
+    return jnp.pad(labels, ((0, 0), (0, 1)), constant_values=end)
