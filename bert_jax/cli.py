@@ -126,7 +126,18 @@ def _parser(*, needed: bool = True) -> Parser:
     corpora.add(verb)
 
     sub = verb(
-        "pretrain", runs.pretrain, "pretrain, or continue a run in its work directory",
+        "train", runs.train,
+        "train what `objective` names (masked words, replaced tokens, translation), or continue a "
+        "run in its work directory; `pretrain` is the same",
+        "bert-jax train --config=configs/translate/multi30k_small.py --workdir=work/ende \\\n"
+        "      --config.data.corpus=work/pairs\n"
+        "  bert-jax train --config=configs/translate/transformer_base.py --workdir=work/warm \\\n"
+        "      --config.data.corpus=work/pairs --config.init=work/modern",
+    )  # fmt: skip
+    _add_training(sub, needed=needed)
+    sub = verb(
+        "pretrain", runs.train,
+        "pretrain, or continue a run in its work directory; `train` is the same",
         "bert-jax pretrain --config=configs/pretrain/bert_tiny.py --workdir=work/tiny \\\n"
         "      --config.data.corpus=work/corpus --config.training.num_steps=20000\n"
         "  bert-jax pretrain --config=configs/pretrain/modern_tiny.py --workdir=work/modern \\\n"
@@ -134,15 +145,7 @@ def _parser(*, needed: bool = True) -> Parser:
         "  bert-jax pretrain --config=decay.py --workdir=work/decay \\\n"
         "      --branch-from=work/tiny@15000 --config.data.corpus=work/corpus",
     )  # fmt: skip
-    _add_run(sub, needed=needed)
-    sub.add_argument(
-        "--branch-from",
-        default="",
-        metavar="WORKDIR[@STEP]",
-        help="go on from a checkpoint of another run, with its whole state, in a work directory "
-        "and under a configuration of its own, which must be that run's for the steps before; "
-        "without @STEP from the newest that was read back. The checkpoint stays for ever",
-    )
+    _add_training(sub, needed=needed)
 
     sub = verb(
         "finetune", runs.finetune,
@@ -272,6 +275,19 @@ def _add_run(sub: Parser, *, needed: bool) -> None:
         0, metavar="CODE",
     )  # fmt: skip
     sub.flag("--fields", "list all fields with their defaults and stop", dest="fields_help")
+
+
+def _add_training(sub: Parser, *, needed: bool) -> None:
+    """Add the options of `train` and `pretrain`."""
+    _add_run(sub, needed=needed)
+    sub.add_argument(
+        "--branch-from",
+        default="",
+        metavar="WORKDIR[@STEP]",
+        help="go on from a checkpoint of another run, with its whole state, in a work directory "
+        "and under a configuration of its own, which must be that run's for the steps before; "
+        "without @STEP from the newest that was read back. The checkpoint stays for ever",
+    )
 
 
 def _add_plan(sub: Parser, *, needed: bool) -> None:

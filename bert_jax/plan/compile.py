@@ -205,13 +205,9 @@ def compile_step(
     )
     settings = _planned_step(config, phase)
     state = abstract_state(settings, mesh)
-    rows, length = shape.batch_size, shape.length
-    tokens = token_dtype(config.model.vocab_size)
-    columns = PAIRINGS[config.data.pairing].columns(config.data, length, tokens)
-    columns["row_index"] = Column((), np.dtype(np.uint32))
     batch = {
-        name: jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=batch_sharding(mesh))
-        for name, (shape, dtype) in columns.items()
+        name: jax.ShapeDtypeStruct((shape.batch_size, *row), dtype, sharding=batch_sharding(mesh))
+        for name, (row, dtype) in _columns(config, phase).items()
     }
     known = Memory(
         parameters=_bytes_per_device(state.params),
@@ -269,9 +265,16 @@ def usable_bytes(topology: Topology) -> int:
 
 def row_flops(config: PretrainConfig, phase: int) -> int:
     """Count the operations of one row of a phase in a training step."""
-    length = config.training.phases[phase].length
-    rows = {"tokens": jax.ShapeDtypeStruct((1, length), np.int32)}
+    columns = _columns(config, phase).items()
+    rows = {name: jax.ShapeDtypeStruct((1, *row), dtype) for name, (row, dtype) in columns}
     return objective_of(config, phase).flops(rows)
+
+
+def _columns(config: PretrainConfig, phase: int) -> dict[str, Column]:
+    """Describe the arrays of a phase's batches."""
+    length, tokens = config.training.phases[phase].length, token_dtype(config.model.vocab_size)
+    columns = PAIRINGS[config.data.pairing].columns(config.data, length, tokens)
+    return {**columns, "row_index": Column((), np.dtype(np.uint32))}
 
 
 def _planned_step(config: PretrainConfig, phase: int) -> Any:

@@ -27,8 +27,8 @@ def demo(arguments: argparse.Namespace) -> int:
     return run_demo(recipe, arguments.workdir)
 
 
-def pretrain(arguments: argparse.Namespace) -> int:
-    """Pretrain, or continue a run."""
+def train(arguments: argparse.Namespace) -> int:
+    """Train what the section `objective` names, or continue a run."""
     from bert_jax.run.goodput import Clock, process_age
     from bert_jax.saved.model import read_model
     from bert_jax.training.train import train

@@ -79,7 +79,7 @@ def test_inverse_sqrt_is_the_schedule_of_the_paper(width, peak):
     steps = np.array([1, 2, 3999, 4000, 4001, 16_000, 100_000])
     expected = width**-0.5 * np.minimum(steps**-0.5, steps * 4000**-1.5)
     schedule = learning_rate_schedule(config, 100_000)
-    np.testing.assert_allclose(schedule(steps - 1), expected, rtol=1e-5)
+    np.testing.assert_allclose(schedule(jnp.asarray(steps - 1)), expected, rtol=1e-5)
 
 
 def test_warmup_rate_is_a_share_of_all_steps():
