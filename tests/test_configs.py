@@ -13,12 +13,15 @@ from bert_jax.config.command_line import load_config
 from bert_jax.errors import UserError
 from bert_jax.model.config import SIZES
 from bert_jax.model.heads import init_params
+from bert_jax.objectives.objective import num_params
 from bert_jax.plan import compile as plan_compile
 from bert_jax.plan.search import with_phase
 from bert_jax.plan.topology import parse_topology
 from bert_jax.training.config import PretrainConfig
+from bert_jax.training.corpus import objective_of
 
-PRETRAIN = Path(__file__).parent.parent / "configs" / "pretrain"
+CONFIGS = Path(__file__).parent.parent / "configs"
+RECIPES = [path for room in ("pretrain", "translate") for path in (CONFIGS / room).glob("*.py")]
 MODERN = {
     "modernbert_base": (50368, 149_655_232),
     "modernbert_large": (50368, 395_881_664),
@@ -34,7 +37,7 @@ MODERN = {
 """Published tokens of the vocabulary and parameters, those of the masked-LM head among them."""
 
 
-@pytest.mark.parametrize("path", sorted(PRETRAIN.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECIPES), ids=lambda path: path.stem)
 def test_configuration_builds(path: Path) -> None:
     load_config(PretrainConfig, str(path))
 
@@ -61,6 +64,15 @@ def test_parameters_are_the_published_ones(name: str) -> None:
     missing = 0 if config.first_norm else config.hidden_dim
     count = sum(sizes) - missing
     assert count == published if isinstance(published, int) else abs(count / published - 1) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "published"),
+    [("transformer_base", 37000, 65e6), ("multi30k_tiny", 10000, 2.6e6)],
+)
+def test_translators_have_the_published_sizes(name: str, vocab_size: int, published: float) -> None:
+    config = load_config(PretrainConfig, f"translate/{name}").with_vocabulary(vocab_size)
+    assert num_params(objective_of(config)) == pytest.approx(published, rel=0.04)
 
 
 @pytest.mark.parametrize(

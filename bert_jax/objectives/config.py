@@ -73,6 +73,16 @@ class ObjectiveConfig:
         """Make the objective."""
         raise NotImplementedError
 
+    def laid_out(self, model: ModelConfig, params: Any) -> Any:
+        """Lay out the parameters of a model that a run starts from, by the objective's names.
+
+        What the objective does not know is left out; what the model lacks begins at random.
+
+        Raises:
+            UserError: The objective cannot start from this model.
+        """
+        return params
+
     def baseline(self, store: TokenStore) -> float | None:
         """Return the first metric of a model that ignores its input, on the training text."""
         return store.unigram_entropy
@@ -193,6 +203,10 @@ class TranslationConfig(NetworkConfig):
     tying: Tying = "all"
     """Token tables: `all`, one for source, target and output; `output`, one for target and output
     and one for the source; `none`, three."""
+    init_decoder: bool = False
+    """Whether the decoder starts from the encoder of `init`, too: self-attention, feed-forward,
+    norms and positions of its first layers, and the output from the masked-LM head (Rothe et al.
+    2020). The cross-attention starts at random."""
 
     def __post_init__(self) -> None:
         """Refuse decoders that cannot be built."""
@@ -202,6 +216,22 @@ class TranslationConfig(NetworkConfig):
                 f"objective.num_decoder_layers is {self.num_decoder_layers}; it must be at least "
                 "1, or 0 for as many as the encoder has"
             )
+
+    def laid_out(self, model: ModelConfig, params: Any) -> Any:
+        """Add a decoder and an output made of an encoder and its head, if `init_decoder` says so.
+
+        A model that has a decoder is taken as it is.
+        """
+        if not self.init_decoder or "decoder" in params:
+            return params
+        if self.num_decoder_layers > model.num_layers:
+            raise UserError(
+                f"objective.num_decoder_layers is {self.num_decoder_layers}, but the encoder of "
+                f"init has {model.num_layers} layers for objective.init_decoder to copy; expected "
+                "at most as many"
+            )
+        network = self.network(model)
+        return {**params, **network.decoder_from(params["encoder"], params.get("mlm", {}))}
 
     def network(self, model: ModelConfig) -> TransformerNetwork:
         """Make the network with this encoder."""

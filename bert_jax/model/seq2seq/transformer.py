@@ -8,6 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
@@ -166,6 +167,19 @@ class TransformerNetwork(Network):
             vectors, target.segment_ids, Source(states, inputs[2])
         )
         return Weights(outputs.weights, *weights)
+
+    def decoder_from(self, encoder: Any, head: Any) -> Any:
+        """Make `decoder` and `output` of a masked LM's encoder and head; no cross-attention."""
+        embeddings = dict(encoder.get("embeddings", {}))
+        if "type" in embeddings and "position" in embeddings:
+            # A decoder has no types: all its tokens are of the first.
+            embeddings["position"] = embeddings["position"] + embeddings["type"][0]
+        count = self.decoder.num_layers
+        layers = jax.tree.map(lambda leaf: leaf[:count], encoder["layers"])
+        return {
+            "decoder": {**encoder, "embeddings": embeddings, "layers": layers},
+            "output": {"decoder": embeddings["token"], **head},
+        }
 
     def flops(self, source_length: int, target_length: int) -> int:
         """Count the floating-point operations of one row of both lengths in a training step."""

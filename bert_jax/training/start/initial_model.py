@@ -66,6 +66,8 @@ def resolve_init(
         raise UserError(f"init is {config.init!r}; pass what reads it as the argument initial")
     initial = read()
     check_tokenizer(initial, tokenizer_fingerprint, "init", config.init)
+    laid_out = config.objective.laid_out(initial.config, initial.params)
+    initial = dataclasses.replace(initial, params=laid_out)
     return with_architecture(config, initial.config), initial
 
 
@@ -84,10 +86,15 @@ def check_tokenizer(model: SavedModel, fingerprint: str, where: str, directory: 
 
 
 def starting_line(initial: SavedModel, wanted: Any) -> str:
-    """Name the model that a run starts from, and the parts of `wanted` that the model lacks."""
-    lacks = _missing(wanted, initial.params)
-    fresh = f"; it has no {' and no '.join(lacks)}, which begin at random" if lacks else ""
-    return f"starts from {initial.name}{fresh}{_growth(initial)}"
+    """Name the model that a run starts from, and the arrays of `wanted` that are copied or fresh.
+
+    An entry stands for all arrays below it.
+    """
+    copied, fresh = _origins(wanted, initial.params)
+    said = f"starts from {initial.name}"
+    if fresh:
+        said += f": {_counted(copied, 'copied')}; {_counted(fresh, 'fresh')}"
+    return said + _growth(initial)
 
 
 def _growth(initial: SavedModel) -> str:
@@ -104,12 +111,28 @@ def _growth(initial: SavedModel) -> str:
     return f"; grown from {short(found.get('source'))}{said}"
 
 
-def _missing(wanted: Any, found: Any) -> list[str]:
-    names = [name for name in wanted if name not in found]
+_Entries = dict[str, int]
+"""Paths of entries, and the numbers of arrays in them."""
+
+
+def _origins(wanted: Any, found: Any, path: str = "") -> tuple[_Entries, _Entries]:
+    """Return the largest entries of `wanted` that `found` has, and those that it lacks."""
+    copied: _Entries = {}
+    fresh: _Entries = {}
     for name, entry in wanted.items():
-        if name in found and isinstance(entry, dict):
-            names += _missing(entry, found[name])
-    return names
+        if name not in found:
+            fresh[path + name] = len(jax.tree.leaves(entry))
+        elif not isinstance(entry, dict):
+            copied[path + name] = 1
+        else:
+            below, lacking = _origins(entry, found[name], f"{path}{name}/")
+            fresh |= lacking
+            copied |= below if lacking else {path + name: sum(below.values())}
+    return copied, fresh
+
+
+def _counted(entries: _Entries, word: str) -> str:
+    return f"{sum(entries.values())} arrays {word} ({', '.join(entries) or 'none'})"
 
 
 def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:

@@ -1,0 +1,162 @@
+"""A run of translation: what it reports, resumes, shows and starts from."""
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from small_run import TOKENIZER, fingerprint, small_config
+from translation_run import translation_config, write_translations
+
+from bert_jax import cli
+from bert_jax.errors import UserError
+from bert_jax.model.heads import init_params
+from bert_jax.objectives.config import TranslationConfig
+from bert_jax.plan.compile import compile_step, row_flops
+from bert_jax.plan.topology import parse_topology
+from bert_jax.run.telemetry import read_metrics
+from bert_jax.saved.model import Origin, SavedModel
+from bert_jax.saved.runs import pretrained_checkpoint
+from bert_jax.training.train import train
+
+pytestmark = pytest.mark.usefixtures("reused_steps")
+CONFIG = translation_config()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_translations(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, corpus):
+    workdir = tmp_path_factory.mktemp("whole") / "work"
+    said: list[str] = []
+    assert train(CONFIG, workdir, corpus=corpus, echo=said.append).finished
+    return workdir, said
+
+
+def test_a_run_reports_both_metrics_and_its_goal(whole, corpus):
+    workdir, said = whole
+    entropy = corpus.train.target_entropy
+    assert any(f"below {entropy:.3f} nats, the unigram entropy of the targets" in s for s in said)
+    rows = read_metrics(workdir / "metrics.jsonl")
+    last = [row for row in rows if "eval/translation_loss" in row][-1]
+    assert last["eval/nats_below_unigram"] == pytest.approx(entropy - last["eval/translation_loss"])
+    assert last["eval/perplexity"] == pytest.approx(np.exp(last["eval/translation_loss"]))
+    # Smoothed in training, so above the metric while labels are not learnt by heart.
+    trained = [row for row in rows if "train/loss" in row][-1]
+    assert trained["train/loss"] != trained["train/translation_loss"]
+    # All targets of the held-out pairs, an end each.
+    store = corpus.heldout
+    targets = np.diff(store.sentence_offsets)[1::2]
+    assert last["eval/num_targets"] == (targets + 1).sum()
+
+
+def test_stopped_and_continued_equals_uninterrupted(tmp_path, corpus, whole):
+    def stop(line):
+        if line.startswith("step 3/8"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    workdir = tmp_path / "work"
+    assert not train(CONFIG, workdir, corpus=corpus, echo=stop).finished
+    assert train(CONFIG, workdir, corpus=corpus, echo=lambda line: None).finished
+    assert fingerprint(workdir, CONFIG, corpus) == fingerprint(whole[0], CONFIG, corpus)
+
+
+def test_verbs_take_the_run(whole, corpus, capsys):
+    workdir, where = whole[0], str(corpus.train.path.parent)
+    assert cli.main(["status", str(workdir)]) == 0
+    assert "translation loss" in capsys.readouterr().out
+    assert cli.main(["replay", str(workdir), "--step", "2", "--corpus", where]) == 0
+    assert "16 rows of 32 + 24" in capsys.readouterr().out
+    assert cli.main(["evaluate", str(workdir), "--corpus", where]) == 0
+    assert "translation_loss" in capsys.readouterr().out
+
+
+def test_a_pairing_that_the_objective_does_not_read_is_refused():
+    with pytest.raises(UserError, match=r"pairing is 'nsp'.*'translation' reads.* 'translation'$"):
+        translation_config(data={"pairing": "nsp"})
+    with pytest.raises(UserError, match=r"pairing is 'translation'.*'masked_lm' reads.*'none'$"):
+        small_config(data__pairing="translation")
+
+
+@pytest.fixture(scope="module")
+def masked_lm() -> SavedModel:
+    """A BERT with learned positions, types, pooler and its head, untrained."""
+    config = dataclasses.replace(
+        small_config().model, vocab_size=TOKENIZER.vocab_size, hidden_dropout_rate=0.0
+    )
+    params = jax.device_get(init_params(config, jax.random.key(99)))
+    return SavedModel(
+        config=config, params=params, outputs=None, tokenizer=TOKENIZER, tokenizer_files=Path(),
+        max_length=config.num_positions, name="a masked LM", origin=Origin("pretrain"),
+    )  # fmt: skip
+
+
+def started(objective, corpus, masked_lm, workdir):
+    """Parameters after a step in which nothing moves, and what was said of the start."""
+    said: list[str] = []
+    config = translation_config(
+        objective={"name": "translation", **objective},
+        init="elsewhere",
+        training__num_steps=1,
+        training__eval_every_steps=0,
+        optimizer={"learning_rate": 1e-30, "weight_decay": 0.0, "warmup_steps": 1},
+    )
+    corpus = corpus._replace(heldout=None)
+    assert train(config, workdir, corpus=corpus, initial=lambda: masked_lm, echo=said.append)
+    (line,) = [each for each in said if each.startswith("starts from")]
+    return pretrained_checkpoint(workdir).state, line
+
+
+def assert_equal(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_an_encoder_of_masked_words_is_taken_to_the_bit(corpus, masked_lm, tmp_path):
+    params, line = started({}, corpus, masked_lm, tmp_path)
+    expected = {n: entry for n, entry in masked_lm.params["encoder"].items() if n != "pooler"}
+    assert_equal(params["encoder"], expected)
+    copied, fresh = (
+        len(jax.tree.leaves(tree)) for tree in (expected, [params["decoder"], params["output"]])
+    )
+    assert line == (
+        f"starts from a masked LM: {copied} arrays copied (encoder); {fresh} arrays fresh "
+        "(decoder, output)"
+    )
+
+
+def test_a_decoder_can_start_from_the_encoder_and_its_head(corpus, masked_lm, tmp_path):
+    objective = {"init_decoder": True, "num_decoder_layers": 1, "tying": "output"}
+    params, line = started(objective, corpus, masked_lm, tmp_path)
+    encoder, head = masked_lm.params["encoder"], masked_lm.params["mlm"]
+    assert_equal(params["output"], head)
+    layers = params["decoder"]["layers"]
+    for name in ("attention", "attention_norm", "mlp", "mlp_norm"):
+        assert_equal(layers[name], jax.tree.map(lambda leaf: leaf[:1], encoder["layers"][name]))
+    tables = encoder["embeddings"]
+    assert_equal(params["decoder"]["embeddings"]["token"], tables["token"])
+    position = params["decoder"]["embeddings"]["position"]
+    np.testing.assert_array_equal(position, tables["position"] + tables["type"][0])
+    assert line.endswith("10 arrays fresh (decoder/layers/cross, decoder/layers/cross_norm)")
+    assert "output" in line.split(";")[0]
+
+
+def test_a_decoder_deeper_than_the_encoder_cannot_start_from_it(masked_lm):
+    config = TranslationConfig(init_decoder=True, num_decoder_layers=3)
+    with pytest.raises(UserError, match=r"num_decoder_layers is 3, but the encoder of init has 2"):
+        config.laid_out(masked_lm.config, masked_lm.params)
+
+
+def test_both_lengths_count_and_a_slice_of_tpus_is_planned(tmp_path):
+    config = CONFIG.with_vocabulary(64)
+    longer = translation_config(data__target_length=32).with_vocabulary(64)
+    assert row_flops(config, 0) < row_flops(longer, 0)
+    pytest.importorskip("libtpu", reason="libtpu is not installed: no slice can be compiled for")
+    plan = compile_step(config, 0, parse_topology("v5e:2x2"), cache=tmp_path)
+    assert plan.fits
+    assert plan.mfu is not None
