@@ -13,13 +13,17 @@ from translation_run import translation_config, write_translations
 
 from bert_jax import cli
 from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
 from bert_jax.model.heads import init_params
 from bert_jax.objectives.config import TranslationConfig
+from bert_jax.parallel.sharding import make_mesh
 from bert_jax.plan.compile import compile_step, row_flops
 from bert_jax.plan.topology import parse_topology
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.saved.model import Origin, SavedModel
-from bert_jax.saved.runs import pretrained_checkpoint
+from bert_jax.training.corpus import step_config
+from bert_jax.training.start.initial_model import initial_params, resolve_init, starting_line
+from bert_jax.training.state import init_state
 from bert_jax.training.train import train
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
@@ -98,19 +102,15 @@ def masked_lm() -> SavedModel:
 
 
 def started(objective, corpus, masked_lm, workdir):
-    """Parameters after a step in which nothing moves, and what was said of the start."""
-    said: list[str] = []
-    config = translation_config(
-        objective={"name": "translation", **objective},
-        init="elsewhere",
-        training__num_steps=1,
-        training__eval_every_steps=0,
-        optimizer={"learning_rate": 1e-30, "weight_decay": 0.0, "warmup_steps": 1},
-    )
-    corpus = corpus._replace(heldout=None)
-    assert train(config, workdir, corpus=corpus, initial=lambda: masked_lm, echo=said.append)
-    (line,) = [each for each in said if each.startswith("starts from")]
-    return pretrained_checkpoint(workdir).state, line
+    """Parameters at the start of a run, and what is said of them."""
+    config = translation_config(objective={"name": "translation", **objective}, init="elsewhere")
+    config = config.with_vocabulary(corpus.train.vocab_size)
+    there = corpus.train.tokenizer_fingerprint
+    config, initial = resolve_init(config, open_workdir(workdir), lambda: masked_lm, there)
+    settings = step_config(config, corpus)
+    fresh = init_state(settings, make_mesh(config.mesh), jax.random.key(0)).params
+    params = initial_params(initial, fresh, settings.objective.axes())
+    return jax.device_get(params), starting_line(initial, fresh)
 
 
 def assert_equal(found, expected):
