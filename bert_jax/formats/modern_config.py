@@ -214,6 +214,6 @@ def is_bert(config: ModelConfig) -> bool:
 _BERTS = (
     "num_kv_heads", "gated", "norm", "norm_bias", "norm_order", "embedding_norm", "positions",
     "attention_pattern", "attention_bias", "mlp_bias", "head_transform", "head_bias",
-    "head_activation", "decoder_bias", "tied",
+    "head_activation", "decoder_bias", "tied", "scale_embeddings",
 )  # fmt: skip
 """Fields in which all models under BERT's names are equal."""

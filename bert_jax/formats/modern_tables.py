@@ -93,7 +93,7 @@ def _token(name: str) -> Entry:
     return Entry(f"{name}.weight", (*_EMBEDDINGS, "token"), "vocab")
 
 
-_COMMON = {"positions": "rope", "gated": True, "embedding_dim": 0}
+_COMMON = {"positions": "rope", "scale_embeddings": False, "gated": True, "embedding_dim": 0}
 _PRE = {**_COMMON, "norm_order": "pre", "num_types": 0, "pooler": False}
 _RMS = {
     **_PRE, "norm": "rms", "embedding_norm": False, "first_norm": True, "attention_pattern": "G",

@@ -225,6 +225,13 @@ def _wrong_sizes(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
             f"model.embedding_dim is {wanted.embedding_dim}, and the source's tables "
             f"are {'not ' if not old.projects_embeddings else ''}of another width than its layers"
         )
+    elif wanted.embedding_width != old.embedding_width and (
+        old.scale_embeddings or old.positions == "sinusoidal"
+    ):
+        yield (
+            f"model.embedding_dim is {wanted.embedding_dim}, expected {old.embedding_width}: the "
+            "source's embeddings are scaled by their width or have sinusoids of it"
+        )
     elif wanted.embedding_width < old.embedding_width:
         yield (
             f"model.embedding_dim is {wanted.embedding_dim}, expected at least the source's "

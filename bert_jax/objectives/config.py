@@ -36,7 +36,7 @@ class Given(NamedTuple):
     continues_word: np.ndarray | None = None
     """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
     baseline: float | None = None
-    """What `ObjectiveConfig.baseline` says of the corpus; None where no corpus is at hand."""
+    """Baseline of the corpus (see `ObjectiveConfig.baseline`); None where no corpus is at hand."""
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,10 @@ def test_a_model_of_no_family_is_told_what_is_unlike():
     eurobert = dataclasses.replace(read(EUROBERT), decoder_bias=True)
     assert unlike("eurobert", eurobert) == ["model.decoder_bias is True, unlike model.mlp_bias"]
     assert is_bert(ModelConfig())
+    scaled = dataclasses.replace(read(OLD), scale_embeddings=True)
+    assert unlike("modernbert", scaled) == ["model.scale_embeddings is True, not False"]
+    assert not is_bert(ModelConfig(scale_embeddings=True))
+    assert not is_bert(ModelConfig(positions="sinusoidal"))
 
 
 def small(found):

@@ -225,5 +225,13 @@ def test_fields_that_nothing_reads_may_differ():
     table = dataclasses.replace(BERT, num_positions=9, hidden_dim=9, num_heads=3)
     with pytest.raises(UserError, match=r"num_positions is 9, the source has 7; .*multiple of 4, "):
         grown_config(BERT, table, "a source")
+    scaled = dataclasses.replace(BERT, scale_embeddings=True)
+    wider = dataclasses.replace(
+        scaled, hidden_dim=2 * BERT.hidden_dim, num_heads=2 * BERT.num_heads
+    )
+    with pytest.raises(
+        UserError, match=r"model\.embedding_dim is 0, expected \d+: the source's emb"
+    ):
+        grown_config(scaled, wider, "a source")
     longer = dataclasses.replace(MODERN, num_positions=99, num_layers=5)
     assert grown_config(MODERN, longer, "a source") == longer
