@@ -130,9 +130,9 @@ def _parser(*, needed: bool = True) -> Parser:
         "train what `objective` names (masked words, replaced tokens, translation), or continue a "
         "run in its work directory; `pretrain` is the same",
         "bert-jax train --config=configs/translate/multi30k_small.py --workdir=work/ende \\\n"
-        "      --config.data.corpus=work/pairs\n"
+        "      --config.data.corpus=work/en-de\n"
         "  bert-jax train --config=configs/translate/transformer_base.py --workdir=work/warm \\\n"
-        "      --config.data.corpus=work/pairs --config.init=work/modern",
+        "      --config.data.corpus=work/en-de --config.init=work/modern",
     )  # fmt: skip
     _add_training(sub, needed=needed)
     sub = verb(

@@ -5,7 +5,7 @@ sums) with one table for source, target and output. 29,000 pairs are about 3,850
 128 + 128 places; 12 epochs of 32 rows a step are 1,440 steps.
 
     bert-jax train --config=configs/translate/multi30k_small.py --workdir=work/ende \
-        --config.data.corpus=work/pairs
+        --config.data.corpus=work/en-de
 
 The vocabulary size comes from the corpus, which `bert-jax corpus --pairs` makes.
 """

@@ -5,7 +5,7 @@ for both languages and the output, dropout 0.3, label smoothing 0.1, 8,000 updat
 tokens, the mean of the last 10 checkpoints. Small and dropped beats large here.
 
     bert-jax train --config=configs/translate/multi30k_tiny.py --workdir=work/ende \
-        --config.data.corpus=work/pairs
+        --config.data.corpus=work/en-de
     bert-jax average work/ende --last 10 --out work/ende_mean
 
 The vocabulary size comes from the corpus; the paper has 10,000 tokens of both languages.
