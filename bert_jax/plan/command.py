@@ -9,7 +9,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.plan import output
-from bert_jax.plan.compile import Plan, with_vocabulary
+from bert_jax.plan.compile import Plan, row_tokens, with_vocabulary
 from bert_jax.plan.planner import Planner
 from bert_jax.plan.search import Found, Pace, Settings, with_phase
 from bert_jax.plan.topology import Topology, parse_topology
@@ -227,15 +227,15 @@ def _batch(
     planner: Planner, name: str, settings: Settings, seconds: float | None
 ) -> dict[str, Any]:
     """Describe a batch that a step could have; `seconds` None: it does not fit."""
-    rows, length = settings.rows, planner.length
+    rows, tokens = settings.rows, row_tokens(planner.config, planner.phase)
     return {
         "name": name,
         "batch_size": rows,
-        "tokens": rows * length,
+        "tokens": rows * tokens,
         "rows_per_chip": rows / settings.accumulation / planner.topology.num_chips,
         "accumulation": settings.accumulation,
         "step_seconds": seconds,
-        "tokens_per_second": seconds and rows * length / seconds,
+        "tokens_per_second": seconds and rows * tokens / seconds,
         "mfu": seconds and planner.mfu(rows, seconds),
         "overrides": planner.overrides(settings),
     }

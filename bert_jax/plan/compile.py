@@ -137,7 +137,7 @@ class Plan:
     @property
     def tokens_per_second(self) -> float | None:
         """All chips, padding included."""
-        return self.seconds and self.rows * self.length / self.seconds
+        return self.seconds and self.rows * row_tokens(self.config, self.phase) / self.seconds
 
     @property
     def flops(self) -> int:
@@ -268,6 +268,12 @@ def row_flops(config: PretrainConfig, phase: int) -> int:
     columns = _columns(config, phase).items()
     rows = {name: jax.ShapeDtypeStruct((1, *row), dtype) for name, (row, dtype) in columns}
     return objective_of(config, phase).flops(rows)
+
+
+def row_tokens(config: PretrainConfig, phase: int) -> int:
+    """Count the places of one row of a phase, on all its sides."""
+    columns = _columns(config, phase).items()
+    return sum(math.prod(row) for name, (row, _) in columns if name.endswith("tokens"))
 
 
 def _columns(config: PretrainConfig, phase: int) -> dict[str, Column]:
