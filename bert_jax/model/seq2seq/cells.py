@@ -1,0 +1,168 @@
+"""Recurrent cells, and their way along a row.
+
+The products with a cell's inputs are made for all places at once; only the product with the state
+is made place by place.
+
+Sources: Elman 1990 (tanh); Cho et al. 2014, with the reset gate after the product as in cuDNN and
+torch (GRU); Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000 (LSTM). Gates
+lie in the order of torch: reset, update, new; input, forget, cell, output.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.layers import Affine, AxisSizes, compute_dtype, einsum_float32, parameter
+
+CellName = Literal["tanh", "gru", "lstm"]
+
+State = tuple[Float[Array, "... D"], ...]
+"""Float32 state of a cell; the first part is the cell's output."""
+
+
+class Restart(NamedTuple):
+    """Places where a segment begins, and what it begins with."""
+
+    at: Bool[Array, "..."]
+    """Shape of the inputs without their last axis."""
+    fresh: Any = None
+    """Tree like the state, with the places' axes: read where `at` says so; None: zeros."""
+
+    def of(self, state: Any) -> Any:
+        """Replace the state, a tree of arrays, where a segment begins."""
+        at = self.at[..., None]
+        if self.fresh is None:
+            return jax.tree.map(lambda old: jnp.where(at, 0.0, old), state)
+        return jax.tree.map(lambda new, old: jnp.where(at, new, old), self.fresh, state)
+
+
+def _tanh(x: Array, recurrent: Array, state: State) -> State:
+    return (jnp.tanh(x + recurrent),)
+
+
+def _gru(x: Array, recurrent: Array, state: State) -> State:
+    reset, update, new = jnp.split(x, 3, axis=-1)
+    to_reset, to_update, to_new = jnp.split(recurrent, 3, axis=-1)
+    update = jax.nn.sigmoid(update + to_update)
+    new = jnp.tanh(new + jax.nn.sigmoid(reset + to_reset) * to_new)
+    return (new + update * (state[0] - new),)
+
+
+def _lstm(x: Array, recurrent: Array, state: State) -> State:
+    write, forget, new, out = jnp.split(x + recurrent, 4, axis=-1)
+    cell = jax.nn.sigmoid(forget) * state[1] + jax.nn.sigmoid(write) * jnp.tanh(new)
+    return jax.nn.sigmoid(out) * jnp.tanh(cell), cell
+
+
+class CellKind(NamedTuple):
+    """Equations of a cell."""
+
+    num_gates: int
+    """Vectors of the state's width that the products with input and state have."""
+    num_parts: int
+    """Vectors of a state."""
+    advance: Callable[[Array, Array, State], State]
+    """Map of both products and a state to the next state."""
+    recurrent_bias: bool = False
+    """Whether the product with the state has a bias that differs in effect from the input's."""
+
+
+CELLS: dict[CellName, CellKind] = {
+    "tanh": CellKind(1, 1, _tanh),
+    "gru": CellKind(3, 1, _gru, recurrent_bias=True),
+    "lstm": CellKind(4, 2, _lstm),
+}
+"""Cells by name."""
+
+
+class Cell(nnx.Module):
+    """Weights of a recurrent layer; `context` is the width of a second input, 0 for none."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        name: CellName,
+        inputs: int,
+        width: int,
+        rngs: nnx.Rngs,
+        context: int = 0,
+    ):
+        """Make the weights: matrices of the state orthogonal, an LSTM's forget bias 1.
+
+        Sources: Bahdanau et al. 2014, appendix B.1; Jozefowicz et al. 2015, section 3.2.
+        """
+        self.kind, self.width, self.dtype = CELLS[name], width, compute_dtype(config)
+        gates: AxisSizes = {None: self.kind.num_gates * width}
+        self.input = Affine(config, {"embed": inputs}, gates, rngs)
+        if name == "lstm":
+            forget = jnp.arange(4 * width) // width == 1
+            self.input.bias = parameter(forget.astype(jnp.float32), None)
+        if context:
+            self.context = Affine(config, {"embed": context}, gates, rngs, bias=False)
+        self.recurrent = Affine(
+            config, {"embed": width}, gates, rngs, bias=self.kind.recurrent_bias
+        )
+        square = jax.nn.initializers.orthogonal()
+        keys = jax.random.split(rngs.params(), self.kind.num_gates)
+        kernels = [square(key, (width, width), jnp.float32) for key in keys]
+        self.recurrent.kernel = parameter(jnp.concatenate(kernels, axis=1), "embed", None)
+
+    def zeros(self, *shape: int) -> State:
+        """Make states of zeros."""
+        return (jnp.zeros((*shape, self.width), jnp.float32),) * self.kind.num_parts
+
+    def stepper(self) -> Callable[[Array, State], State]:
+        """Return the map of a projected input and a state to the next state, for use in a loop."""
+        recurrent = looped(self.recurrent, self.dtype)
+
+        def step(x: Array, state: State) -> State:
+            return self.kind.advance(x.astype(jnp.float32), recurrent(state[0]), state)
+
+        return step
+
+
+def looped(affine: Affine, dtype: Any) -> Callable[[Array], Array]:
+    """Return an affine map for use inside a loop: products in `dtype`, results in float32.
+
+    Weights enter the loop in float32, so that their gradients are added up in float32.
+    """
+    kernel = affine.kernel[...].astype(jnp.float32)
+    bias = jnp.float32(0) if affine.bias is None else affine.bias[...]
+
+    def apply(x: Array) -> Array:
+        return einsum_float32("...D,DG->...G", x.astype(dtype), kernel.astype(dtype)) + bias
+
+    return apply
+
+
+def run(
+    cell: Cell,
+    projected: Float[Array, "T ... G"],
+    state: State,
+    restart: Restart | None = None,
+    *,
+    reverse: bool = False,
+) -> tuple[Float[Array, "T ... D"], State]:
+    """Take a cell along its places, from a given state; return its outputs and the last state.
+
+    Args:
+      cell: the cell.
+      projected: the cell's products with its inputs, places on axis 0.
+      state: state before the first place; of the batch before, where states are carried on.
+      restart: places where segments begin (with `reverse`: end), if the rows are packed.
+      reverse: whether the way leads from the last place to the first.
+    """
+    step = cell.stepper()
+
+    def one(state: State, inputs: tuple[Array, Restart | None]) -> tuple[State, Array]:
+        x, restart = inputs
+        state = step(x, state if restart is None else restart.of(state))
+        return state, state[0].astype(projected.dtype)
+
+    last, outputs = jax.lax.scan(one, state, (projected, restart), reverse=reverse)
+    return outputs, last
