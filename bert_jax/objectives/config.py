@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -11,6 +11,8 @@ from bert_jax.data.store import SpecialIds, TokenStore
 from bert_jax.errors import UserError, nearest
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Network
+from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
+from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork, Tying
 from bert_jax.objectives import translation
 from bert_jax.objectives.masked_lm import MaskedLM
@@ -47,7 +49,7 @@ class ObjectiveConfig:
     """Values of `data.pairing` whose batches the objective reads."""
 
     name: str = "masked_lm"
-    """Objective: masked_lm, replaced_tokens or translation."""
+    """Objective: masked_lm, replaced_tokens, translation or recurrent_translation."""
 
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> "type[ObjectiveConfig]":
@@ -238,9 +240,28 @@ class TranslationConfig(NetworkConfig):
         return TransformerNetwork(model, self.num_decoder_layers, self.tying)
 
 
+@dataclass(frozen=True)
+class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
+    """Translation by a recurrent network; `model` has widths, encoder layers and dropout rates."""
+
+    name: str = "recurrent_translation"
+    """Objective: recurrent_translation."""
+
+    def __post_init__(self) -> None:
+        """Refuse networks that cannot be built."""
+        NetworkConfig.__post_init__(self)
+        RecurrentConfig.__post_init__(self)
+
+    def network(self, model: ModelConfig) -> RecurrentNetwork:
+        """Make the network with this encoder."""
+        names = [field.name for field in fields(RecurrentConfig)]
+        return RecurrentNetwork(model, RecurrentConfig(**{n: getattr(self, n) for n in names}))
+
+
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "masked_lm": MaskedLMConfig,
     "replaced_tokens": ReplacedTokensConfig,
     "translation": TranslationConfig,
+    "recurrent_translation": RecurrentTranslationConfig,
 }
 """Objectives by name: adding one is an entry here."""

@@ -12,6 +12,7 @@ from typing_extensions import override
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout
+from bert_jax.model.encoder import look_up
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, vocabulary_flops
 from bert_jax.model.heads import MaskedLMHead, init_params, logical_axes, with_params
 from bert_jax.model.layers import compute_dtype
@@ -78,7 +79,7 @@ class Recurrent(nnx.Module):
     def _embed(
         self, table: TokenTable, tokens: Array, stream: DropoutStream | None, site: int
     ) -> Array:
-        x = table.token[...][tokens].astype(compute_dtype(self.config))
+        x = look_up(self.config, table.token[...], tokens).astype(compute_dtype(self.config))
         return dropout(x, self.config.rate_of("embedding"), stream, site)
 
 

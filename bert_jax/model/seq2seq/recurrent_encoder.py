@@ -25,7 +25,7 @@ class TokenTable(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         shape = config.vocab_size, config.embedding_width
-        rows = truncated_normal(rngs.params(), shape, config.init_std)
+        rows = truncated_normal(rngs.params(), shape, config.embedding_std)
         padding = config.padded_vocab_size - config.vocab_size
         self.token = parameter(jnp.pad(rows, ((0, padding), (0, 0))), "vocab", "embed")
 

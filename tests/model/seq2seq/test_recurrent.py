@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from packed_pairs import pack, random_pairs
 from scipy.special import softmax
 
 from bert_jax.errors import UserError
@@ -23,9 +24,10 @@ MODEL = ModelConfig(
     vocab_size=21, embedding_dim=6, hidden_dim=8, num_layers=2, num_heads=1, mlp_dim=8,
     init_std=0.3, hidden_dropout_rate=0.0, dtype="float32",
 )  # fmt: skip
-PAIRS = [(4, 3), (5, 6), (3, 5), (7, 4)]
-"""Lengths of source and target."""
-SOURCE, TARGET = 11, 10
+PAIRS = random_pairs(4, MODEL.vocab_size, seed=3)
+PACKED, APART = [[], PAIRS[:2], [], PAIRS[2:]], [[pair] for pair in PAIRS]
+"""The pairs in two rows, behind rows of padding, and in four."""
+SOURCE, TARGET = 13, 11
 
 
 def network(layers=2, **settings):
@@ -48,26 +50,6 @@ CASES = {
 }
 
 
-def texts():
-    random = np.random.default_rng(0)
-    return [tuple(random.integers(5, 21, n) for n in lengths) for lengths in PAIRS]
-
-
-def rows_of(places):
-    """Put pairs into four rows: `places` has the row and the segment of each."""
-    sides = [Side(*np.zeros((2, len(PAIRS), n), np.int32)) for n in (SOURCE, TARGET)]
-    for pair, (row, segment) in zip(texts(), places, strict=True):
-        for side, text in zip(sides, pair, strict=True):
-            begin = np.count_nonzero(side.segment_ids[row])
-            side.tokens[row, begin : begin + len(text)] = text
-            side.segment_ids[row, begin : begin + len(text)] = segment
-    return sides
-
-
-PACKED = (1, 1), (1, 2), (3, 1), (3, 2)
-APART = (0, 1), (1, 1), (2, 1), (3, 1)
-
-
 def random_params(net):
     """Parameters of which none is zero."""
     random = np.random.default_rng(0)
@@ -81,7 +63,7 @@ def learn(net, params, source, target, stream=None):
 
     def loss(params):
         logits = net.logits(params, source, target, stream)
-        labels = (target.tokens * 7 + 3) % MODEL.vocab_size
+        labels = (target.tokens.astype(jnp.int32) * 7 + 3) % MODEL.vocab_size
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1)[..., 0]
         return -jnp.sum(picked * (target.segment_ids > 0)), logits
 
@@ -110,7 +92,7 @@ def stepped(net, params, source, tokens):
 def test_packed_rows_learn_what_rows_of_one_pair_do(name):
     net = CASES[name]
     params = random_params(net)
-    packed, apart = (learn(net, params, *rows_of(places)) for places in (PACKED, APART))
+    packed, apart = (learn(net, params, *pack(rows, SOURCE, TARGET)) for rows in (PACKED, APART))
     assert packed[0] == pytest.approx(float(apart[0]), rel=1e-6)
     for ours, theirs in zip(*(map(jax.tree.leaves, (packed[1], apart[1]))), strict=True):
         assert np.linalg.norm(theirs) > 0
@@ -121,7 +103,7 @@ def test_packed_rows_learn_what_rows_of_one_pair_do(name):
 def test_a_step_is_a_place_of_the_whole_row(name):
     net = CASES[name]
     params = random_params(net)
-    source, target = rows_of(APART)
+    source, target = pack(APART, SOURCE, TARGET)
     expected = np.asarray(learn(net, params, source, target)[2])
     found = np.asarray(stepped(net, params, source, target.tokens))  # (T, B, K, V)
     real = target.segment_ids > 0
@@ -131,18 +113,22 @@ def test_a_step_is_a_place_of_the_whole_row(name):
 
 def test_a_place_sees_its_pair_and_nothing_after_it():
     net = CASES["window"]
-    params, (source, target) = random_params(net), rows_of(PACKED)
-    before = np.asarray(learn(net, params, source, target)[2])
-    later = target._replace(tokens=target.tokens.copy())
-    later.tokens[1, 5] = 20 if target.tokens[1, 5] != 20 else 19  # of the second pair
-    after = np.asarray(learn(net, params, source, later)[2])
-    np.testing.assert_array_equal(after[1, :5], before[1, :5])
-    assert (after[1, 5:9] != before[1, 5:9]).any(-1).all()
-    other = source._replace(tokens=source.tokens.copy())
-    other.tokens[1, 6] = 20 if source.tokens[1, 6] != 20 else 19  # of the second pair
-    after = np.asarray(learn(net, params, other, target)[2])
-    np.testing.assert_array_equal(after[1, :3], before[1, :3])
-    assert (after[1, 3:9] != before[1, 3:9]).any()
+    params, (source, target) = random_params(net), pack(PACKED, SOURCE, TARGET)
+    second = np.flatnonzero(target.segment_ids[1] == 2)  # places of the row's second pair
+    before = np.asarray(learn(net, params, source, target)[2])[1]
+
+    def changed(side, place):
+        tokens = side.tokens.copy()
+        tokens[1, place] = 20 if tokens[1, place] != 20 else 19
+        return side._replace(tokens=tokens)
+
+    later = np.asarray(learn(net, params, source, changed(target, second[2]))[2])[1]
+    np.testing.assert_array_equal(later[: second[2]], before[: second[2]])
+    assert (later[second[2:]] != before[second[2:]]).any(-1).all()
+    other = changed(source, np.flatnonzero(source.segment_ids[1] == 2)[2])
+    after = np.asarray(learn(net, params, other, target)[2])[1]
+    np.testing.assert_array_equal(after[: second[0]], before[: second[0]])
+    assert (after[second] != before[second]).any(-1).all()
 
 
 def dots(jaxpr):
@@ -173,7 +159,7 @@ def test_products_are_as_many_as_counted(cell, attention, wiring):
             layers, cell=cell, attention=attention, wiring=wiring, bidirectional=bidirectional,
             num_decoder_layers=2,
         )  # fmt: skip
-        sides = rows_of(PACKED)
+        sides = pack(PACKED, SOURCE, TARGET)
         params = jax.eval_shape(net.init, jax.random.key(0))
         program = jax.make_jaxpr(net.logits)(params, *sides)
         assert dots(program.jaxpr) * 3 == len(PAIRS) * net.flops(SOURCE, TARGET)
@@ -181,7 +167,7 @@ def test_products_are_as_many_as_counted(cell, attention, wiring):
 
 @pytest.mark.parametrize("name", ["bahdanau", "luong"])
 def test_weights_lie_on_the_source_of_the_pair(name):
-    net, sides = CASES[name], rows_of(PACKED)
+    net, sides = CASES[name], pack(PACKED, SOURCE, TARGET)
     found = jax.jit(net.weights)(random_params(net), *sides)
     assert found.encoder is None
     assert found.decoder is None
@@ -197,22 +183,23 @@ def test_weights_lie_on_the_source_of_the_pair(name):
 
 def test_a_window_follows_the_target():
     """Target place t looks around the source's t + 1, which [CLS] precedes, or around its end."""
-    net, sides = CASES["window"], rows_of(APART)
+    net, sides = CASES["window"], pack(APART, SOURCE, TARGET)
     cross = np.asarray(jax.jit(net.weights)(random_params(net), *sides).cross)[0, :, 0]
     for row, (source, target) in enumerate(PAIRS):
-        for place in range(target):
-            centre = min(place + 1, source - 1)
-            seen = [i for i in (centre - 1, centre, centre + 1) if i < source]
+        last = len(source) + 1
+        for place in range(len(target) + 1):
+            centre = min(place + 1, last)
+            seen = [i for i in (centre - 1, centre, centre + 1) if i <= last]
             assert list(np.flatnonzero(cross[row, place])) == seen
 
 
 def test_the_summary_is_the_last_state_of_each_direction():
     """Of rows without padding: the last place of the way on, the first of the way back."""
     net = network(1, attention="none")
-    params, source = random_params(net), rows_of(APART)[0]
+    params, source = random_params(net), pack(APART, SOURCE, TARGET)[0]
     padded = jax.jit(net.start, static_argnums=(2, 3))(params, source, 1, 1)
-    for row, length in enumerate(length for length, _ in PAIRS):
-        own = Side(*(x[row : row + 1, :length] for x in source))
+    for row, (text, _) in enumerate(PAIRS):
+        own = Side(*(x[row : row + 1, : len(text) + 2] for x in source))
         cache = jax.jit(net.start, static_argnums=(2, 3))(params, own, 1, 1)
         np.testing.assert_allclose(cache.source[0], padded.source[row], atol=1e-6)
 
@@ -221,7 +208,7 @@ def test_dropout_depends_on_the_row_and_not_on_its_place_in_the_batch():
     for name in ("gnmt", "deep luong"):
         net = CASES[name]
         net = replace(net, model=replace(net.model, hidden_dropout_rate=0.5))
-        params, sides = random_params(net), rows_of(PACKED)
+        params, sides = random_params(net), pack(PACKED, SOURCE, TARGET)
         stream = DropoutStream(np.uint32(3), np.arange(4, dtype=np.uint32))
         plain, dropped = (np.asarray(forward(net, params, *sides, s)) for s in (None, stream))
         turned = [Side(*(x[::-1] for x in side)) for side in sides]
@@ -259,7 +246,7 @@ def test_scores_are_those_of_the_papers(score):
 
 
 def test_bfloat16_is_near_float32():
-    net, sides = CASES["luong"], rows_of(PACKED)
+    net, sides = CASES["luong"], pack(PACKED, SOURCE, TARGET)
     half = replace(net, model=replace(net.model, dtype="bfloat16"))
     params = random_params(net)
     expected, found = (np.asarray(forward(n, params, *sides)) for n in (net, half))
