@@ -8,12 +8,14 @@ import pytest
 from packed_pairs import SPECIAL, batch, random_pairs
 from steps import batch_gradients
 
+from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.config import ObjectiveConfig, RecurrentTranslationConfig
 from bert_jax.objectives.translation import Translation
 from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
+from bert_jax.training.config import PretrainConfig
 from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.state import StepConfig, param_placement
 
@@ -67,6 +69,29 @@ def test_the_section_names_a_network():
     settings = config.network(MODEL).settings
     assert (settings.cell, settings.window, settings.wiring) == ("lstm", 3, "after")
     assert settings.attention == "additive"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        *(
+            (f"recurrent_{attention}", {"attention": attention, "wiring": wiring, "cell": "gru"})
+            for attention, wiring in (
+                ("none", "before"), ("dot", "after"), ("multiplicative", "after"),
+                ("additive", "before"),
+            )
+        ),
+        ("gnmt", {"cell": "lstm", "bidirectional": True, "residual_from": 3, "wiring": "before"}),
+    ],
+)  # fmt: skip
+def test_recipes_build(recipe, settings):
+    config = load_config(PretrainConfig, recipe).with_vocabulary(8000)
+    network = config.objective.network(config.model)
+    assert {name: getattr(network.settings, name) for name in settings} == settings
+    # One table of 8,000 rows.
+    sizes = [leaf.size for leaf in jax.tree.leaves(jax.eval_shape(network.init, jax.random.key(0)))]
+    assert max(sizes) == 8064 * 256
+    assert sum(sizes) < 9e6
 
 
 @pytest.mark.parametrize(
