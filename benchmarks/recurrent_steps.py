@@ -1,0 +1,67 @@
+"""Training steps of the recurrent recipes against those of the Transformer's, on the same pairs.
+
+    python benchmarks/recurrent_steps.py --corpus work/pairs
+
+Compared is the processor's time for a real token of either side, which other work on the machine
+disturbs less than the clock: forward, backward and optimizer, each recipe with its own rows. All
+recipes take their steps in turn, in one process; the median of each is divided by that of the first
+recipe.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+
+from bert_jax.config.command_line import load_config
+from bert_jax.data.pipeline import ExampleStream
+from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
+from bert_jax.training.config import PretrainConfig
+from bert_jax.training.corpus import open_corpus, step_config
+from bert_jax.training.state import init_state
+from bert_jax.training.step import make_train_step
+
+RECIPES = "multi30k_small", "recurrent_additive"
+
+
+def stepper(recipe: str, directory: str) -> Callable[[int], float]:
+    """Return a function of a step's number that takes the step and returns seconds a token."""
+    corpus, config = open_corpus(directory), load_config(PretrainConfig, recipe)
+    config = config.with_vocabulary(corpus.train.vocab_size)
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    settings = step_config(config, corpus)
+    state = init_state(settings, mesh, jax.random.key(0))
+    step = make_train_step(settings, mesh)
+    stream = ExampleStream(corpus.train, config.data, config.phases)
+
+    def take(number: int) -> float:
+        nonlocal state
+        batch = place_batch(stream.batch(number), mesh)
+        start = time.process_time()
+        state, metrics = step(state, batch)
+        jax.block_until_ready(metrics)
+        return (time.process_time() - start) / int(metrics["num_tokens"])
+
+    return take
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--corpus", required=True, help="directory made by bert-jax corpus --pairs")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps; default: %(default)s")
+    parser.add_argument(
+        "--recipes", nargs="+", default=RECIPES, help=f"default: {' '.join(RECIPES)}"
+    )
+    options = parser.parse_args()
+    takes = [stepper(recipe, options.corpus) for recipe in options.recipes]
+    # The first steps compile.
+    seconds = [[take(number) for take in takes] for number in range(options.steps + 1)][1:]
+    medians = [statistics.median(column) for column in zip(*seconds, strict=True)]
+    for recipe, median in zip(options.recipes, medians, strict=True):
+        print(f"{recipe}: {median * 1e6:.0f} us a token, {median / medians[0]:.2f} of the first")
+
+
+if __name__ == "__main__":
+    main()
