@@ -40,7 +40,7 @@ class RecurrentConfig:
     window: int = 0
     """Distance from the target's place up to which source places are seen; 0: all are seen."""
     tying: Literal["all", "output", "none"] = "all"
-    """Users of one table: source, target and output (all); target and output (output)."""
+    """Users of one table: source, target and output (all), target and output (output), or none."""
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot be built."""
