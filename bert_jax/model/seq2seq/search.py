@@ -1,0 +1,242 @@
+"""Beam search on the device, over any network.
+
+Rules, equal to those of Transformers' `generate` with `early_stopping="never"`: a step looks at the
+2 K best continuations of K beams; an end among the K best is a finished hypothesis, an end among
+the others is none; the K best that go on are the next beams. A hypothesis that reaches the greatest
+length counts as finished. A row is done once its worst finished hypothesis beats all that its best
+beam could still become: the same sum of log-probabilities over the greatest length.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Integer
+
+from bert_jax.errors import UserError
+from bert_jax.model.seq2seq.network import Network, Side, Tree
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """The way to look for translations."""
+
+    num_beams: int = 5
+    """Hypotheses that are kept at each step (K); 1: greedy search."""
+    length_alpha: float = 1.0
+    """Exponent of the length penalty: a score is the sum of log-probabilities over
+    ((beta + n) / (beta + 1)) ** alpha, for n tokens with the end token; 0: no penalty."""
+    length_beta: float = 0.0
+    """Constant of the length penalty; 5: that of Wu et al. 2016 (GNMT), equation 14."""
+    max_length: int = 0
+    """Largest number of tokens of a translation, end token included; 0: the model's."""
+    max_length_rate: float = 2.0
+    """Largest number of target tokens for each source token, [CLS] and [SEP] counted; 0: no
+    limit but `max_length`."""
+    nbest: int = 1
+    """Hypotheses to return for each source, at most `num_beams`."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        for name, least in (("num_beams", 1), ("nbest", 1), ("max_length", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name in ("length_alpha", "length_beta", "max_length_rate"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(
+                    f"{name} is {getattr(self, name)}; it must be at least 0, and finite"
+                )
+        if self.nbest > self.num_beams:
+            raise UserError(
+                f"nbest is {self.nbest}; it must be at most num_beams, which is {self.num_beams}"
+            )
+
+    def limits(self, lengths: Any, most: int) -> Any:
+        """Return the greatest target length of sources of some lengths, an integer or an array.
+
+        Args:
+            lengths: Tokens of the sources, special tokens included.
+            most: Largest number of target tokens that the model takes.
+        """
+        most = min(most, self.max_length or most)
+        if not self.max_length_rate:
+            return np.full_like(lengths, most)
+        return np.minimum(np.ceil(self.max_length_rate * np.asarray(lengths)), most).astype(int)
+
+    def penalty(self, length: Any) -> Any:
+        """Return the divisor of a sum of log-probabilities over `length` tokens."""
+        return ((self.length_beta + length) / (self.length_beta + 1)) ** self.length_alpha
+
+
+class Found(NamedTuple):
+    """Finished hypotheses, best first."""
+
+    tokens: Integer[Array, "B K T"]
+    """Tokens with the end token, without the beginning; 0 behind the end."""
+    lengths: Integer[Array, "B K"]
+    """Number of tokens; 0 where a row has fewer hypotheses than beams."""
+    scores: Float[Array, "B K"]
+    """Sum of log-probabilities over the length penalty; -inf where there is no hypothesis."""
+    ended: Bool[Array, "B K"]
+    """Whether the last token is the end token; False: cut at the greatest length."""
+
+
+class Prefix(NamedTuple):
+    """Tokens with which translations must begin; they count neither in scores nor in penalties."""
+
+    tokens: Integer[Array, "B P"]
+    lengths: Integer[Array, " B"]
+    """Number of tokens, at most P."""
+
+
+class _State(NamedTuple):
+    """State of the loop after `step` tokens."""
+
+    step: Array
+    cache: Any
+    last: Array
+    """(B, K) last token of each beam."""
+    tokens: Array
+    """(B, K, T) tokens of each beam."""
+    sums: Array
+    """(B, K) sums of log-probabilities, best first; -inf: no beam."""
+    found: Found
+    open: Array
+    """(B,) whether a row may still find a better hypothesis."""
+
+
+@partial(jax.jit, static_argnames=("network", "settings", "max_length", "begin", "end"))
+def search(
+    network: Network,
+    params: Tree,
+    source: Side,
+    limits: Integer[Array, " B"],
+    prefix: Prefix | None = None,
+    *,
+    settings: SearchConfig,
+    max_length: int,
+    begin: int,
+    end: int,
+) -> Found:
+    """Find the best target sequences of each source by beam search; one beam is greedy search.
+
+    Args:
+        network: Network whose `start` and `step` are called.
+        params: Parameters of the network.
+        source: One source a row.
+        limits: Greatest number of target tokens of each row, from 1 to `max_length`.
+        prefix: Tokens with which targets begin.
+        settings: Number of beams and length penalty.
+        max_length: Largest number of steps (T).
+        begin: Token that the decoder reads first.
+        end: Token that ends a target.
+    """
+    count, beams = len(source.tokens), settings.num_beams
+    nothing = Prefix(jnp.zeros((count, 1), jnp.int32), jnp.zeros(count, jnp.int32))
+    forced = nothing if prefix is None else prefix
+    limits = jnp.minimum(limits, max_length)
+    greatest = settings.penalty(jnp.maximum(limits - forced.lengths, 1).astype(jnp.float32))
+
+    def go_on(state: _State) -> Array:
+        return state.open.any()
+
+    def grow(state: _State) -> _State:
+        step = state.step
+        logits, cache = network.step(params, state.cache, state.last)
+        top, tokens = _top(logits, min(2 * beams, network.model.vocab_size))
+        if prefix is not None:
+            is_forced = (step < forced.lengths)[:, None, None]
+            column = forced.tokens[:, jnp.minimum(step, forced.tokens.shape[1] - 1), None, None]
+            only = jnp.where(jnp.arange(top.shape[-1]) == 0, 0.0, -jnp.inf)
+            top = jnp.where(is_forced, only, top)
+            tokens = jnp.where(is_forced, column, tokens)
+        width = top.shape[-1]
+        sums, flat = jax.lax.top_k(
+            (state.sums[..., None] + top).reshape(count, beams * width),
+            min(2 * beams, beams * width),
+        )
+        parents = flat // width
+        tokens = _picked(tokens.reshape(count, -1), flat)
+        written = _picked(state.tokens, parents).at[:, :, step].set(tokens)
+        ended = (tokens == end) & (step >= forced.lengths)[:, None]
+        stops = ended | (step + 1 >= limits)[:, None]
+        length = step + 1 - forced.lengths
+        found = _best(
+            state.found,
+            Found(
+                written,
+                jnp.full_like(tokens, step + 1),
+                jnp.where(
+                    stops & state.open[:, None],
+                    sums / settings.penalty(jnp.maximum(length, 1).astype(jnp.float32))[:, None],
+                    -jnp.inf,
+                ),
+                ended,
+            ),
+            beams,
+        )
+        sums, kept = jax.lax.top_k(jnp.where(stops, -jnp.inf, sums), beams)
+        is_open = state.open & (sums[:, 0] / greatest > found.scores[:, -1])
+        if beams == 1:  # greedy search ends with its first end token
+            is_open &= ~stops[:, 0]
+        else:
+            parents = _picked(parents, kept)
+            cache = cache._replace(
+                beams=jax.tree.map(lambda leaf: _picked(leaf, parents), cache.beams)
+            )
+        return _State(
+            step + 1, cache, _picked(tokens, kept), _picked(written, kept), sums, found, is_open
+        )
+
+    none = Found(
+        jnp.zeros((count, beams, max_length), jnp.int32),
+        jnp.zeros((count, beams), jnp.int32),
+        jnp.full((count, beams), -jnp.inf),
+        jnp.zeros((count, beams), bool),
+    )
+    first = _State(
+        step=jnp.zeros((), jnp.int32),
+        cache=network.start(params, source, beams, max_length),
+        last=jnp.full((count, beams), begin, jnp.int32),
+        tokens=none.tokens,
+        sums=jnp.where(jnp.arange(beams) == 0, 0.0, none.scores),
+        found=none,
+        open=jnp.ones(count, bool),
+    )
+    return jax.lax.while_loop(go_on, grow, first).found
+
+
+def _top(
+    logits: Float[Array, "B K V"], width: int
+) -> tuple[Float[Array, "B K W"], Integer[Array, "B K W"]]:
+    """Return the greatest log-probabilities of each beam, and their tokens.
+
+    Columns that stand for no token are below all others, hence never among as many as there are
+    tokens.
+    """
+    top, tokens = jax.lax.top_k(logits, width)
+    return top - jax.nn.logsumexp(logits, axis=-1, keepdims=True), tokens
+
+
+def _picked(values: Array, index: Integer[Array, "B C"]) -> Array:
+    """Return entries of axis 1, chosen for each row."""
+    pick = jax.vmap(lambda row, chosen: row.at[chosen].get(mode="promise_in_bounds"))
+    picked: Array = pick(values, index)
+    return picked
+
+
+def _best(found: Found, new: Found, beams: int) -> Found:
+    """Keep the best of what was found and of the first new hypotheses, as many as beams each."""
+    both = Found(
+        *(jnp.concatenate([old, more[:, :beams]], 1) for old, more in zip(found, new, strict=True))
+    )
+    scores, chosen = jax.lax.top_k(both.scores, beams)
+    tokens, lengths, _, ended = (_picked(part, chosen) for part in both)
+    there = scores > -jnp.inf
+    return Found(
+        jnp.where(there[..., None], tokens, 0), jnp.where(there, lengths, 0), scores, there & ended
+    )
