@@ -46,7 +46,8 @@ class Embedder(TextPredictor):
     normalize: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse layers and a pooling that the model does not have."""
+        """Refuse a model without encoder of texts, and layers and a pooling that it lacks."""
+        self.model.require("embed", "encoder of texts")
         if self.pooling not in (known := get_args(Pooling)):
             raise UserError(f"pooling is {self.pooling!r}; there are {', '.join(known)}")
         self._layers = _numbered(self.layers, self.model)

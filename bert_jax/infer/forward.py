@@ -29,7 +29,13 @@ FEW_TOKENS = 128
 
 
 def on_device(saved: SavedModel) -> SavedModel:
-    """Lay a model out for the functions below: on the first device, its layers in a list."""
+    """Lay a model out for the functions below: on the first device, its layers in a list.
+
+    A model that translates keeps its own layout.
+    """
+    if saved.network is not None:
+        params = jax.device_put(saved.params, jax.devices()[0])
+        return dataclasses.replace(saved, params=params)
     encoder = saved.params["encoder"]
     layers = [
         jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], encoder["layers"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.answer import Answerer
@@ -15,6 +16,8 @@ from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.forward import Pooling
 from bert_jax.infer.predictor import Answer, Cuts, Example, Given, Predictor
 from bert_jax.infer.tag import Tagger
+from bert_jax.infer.translate import Translator
+from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.saved.model import SavedModel
 
 Texts = str | Sequence[str]
@@ -121,6 +124,34 @@ class LoadedModel:
         given = [contexts] * len(asked) if isinstance(contexts, str) else list(contexts)
         answerer = Answerer(self.model, top=top, null_threshold=null_threshold)
         return self._ask(answerer, {"question": asked, "context": given})
+
+    def translate(
+        self,
+        texts: Texts,
+        prefixes: Pairs | None = None,
+        *,
+        alignments: bool = False,
+        **search: Any,
+    ) -> list[Answer]:
+        """Translate texts by beam search.
+
+        Args:
+            texts: Sources; one without words is translated to "".
+            prefixes: Beginnings of the translations, None for a text without one.
+            alignments: Whether to say which source words the target words attend to.
+            **search: Fields of `SearchConfig`, such as `num_beams` and `nbest`.
+
+        Returns:
+            For each text {"translation": ..., "score": ...}, with "cut" where the translation
+            reached the greatest length without an end; "candidates", all hypotheses, best first,
+            where `nbest` is above 1; "attention" (see `word_attention`).
+        """
+        settings = build(SearchConfig, search, "translate")
+        translator = Translator(self.model, search=settings, alignments=alignments)
+        columns = {"text": _several(texts)}
+        return self._ask(translator, columns if prefixes is None else {
+            **columns, "prefix": _several(prefixes)
+        })  # fmt: skip
 
     def embed(
         self,

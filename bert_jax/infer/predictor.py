@@ -83,6 +83,9 @@ class Predictor(ABC, Generic[Example]):
     PER_TOKEN: ClassVar[bool] = False
     """Whether `forward` returns (B, L, ...); outputs of padding are dropped."""
 
+    CHUNK: ClassVar[int] = 4096
+    """Largest number of records that are answered at once, between two signs of progress."""
+
     @property
     def width(self) -> int | None:
         """D of answers that are vectors; None: answers are objects."""
@@ -115,6 +118,10 @@ class Predictor(ABC, Generic[Example]):
     @abstractmethod
     def lines(self, example: Example, answer: Any) -> list[str]:
         """Format an answer for people to read."""
+
+    def line(self, answer: Any) -> str:
+        """Format an answer as one line, of a verb whose answers are texts."""
+        raise NotImplementedError
 
     def outputs(self, rows: Rows) -> list[Any]:
         """Compute what `forward` returns for each row.

@@ -55,11 +55,16 @@ PAUSE = Record(Origin("", 0), {})
 """No record: the input has nothing more for now, so the records before it are answered."""
 
 
-def format_of(source: str, format: Format) -> Format:
+def format_of(source: str, format: Format, other: Format | None = None) -> Format:
     """Return the format of a file; "auto" is left for standard input alone.
 
+    Args:
+        source: The file.
+        format: Format that was asked for.
+        other: Format of files with another suffix than those that are known.
+
     Raises:
-        UserError: The suffix is not known.
+        UserError: The suffix is not known, and there is no `other`.
     """
     if source == STDIN:
         if format in ("auto", "text", "jsonl"):
@@ -71,6 +76,8 @@ def format_of(source: str, format: Format) -> Format:
     if suffix[1:].isdigit():  # log.1, part.00017
         return "text"
     if suffix not in _KNOWN:
+        if other is not None:
+            return other
         raise UserError(
             f"{source}: {suffix} files are not read; known are {', '.join(filter(None, _KNOWN))} "
             "(also .gz, .xz, .zst), and a name without suffix is text. Say --format="

@@ -45,7 +45,7 @@ def answer_records(
         record.problem = problem
 
     try:
-        for chunk in _chunks(records):
+        for chunk in _chunks(records, min(MAX_RECORDS, predictor.CHUNK)):
             for record in chunk:
                 if record.problem is not None:
                     refuse(record, record.problem)
@@ -88,14 +88,14 @@ def _answer(
         record.answer = answer
 
 
-def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+def _chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
     chunk: list[Record] = []
     chars = 0
     for record in records:
         if record is not PAUSE:
             chunk.append(record)
             chars += sum(len(str(value)) for value in record.fields.values())
-        full = len(chunk) == MAX_RECORDS or chars > MAX_CHARS
+        full = len(chunk) == most or chars > MAX_CHARS
         if chunk and (full or record is PAUSE):
             yield chunk
             chunk, chars = [], 0

@@ -4,8 +4,9 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -17,11 +18,13 @@ from bert_jax.infer.records import Record
 File: TypeAlias = Any
 """An open file. `TextIO` is no class that files are of."""
 Chunks: TypeAlias = Iterable[list[Record]]
-_LINES = (".jsonl", ".ndjson")
+JSON_LINES = (".jsonl", ".ndjson")
+Form = Literal["people", "json", "plain"]
+"""Form of answers in text: below their texts for people to read, JSON lines, or a line each."""
 
 
 def write_answers(
-    predictor: Predictor[Any], chunks: Chunks, out: Path | None, *, as_json: bool
+    predictor: Predictor[Any], chunks: Chunks, out: Path | None, *, form: Form
 ) -> None:
     """Write answers; a file appears whole or not at all.
 
@@ -29,15 +32,16 @@ def write_answers(
         predictor: Formats answers for people, and knows the width of vectors.
         chunks: Records with their answers.
         out: A file that `check_out` accepts; None: standard output.
-        as_json: JSON lines, to standard output.
+        form: Form of answers that are no vectors in a file.
 
     Raises:
         UserError: The file cannot be written.
     """
+    write_line = partial(_LINES[form], predictor)
     if out is None:
         for chunk in chunks:
             for record in chunk:
-                sys.stdout.write(json_line(record) if as_json else lines(predictor, record))
+                sys.stdout.write(write_line(record))
             sys.stdout.flush()
         return
     write = _VECTORS.get(out.suffix.lower())
@@ -47,27 +51,28 @@ def write_answers(
             write(file, chunks, predictor.width)
             return
         for chunk in chunks:
-            file.writelines(json_line(record).encode() for record in chunk)
+            file.writelines(write_line(record).encode() for record in chunk)
 
 
-def check_out(path: Path | None, *, vectors: bool) -> None:
+def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
     """Refuse a file whose suffix promises something else than what would be written.
 
     Args:
         path: From `--out`.
         vectors: Whether answers are vectors.
+        plain: Whether answers may be lines of text, in a file of any other suffix.
 
     Raises:
         UserError: Names the suffixes that there are.
     """
     if path is None:
         return
-    known = (*_LINES, *(_VECTORS if vectors else ()))
-    if path.suffix.lower() not in known:
+    known = (*JSON_LINES, *(_VECTORS if vectors else ()))
+    if path.suffix.lower() not in known and not plain:
         why = f"{path.suffix} is for vectors" if path.suffix.lower() in _VECTORS else "not known"
         raise UserError(
             f"--out {path}: {why}; name a file that ends in {' or '.join(known)}"
-            f" ({_LINES[0]} is JSON lines)"
+            f" ({JSON_LINES[0]} is JSON lines)"
         )
     if path.exists() and not path.is_file():
         what = "directory" if path.is_dir() else "device or a pipe"
@@ -97,6 +102,16 @@ def lines(predictor: Predictor[Any], record: Record) -> str:
         answer = predictor.lines(record.example, record.answer)
     head = given[0] if given else f"{record.origin}"
     return "\n    ".join([head, *answer]) + "\n"
+
+
+def plain(predictor: Predictor[Any], record: Record) -> str:
+    """Format as one line; an empty one for a record that was skipped."""
+    return "\n" if record.problem is not None else f"{predictor.line(record.answer)}\n"
+
+
+_LINES: dict[Form, Callable[[Predictor[Any], Record], str]] = {
+    "people": lines, "json": lambda _, record: json_line(record), "plain": plain,
+}  # fmt: skip
 
 
 def _write_npy(file: File, chunks: Chunks, width: int) -> None:

@@ -93,6 +93,10 @@ class ObjectiveConfig:
         """Take a run's parameters apart into models by name; the first is what the run is for."""
         return {"model": (model, params)}
 
+    def network(self, model: ModelConfig) -> Network | None:
+        """Return the network of an objective that writes a target; None of any other."""
+        return None
+
 
 @dataclass(frozen=True)
 class MaskedLMConfig(ObjectiveConfig):

@@ -20,6 +20,7 @@ from bert_jax.formats.modern_config import modern_config
 from bert_jax.formats.modern_tables import MODERN
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
+from bert_jax.model.seq2seq.network import Network
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -75,7 +76,7 @@ class SavedModel:
     """Architecture of the source; `attention_impl` is auto, whatever the training used."""
     params: Params
     """The entry `encoder` (without `pooler` where the source has none), and the heads that the
-    source has."""
+    source has; or all parameters of `network`."""
     outputs: TaskOutputs | None
     """Meaning of the entry `head`; None where there is none."""
     tokenizer: Tokenizer
@@ -86,6 +87,8 @@ class SavedModel:
     name: str
     """Name for messages: the directory, and the step or the class."""
     origin: Origin
+    network: Network | None = None
+    """Network of a model that translates; None of any other."""
 
     @property
     def has_pooler(self) -> bool:
@@ -106,6 +109,8 @@ class SavedModel:
     @property
     def verbs(self) -> tuple[str, ...]:
         """Verbs of `bert-jax` that the model supports."""
+        if self.network is not None:
+            return ("translate",)
         task = () if self.outputs is None else (_VERBS[self.outputs.objective],)
         return (*task, *(("fill-mask",) if has_vocabulary_head(self.params) else ()), "embed")
 
@@ -203,10 +208,11 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
     _check_part(place.name, part, [*models])
     part = part or next(iter(models))
     config, params = models[part]
+    config = dataclasses.replace(config, attention_impl="auto")
     tokenizer = load_tokenizer(files)
     _check_vocabulary(tokenizer, config.vocab_size, files)
     return SavedModel(
-        config=dataclasses.replace(config, attention_impl="auto"),
+        config=config,
         params=params,
         outputs=None,
         tokenizer=tokenizer,
@@ -214,6 +220,7 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
         max_length=config.num_positions,
         name=f"{place.name}, {f'{part}, ' if len(models) > 1 else ''}step {restored.step}",
         origin=Origin("pretrain", restored.step, record.config, record.metrics),
+        network=objective.network(config),
     )
 
 

@@ -11,9 +11,9 @@ from tqdm import tqdm
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.predictor import Given, Predictor
-from bert_jax.infer.records import STDIN, Record, format_of, read_records
+from bert_jax.infer.records import STDIN, Format, Record, format_of, read_records
 from bert_jax.infer.stream import answer_records
-from bert_jax.infer.writers import check_out, write_answers
+from bert_jax.infer.writers import JSON_LINES, Form, check_out, write_answers
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tokenization.tokenizer import replace_surrogates
@@ -60,7 +60,7 @@ def run_verb(
                 yield Record(Given("text", number), {**more, **given})
             for source in inputs:
                 yield from read_records(
-                    source, format=arguments.format, fields=predictor.FIELDS, names=names,
+                    source, format=_format(arguments, source), fields=predictor.FIELDS, names=names,
                     more=more, table=table, read=bar.update,
                 )  # fmt: skip
 
@@ -75,7 +75,7 @@ def run_verb(
                 bar.set_postfix(answered=count)
                 yield chunk
 
-        write_answers(predictor, chunks(), out, as_json=arguments.json or bool(inputs))
+        write_answers(predictor, chunks(), out, form=answer_form(arguments))
     if skipped:
         print(f"{skipped:,} of {count:,} records were skipped", file=sys.stderr)
     if out is not None:
@@ -90,8 +90,8 @@ def check_files(arguments: argparse.Namespace) -> TableFormat:
         UserError: Names the file or the option.
     """
     for source in arguments.input:
-        format_of(source, arguments.format)
-    check_out(arguments.out, vectors=arguments.verb == "embed")
+        _format(arguments, source)
+    check_out(arguments.out, vectors=arguments.verb == "embed", plain=_is_plain(arguments))
     found: dict[str, Any] = {}
     for option in arguments.table:
         name, equals, value = option.partition("=")
@@ -105,6 +105,26 @@ def check_files(arguments: argparse.Namespace) -> TableFormat:
                 "delimiter=CHARACTER"
             )
     return TableFormat(**found)
+
+
+def _is_plain(arguments: argparse.Namespace) -> bool:
+    """Whether files are lines of text, which become lines of text."""
+    return arguments.verb == "translate"
+
+
+def _format(arguments: argparse.Namespace, source: str) -> Format:
+    return format_of(source, arguments.format, "text" if _is_plain(arguments) else None)
+
+
+def answer_form(arguments: argparse.Namespace) -> Form:
+    """Return the form in which the answers are written."""
+    out = arguments.out
+    from_files = bool(arguments.input) or arguments.texts in ([], [STDIN])
+    if arguments.json or (out is not None and out.suffix.lower() in JSON_LINES):
+        return "json"
+    if not from_files and out is None:
+        return "people"
+    return "plain" if _is_plain(arguments) else "json"
 
 
 def _names(arguments: argparse.Namespace, fields: Sequence[str]) -> dict[str, str]:

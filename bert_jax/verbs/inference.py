@@ -1,12 +1,18 @@
 """The verbs that ask a model, with their arguments; imports are made when one runs."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bert_jax.errors import UserError
 from bert_jax.verbs.options import Parser
+
+if TYPE_CHECKING:
+    from bert_jax.model.seq2seq.search import SearchConfig
+    from bert_jax.saved.model import SavedModel
 
 _MAX_CONTEXT_BYTES = 4 << 20
 
@@ -55,6 +61,21 @@ def add(verb: Callable[..., Parser]) -> None:
     sub.option("--max-answer-tokens", "default: as the run, else 30", type=int, metavar="N")
 
     sub = verb(
+        "translate", translate, "translate texts with a model that was trained on pairs of texts",
+        'bert-jax translate work/ende "Two dogs play." --nbest 3 --alignments\n'
+        "  bert-jax translate work/ende --input test.en --out test.de",
+    )  # fmt: skip
+    _add_source(sub, "a text", out="translations, a line each, or a .jsonl file")
+    add_search(sub)
+    sub.option("--nbest", "list so many translations of a text, at most --num-beams", 1)
+    sub.option("--prefix", "the beginning of every translation", metavar="TEXT")
+    sub.flag(
+        "--alignments",
+        "say for each target word which source word the decoder looked at most (cross-attention, "
+        "mean over layers and heads), which is often, not always, the word it translates",
+    )
+
+    sub = verb(
         "embed", embed, "turn texts into vectors",
         "bert-jax embed work/tiny --input texts.txt --out vectors.npy\n"
         "  bert-jax embed work/tiny --input texts.txt --layers=-4:-1 --out vectors.parquet",
@@ -88,6 +109,34 @@ def add(verb: Callable[..., Parser]) -> None:
     )
     sub.option("--text-b", "the second text of a pair", metavar="TEXT")
     sub.option("--out", "replaced where it exists", "attention.html", type=Path, metavar="FILE")
+
+
+def add_search(sub: Parser) -> None:
+    """Add the options of the search for a translation."""
+    sub.option("--num-beams", "hypotheses that are kept at each step; 1: greedy search", 5)
+    sub.option(
+        "--length-alpha", "scores are divided by ((beta + tokens) / (beta + 1)) ** alpha", 1.0
+    )
+    sub.option("--length-beta", "see --length-alpha", 0.0)
+    sub.option(
+        "--max-length", "most tokens of a translation, end token included (default: the model's)",
+        type=int, metavar="N",
+    )  # fmt: skip
+    sub.option("--max-length-rate", "target tokens for each source token at most; 0: no limit", 3.0)
+
+
+def search_settings(arguments: argparse.Namespace) -> "SearchConfig":
+    """Return the settings of a search from the arguments."""
+    from bert_jax.model.seq2seq.search import SearchConfig
+
+    return SearchConfig(
+        num_beams=arguments.num_beams,
+        length_alpha=arguments.length_alpha,
+        length_beta=arguments.length_beta,
+        max_length=arguments.max_length or 0,
+        max_length_rate=arguments.max_length_rate,
+        nbest=getattr(arguments, "nbest", 1),
+    )
 
 
 def _add_source(sub: Parser, what: str, out: str = "a .jsonl file", field: str = "text") -> None:
@@ -185,6 +234,38 @@ def answer(arguments: argparse.Namespace) -> int:
         max_answer_tokens=arguments.max_answer_tokens,
     )
     return run_verb(arguments, make, context=context)
+
+
+def translate(arguments: argparse.Namespace) -> int:
+    """Translate texts."""
+    from bert_jax.infer.translate import Translator
+    from bert_jax.verbs.answering import answer_form, run_verb
+
+    settings = search_settings(arguments)
+    if answer_form(arguments) == "plain":
+        for option, given in (
+            ("--nbest", settings.nbest > 1),
+            ("--alignments", arguments.alignments),
+        ):
+            if given:
+                raise UserError(
+                    f"{option} does not fit into a line for each text: add --json, or name a "
+                    ".jsonl file as --out"
+                )
+    translators: list[Translator] = []
+
+    def make(model: "SavedModel") -> Translator:
+        translators.append(Translator(model, search=settings, alignments=arguments.alignments))
+        return translators[-1]
+
+    code = run_verb(arguments, make, prefix=arguments.prefix)
+    if cut := translators[0].num_cut:
+        print(
+            f"Warning: {cut:,} translations reached the greatest length without an end and were "
+            "cut there; --max-length-rate and --max-length are the limits",
+            file=sys.stderr,
+        )
+    return code
 
 
 def embed(arguments: argparse.Namespace) -> int:

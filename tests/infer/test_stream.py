@@ -237,7 +237,7 @@ def test_standard_output_has_each_chunk_at_once(capsys, as_json):
         assert ('"loud": "A"' if as_json else "a\n    A\n") in capsys.readouterr().out
         yield [skipped()]
 
-    write_answers(Shout(), chunks(), None, as_json=as_json)
+    write_answers(Shout(), chunks(), None, form="json" if as_json else "people")
     assert "bad" in capsys.readouterr().out
 
 
@@ -247,7 +247,7 @@ def test_vectors_of_skipped_records_are_nan_and_null(tmp_path):
     for name in ("a.npy", "a.parquet", "a.jsonl"):
         if name == "a.parquet":
             pytest.importorskip("pyarrow")
-        write_answers(predictor, chunks, tmp_path / name, as_json=True)
+        write_answers(predictor, chunks, tmp_path / name, form="json")
     expected = np.repeat(np.arange(40, dtype=np.float32), 2)[:, None] * np.ones(3, np.float32)
     expected[1::2] = np.nan
     found = np.load(tmp_path / "a.npy", allow_pickle=False)
@@ -277,13 +277,13 @@ def test_a_file_is_whole_or_not_there(tmp_path, name):
         assert out.read_text() == "before"
 
     with pytest.raises(KeyboardInterrupt):
-        write_answers(predictor, interrupted(), out, as_json=True)
+        write_answers(predictor, interrupted(), out, form="json")
     assert list(out.parent.iterdir()) == []
     out.write_text("before")
     with pytest.raises(KeyboardInterrupt):
-        write_answers(predictor, interrupted(), out, as_json=True)
+        write_answers(predictor, interrupted(), out, form="json")
     assert out.read_text() == "before"
-    write_answers(predictor, chunks(), out, as_json=True)
+    write_answers(predictor, chunks(), out, form="json")
     assert out.read_bytes()[:6] != b"before"
     if name == "a.jsonl":
         assert out.read_text() == '{"embedding": [1.0, 1.0, 1.0]}\n'
@@ -296,6 +296,6 @@ def test_places_that_cannot_be_written_are_named(tmp_path):
         check_out(tmp_path / "a.jsonl", vectors=False)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="part of the path is a file"):
-        write_answers(Shout(), [], tmp_path / "file" / "a.jsonl", as_json=True)
+        write_answers(Shout(), [], tmp_path / "file" / "a.jsonl", form="json")
     with pytest.raises(UserError, match=r"\.npy is for vectors"):
         check_out(tmp_path / "a.npy", vectors=False)

@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from asked_models import TOKENIZER
 from typing_extensions import override
 
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import PADDED_LOGIT
 from bert_jax.model.seq2seq.network import Cache, Network, Side, Weights
 from bert_jax.model.seq2seq.search import SearchConfig
+from bert_jax.saved.model import Origin, SavedModel
 
 
 def toy_config(vocab_size: int) -> ModelConfig:
@@ -45,9 +48,12 @@ class ToyNetwork(Network):
     @override
     def weights(self, params, source: Side, target: Side) -> Weights:
         (rows, length), width = target.tokens.shape, source.tokens.shape[1]
-        seen = jnp.broadcast_to((source.segment_ids > 0)[:, None], (rows, length, width))
-        even = seen / seen.sum(-1, keepdims=True)
-        return Weights(None, None, even[None, :, None].astype(jnp.float32))
+        """Place t attends to source place t + 1 with 0.7, and to all with the rest."""
+        real = jnp.broadcast_to((source.segment_ids > 0)[:, None], (rows, length, width))
+        last = source.segment_ids.sum(1)[:, None, None] - 1
+        looked = jnp.minimum(jnp.arange(length)[:, None] + 1, last) == jnp.arange(width)
+        cross = 0.7 * looked + 0.3 * real / real.sum(-1, keepdims=True)
+        return Weights(None, None, cross[None, :, None].astype(jnp.float32))
 
     def padded(self, logits):
         missing = self.model.padded_vocab_size - self.model.vocab_size
@@ -151,3 +157,13 @@ def plain_search(
         if not live or (full and found[-1][1] >= live[0][1] / settings.penalty(limit)):
             break
     return found
+
+
+def toy_translator(seed: int = 0, max_length: int = 24) -> SavedModel:
+    """A model that translates words of `TOKENIZER` to others of them, as chance has it."""
+    network = MemoryNetwork(toy_config(TOKENIZER.vocab_size))
+    return SavedModel(
+        config=network.model, params=network.init(jax.random.key(seed)), outputs=None,
+        tokenizer=TOKENIZER, tokenizer_files=Path(), max_length=max_length, name="a toy",
+        origin=Origin("pretrain"), network=network,
+    )  # fmt: skip

@@ -34,7 +34,7 @@ class SearchConfig:
     """Constant of the length penalty; 5: that of Wu et al. 2016 (GNMT), equation 14."""
     max_length: int = 0
     """Largest number of tokens of a translation, end token included; 0: the model's."""
-    max_length_rate: float = 2.0
+    max_length_rate: float = 3.0
     """Largest number of target tokens for each source token, [CLS] and [SEP] counted; 0: no
     limit but `max_length`."""
     nbest: int = 1

@@ -230,7 +230,7 @@ def test_sums_of_many_log_probabilities_keep_their_digits():
 
 def test_limits_follow_the_source_and_the_model():
     lengths = np.array([3, 10, 200])
-    assert SearchConfig().limits(lengths, 64).tolist() == [6, 20, 64]
+    assert SearchConfig().limits(lengths, 64).tolist() == [9, 30, 64]
     assert SearchConfig(max_length_rate=0.0, max_length=30).limits(lengths, 64).tolist() == [30] * 3
     assert SearchConfig(max_length_rate=0.5).limits(3, 64) == 2
 

@@ -1,0 +1,219 @@
+"""Translations of texts, with scores, further hypotheses and the attention between words."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Integer
+from typing_extensions import override
+
+from bert_jax.errors import UserError
+from bert_jax.infer.predictor import Answer, Predictor, Prepared, text_field
+from bert_jax.model.seq2seq.network import Network, Side, Tree
+from bert_jax.model.seq2seq.search import Found, Prefix, SearchConfig, search
+from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.tasks.rows import Batch, Rows
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row
+
+
+@dataclass(eq=False)
+class Translator(Predictor[TextExample]):
+    """A model that translates; the options are those of `LoadedModel.translate`.
+
+    A row is the source, and behind it, as its second part, the tokens with which its translation
+    begins. A text without tokens is translated to one.
+    """
+
+    FIELDS = ("text", "prefix")
+    CHUNK = 512
+
+    search: SearchConfig = field(default_factory=SearchConfig)
+    alignments: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a model that does not translate."""
+        self.model.require("translate", "decoder")
+        self.num_cut = 0
+
+    @override
+    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
+        text = text_field(fields, "text", origin)
+        prefix = None if fields.get("prefix") is None else text_field(fields, "prefix", origin)
+        return TextExample("", text, prefix, None, origin)
+
+    @override
+    def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
+        tokenizer, limit = self.model.tokenizer, self.model.max_length
+        sources = tokenizer.encode_batch([example.text for example in examples])
+        prefixes = tokenizer.encode_batch([example.text_pair or "" for example in examples])
+        rows, starts, numbers, cut = [], [], [], []
+        for number, (source, prefix) in enumerate(zip(sources, prefixes, strict=True)):
+            if not len(source):
+                continue
+            room = limit - 2 - len(prefix)
+            if room < 1:
+                raise UserError(
+                    f"{examples[number].origin}: the prefix has {len(prefix)} tokens, and "
+                    f"{self.model.name} takes {limit} with those of the source; shorten it"
+                )
+            if len(source) > room:
+                cut.append(number)
+            first = make_row(tokenizer, source[:room]).ids
+            rows.append(np.concatenate([first, prefix]).astype(np.int32))
+            starts.append(len(first))
+            numbers.append(number)
+        said = f"texts are longer than {limit} tokens, special ones included,"
+        found = Rows(rows, np.array(starts, np.int32))
+        return Prepared(examples, found, context=numbers, cut=cut, limit=said)
+
+    @override
+    def forward(self, batch: Batch) -> Any:
+        assert self.model.network is not None  # of `require`
+        real, second = batch["segment_ids"] > 0, batch["type_ids"] > 0
+        length = real.shape[1]
+        limits = self.search.limits(real.sum(1), self.model.max_length)
+        source = Side(jnp.asarray(batch["tokens"]), jnp.asarray(real & ~second, jnp.int32))
+        prefix = None
+        if second.any():
+            order = np.argsort(~second, axis=1, kind="stable")
+            tokens = np.take_along_axis(batch["tokens"], order, 1)
+            prefix = Prefix(jnp.asarray(tokens), jnp.asarray(second.sum(1)))
+        special = self.model.tokenizer.special_ids
+        found = search(
+            self.model.network, self.model.params, source, limits, prefix,
+            settings=self.search, begin=special.cls, end=special.sep,
+            max_length=int(self.search.limits(length, self.model.max_length)),
+        )  # fmt: skip
+        best = Found(*(part[:, : self.search.nbest] for part in found))
+        # A slot without hypothesis is told by its length; a best score of -inf is an error.
+        missing = best.lengths.at[:, 0].set(1) == 0
+        best = best._replace(scores=jnp.where(missing, 0.0, best.scores))
+        if not self.alignments:
+            return best, ()
+        first = found.tokens[:, 0], found.lengths[:, 0]
+        network, params = self.model.network, self.model.params
+        return best, (mean_attention(network, params, source, *first, special.cls),)
+
+    @override
+    def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[Answer]:
+        empty: Answer = {"translation": "", "score": 0.0}
+        answers = [dict(empty) for _ in prepared.examples]
+        for number, row, start, (found, attention) in zip(
+            prepared.context, prepared.rows.tokens, prepared.rows.second_start, outputs, strict=True
+        ):
+            first, *_ = hypotheses = self._hypotheses(found)
+            answers[number] = dict(first)
+            self.num_cut += "cut" in first
+            if self.search.nbest > 1:
+                answers[number]["candidates"] = hypotheses
+            if attention:
+                count = found.lengths[0] - found.ended[0]
+                answers[number]["attention"] = word_attention(
+                    self.model.tokenizer, row[:start], found.tokens[0, :count], attention[0]
+                )
+        return answers
+
+    @override
+    def lines(self, example: TextExample, answer: Answer) -> list[str]:
+        lines = []
+        for each in answer.get("candidates", [answer]):
+            score = f"{each['score']:.3f}  " if "candidates" in answer else ""
+            cut = "  (cut at the greatest length)" if "cut" in each else ""
+            lines.append(f"{score}{each['translation']}{cut}")
+        if pairs := answer.get("attention"):
+            said = "  ".join(f"{pair['target']}←{pair['source']}" for pair in pairs)
+            lines.append(f"attention: {said}")
+        return lines
+
+    @override
+    def line(self, answer: Answer) -> str:
+        return str(answer["translation"])
+
+    def _hypotheses(self, found: Found) -> list[Answer]:
+        """Return translation and score of each hypothesis; `cut` where it has no end token."""
+        answers: list[Answer] = []
+        for tokens, length, score, ended in zip(*found, strict=True):
+            if not length:
+                break
+            text = decoded(self.model.tokenizer, tokens[: length - ended])
+            answers.append({"translation": text, "score": round(float(score), 6)})
+            if not ended:
+                answers[-1]["cut"] = True
+        return answers
+
+
+def decoded(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"]) -> str:
+    """Return the text of a translation, on one line, without special tokens but the unknown one."""
+    special = tokenizer.special_ids
+    silent = (special.pad, special.cls, special.sep, special.mask)
+    return " ".join(tokenizer.decode(ids[~np.isin(ids, silent)]).splitlines()).strip()
+
+
+@partial(jax.jit, static_argnums=(0, 5))
+def mean_attention(
+    network: Network,
+    params: Tree,
+    source: Side,
+    tokens: Integer[Array, "B T"],
+    lengths: Integer[Array, " B"],
+    begin: int,
+) -> Float[Array, "B T S"]:
+    """Return the cross-attention with which each target token was written.
+
+    Weights are the mean over layers and heads; zeros of a network without cross-attention.
+    """
+    inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=begin)
+    real = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
+    cross = network.weights(params, source, Side(inputs, real)).cross
+    if cross is None:
+        return jnp.zeros((*tokens.shape, source.tokens.shape[1]))
+    return cross.mean((0, 2))
+
+
+def word_attention(
+    tokenizer: Tokenizer,
+    source: Integer[np.ndarray, " s"],
+    target: Integer[np.ndarray, " t"],
+    weights: Float[np.ndarray, "T S"],
+) -> list[dict[str, Any]]:
+    """Return for each target word the source word with the most attention.
+
+    Attention is no alignment: what a decoder looks at is often, not always, the word it translates.
+
+    Args:
+        tokenizer: Tokenizer of both.
+        source: Row of the source, with [CLS] and [SEP], which are no candidates.
+        target: Tokens of the translation, without the end token.
+        weights: Result of `mean_attention` for a row; T and S may be padded.
+
+    Returns:
+        For each target word `target` and `source`, the words; `places`, their numbers; and
+        `weight`, the attention to the source word's tokens, the mean over the target word's.
+    """
+    special = tokenizer.special_ids
+    places = np.flatnonzero((source != special.cls) & (source != special.sep))
+    words = _words(tokenizer, source[places])
+    found: list[dict[str, Any]] = []
+    if not words or not weights.any():
+        return found
+    for number, own in enumerate(_words(tokenizer, target)):
+        row = weights[own].mean(0)[places]
+        shares = [float(row[each].sum()) for each in words]
+        best = int(np.argmax(shares))
+        found.append({
+            "target": decoded(tokenizer, target[own]),
+            "source": decoded(tokenizer, source[places[words[best]]]),
+            "places": [number, best],
+            "weight": round(shares[best], 6),
+        })  # fmt: skip
+    return found
+
+
+def _words(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"]) -> list[np.ndarray]:
+    """Return the places of each word's tokens."""
+    begins = np.flatnonzero(~tokenizer.continues_word[ids])
+    return [part for part in np.split(np.arange(len(ids)), begins) if len(part)]

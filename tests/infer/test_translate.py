@@ -1,0 +1,180 @@
+"""Translations from Python and from the command line, of a network with random weights."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from asked_models import TOKENIZER, random_model
+from toy_networks import plain_search, toy_translator
+
+from bert_jax import cli
+from bert_jax.errors import UserError
+from bert_jax.infer.loaded import LoadedModel
+from bert_jax.infer.translate import decoded, mean_attention, word_attention
+from bert_jax.model.seq2seq.network import Side
+from bert_jax.model.seq2seq.search import SearchConfig
+from bert_jax.tokenization.tokenizer import make_row
+from bert_jax.verbs import answering
+
+TEXTS = ["the cat sat on the mat", "", "dogs", "the dog .", "kim met lee in rome", "a", "the cat"]
+CLS, SEP = TOKENIZER.special_ids.cls, TOKENIZER.special_ids.sep
+
+
+@pytest.fixture(scope="module")
+def saved():
+    return toy_translator()
+
+
+@pytest.fixture(scope="module")
+def model(saved):
+    return LoadedModel(saved)
+
+
+def expected(saved, text, **settings):
+    """Translation of a text by the search without a cache, and its score."""
+    row = make_row(TOKENIZER, TOKENIZER.encode(text).ids).ids
+    search = SearchConfig(**settings)
+    limit = int(search.limits(len(row), saved.max_length))
+    found = plain_search(saved.network, saved.params, row, search, limit, CLS, SEP)
+    return [
+        (decoded(TOKENIZER, np.array(tokens[:-1] if ended else tokens)), score, not ended)
+        for tokens, score, ended in found
+    ]
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 1}, {"num_beams": 3, "length_alpha": 0.6}])
+def test_each_text_is_translated_as_if_it_were_alone_and_order_is_kept(saved, model, settings):
+    answers = model.translate(TEXTS, **settings)
+    assert answers[1] == {"translation": "", "score": 0.0}
+    for text, answer in zip(TEXTS, answers, strict=True):
+        if text:
+            best, score, cut = expected(saved, text, **settings)[0]
+            assert answer["translation"] == best
+            assert answer["score"] == pytest.approx(score, abs=1e-4)
+            assert answer.get("cut", False) == cut
+    assert model.translate([]) == []
+    assert model.verbs == ("translate",)
+
+
+def test_further_hypotheses_come_best_first(saved, model):
+    (answer,) = model.translate("the cat", num_beams=4, nbest=3)
+    found = [(each["translation"], each.get("cut", False)) for each in answer["candidates"]]
+    assert found == [(text, cut) for text, _, cut in expected(saved, "the cat", num_beams=4)][:3]
+    assert answer["translation"] == found[0][0]
+    scores = [each["score"] for each in answer["candidates"]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_a_translation_begins_with_its_prefix(model):
+    free, forced, other = model.translate(
+        ["the dog", "the dog", "the cat sat"], [None, "a hill", "the mat ."], num_beams=3
+    )
+    assert forced["translation"].startswith("a hill")
+    assert other["translation"].startswith("the mat.")
+    assert free == model.translate("the dog", num_beams=3)[0]
+    with pytest.raises(UserError, match="the prefix has 24 tokens"):
+        model.translate("the dog", "a " * 24)
+
+
+def test_a_long_source_is_cut_and_said(model):
+    with pytest.warns(UserWarning, match=r"1 of 2 texts are longer than 24 tokens.*\(text 2\)"):
+        _, long = model.translate(["the", "the cat " * 20], num_beams=1)
+    (same,) = model.translate("the cat " * 11, num_beams=1)
+    assert long == same
+
+
+def test_attention_joins_sub_words_and_leaves_special_tokens_out():
+    tokenizer = TOKENIZER
+    source = make_row(tokenizer, tokenizer.encode("the dogs ran").ids).ids  # the dog ##s ran
+    target = tokenizer.encode("cats sat").ids  # cat ##s sat
+    weights = np.zeros((5, 8), np.float32)
+    weights[0, [0, 1, 2, 3]] = 0.5, 0.2, 0.15, 0.15  # [CLS] has most, the dogs more than the
+    weights[1, [3, 5]] = 0.4, 0.6
+    weights[2, [4, 5]] = 0.3, 0.7
+    found = word_attention(tokenizer, source, target, weights)
+    assert [(each["target"], each["source"], each["places"]) for each in found] == [
+        ("cats", "dogs", [0, 1]), ("sat", "ran", [1, 2])
+    ]  # fmt: skip
+    assert found[0]["weight"] == pytest.approx((0.3 + 0.4) / 2)
+
+
+def test_attention_is_that_of_the_step_that_wrote_the_token(saved, model):
+    (answer,) = model.translate("the cat sat on the mat", alignments=True, num_beams=2)
+    assert [pair["source"] for pair in answer["attention"]][:6] == "the cat sat on the mat".split()
+    tokens = np.array([[7, 8, 9, SEP, 0]], np.int32)
+    source = Side(np.array([[CLS, 5, 6, SEP]], np.int32), np.ones((1, 4), np.int32))
+    weights = mean_attention(saved.network, saved.params, source, tokens, np.array([4]), CLS)
+    np.testing.assert_allclose(weights[0, :4].sum(-1), 1, rtol=1e-6)
+    assert weights[0].argmax(-1)[:3].tolist() == [1, 2, 3]
+
+
+def test_models_refuse_what_they_were_not_made_for(model):
+    with pytest.raises(UserError, match=r"no masked-LM head; it supports translate"):
+        model.fill_mask("the [MASK]")
+    with pytest.raises(UserError, match=r"no encoder of texts; it supports translate"):
+        model.embed("the cat")
+    with pytest.raises(UserError, match=r"no decoder; it supports fill-mask and embed"):
+        LoadedModel(random_model("pretrained")).translate("the cat")
+    with pytest.raises(UserError, match="unknown field beams"):
+        model.translate("the cat", beams=3)
+
+
+def test_weights_that_are_no_numbers_are_refused(saved):
+    broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), saved.params)
+    with pytest.raises(UserError, match="outputs are not finite"):
+        LoadedModel(dataclasses.replace(saved, params=broken)).translate("the cat", num_beams=2)
+
+
+@pytest.fixture
+def run(saved, monkeypatch, capsys):
+    def run(*argv: object):
+        capsys.readouterr()
+        code = cli.main(["translate", "work/toy", "--num-beams=2", *map(str, argv)])
+        return (code, *capsys.readouterr())
+
+    monkeypatch.setattr(answering, "read_model", lambda path: saved)
+    return run
+
+
+def test_lines_in_lines_out(run, model, tmp_path):
+    file, out = tmp_path / "test.en", tmp_path / "test.de"
+    file.write_text("".join(f"{text}\n" for text in TEXTS))
+    code, printed, err = run("--input", file, "--out", out)
+    answers = model.translate(TEXTS, num_beams=2)
+    assert (code, printed) == (0, "")
+    assert out.read_text() == "".join(f"{each['translation']}\n" for each in answers)
+    cut = sum("cut" in each for each in answers)
+    assert f"Warning: {cut} translations reached the greatest length" in err
+    assert f"7 answers in {out}" in err
+    code, printed, _ = run("--input", file)
+    assert printed == out.read_text()
+    code, printed, _ = run("--input", file, "--json", "--nbest", 2, "--alignments")
+    assert [json.loads(line) for line in printed.splitlines()] == model.translate(
+        TEXTS, num_beams=2, nbest=2, alignments=True
+    )
+    for option in ("--alignments", "--nbest=2"):
+        code, printed, err = run("--input", file, "--out", out, option)
+        assert (code, printed) == (2, "")
+        assert "does not fit into a line for each text" in err
+
+
+def test_texts_are_answered_below_themselves(run, model):
+    code, printed, _ = run("the cat", "a dog", "--nbest=2", "--alignments", "--prefix", "a hill")
+    assert code == 0
+    (first, _) = model.translate(
+        ["the cat", "a dog"], ["a hill"] * 2, num_beams=2, nbest=2, alignments=True
+    )
+    best, other = first["candidates"]
+    begin = printed.splitlines()[:4]
+    assert begin[0] == "the cat"
+    for line, each in zip(begin[1:3], (best, other), strict=True):
+        assert line.startswith(f"    {each['score']:.3f}  {each['translation']}")
+    assert begin[3].startswith("    attention: a←the  hill←cat")
+
+
+def test_bad_settings_are_refused_before_anything_is_read(run):
+    code, printed, err = run("the cat", "--nbest=3")
+    assert (code, printed) == (2, "")
+    assert "nbest is 3; it must be at most num_beams, which is 2" in err
