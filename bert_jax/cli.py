@@ -20,7 +20,7 @@ from pathlib import Path
 import bert_jax
 from bert_jax.errors import UserError, report_error
 from bert_jax.terminal import safe_streams
-from bert_jax.verbs import corpora, exchange, inference, runs
+from bert_jax.verbs import corpora, evaluation, exchange, inference, runs
 from bert_jax.verbs.options import Parser
 
 
@@ -184,42 +184,7 @@ def _parser(*, needed: bool = True) -> Parser:
     sub.option("--step", "only the checkpoint of this step", type=int)
     sub.flag("--json", "print a JSON list instead")
 
-    sub = verb(
-        "evaluate", runs.evaluate,
-        "evaluate the newest checkpoint on held-out text, or a fine-tuned model on labelled data",
-        "bert-jax evaluate work/tiny\n"
-        "  bert-jax evaluate work/modern --by-position --length=8192 --rows=64\n"
-        "  bert-jax evaluate work/mrpc --data dev",
-    )  # fmt: skip
-    sub.option("workdir", "of a pretraining or a fine-tuning run")
-    sub.option("--corpus", "pretraining; default: that of the run")
-    sub.option("--rows", "pretraining: at most so many rows; default: all", type=int)
-    sub.option("--step", "pretraining: the checkpoint of this step; default: the newest", type=int)
-    sub.option(
-        "--length", "pretraining: tokens per row; default: that of the last phase", type=int,
-        metavar="N",
-    )  # fmt: skip
-    sub.flag(
-        "--by-position",
-        "pretraining: loss and accuracy of masked words by position in the document (0-127, "
-        "128-255, 256-511, ...) and by masking rate, as a table and a picture",
-    )
-    sub.option(
-        "--masking-rates",
-        "pretraining: percentages of the tokens to mask, for --by-position; default: 5,15,30",
-        metavar="LIST",
-    )
-    sub.option(
-        "--png", "picture of --by-position; default: positions.png of a local run", type=Path,
-        metavar="FILE",
-    )  # fmt: skip
-    sub.flag("--json", "print one JSON object instead")
-    sub.option(
-        "--data",
-        "fine-tuning: a file like those of the run, of GLUE also a split; default: the dev data "
-        "of the run",
-        metavar="FILE",
-    )
+    evaluation.add(verb)
 
     sub = verb(
         "predict", runs.predict, "predict with a fine-tuned model",

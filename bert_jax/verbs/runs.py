@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError, report_error
+from bert_jax.verbs.evaluation import check_rows
 
 
 def demo(arguments: argparse.Namespace) -> int:
@@ -123,11 +124,6 @@ def print_fields(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_rows(rows: int | None) -> None:
-    if rows is not None and rows < 1:
-        raise UserError(f"--rows is {rows}; it must be at least 1")
-
-
 def status(arguments: argparse.Namespace) -> int:
     """Say how a run is doing; only its picture is written."""
     from bert_jax.files.remote import open_workdir
@@ -185,86 +181,6 @@ def verify(arguments: argparse.Namespace) -> int:
     return 1 if any(verdict.intact for verdict in verdicts) else 5
 
 
-def evaluate(arguments: argparse.Namespace) -> int:
-    """Evaluate the newest checkpoint, or a fine-tuned model."""
-    from bert_jax.files.remote import open_workdir
-    from bert_jax.finetune.evaluate import evaluate_finetuned
-    from bert_jax.inspection.evaluate import evaluate_run
-    from bert_jax.saved.runs import is_finetuning
-
-    if is_finetuning(open_workdir(arguments.workdir).local):
-        names = ("corpus", "rows", "step", "length", "by_position", "masking_rates", "png")
-        for name in names:
-            if getattr(arguments, name) not in (None, False):
-                raise UserError(
-                    f"{arguments.workdir} holds a fine-tuning run; --{name.replace('_', '-')} is "
-                    "for pretraining. Name labelled data with --data"
-                )
-        values = evaluate_finetuned(arguments.workdir, arguments.data)
-    else:
-        if arguments.data is not None:
-            raise UserError(
-                f"{arguments.workdir} holds no fine-tuning run; --data is for one. A pretrained "
-                "model is evaluated on a --corpus"
-            )
-        _check_rows(arguments.rows)
-        if arguments.by_position or arguments.masking_rates or arguments.png:
-            if arguments.step is not None:
-                raise UserError(
-                    f"--step is {arguments.step}; losses by position are those of the newest "
-                    "checkpoint"
-                )
-            return _evaluate_by_position(arguments)
-        values = evaluate_run(
-            arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
-            length=arguments.length, step=arguments.step,
-        )  # fmt: skip
-    if arguments.json:
-        print(json.dumps(values, indent=2))
-    else:
-        print("\n".join(f"{name:28} {value:.6g}" for name, value in values.items()))
-    return 0
-
-
-def _evaluate_by_position(arguments: argparse.Namespace) -> int:
-    from bert_jax.files.remote import open_workdir
-    from bert_jax.inspection.by_position import DEFAULT_RATES, evaluate_by_position
-    from bert_jax.inspection.position_lines import draw_positions, position_lines
-
-    rates = DEFAULT_RATES
-    if arguments.masking_rates:
-        try:
-            rates = tuple(float(word) / 100 for word in arguments.masking_rates.split(","))
-        except ValueError as error:
-            raise UserError(
-                f"--masking-rates is {arguments.masking_rates!r}; it must be percentages with "
-                "commas between them, such as 5,15,30"
-            ) from error
-    losses = evaluate_by_position(
-        arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
-        length=arguments.length, rates=rates,
-    )  # fmt: skip
-    work = open_workdir(arguments.workdir)
-    picture = arguments.png
-    if picture is None and work.mirror is None:
-        picture = work.local / "positions.png"
-    trouble = ""
-    if picture is not None:
-        try:
-            draw_positions(losses, picture, title=work.local.absolute().name)
-        except (OSError, UserError) as error:
-            trouble = f"{picture} cannot be written: {error}"
-    if arguments.json:
-        print(json.dumps(losses.as_json(), indent=2))
-    else:
-        print("\n".join(position_lines(losses)))
-        if picture and not trouble:
-            print(f"\nloss by position  {picture}")
-    if trouble:
-        print(f"bert-jax evaluate: no picture: {trouble}", file=sys.stderr)
-    return 0
-
-
 def predict(arguments: argparse.Namespace) -> int:
     """Predict with a fine-tuned model."""
     from bert_jax.finetune.evaluate import predict_finetuned
@@ -278,7 +194,7 @@ def replay(arguments: argparse.Namespace) -> int:
     """Print a batch."""
     from bert_jax.inspection.replay import replay_batch
 
-    _check_rows(arguments.rows)
+    check_rows(arguments.rows)
     batch = replay_batch(
         arguments.workdir, arguments.step, corpus=arguments.corpus, max_rows=arguments.rows
     )

@@ -102,7 +102,9 @@ def test_attention_joins_sub_words_and_leaves_special_tokens_out():
 
 def test_attention_is_that_of_the_step_that_wrote_the_token(saved, model):
     (answer,) = model.translate("the cat sat on the mat", alignments=True, num_beams=2)
-    assert [pair["source"] for pair in answer["attention"]][:6] == "the cat sat on the mat".split()
+    assert [pair["source"] for pair in answer["attention"]][:6] == [
+        "the", "cat", "sat", "on", "the", "mat"
+    ]  # fmt: skip
     tokens = np.array([[7, 8, 9, SEP, 0]], np.int32)
     source = Side(np.array([[CLS, 5, 6, SEP]], np.int32), np.ones((1, 4), np.int32))
     weights = mean_attention(saved.network, saved.params, source, tokens, np.array([4]), CLS)

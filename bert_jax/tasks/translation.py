@@ -1,0 +1,121 @@
+"""Scores of translations: BLEU and chrF as sacreBLEU computes them, intervals, floors.
+
+Texts are scored as they are: cased, not tokenized; sacreBLEU's tokenizer 13a (Post 2018, "A Call
+for Clarity in Reporting BLEU Scores") is applied once, by sacreBLEU.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bert_jax.errors import UserError
+
+SAMPLES = 1000
+"""Resamples of a bootstrap interval; the seed is sacreBLEU's, 12345, or SACREBLEU_SEED."""
+BUCKETS = ((1, 10), (11, 15), (16, 20), (21, None))
+"""First and last number of source words in each row of the table by length."""
+_ORDERS = range(1, 5)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric of some translations, on a scale to 100."""
+
+    value: float
+    interval: tuple[float, float] | None
+    """Bounds of the 95% interval over resampled sentences; None where there was no resampling."""
+    signature: str
+    """Settings as sacreBLEU writes them, for comparison with other figures."""
+
+
+class Constant(NamedTuple):
+    """Caption that has the best BLEU as the translation of every sentence."""
+
+    text: str
+    bleu: float
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str], samples: int = 1) -> Score:
+    """Compute BLEU (13a, cased), with an interval where `samples` is above 1."""
+    return _score(_metrics().BLEU(), hypotheses, references, samples)
+
+
+def chrf(hypotheses: Sequence[str], references: Sequence[str], samples: int = 1) -> Score:
+    """Compute chrF2, with an interval where `samples` is above 1."""
+    return _score(_metrics().CHRF(), hypotheses, references, samples)
+
+
+def by_length(
+    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Score the pairs whose sources have a number of words, for each of `BUCKETS` with some."""
+    rows: list[dict[str, Any]] = []
+    counts = [len(source.split()) for source in sources]
+    for first, last in BUCKETS:
+        at = [n for n, count in enumerate(counts) if first <= count <= (last or count)]
+        if not at:
+            continue
+        found, wanted = [hypotheses[n] for n in at], [references[n] for n in at]
+        words = f"above {first - 1}" if last is None else f"up to {last}"
+        words = words if first == 1 or last is None else f"{first} to {last}"
+        rows.append({
+            "words": words, "pairs": len(at),
+            "bleu": bleu(found, wanted).value, "chrf": chrf(found, wanted).value,
+        })  # fmt: skip
+    return rows
+
+
+def best_constant(references: Sequence[str], captions: Sequence[str]) -> Constant:
+    """Find the caption with the best BLEU as the translation of all, among those of training."""
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    tokenize, compute = Tokenizer13a(), _metrics().BLEU.compute_bleu
+    held: Counter[tuple[tuple[str, ...], int]] = Counter()
+    length = 0
+    for reference in references:
+        tokens = tokenize(reference).split()
+        length += len(tokens)
+        for ngram, count in _ngrams(tokens):
+            for least in range(1, count + 1):
+                held[ngram, least] += 1  # references that have the n-gram so often
+    best = Constant("", 0.0)
+    for caption in dict.fromkeys(captions):
+        tokens = tokenize(caption).split()
+        correct = [0] * len(_ORDERS)
+        for ngram, count in _ngrams(tokens):
+            correct[len(ngram) - 1] += sum(held[ngram, least] for least in range(1, count + 1))
+        total = [max(len(tokens) - n + 1, 0) * len(references) for n in _ORDERS]
+        score = compute(
+            correct, total, len(tokens) * len(references), length, smooth_method="exp"
+        ).score
+        if score > best.bleu:
+            best = Constant(caption, score)
+    return best
+
+
+def _ngrams(tokens: Sequence[str]) -> Iterator[tuple[tuple[str, ...], int]]:
+    counts: Counter[tuple[str, ...]] = Counter()
+    for n in _ORDERS:
+        counts.update(zip(*(tokens[place:] for place in range(n)), strict=False))
+    yield from counts.items()
+
+
+def _metrics() -> Any:
+    try:
+        from sacrebleu import metrics
+    except ImportError as error:
+        raise UserError(
+            "translations are scored by sacreBLEU: pip install 'bert_jax[translate]'"
+        ) from error
+    return metrics
+
+
+def _score(
+    metric: Any, hypotheses: Sequence[str], references: Sequence[str], samples: int
+) -> Score:
+    found = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=samples)
+    interval = None
+    if samples > 1:
+        interval = (float(found._mean - found._ci), float(found._mean + found._ci))
+    return Score(found.score, interval, metric.get_signature().format())

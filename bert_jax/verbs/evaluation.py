@@ -1,0 +1,163 @@
+"""The verb that evaluates runs, with its arguments; imports are made when it runs."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bert_jax.errors import UserError
+from bert_jax.verbs.inference import add_search, search_settings
+from bert_jax.verbs.options import Parser
+
+
+def add(verb: Callable[..., Parser]) -> None:
+    """Add the verb; `verb` makes a parser of a name, a function, a description and an example."""
+    sub = verb(
+        "evaluate", evaluate,
+        "evaluate the newest checkpoint on held-out text, a fine-tuned model on labelled data, or "
+        "the translations of pairs of files",
+        "bert-jax evaluate work/tiny\n"
+        "  bert-jax evaluate work/modern --by-position --length=8192 --rows=64\n"
+        "  bert-jax evaluate work/mrpc --data dev\n"
+        "  bert-jax evaluate work/ende --pairs test.en test.de",
+    )  # fmt: skip
+    sub.option("workdir", "of a pretraining or a fine-tuning run")
+    sub.option("--corpus", "pretraining; default: that of the run")
+    sub.option("--rows", "pretraining: at most so many rows; default: all", type=int)
+    sub.option("--step", "pretraining: the checkpoint of this step; default: the newest", type=int)
+    sub.option(
+        "--length", "pretraining: tokens per row; default: that of the last phase", type=int,
+        metavar="N",
+    )  # fmt: skip
+    sub.flag(
+        "--by-position",
+        "pretraining: loss and accuracy of masked words by position in the document (0-127, "
+        "128-255, 256-511, ...) and by masking rate, as a table and a picture",
+    )
+    sub.option(
+        "--masking-rates",
+        "pretraining: percentages of the tokens to mask, for --by-position; default: 5,15,30",
+        metavar="LIST",
+    )
+    sub.option(
+        "--png", "picture of --by-position; default: positions.png of a local run", type=Path,
+        metavar="FILE",
+    )  # fmt: skip
+    sub.flag("--json", "print one JSON object instead")
+    sub.option(
+        "--data",
+        "fine-tuning: a file like those of the run, of GLUE also a split; default: the dev data "
+        "of the run",
+        metavar="FILE",
+    )
+    sub.option(
+        "--pairs",
+        "translation: source sentences and their references, a line each; BLEU and chrF of "
+        "sacreBLEU with intervals, floors, losses, a table by source length",
+        nargs=2, metavar=("SOURCES", "REFERENCES"),
+    )  # fmt: skip
+    add_search(sub)
+
+
+def check_rows(rows: int | None) -> None:
+    """Refuse a number of rows below 1."""
+    if rows is not None and rows < 1:
+        raise UserError(f"--rows is {rows}; it must be at least 1")
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Evaluate the newest checkpoint, a fine-tuned model, or translations."""
+    from bert_jax.files.remote import open_workdir
+    from bert_jax.finetune.evaluate import evaluate_finetuned
+    from bert_jax.inspection.evaluate import evaluate_run
+    from bert_jax.saved.runs import is_finetuning
+
+    if arguments.pairs is not None:
+        return _evaluate_pairs(arguments)
+    if is_finetuning(open_workdir(arguments.workdir).local):
+        names = ("corpus", "rows", "step", "length", "by_position", "masking_rates", "png")
+        for name in names:
+            if getattr(arguments, name) not in (None, False):
+                raise UserError(
+                    f"{arguments.workdir} holds a fine-tuning run; --{name.replace('_', '-')} is "
+                    "for pretraining. Name labelled data with --data"
+                )
+        values = evaluate_finetuned(arguments.workdir, arguments.data)
+    else:
+        if arguments.data is not None:
+            raise UserError(
+                f"{arguments.workdir} holds no fine-tuning run; --data is for one. A pretrained "
+                "model is evaluated on a --corpus"
+            )
+        check_rows(arguments.rows)
+        if arguments.by_position or arguments.masking_rates or arguments.png:
+            if arguments.step is not None:
+                raise UserError(
+                    f"--step is {arguments.step}; losses by position are those of the newest "
+                    "checkpoint"
+                )
+            return _evaluate_by_position(arguments)
+        values = evaluate_run(
+            arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
+            length=arguments.length, step=arguments.step,
+        )  # fmt: skip
+    if arguments.json:
+        print(json.dumps(values, indent=2))
+    else:
+        print("\n".join(f"{name:28} {value:.6g}" for name, value in values.items()))
+    return 0
+
+
+def _evaluate_by_position(arguments: argparse.Namespace) -> int:
+    from bert_jax.files.remote import open_workdir
+    from bert_jax.inspection.by_position import DEFAULT_RATES, evaluate_by_position
+    from bert_jax.inspection.position_lines import draw_positions, position_lines
+
+    rates = DEFAULT_RATES
+    if arguments.masking_rates:
+        try:
+            rates = tuple(float(word) / 100 for word in arguments.masking_rates.split(","))
+        except ValueError as error:
+            raise UserError(
+                f"--masking-rates is {arguments.masking_rates!r}; it must be percentages with "
+                "commas between them, such as 5,15,30"
+            ) from error
+    losses = evaluate_by_position(
+        arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
+        length=arguments.length, rates=rates,
+    )  # fmt: skip
+    work = open_workdir(arguments.workdir)
+    picture = arguments.png
+    if picture is None and work.mirror is None:
+        picture = work.local / "positions.png"
+    trouble = ""
+    if picture is not None:
+        try:
+            draw_positions(losses, picture, title=work.local.absolute().name)
+        except (OSError, UserError) as error:
+            trouble = f"{picture} cannot be written: {error}"
+    if arguments.json:
+        print(json.dumps(losses.as_json(), indent=2))
+    else:
+        print("\n".join(position_lines(losses)))
+        if picture and not trouble:
+            print(f"\nloss by position  {picture}")
+    if trouble:
+        print(f"bert-jax evaluate: no picture: {trouble}", file=sys.stderr)
+    return 0
+
+
+def _evaluate_pairs(arguments: argparse.Namespace) -> int:
+    from bert_jax.inspection.translation import evaluate_pairs, translation_lines
+
+    for name in ("data", "rows", "step", "length", "by_position", "masking_rates", "png"):
+        if getattr(arguments, name) not in (None, False):
+            raise UserError(f"--{name.replace('_', '-')} does not go with --pairs")
+    sources, references = arguments.pairs
+    found = evaluate_pairs(
+        arguments.workdir, sources, references, settings=search_settings(arguments),
+        corpus=arguments.corpus,
+    )  # fmt: skip
+    print(json.dumps(found, indent=2) if arguments.json else "\n".join(translation_lines(found)))
+    return 0
