@@ -9,10 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bert_jax.errors import UserError
 
 SAMPLES = 1000
-"""Resamples of a bootstrap interval; the seed is sacreBLEU's, 12345, or SACREBLEU_SEED."""
+"""Resamples of a bootstrap interval."""
+SEED = 12345
+"""Seed of the resampling; sacreBLEU's default."""
 BUCKETS = ((1, 10), (11, 15), (16, 20), (21, None))
 """First and last number of source words in each row of the table by length."""
 _ORDERS = range(1, 5)
@@ -24,7 +28,7 @@ class Score:
 
     value: float
     interval: tuple[float, float] | None
-    """Bounds of the 95% interval over resampled sentences; None where there was no resampling."""
+    """Bounds of the 95% interval over resampled sentences; None without resampling."""
     signature: str
     """Settings as sacreBLEU writes them, for comparison with other figures."""
 
@@ -114,8 +118,14 @@ def _metrics() -> Any:
 def _score(
     metric: Any, hypotheses: Sequence[str], references: Sequence[str], samples: int
 ) -> Score:
-    found = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=samples)
+    value = metric.corpus_score(list(hypotheses), [list(references)]).score
     interval = None
     if samples > 1:
-        interval = (float(found._mean - found._ci), float(found._mean + found._ci))
-    return Score(found.score, interval, metric.get_signature().format())
+        # sacreBLEU's own resampling fails where some samples score 0.
+        stats = np.array(metric._extract_corpus_statistics(hypotheses, [references]), float)
+        count = len(stats)
+        drawn = np.random.default_rng(SEED).multinomial(count, np.full(count, 1 / count), samples)
+        scores = [float(metric._compute_score_from_stats(sums).score) for sums in drawn @ stats]
+        low, high = np.percentile(scores, (2.5, 97.5))
+        interval = float(low), float(high)
+    return Score(value, interval, metric.get_signature().format())

@@ -68,13 +68,13 @@ def check_rows(rows: int | None) -> None:
 
 def evaluate(arguments: argparse.Namespace) -> int:
     """Evaluate the newest checkpoint, a fine-tuned model, or translations."""
+    if arguments.pairs is not None:
+        return _evaluate_pairs(arguments)
     from bert_jax.files.remote import open_workdir
     from bert_jax.finetune.evaluate import evaluate_finetuned
     from bert_jax.inspection.evaluate import evaluate_run
     from bert_jax.saved.runs import is_finetuning
 
-    if arguments.pairs is not None:
-        return _evaluate_pairs(arguments)
     if is_finetuning(open_workdir(arguments.workdir).local):
         names = ("corpus", "rows", "step", "length", "by_position", "masking_rates", "png")
         for name in names:
