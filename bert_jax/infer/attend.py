@@ -12,6 +12,7 @@ import re
 from importlib import resources
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -22,7 +23,9 @@ from bert_jax.finetune.batches import eval_batches
 from bert_jax.infer import forward
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.masks import encode_masked, token_text
+from bert_jax.infer.translate import best_tokens, decoded
 from bert_jax.model.heads import layer_outputs
+from bert_jax.model.seq2seq.network import Side
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import TokenRow, make_row, replace_surrogates
@@ -44,15 +47,26 @@ def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> s
     Args:
         saved: A model; its masked-LM head is used where a text has masks.
         text: Text that the model reads; masks are written as for `MaskFiller`.
-        text_b: Second text of a pair.
+        text_b: Second text of a pair; of a model that translates a translation of the text, None
+            for the model's own.
 
     Raises:
-        UserError: A text without tokens, or more than `MAX_TOKENS` or the model takes.
+        UserError: A text without tokens, or more than `MAX_TOKENS` or the model takes; a network
+            without attention.
     """
     text = replace_surrogates(text)
     text_b = None if text_b is None else replace_surrogates(text_b)
-    row, words = _row(saved, text, text_b)
-    weights = _weights(saved, row)
+    fills: dict[int, str] = {}
+    if saved.network is None:
+        row, words = _row(saved, text, text_b)
+        weights = _weights(saved, row)
+        config = saved.config
+        windows = [config.window(config.layer_kind(n).letter) for n in range(len(weights))]
+        fills = _fills(saved, row)
+    else:
+        row, words, text_b = _translation(saved, text, text_b)
+        weights = translation_weights(saved, row)
+        windows = [None] * len(weights)
     tokenizer = saved.tokenizer
     special = tokenizer.special_ids
     if tokenizer.kind in ("wordpiece", "sentencepiece"):
@@ -63,8 +77,6 @@ def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> s
             for word, i in zip(words, row.ids, strict=True)
         ]
     layers, heads, count = weights.shape[:3]
-    config = saved.config
-    windows = [config.window(config.layer_kind(n).letter) for n in range(layers)]
     data = {
         "layers": layers,
         "heads": heads,
@@ -73,13 +85,19 @@ def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> s
         "words": words,
         "special": [int(i in (special.cls, special.sep)) for i in row.ids],
         "second_start": row.second_start,
-        "fills": _fills(saved, row),
+        "fills": fills,
         "weights": base64.b64encode(quantized(weights).tobytes()).decode(),
     }
     of = f"{layers} layer{'s' * (layers != 1)} of {heads} head{'s' * (heads != 1)}"
     if local := layers - windows.count(None):
-        of += f", {local} of them local ({config.local_window} tokens on each side)"
-    return _page(data, replace_surrogates(saved.name), f"{of} · {count} tokens", text, text_b)
+        of += f", {local} of them local ({saved.config.local_window} tokens on each side)"
+    of += f" · {count} tokens"
+    if saved.network is not None:
+        of += (
+            f", {row.second_start} of the source. The row of a target token has what the decoder "
+            "looked at, in the source and in the target so far, to write the next token"
+        )
+    return _page(data, replace_surrogates(saved.name), of, text, text_b)
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
@@ -99,17 +117,77 @@ def _row(saved: SavedModel, text: str, text_b: str | None) -> tuple[TokenRow, li
         ids.append(found.ids)
         words.append([part[start:end] for start, end in found.offsets])
     row = make_row(saved.tokenizer, *ids)
-    limit = min(MAX_TOKENS, saved.max_length)
-    if len(row.ids) > limit:
-        who = "a page shows" if limit == MAX_TOKENS else f"{saved.name} takes"
-        raise UserError(
-            f"the text has {len(row.ids)} tokens with the special ones, and {who} at most "
-            f"{limit}; give a shorter text or a part of it"
-        )
+    _check_length(saved, "text", len(row.ids))
     of_row = ["", *words[0], ""]
     if len(words) > 1:
         of_row += [""] * (row.second_start - len(of_row)) + [*words[1], ""]
     return row, of_row
+
+
+def _check_length(saved: SavedModel, name: str, count: int, most: int = 0) -> None:
+    limit = most or min(MAX_TOKENS, saved.max_length)
+    if count > limit:
+        who = "a page shows" if limit == MAX_TOKENS else f"{saved.name} takes"
+        raise UserError(
+            f"the {name} has {count} tokens with the special ones, and {who} at most {limit}; "
+            "give a shorter text or a part of it"
+        )
+
+
+def _translation(
+    saved: SavedModel, text: str, target: str | None
+) -> tuple[TokenRow, list[str], str]:
+    """Return source and target as one row, the words of its tokens, and the target's text."""
+    tokenizer, special = saved.tokenizer, saved.tokenizer.special_ids
+    found = tokenizer.encode(text)
+    if not len(found.ids):
+        raise UserError(f"the text {text!r} has no tokens; give one with a word in it")
+    source = make_row(tokenizer, found.ids).ids
+    words = ["", *(text[start:end] for start, end in found.offsets), ""]
+    _check_length(saved, "text", len(source))
+    if target is None:
+        ids = best_tokens(saved, source)
+        target, spelled = decoded(tokenizer, ids), [""] * len(ids)
+    else:
+        ids, offsets = tokenizer.encode(target)
+        spelled = [target[start:end] for start, end in offsets]
+    _check_length(saved, "translation", len(ids) + 1)
+    row = np.concatenate([source, [special.cls], ids]).astype(np.int32)
+    _check_length(saved, "text with its translation", len(row), MAX_TOKENS)
+    return TokenRow(row, len(source)), [*words, "", *spelled], target
+
+
+def translation_weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:
+    """Return all weights of a translation as one matrix for each layer and head.
+
+    Rows and columns are the source's tokens and behind them the decoder's inputs. Encoder and
+    decoder layers of a number share a matrix: source to source, target to source (cross-attention),
+    and target to target. Parts that a network does not have are 0.
+    """
+    assert saved.network is not None
+    start, count = row.second_start, len(row.ids)
+    sides = [
+        Side(jnp.asarray(part[None]), jnp.ones((1, len(part)), jnp.int32))
+        for part in (row.ids[:start], row.ids[start:])
+    ]
+    found = jax.jit(saved.network.weights)(saved.params, *sides)
+    source, target = slice(0, start), slice(start, count)
+    parts = [
+        (np.asarray(part)[:, 0], rows, columns)
+        for part, rows, columns in (
+            (found.encoder, source, source),
+            (found.decoder, target, target),
+            (found.cross, target, source),
+        )
+        if part is not None
+    ]
+    if not parts:
+        raise UserError(f"{saved.name}: the network has no attention, so there is nothing to draw")
+    layers, heads = (max(part.shape[axis] for part, _, _ in parts) for axis in (0, 1))
+    weights = np.zeros((layers, heads, count, count), np.float32)
+    for part, rows, columns in parts:
+        weights[: len(part), : part.shape[1], rows, columns] = part
+    return weights
 
 
 def _weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:

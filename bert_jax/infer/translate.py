@@ -15,6 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, text_field
 from bert_jax.model.seq2seq.network import Network, Side, Tree
 from bert_jax.model.seq2seq.search import Found, Prefix, SearchConfig, search
+from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
@@ -144,6 +145,14 @@ class Translator(Predictor[TextExample]):
             if not ended:
                 answers[-1]["cut"] = True
         return answers
+
+
+def best_tokens(saved: SavedModel, source: Integer[np.ndarray, " s"]) -> Integer[np.ndarray, " t"]:
+    """Return the tokens of the best translation of one row, without the end token."""
+    translator = Translator(saved)
+    ((found, _),) = translator.outputs(Rows([source], np.array([len(source)], np.int32)))
+    tokens: np.ndarray = found.tokens[0, : found.lengths[0] - found.ended[0]]
+    return tokens
 
 
 def decoded(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"]) -> str:

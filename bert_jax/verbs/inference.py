@@ -101,13 +101,18 @@ def add(verb: Callable[..., Parser]) -> None:
         "attend", attend,
         "draw what the tokens of a text attend to: one HTML page with all layers and heads",
         'bert-jax attend work/tiny "The animal didn\'t cross the street because it was too tired"\n'
-        '  bert-jax attend work/tiny "The animal crossed the [MASK]."',
+        '  bert-jax attend work/tiny "The animal crossed the [MASK]."\n'
+        '  bert-jax attend work/ende "Two dogs play."',
     )  # fmt: skip
     sub.option("directory", "a work directory, or in Hugging Face's format", metavar="DIR")
     sub.option(
         "text", "for each [MASK] the page says what the model would put there", metavar="TEXT"
     )
-    sub.option("--text-b", "the second text of a pair", metavar="TEXT")
+    sub.option(
+        "--text-b",
+        "the second text of a pair; of a model that translates, a translation (default: its own)",
+        metavar="TEXT",
+    )
     sub.option("--out", "replaced where it exists", "attention.html", type=Path, metavar="FILE")
 
 
@@ -298,7 +303,9 @@ def attend(arguments: argparse.Namespace) -> int:
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out {out}: the page is HTML; name a .html file")
     saved = read_model(arguments.directory, encoder_only=True)
-    if any(mask_spans(text, saved.tokenizer) for text in (arguments.text, arguments.text_b or "")):
+    if saved.network is None and any(
+        mask_spans(text, saved.tokenizer) for text in (arguments.text, arguments.text_b or "")
+    ):
         saved = read_model(arguments.directory)
     page = attention_page(saved, arguments.text, arguments.text_b).encode()
     replace_file(out, page)

@@ -13,8 +13,12 @@ from bert_jax import cli
 from bert_jax.errors import UserError
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.translate import decoded, mean_attention, word_attention
+from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Side
+from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
+from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
 from bert_jax.model.seq2seq.search import SearchConfig
+from bert_jax.model.seq2seq.transformer import TransformerNetwork
 from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.verbs import answering
 
@@ -180,3 +184,23 @@ def test_bad_settings_are_refused_before_anything_is_read(run):
     code, printed, err = run("the cat", "--nbest=3")
     assert (code, printed) == (2, "")
     assert "nbest is 3; it must be at most num_beams, which is 2" in err
+
+
+SMALL = ModelConfig(
+    vocab_size=TOKENIZER.vocab_size, num_positions=24, hidden_dim=16, num_layers=1, num_heads=2,
+    mlp_dim=24, init_std=0.3, dtype="float32", pooler=False,
+)  # fmt: skip
+NETWORKS = {
+    "transformer": TransformerNetwork(SMALL),
+    "after": RecurrentNetwork(SMALL, RecurrentConfig("lstm", "multiplicative", "after")),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_translate_as_a_search_without_their_cache_does(name):
+    saved = toy_translator(NETWORKS[name], scale=2.0)
+    (answer,) = LoadedModel(saved).translate("the cat sat .", num_beams=3, alignments=True)
+    best, score, _ = expected(saved, "the cat sat .", num_beams=3)[0]
+    assert answer["translation"] == best
+    assert answer["score"] == pytest.approx(score, abs=1e-4)
+    assert answer["attention"]

@@ -133,7 +133,7 @@ def plain_search(
     live: list[tuple[list[int], float]] = [([], 0.0)]
     found: list[tuple[list[int], float, bool]] = []
     for step in range(limit):
-        rows = np.zeros((beams, limit), np.int32)
+        rows = np.zeros((beams, limit), np.int32)  # as many in each step: one program
         for row, (tokens, _) in zip(rows, live, strict=False):
             row[: step + 1] = [begin, *tokens]
         logits = np.asarray(_next_logits(network)(params, source, rows, step + 1))[:, :vocab]
@@ -159,11 +159,19 @@ def plain_search(
     return found
 
 
-def toy_translator(seed: int = 0, max_length: int = 24) -> SavedModel:
-    """A model that translates words of `TOKENIZER` to others of them, as chance has it."""
-    network = MemoryNetwork(toy_config(TOKENIZER.vocab_size))
+def toy_translator(network: Network | None = None, seed: int = 0, scale: float = 1.0) -> SavedModel:
+    """A model that translates words of `TOKENIZER` to others of them, as chance has it.
+
+    Args:
+        network: One with the vocabulary of `TOKENIZER`; None: a `MemoryNetwork`.
+        seed: Of the parameters.
+        scale: Factor of matrices: larger ones make probabilities less even.
+    """
+    network = network or MemoryNetwork(toy_config(TOKENIZER.vocab_size))
+    params = jax.device_get(jax.jit(network.init)(jax.random.key(seed)))
     return SavedModel(
-        config=network.model, params=network.init(jax.random.key(seed)), outputs=None,
-        tokenizer=TOKENIZER, tokenizer_files=Path(), max_length=max_length, name="a toy",
+        config=network.model,
+        params=jax.tree.map(lambda leaf: leaf * scale if leaf.ndim > 1 else leaf, params),
+        outputs=None, tokenizer=TOKENIZER, tokenizer_files=Path(), max_length=24, name="a toy",
         origin=Origin("pretrain"), network=network,
     )  # fmt: skip
