@@ -51,8 +51,9 @@ def evaluate_pairs(
         samples: Resamples of the intervals.
 
     Returns:
-        `bleu`, `chrf` with intervals and signatures, `floors`, `ceiling`, losses in nats a target
-        token, `by_length`; see `translation_lines`.
+        `bleu`, `chrf` with intervals and signatures, `exact` (share of the translations that are
+        the reference), `floors`, `ceiling`, losses in nats a target token, `by_length`; see
+        `translation_lines`.
 
     Raises:
         UserError: No translation run there, unequal numbers of lines, an empty line, or files that
@@ -72,6 +73,7 @@ def evaluate_pairs(
             name: score.value, f"{name}_interval": score.interval,
             f"{name}_signature": score.signature,
         }  # fmt: skip
+    found["exact"] = float(np.mean([a == b for a, b in zip(hypotheses, references, strict=True)]))
     captions = _training_targets(saved, corpus)
     constant = best_constant(references, captions) if captions else None
     found["floors"] = {
@@ -94,6 +96,7 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
         low, high = found[f"{name}_interval"]
         signature = found[f"{name}_signature"]
         lines.append(f"{title:13} {found[name]:.1f}  (95%: {low:.1f} to {high:.1f})  {signature}")
+    lines.append(f"{'exact':13} {100 * found['exact']:.1f}% of the translations are the reference")
     floors = found["floors"]
     copied = f"{floors['copy']:.1f} copies of the sources"
     if floors["constant"] is None:

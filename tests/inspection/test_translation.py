@@ -123,6 +123,7 @@ def test_translations_are_scored_with_floors_and_losses(run, pairs, saved, tmp_p
     hypotheses = [a["translation"] for a in LoadedModel(saved).translate(SOURCES, num_beams=2)]
     assert found["bleu"] == translation.bleu(hypotheses, TARGETS).value
     assert found["chrf"] == translation.chrf(hypotheses, TARGETS).value
+    assert found["exact"] == 0
     assert found["floors"]["copy"] == translation.bleu(SOURCES, TARGETS).value
     assert found["floors"]["constant"] > 0
     assert found["ceiling"] < 100  # "end" is no word of the tokenizer
