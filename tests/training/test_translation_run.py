@@ -1,6 +1,7 @@
 """A run of translation: what it reports, resumes, shows and starts from."""
 
 import dataclasses
+import json
 import os
 import signal
 from pathlib import Path
@@ -79,6 +80,28 @@ def test_verbs_take_the_run(whole, corpus, capsys):
     assert "16 rows of 32 + 24" in capsys.readouterr().out
     assert cli.main(["evaluate", str(workdir), "--corpus", where]) == 0
     assert "translation_loss" in capsys.readouterr().out
+
+
+def test_the_model_that_was_saved_translates_and_is_evaluated(whole, corpus, tmp_path, capsys):
+    workdir, store = str(whole[0]), corpus.heldout
+    cuts = np.split(np.asarray(store.tokens), store.sentence_offsets[1:-1])
+    files = [tmp_path / "sources", tmp_path / "targets"]
+    for side, file in enumerate(files):
+        file.write_text("".join(f"{TOKENIZER.decode(ids)}\n" for ids in cuts[side::2]))
+    where = str(corpus.train.path.parent)
+    argv = ["evaluate", workdir, "--pairs", *map(str, files), "--num-beams=2", "--corpus", where]
+    assert cli.main([*argv, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["step"], found["pairs"]) == (8, 60)
+    # A pair a row gives the loss that the run reported of packed rows.
+    rows = [row for row in read_metrics(whole[0] / "metrics.jsonl") if "eval/num_targets" in row]
+    assert found["loss"] == pytest.approx(rows[-1]["eval/translation_loss"], rel=1e-5)
+    assert found["floors"]["constant"] > 0
+    assert found["ceiling"] == pytest.approx(100)
+    assert cli.main(["translate", workdir, "--input", str(files[0]), "--num-beams=2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 60
+    assert cli.main(["fill-mask", workdir, "5 [MASK]"]) == 2
+    assert "no masked-LM head; it supports translate" in capsys.readouterr().err
 
 
 def test_a_pairing_that_the_objective_does_not_read_is_refused():
