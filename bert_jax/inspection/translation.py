@@ -107,6 +107,10 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
     lines.append(
         f"{'ceiling':13} {found['ceiling']:.1f} references, encoded and decoded by the tokenizer"
     )
+    if not found["ceiling"]:
+        lines.append(
+            "Note: BLEU counts runs of four words, which no reference has; look at exact and chrF"
+        )
     loss, swapped = found["loss"], found["loss_swapped"]
     lines.append(f"{'loss':13} {loss:.3f} nats a target token")
     if swapped is not None:
