@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from asked_models import TOKENIZER
 from attend_models import weights_in
-from toy_networks import toy_translator
+from toy_networks import MemoryNetwork, toy_config, toy_translator
 
 from bert_jax.cli import main
 from bert_jax.errors import UserError
 from bert_jax.infer.attend import attention_page
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.seq2seq.network import Side
+from bert_jax.model.seq2seq.network import Side, Weights
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
@@ -75,9 +75,19 @@ def test_recurrent_networks_show_their_cross_attention():
     np.testing.assert_allclose(weights[0, 0, 6:, :6].sum(-1), 1, atol=0.02)
     assert (weights[0, 0, :6] == 0).all()
     assert (weights[0, 0, 6:, 6:] == 0).all()
-    blind = RecurrentNetwork(one, RecurrentConfig("gru", "none"))
+
+
+class BlindNetwork(MemoryNetwork):
+    """A network without attention."""
+
+    def weights(self, params, source, target):
+        return Weights(None, None, None)
+
+
+def test_a_network_without_attention_has_nothing_to_show():
+    blind = toy_translator(BlindNetwork(toy_config(TOKENIZER.vocab_size)))
     with pytest.raises(UserError, match="the network has no attention"):
-        attention_page(toy_translator(blind), "the cats sat", "a dog ran")
+        attention_page(blind, "the cats sat", "a dog ran")
 
 
 def test_texts_that_do_not_fit_are_refused(saved):
