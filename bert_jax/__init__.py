@@ -25,7 +25,7 @@ _quiet_libtpu()  # JAX loads libtpu with its first array
 
 
 def load(directory: "str | Path") -> "LoadedModel":
-    """Load a model to fill masks, classify, tag, answer or embed (docs/inference.md).
+    """Load a model to fill masks, classify, tag, answer, embed or translate (docs/inference.md).
 
     Args:
         directory: The work directory of `bert-jax pretrain` or `bert-jax finetune`, or a directory
