@@ -26,7 +26,7 @@ from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import diff
 from bert_jax.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.data.pipeline import EvalBatches, ExampleStream
-from bert_jax.demo import HELDOUT_RATE, VOCAB_SIZE
+from bert_jax.demo.masked_words import HELDOUT_RATE, VOCAB_SIZE
 from bert_jax.parallel.sharding import make_mesh, place_batch
 from bert_jax.tokenization.wordpiece_training import train_wordpiece
 from bert_jax.training.config import FREE_FIELDS, PretrainConfig

@@ -113,14 +113,27 @@ def _parser(*, needed: bool = True) -> Parser:
         sub.set_defaults(run=run)
         return sub
 
-    sub = verb("demo", runs.demo, "pretrain a small BERT on the documentation that Python carries")
-    sub.option("--workdir", default="work/demo", type=Path)
+    sub = verb(
+        "demo", runs.demo,
+        "pretrain a small BERT on the documentation that Python carries, or train a small model "
+        "that translates number words to digits",
+    )  # fmt: skip
+    sub.option(
+        "--workdir",
+        "directory to write (default: work/demo, with --translation work/demo_translation)",
+        type=Path,
+    )
     sub.option(
         "--recipe",
-        "modern: rotary positions, norms before the blocks and Muon, about 3 minutes on 2 cores; "
-        "bert: the architecture and optimizer of 2018, about 6 minutes",
-        "modern", choices=["modern", "bert"],
-    )  # fmt: skip
+        "of the BERT: modern: rotary positions, norms before the blocks and Muon, about 3 minutes "
+        "on 2 cores (the default); bert: the architecture and optimizer of 2018, about 6 minutes",
+        choices=["modern", "bert"],
+    )
+    sub.flag(
+        "--translation",
+        "French number words to digits: 20,000 pairs to learn from, 2,000 unseen numbers to "
+        "translate, and a page of attention; about a minute on 2 cores",
+    )
     sub.option("--config", "configuration file in the place of a recipe's", metavar="FILE")
 
     corpora.add(verb)

@@ -20,12 +20,21 @@ from bert_jax.verbs.evaluation import check_rows
 
 def demo(arguments: argparse.Namespace) -> int:
     """Run all steps on text that is there."""
-    from bert_jax.demo import RECIPES, run_demo
+    from bert_jax.demo import masked_words, number_words
 
-    recipe = RECIPES[arguments.recipe]
+    if arguments.translation:
+        if arguments.recipe:
+            raise UserError(
+                f"--recipe {arguments.recipe} is a recipe of the BERT that fills masks; leave it "
+                "out with --translation, or choose a network with --config=translate/numbers.py:"
+                "recurrent"
+            )
+        workdir = arguments.workdir or Path("work/demo_translation")
+        return number_words.run_demo(arguments.config or number_words.CONFIG, workdir)
+    recipe = masked_words.RECIPES[arguments.recipe or "modern"]
     if arguments.config:
-        recipe = RECIPES["bert"]._replace(config=arguments.config)
-    return run_demo(recipe, arguments.workdir)
+        recipe = masked_words.RECIPES["bert"]._replace(config=arguments.config)
+    return masked_words.run_demo(recipe, arguments.workdir or Path("work/demo"))
 
 
 def train(arguments: argparse.Namespace) -> int:

@@ -1,10 +1,7 @@
-"""`bert-jax demo`: the whole way from raw text to filled masks, on text that is already there."""
+"""`bert-jax demo`: from raw text, the documentation that Python carries, to filled masks."""
 
 import dataclasses
 import itertools
-import shlex
-import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +13,8 @@ from bert_jax.config.command_line import load_config
 from bert_jax.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.corpus.pydocs import PythonDocs
 from bert_jax.data.store import TokenStore, open_store
+from bert_jax.demo.console import heading, print_commands
+from bert_jax.demo.workdir import config_there
 from bert_jax.errors import UserError
 from bert_jax.files.staging import staged_file
 from bert_jax.infer.loaded import LoadedModel
@@ -30,7 +29,6 @@ from bert_jax.training.config import PretrainConfig
 from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.summary import TrainResult
 from bert_jax.training.train import train
-from bert_jax.training.workdir import read_config
 
 VOCAB_SIZE = 4096
 HELDOUT_RATE = 0.03
@@ -68,11 +66,11 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, recipe.config), workdir / "run"
     _refuse_other_recipe(config, run)
-    _heading(1, "A corpus from the documentation of Python and the installed packages")
+    heading(1, "A corpus from the documentation of Python and the installed packages")
     text, vocabulary, corpus = workdir / "text.txt", workdir / "tokenizer", workdir / "corpus"
     _write_text(text)
 
-    _heading(2, f"A WordPiece vocabulary of {VOCAB_SIZE:,} tokens, and the token store")
+    heading(2, f"A WordPiece vocabulary of {VOCAB_SIZE:,} tokens, and the token store")
     if vocabulary.exists():
         print(f"{vocabulary} is there already")
     else:
@@ -84,13 +82,13 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
         built = build_corpus([str(text)], tokenizer, corpus, heldout_rate=HELDOUT_RATE)
         print(built.summary())
 
-    _heading(3, "Pretraining: masked words and next sentences")
+    heading(3, "Pretraining: masked words and next sentences")
     data = dataclasses.replace(config.data, corpus=str(corpus))
     result = train(dataclasses.replace(config, data=data), run)
     if not result.finished:
         return 0
 
-    _heading(4, "Held-out sentences with one word masked")
+    heading(4, "Held-out sentences with one word masked")
     heldout = open_store(corpus / "heldout", tokenizer)
     examples = itertools.islice(_masked_sentences(heldout, tokenizer), NUM_SENTENCES)
     texts, words = zip(*examples, strict=True)
@@ -99,7 +97,7 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
         candidates = [f"{each['token']} {each['probability']:.3f}" for each in answer["masks"][0]]
         print(f"{sentence}\n    {'   '.join(candidates)}   (it was: {word})")
 
-    _heading(5, f"Where everything lies, after {(time.perf_counter() - began) / 60:.1f} minutes")
+    heading(5, f"Where everything lies, after {(time.perf_counter() - began) / 60:.1f} minutes")
     print(f"text          {text}\ntokenizer     {vocabulary}\ntoken store   {corpus}")
     print(f"checkpoints   {run / 'checkpoints'}\nmetrics       {run / 'metrics.jsonl'}")
     print(f"loss curve    {run / 'loss.png'}\n")
@@ -108,10 +106,8 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
 
 def _refuse_other_recipe(config: PretrainConfig, run: Path) -> None:
     """Refuse a directory that holds a run of another recipe, before anything is built."""
-    if not (run / "config.json").exists():
-        return
-    there = read_config(run)
-    if _model_and_optimizer(there) == _model_and_optimizer(config):
+    there = config_there(config, run)
+    if there is None or _model_and_optimizer(there) == _model_and_optimizer(config):
         return
     for name, recipe in RECIPES.items():
         known = load_config(PretrainConfig, recipe.config)
@@ -124,10 +120,6 @@ def _refuse_other_recipe(config: PretrainConfig, run: Path) -> None:
 
 def _model_and_optimizer(config: PretrainConfig) -> tuple[ModelConfig, OptimizerConfig]:
     return config.with_vocabulary(VOCAB_SIZE).model, config.optimizer
-
-
-def _heading(number: int, title: str) -> None:
-    print(f"\n[{number}/5] {title}", flush=True)
 
 
 def _write_text(path: Path) -> None:
@@ -185,37 +177,17 @@ def _verdict(result: TrainResult, corpus: Path, recipe: Recipe) -> int:
     if gain < recipe.least_gain or not learned_pairs:
         print("The demo FAILED: the model has not learned what it should have.")
         return 1
-    print("\nNext, to try:\n")
-    for command in _next_commands(Path(result.workdir), corpus, recipe):
-        print(f"  {command}")
+    print_commands(_next_commands(Path(result.workdir), corpus, recipe))
     print("\nThe README goes on with your own text.")
     return 0
 
 
-def _next_commands(run: Path, corpus: Path, recipe: Recipe) -> list[str]:
-    """Shell commands that work where the demo was started."""
-    program = _program()
-    longer = run.with_name("longer")
+def _next_commands(run: Path, corpus: Path, recipe: Recipe) -> list[list[str]]:
     return [
-        shlex.join([*program, *arguments])
-        for arguments in (
-            ["fill-mask", str(run), f"This function returns a {MASK} of integers."],
-            ["replay", str(run), "--step", "0", "--rows", "4"],
-            [
-                "pretrain", f"--config={recipe.config}", f"--workdir={longer}",
-                f"--config.data.corpus={corpus}", "--config.training.num_steps=10000",
-            ],
-        )
+        ["fill-mask", str(run), f"This function returns a {MASK} of integers."],
+        ["replay", str(run), "--step", "0", "--rows", "4"],
+        [
+            "pretrain", f"--config={recipe.config}", f"--workdir={run.with_name('longer')}",
+            f"--config.data.corpus={corpus}", "--config.training.num_steps=10000",
+        ],
     ]  # fmt: skip
-
-
-def _program() -> list[str]:
-    """How this environment's `bert-jax` is called from a shell that may not have activated it."""
-    script = Path(sys.executable).with_name("bert-jax")
-    found = shutil.which("bert-jax")
-    if found is not None and script.exists() and Path(found).samefile(script):
-        return ["bert-jax"]
-    if script.exists():
-        here = Path.cwd()
-        return [str(script.relative_to(here) if script.is_relative_to(here) else script)]
-    return [sys.executable, "-m", "bert_jax.cli"]
