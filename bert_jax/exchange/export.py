@@ -26,6 +26,7 @@ from bert_jax.exchange.huggingface_files import (
 )
 from bert_jax.exchange.model_card import model_card
 from bert_jax.exchange.proof import PROOF_TEXTS, TOLERANCE, ProofFailedError, proof_rows
+from bert_jax.exchange.translation import files as translator_files
 from bert_jax.files.remote import scheme
 from bert_jax.files.staging import StagedDirectory, disk_full
 from bert_jax.formats.huggingface_names import POOLED_HEADS
@@ -42,6 +43,12 @@ FORMATS = {
 `write` fills a directory; a UserError says what the format cannot hold. `prove` compares the
 directory with its source on rows of token ids, and returns `differences` by output and `versions`.
 """
+TRANSLATOR_FORMATS = {
+    "huggingface": "bert_jax.exchange.translation.huggingface",
+    "stablehlo": "bert_jax.exchange.translation.stablehlo",
+    "orbax": "bert_jax.exchange.orbax_export",
+}
+"""The same for models that translate."""
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 _NAME = re.compile(r"[\w][\w .+/-]{0,95}")
 
@@ -95,7 +102,14 @@ def export(
     trained = as_trained(read_model(source, part=part))
     saved = without_pairs(trained)
     left_out = sorted(trained.params.keys() - saved.params.keys())
-    module = import_module(FORMATS[format])
+    translates = saved.network is not None
+    modules = TRANSLATOR_FORMATS if translates else FORMATS
+    if format not in modules:
+        raise UserError(
+            f"{saved.name}: {format} has no search; a model that translates is exported --to "
+            f"{', '.join(modules)}"
+        )
+    module = import_module(modules[format])
     with staged(out) as directory:
         say(f"writing {format}")
         module.write(saved, directory)
@@ -106,14 +120,18 @@ def export(
         check_differences(proven["differences"], tolerance)
         parity = {
             "format": format,
-            "class": class_of(saved),
+            "class": (translator_files.class_of if translates else class_of)(saved),
             "source": {"name": name, "kind": saved.origin.kind, "step": saved.origin.step},
             "tolerance": tolerance,
             "texts": len(PROOF_TEXTS),
             "rows": len(rows),
             "tokens": sum(map(len, rows)),
             **proven,
-            "untrained_parts": untrained_parts(saved),
+            "untrained_parts": (
+                translator_files.untrained_parts(saved, format)
+                if translates
+                else untrained_parts(saved)
+            ),
             "left_out": left_out,
             "sha256": digests,
             "tokenizer_fingerprint": saved.tokenizer.fingerprint,

@@ -1,14 +1,18 @@
 """The README.md of an exported model, from what its run has recorded."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
+
+import jax
 
 from bert_jax.data.phases import described
 from bert_jax.exchange.huggingface import auto_class
 from bert_jax.exchange.huggingface_files import family_of, state_dict_of, task_of
 from bert_jax.formats.modern_tables import MODERN
+from bert_jax.model.seq2seq.network import Network
 from bert_jax.saved.model import SavedModel
 
 _PIPELINES = {
@@ -51,14 +55,19 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
     fields: dict[str, Any] = {"license": license}
     if parity["format"] == "huggingface":
         fields["library_name"] = "transformers"
-    fields["pipeline_tag"] = _PIPELINES.get(task_of(saved), "feature-extraction")
-    fields["tags"] = ["bert", "jax", "bert_jax"]
+    if saved.network is not None:
+        fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
+    else:
+        fields["pipeline_tag"] = _PIPELINES.get(task_of(saved), "feature-extraction")
+        fields["tags"] = ["bert", "jax", "bert_jax"]
     # JSON strings are YAML strings: whatever a name holds stays one.
     lines = [f"{key}: {json.dumps(value)}" for key, value in fields.items()]
     return "\n".join(["---", *lines, "---"])
 
 
 def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
+    if saved.network is not None:
+        return _what_translates(saved, saved.network, parity)
     model, outputs = saved.config, saved.outputs
     family = MODERN[family_of(saved)].name if family_of(saved) in MODERN else "BERT"
     article = "An" if family[0] in "AE" else "A"
@@ -84,11 +93,7 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             names = ", ".join(f"`{_plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
             more = len(outputs.labels) - _MAX_LABELS
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
-    if parity["untrained_parts"]:
-        text += (
-            f"\n\nUntrained, with initial values, because the class must have it: "
-            f"{', '.join(parity['untrained_parts'])}. Do not use its output."
-        )
+    text += _untrained(parity)
     if parity["left_out"]:
         text += (
             f"\n\nLeft out, because `{parity['class']}` has no place for it: the head "
@@ -97,10 +102,42 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     return text
 
 
+def _untrained(parity: Mapping[str, Any]) -> str:
+    if not parity["untrained_parts"]:
+        return ""
+    return (
+        "\n\nUntrained, with initial values, because the class must have it: "
+        f"{', '.join(parity['untrained_parts'])}. Do not use its output."
+    )
+
+
+def _what_translates(saved: SavedModel, network: Network, parity: Mapping[str, Any]) -> str:
+    model = network.model
+    made = f"trained with bert_jax for {saved.origin.step:,} updates"
+    if saved.origin.kind != "pretrain":
+        made = "read from Hugging Face's format and written again"
+    rows = {"vocab": model.vocab_size}  # without those that pad the table
+    sizes = jax.tree.map(
+        lambda axes, leaf: math.prod(
+            rows.get(name, size) for name, size in zip(axes, leaf.shape, strict=True)
+        ),
+        network.axes(), saved.params, is_leaf=lambda leaf: isinstance(leaf, tuple),
+    )  # fmt: skip
+    return (
+        f"A model that translates, {made}. `{parity['class']}` in the format "
+        f"`{parity['format']}`: {model.num_layers} layers of {model.hidden_dim} in the encoder, "
+        f"{sum(jax.tree.leaves(sizes)):,} parameters, at most {saved.max_length} tokens on either "
+        f"side, {model.vocab_size:,} tokens in the vocabulary of both ({saved.tokenizer.kind})."
+        f"{_untrained(parity)}"
+    )
+
+
 def _data(saved: SavedModel) -> str:
     config = saved.origin.config
     if saved.origin.kind == "pretrain":
         data = config.get("data", {})
+        if saved.network is not None:
+            return f"## Data\n\nTrained on the pairs of the corpus `{_last(data.get('corpus'))}`."
         said = f"Pretrained on the corpus `{_last(data.get('corpus'))}`"
         objective = {
             "nsp": ", masked words and next sentences (BERT, Devlin et al. 2018)",
@@ -146,7 +183,10 @@ def _training(saved: SavedModel) -> str:
             rows.append((said, f"{optimizer[key]}"))
     if tried:
         rows.append(("learning rates tried", ", ".join(f"{rate:g}" for rate in tried)))
-    if "rate" in (masking := config.get("masking", {})):
+    if saved.network is not None:
+        smoothing = config.get("objective", {}).get("label_smoothing", 0)
+        rows.append(("label smoothing", f"{smoothing:g}"))
+    elif "rate" in (masking := config.get("masking", {})):
         rows.append(("masked tokens", f"{masking['rate']:g}"))
     return "## Training\n\n" + _table(("", ""), rows)
 
@@ -186,6 +226,30 @@ model = bert_jax.load("DIR")
 
 In Transformers the names of special tokens, such as `[MASK]`, are special wherever a \
 text has them; `split_special_tokens=True` reads them as text, as bert_jax does."""
+_TRANSLATING = """\
+## Loading
+
+With Transformers, `DIR` being this directory:
+
+```python
+from transformers import AutoTokenizer, {name}
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = {name}.from_pretrained("DIR")
+batch = tokenizer(["A text.", "Another text."], return_tensors="pt", padding=True)
+found = model.generate(**batch)
+print(tokenizer.batch_decode(found, skip_special_tokens=True))
+```
+
+`generation_config.json` has the search: five beams, scores divided by the number of tokens.
+
+With bert_jax:
+
+```python
+import bert_jax
+
+print(bert_jax.load("DIR").translate(["A text.", "Another text."]))
+```"""
 _PIPELINE = """
 ```python
 from transformers import pipeline
@@ -201,6 +265,8 @@ def _loading(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             "## Loading\n\nThe documentation of bert_jax on exports says how the format "
             f"`{parity['format']}` is loaded."
         )
+    if saved.network is not None:
+        return _TRANSLATING.format(name=parity["class"])
     kind, said = _PIPELINES.get(task_of(saved)), ""
     if kind and kind != "question-answering":
         said = _PIPELINE.format(kind)
@@ -214,12 +280,23 @@ def _proof(parity: Mapping[str, Any]) -> str:
     ran = parity.get("proofs", {})
     said = [f"{key} {'ran' if found['ran'] else 'did not run'}" for key, found in ran.items()]
     by = f"; the proof by {', by '.join(said)}." if said else "."
-    table = _table(("output", "difference"), rows) if rows else "none: the parameters are equal."
+    table = _table(("output", "difference"), rows) if rows else "none: all is equal."
     return (
         "## Parity\n\nWhat was written was read back and compared with its source on "
         f"{parity['texts']} texts in many scripts ({parity['tokens']:,} tokens). Largest absolute "
         f"differences in float32, {parity['tolerance']:.0e} allowed:\n\n{table}\n\n"
-        f"`parity.json` has the versions and digests{by}"
+        f"{_translations(parity)}`parity.json` has the versions and digests{by}"
+    )
+
+
+def _translations(parity: Mapping[str, Any]) -> str:
+    """Say how many translations of the proof's texts are equal."""
+    theirs = parity.get("proofs", {}).get("transformers", {})
+    found = parity.get("translations", theirs.get("translations", {}))
+    return "".join(
+        f"Translations by {name} search: {each['equal']} equal, {each['ties']} others as "
+        "probable.\n\n"
+        for name, each in found.items()
     )
 
 

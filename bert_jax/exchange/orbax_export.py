@@ -4,7 +4,8 @@
     params = ocp.load(Path("DIR/params").absolute())
     params["encoder"]["layers"]["attention"]["query"]["kernel"]  # (N, D, H, K)
 
-Beside it lie `config.json` and the tokenizer's files, as Hugging Face has them.
+Beside it lie `config.json` and the tokenizer's files, as Hugging Face has them; of a model that
+translates `network.json` in place of `config.json`.
 """
 
 from collections.abc import Sequence
@@ -18,17 +19,19 @@ import numpy as np
 from bert_jax.checkpoint.storage import read_tree, write_tree
 from bert_jax.exchange.huggingface_files import write_description
 from bert_jax.exchange.proof import ProofFailedError, unequal
+from bert_jax.exchange.translation import files as translator_files
 from bert_jax.saved.model import SavedModel
 
 PARAMS = "params"
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write the parameters as they are, and what `write_description` writes.
+    """Write the parameters as they are, and what `write_description` of the kind of model writes.
 
     They are float32, layers stacked on axis 0, the vocabulary padded to a multiple of 128.
     """
-    write_description(saved, out)
+    describe = write_description if saved.network is None else translator_files.write_description
+    describe(saved, out)
     write_tree(out / PARAMS, jax.tree.map(np.asarray, saved.params))
 
 

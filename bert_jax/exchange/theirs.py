@@ -26,6 +26,19 @@ _HEADS = {task: head for heads, task in PRETRAINING_TASKS if len(heads) == 1 for
 """Heads of the classes that have one, by the ends of their names."""
 
 
+def load_class(directory: Path, class_name: str) -> tuple[Any, dict[str, Any]]:
+    """Load a directory in a class; return the model, and tensors by what is wrong with them."""
+    import torch
+    import transformers
+
+    with quiet():
+        model, report = getattr(transformers, class_name).from_pretrained(
+            directory, dtype=torch.float32, use_safetensors=True, local_files_only=True,
+            trust_remote_code=False, attn_implementation="eager", output_loading_info=True,
+        )  # fmt: skip
+    return model.eval(), report
+
+
 class TheirModel:
     """A directory in a class of Transformers.
 
@@ -36,15 +49,7 @@ class TheirModel:
 
     def __init__(self, directory: Path, class_name: str) -> None:
         """Load the directory in a class, or in the one that an auto class chooses."""
-        import torch
-        import transformers
-
-        with quiet():
-            self._model, self.report = getattr(transformers, class_name).from_pretrained(
-                directory, dtype=torch.float32, use_safetensors=True, local_files_only=True,
-                trust_remote_code=False, attn_implementation="eager", output_loading_info=True,
-            )  # fmt: skip
-        self._model.eval()
+        self._model, self.report = load_class(directory, class_name)
         self.name = type(self._model).__name__
 
     def outputs(self, batch: Batch) -> dict[str, np.ndarray]:

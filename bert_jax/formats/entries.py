@@ -79,7 +79,8 @@ def tensors(table: Iterable[Entry], tree: Params, config: ModelConfig) -> Iterat
         entries.setdefault(entry.name, []).append(entry)
     for name, parts in entries.items():
         first = int(parts[0].path[-2] == "attention_norm" and not config.first_norm)
-        yield Tensor(name, range(first, config.num_layers) if "{n}" in name else range(1), parts)
+        layers = range(first, lookup(tree, parts[0].path).shape[0]) if "{n}" in name else range(1)
+        yield Tensor(name, layers, parts)
 
 
 def in_model(table: Iterable[Entry], tree: Params) -> list[Entry]:
@@ -114,7 +115,10 @@ def tensor_shapes(
     return found
 
 
-VOCABULARY_PATHS = (("encoder", "embeddings", "token"), ("mlm", "bias"), ("mlm", "decoder"))
+VOCABULARY_PATHS = (
+    ("encoder", "embeddings", "token"), ("mlm", "bias"), ("mlm", "decoder"),
+    ("decoder", "embeddings", "token"), ("output", "bias"), ("output", "decoder"),
+)  # fmt: skip
 """Our parameters with a row for each token."""
 MAX_SHOWN = 40
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

@@ -63,7 +63,7 @@ def modern_config(found: Mapping[str, Any], *, where: str) -> ModelConfig:
     if modern.narrows_mlp:
         fields["mlp_dim"] = _two_thirds(fields["mlp_dim"])
     try:
-        return _plain(ModelConfig(**fields))
+        return plain(ModelConfig(**fields))
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
 
@@ -75,18 +75,24 @@ def modern_kind(config: ModelConfig) -> str | None:
 
 def unlike(kind: str, config: ModelConfig) -> list[str]:
     """Say in which fields a configuration is not of a family."""
-    modern, plain = MODERN[kind], _plain(config)
-    found = [
-        f"model.{name} is {getattr(plain, name)!r}, not {value!r}"
-        for name, value in modern.computes.items()
-        if getattr(plain, name) != value
-    ]
+    modern, config = MODERN[kind], plain(config)
+    found = other_values(config, modern.computes)
     found += [
-        f"model.{name} is {getattr(plain, name)!r}, unlike model.{other}"
+        f"model.{name} is {getattr(config, name)!r}, unlike model.{other}"
         for name, other in modern.follows.items()
-        if name in ARCHITECTURE and getattr(plain, name) != getattr(plain, other)
+        if name in ARCHITECTURE and getattr(config, name) != getattr(config, other)
     ]
-    return found + modern.refuses(plain)
+    return found + modern.refuses(config)
+
+
+def other_values(config: ModelConfig, computes: Mapping[str, Any]) -> list[str]:
+    """Say which fields of a configuration have other values than `computes` wants."""
+    config = plain(config)
+    return [
+        f"model.{name} is {getattr(config, name)!r}, not {value!r}"
+        for name, value in computes.items()
+        if getattr(config, name) != value
+    ]
 
 
 def modern_config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
@@ -94,7 +100,7 @@ def modern_config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, An
 
     Where two generations of files name a field differently, both names are written.
     """
-    modern, config = MODERN[kind], _plain(config)
+    modern, config = MODERN[kind], plain(config)
     theirs: dict[str, Any] = {"model_type": kind}
     for name, ours in modern.fields.items():
         theirs[name] = _value(config, ours)
@@ -191,7 +197,7 @@ def _two_thirds(size: int) -> int:
     return -(-(2 * size // 3) // 8) * 8
 
 
-def _plain(config: ModelConfig) -> ModelConfig:
+def plain(config: ModelConfig) -> ModelConfig:
     """Write what is computed in one way: defaults that name another field's value are filled."""
     return replace(
         config,
@@ -206,9 +212,8 @@ def _plain(config: ModelConfig) -> ModelConfig:
 
 def is_bert(config: ModelConfig) -> bool:
     """Whether an architecture has nothing that a BERT or an ELECTRA has not."""
-    plain = _plain(config)
     default = ModelConfig()
-    return all(getattr(plain, name) == getattr(default, name) for name in _BERTS)
+    return not other_values(config, {name: getattr(default, name) for name in _BERTS})
 
 
 _BERTS = (

@@ -18,6 +18,8 @@ from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, WEIGHTS, model_
 from bert_jax.formats.modern import ModernForm, modern_form, pooling_from_huggingface
 from bert_jax.formats.modern_config import modern_config
 from bert_jax.formats.modern_tables import MODERN
+from bert_jax.formats.seq2seq.families import FAMILIES as TRANSLATORS
+from bert_jax.formats.seq2seq.families import read_network
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
 from bert_jax.model.seq2seq.network import Network
@@ -153,8 +155,9 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
         path: A work directory of `bert-jax pretrain` (the newest intact checkpoint) or of
             `bert-jax finetune` (the best model), local or in a bucket; or a local directory as
             Transformers' `save_pretrained` writes it, of a BERT, an ELECTRA or a family of
-            `formats.modern_tables` with any head or none, or of a classifier of DistilBERT. Heads
-            other than those of pretraining, classification, tagging and span QA are passed over.
+            `formats.modern_tables` with any head or none, of a classifier of DistilBERT, or of a
+            class that translates (`formats.seq2seq`). Heads other than those of pretraining,
+            classification, tagging and span QA are passed over.
         encoder_only: Pass over the heads of a directory in Hugging Face's format, damaged or not,
             but for the map that all heads of a modern family begin with.
         part: Model of a pretraining run that has several, such as the generator of replaced-token
@@ -268,6 +271,8 @@ def in_units(saved: SavedModel) -> SavedModel:
 
 def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
+    if found.get("model_type") in TRANSLATORS:
+        return _translator(directory, found, made_by, where)
     modern = found.get("model_type") in MODERN
     if modern:
         modern_config(found, where=where)  # before its files are missed
@@ -288,6 +293,32 @@ def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool
     if isinstance(untrained, list) and "pooler" in untrained:
         saved = saved.without({"pooler"})
     return dataclasses.replace(saved, origin=Origin("huggingface", config=found))
+
+
+def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str) -> SavedModel:
+    tokenizer = load_tokenizer(directory)
+    network, params = read_network(found, read_weights(directory, made_by), where=where)
+    _check_vocabulary(tokenizer, network.model.vocab_size, directory)
+    special = tokenizer.special_ids
+    for name, role, wanted in (
+        ("decoder_start_token_id", "cls", special.cls), ("eos_token_id", "sep", special.sep)
+    ):  # fmt: skip
+        if found.get(name) != wanted:
+            raise UserError(
+                f"{where}: {name} is {found.get(name)!r:.80}, and the tokenizer's {role} token is "
+                f"{wanted}: only models whose targets begin with cls and end with sep are read"
+            )
+    return SavedModel(
+        config=network.model,
+        params=params,
+        outputs=None,
+        tokenizer=tokenizer,
+        tokenizer_files=directory,
+        max_length=network.model.num_positions,
+        name=f"{directory}, {made_by}",
+        origin=Origin("huggingface", config=found),
+        network=network,
+    )
 
 
 def saved_from(

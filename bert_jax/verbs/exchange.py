@@ -18,14 +18,15 @@ def add(verb: Callable[..., Parser]) -> None:
     )  # fmt: skip
     sub.option(
         "workdir",
-        "of a pretraining or fine-tuning run (its best model), or a directory in Hugging Face's "
-        "format",
+        "of a pretraining, translation or fine-tuning run (its best model), or a directory in "
+        "Hugging Face's format",
         metavar="WORKDIR",
     )
     sub.option(
         "--to",
         "huggingface: what AutoModelFor... and AutoTokenizer load. stablehlo: one program for "
-        "CPU, CUDA and TPU. orbax: parameters as a plain checkpoint. onnx: for onnxruntime",
+        "CPU, CUDA and TPU; of a model that translates the whole search. orbax: parameters as a "
+        "plain checkpoint. onnx: for onnxruntime",
         required=True, choices=["huggingface", "stablehlo", "orbax", "onnx"],
     )  # fmt: skip
     sub.option(
@@ -168,8 +169,12 @@ def export_(arguments: argparse.Namespace) -> int:
         print(f"  {path.name}  {sum(p.stat().st_size for p in files):,} bytes{more}")
     gaps = [f"{name} {gap:.1e}" for name, gap in parity["differences"].items()]
     print(f"  largest differences from the source: {', '.join(gaps) or 'none, bit for bit'}")
+    translations = parity.get("translations", {})
     for name, proof in parity.get("proofs", {}).items():
         print(f"  proof by {name}: {'passed' if proof['ran'] else 'did not run, ' + proof['why']}")
+        translations = proof.get("translations", translations)
+    for name, found in translations.items():
+        print(f"  {name} search: {found['equal']} equal translations, {found['ties']} ties")
     for part in parity["untrained_parts"]:
         print(f"  {part}: has initial values, the model has none of its own")
     for part in parity["left_out"]:
