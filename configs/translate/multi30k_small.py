@@ -29,7 +29,7 @@ def get_config() -> ConfigDict:
                 "scale_embeddings": True,
                 "embedding_norm": False,
                 "activation": "relu",
-                "norm_eps": 1e-6,
+                "norm_eps": 1e-5,
                 "init_std": 0.06,
                 "head_transform": False,
                 "pooler": False,
