@@ -148,7 +148,11 @@ class SelfAttention(Attention):
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
         """Attend from all tokens, or from those at `places`; `first_site` numbers the dropouts."""
         config = self.config
-        query, key = self.queries_and_keys(x, context, letter, places)
+        angles = context.rotations.get(letter) if places is None else None
+        if angles is None:
+            query, key = self.queries_and_keys(x, context, letter, places)
+        else:  # rotated by the implementation, which may have a cheaper way
+            query, key = self.query(x), self.key(x)
         attended = attend(
             query,
             key,
@@ -158,6 +162,7 @@ class SelfAttention(Attention):
             window=config.window(letter),
             causal=self.causal,
             q_places=places,
+            angles=angles,
             dropout_rate=config.attention_dropout_rate,
             stream=stream,
             site=first_site + SITE_ATTENTION_WEIGHTS,

@@ -26,6 +26,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.attention.xla import banded_attention, is_banded, xla_attention
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout
+from bert_jax.model.rotation import Rotation, rotate
 
 AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
 
@@ -96,6 +97,7 @@ def attend(
     window: int | None = None,
     causal: bool = False,
     q_places: Integer[Array, "B L"] | None = None,
+    angles: Rotation | None = None,
     impl: AttentionImpl = "auto",
     layout: Layout | None = None,
     layers: int = 1,
@@ -117,6 +119,7 @@ def attend(
       window: largest distance of a key that a query sees; None for no limit.
       causal: whether a query sees its own place and those before alone.
       q_places: places of the queries in the row, for `xla`; None: query i lies at i.
+      angles: rotation of queries and keys that is part of the attention; None for none.
       impl: the implementation; `auto` picks the fastest that can do what is asked. `fused` and
         `splash` run in Pallas's interpreter on a CPU, for tests.
       layout: layout of the arguments on a mesh; None on one device, and inside a shard_map.
@@ -141,6 +144,8 @@ def attend(
     if impl == "cudnn" and band is not None:
         impl = "xla"
         _note_band()
+    if angles is not None and impl != "fused":
+        q, k = rotate(q, *angles), rotate(k, *angles)
     arrays = [q, k, v, q_segment_ids, kv_segment_ids]
     if impl == "xla" and band is not None:
         return banded_attention(*arrays, window=band, causal=causal, keeps_half=work.keeps_half)
@@ -171,8 +176,10 @@ def attend(
             jnp.arange(q.shape[2], dtype=jnp.uint32),
             *(stream or (jnp.uint32(0), jnp.zeros(q.shape[0], jnp.uint32))),
             jnp.asarray(site, jnp.uint32),
+            *(angles or ()),
         ]
         axes += [("heads",), (), ("batch",), ()]
+        axes += [("batch", "length", None)] * len(angles or ())
     if layout is not None:
         run = layout.local(run, axes, _HEAD_AXES)
     return run(*arrays)

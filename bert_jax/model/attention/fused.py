@@ -40,10 +40,11 @@ from bert_jax.model.attention.fused_plan import (
     visible_keys,
 )
 from bert_jax.model.attention.xla import MASKED_SCORE
+from bert_jax.model.rotation import rotate
 
 MAX_HEAD_DIM = 256
-_LONG_VMEM = 48 * 2**20
-"""Bytes of VMEM for a long row: six arrays of one head, twice, two sums and a block's scores."""
+_LONG_VMEM = 64 * 2**20
+"""Bytes of VMEM for a long row: eight arrays of one head, twice, its frame and a block's scores."""
 
 
 def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
@@ -67,72 +68,84 @@ def fused_attention(
     seed: UInt32[Array, ""],
     row_index: UInt32[Array, " B"],
     site: UInt32[Array, ""],
-    *,
+    *angles: Float[Array, "B L J"],
     dropout_rate: float,
     window: int | None = None,
 ) -> Float[Array, "B L H K"]:
     """Attend as `attention.attend` does, on one device, for sizes that are not `unsupported`.
 
     `head_index` numbers the heads in the model: under a mesh a device has some of them only.
+    `angles`: cosines and sines of the rotations of queries and keys, if they are to be rotated.
     """
     rows, queries, num_heads, head_dim = q.shape
     plan = Plan(rows, queries, k.shape[1], num_heads, head_dim, dropout_rate, window)
+    if angles and plan.is_long:
+        plan = plan._replace(rotates=True)
+    elif angles:
+        q, k = rotate(q, *angles), rotate(k, *angles)
+    q_ids, kv_ids = (x.astype(jnp.int32)[:, None, :] for x in (q_segment_ids, kv_segment_ids))
     # One vector of words for the scalar memory: [seed, site, heads..., rows...].
     words = [seed[None], site[None], head_index, row_index]
     out = _attention(
         plan,
         *(jnp.moveaxis(x, 1, 3).reshape(plan.rows, -1, x.shape[1]) for x in (q, k, v)),
-        *(x.astype(jnp.int32)[:, None, :] for x in (q_segment_ids, kv_segment_ids)),
+        q_ids,
+        fused_long.framed_ids(plan, kv_ids) if plan.is_long else kv_ids,
         jnp.concatenate(words).astype(jnp.uint32),
+        *(x.swapaxes(1, 2) for x in angles if plan.rotates),
     )
     return jnp.moveaxis(out.reshape(plan.rows, plan.num_heads, plan.head_dim, -1), 3, 1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: Plan, q, k, v, q_ids, kv_ids, words):
-    """Return the attended values, (B, HK, L)."""
-    return _forward(plan, q, k, v, q_ids, kv_ids, words)[0]
+def _attention(plan: Plan, q, k, v, q_ids, kv_ids, words, *angles):
+    """Return the attended values, (B, HK, L); cosines and sines are (B, J, L)."""
+    return _forward(plan, q, k, v, q_ids, kv_ids, words, *angles)[0]
 
 
-def _forward(plan: Plan, q, k, v, q_ids, kv_ids, words):
+def _forward(plan: Plan, q, k, v, q_ids, kv_ids, words, *angles):
     shapes = [
         jax.ShapeDtypeStruct(q.shape, v.dtype),
         jax.ShapeDtypeStruct((plan.rows, plan.num_heads, 1, plan.queries), jnp.float32),
     ]
-    operands = [q, k, v, q_ids, kv_ids]
-    kernel = fused_long.forward_kernel if plan.is_long else _forward_kernel
+    operands = [q, k, v, q_ids, kv_ids, *angles]
+    call = partial(_call, plan, name="attention_forward", num_products=2, out_shapes=shapes)
     # The second is log2 of each query's sum of exponentials.
-    out, log_sum = _call(plan, kernel, "attention_forward", 2, shapes, operands, words)
-    return out, (operands, words, log_sum, out if plan.is_long else None)
+    if plan.is_long:
+        scratch = fused_long.frame(plan, k.dtype)
+        out, log_sum = call(fused_long.forward_kernel, operands, words, scratch)
+        return out, (operands, words, log_sum, out)
+    out, log_sum = call(_forward_kernel, operands, words)
+    return out, (operands, words, log_sum, None)
 
 
 def _backward(plan: Plan, residuals, gradient):
     operands, words, log_sum, out = residuals
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[:3]]
+    not_learned = (None,) * (len(operands) - 2)  # ids, words and angles
     operands = [*operands, log_sum, gradient]
-    name = "attention_backward"
+    call = partial(_call, plan, name="attention_backward", num_products=5, out_shapes=shapes)
     if plan.is_long:
-        operands, scratch = [*operands, out], fused_long.backward_scratch(plan)
-        kernel = fused_long.backward_kernel
-        grads = _call(plan, kernel, name, 5, shapes, operands, words, scratch)
+        scratch = [*fused_long.frame(plan, shapes[1].dtype), *fused_long.sums(plan)]
+        grads = call(fused_long.backward_kernel, [*operands, out], words, scratch)
     else:
-        grads = _call(plan, _backward_kernel, name, 5, shapes, operands, words)
-    return *grads, None, None, None
+        grads = call(_backward_kernel, operands, words)
+    return *grads, *not_learned
 
 
 _attention.defvjp(_forward, _backward)
 
 
 def _call(
-    plan: Plan, kernel, name: str, num_products: int, out_shapes, operands, words, scratch=()
+    plan: Plan, kernel, operands, words, scratch=(), *, name: str, num_products: int, out_shapes
 ):
     """Return the kernel over a grid of (rows, groups of heads), interpreted without a TPU."""
 
     def spec(shape: tuple[int, ...]) -> pl.BlockSpec:
         if len(shape) == 4:  # (B, H, 1, L)
             return pl.BlockSpec((1, plan.heads, 1, shape[3]), lambda b, g, _: (b, g, 0, 0))
-        if shape[1] == 1:  # segment ids
-            return pl.BlockSpec((1, 1, shape[2]), lambda b, g, _: (b, 0, 0))
+        if shape[1] != plan.num_heads * plan.head_dim:  # segment ids and angles, for all heads
+            return pl.BlockSpec((1, *shape[1:]), lambda b, g, _: (b, 0, 0))
         return pl.BlockSpec((1, plan.heads * plan.head_dim, shape[2]), lambda b, g, _: (b, g, 0))
 
     scores = plan.rows * plan.num_heads * plan.scores

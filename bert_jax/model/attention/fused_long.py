@@ -1,12 +1,14 @@
-"""Kernels of `fused` for rows beyond 1,024: loops over chunks of queries and blocks of keys.
+"""Kernels of `fused` for rows beyond 512: loops over chunks of queries and blocks of keys.
 
-A program holds one head of one row, (K, L) with positions along the lanes as in `fused`. Without a
-window each chunk of queries meets all blocks of keys, with a running maximum (Dao et al. 2022,
-FlashAttention, algorithm 1); with a window it meets one block, the keys that it can see. The
-backward pass adds the gradients of keys and values up in VMEM, in float32.
+A program holds one head of one row, (K, L) with positions along the lanes as in `fused`. It first
+rotates the keys, where they are to be rotated, and queries as it comes to them. Each chunk of
+queries meets all blocks of keys, with a running maximum (Dao et al. 2022, FlashAttention, algorithm
+1); with a window it meets one block, the keys that it can see. The backward pass adds the gradients
+of keys and values up in VMEM, in float32.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Integer
 
 from bert_jax.model.attention.fused_plan import (
     LANES,
@@ -21,41 +24,59 @@ from bert_jax.model.attention.fused_plan import (
     NN,
     NT,
     Plan,
+    is_near,
     kept,
     product,
+    same_segment,
     visible_keys,
 )
 from bert_jax.model.attention.xla import MASKED_SCORE
 
 
-def backward_scratch(plan: Plan) -> list:
+def frame(plan: Plan, dtype) -> list:
+    """Return the arrays for the keys and the values of a row."""
+    return [pltpu.VMEM((plan.head_dim, plan.frame), dtype)] * 2
+
+
+def framed_ids(plan: Plan, ids: Integer[Array, "B 1 S"]) -> Integer[Array, "B 1 F"]:
+    """Lay the segment ids of keys into the frame, with no segment's around them."""
+    around = plan.front, plan.frame - plan.keys - plan.front
+    return jnp.pad(ids, ((0, 0), (0, 0), around), constant_values=-1)
+
+
+def sums(plan: Plan) -> list:
     """Return the arrays in which gradients of keys and values are added up."""
-    return [pltpu.VMEM((plan.head_dim, plan.keys), jnp.float32)] * 2
+    return [pltpu.VMEM((plan.head_dim, plan.frame), jnp.float32)] * 2
 
 
 def forward_kernel(
-    plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, out_ref, log_sum_ref
-):
+    plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, *others
+):  # fmt: skip
     """Write the attended values and log2 of each query's sum of exponentials."""
+    *angles, out_ref, log_sum_ref, keys, values = others
     factor = LOG2_E / math.sqrt(plan.head_dim)
     place = pl.program_id(0), pl.program_id(1)
+    _lay(plan, keys, lambda here: _turned(plan, k_ref[0, :, here], angles, here))
+    _lay(plan, values, lambda here: v_ref[0, :, here].astype(jnp.float32))
+    seen = _visible_keys(plan)
 
     def chunk(number, _):
         here = _part(number, plan.chunk)
-        q, q_ids = q_ref[0, :, here], q_ids_ref[0, :, here]
+        q, left = _query(plan, q_ref, angles, here, factor)
+        q_ids = q_ids_ref[0, :, here]
 
         def block(number, sums):
             largest, total, out = sums
             there = _keys(plan, here, number)
-            visible = visible_keys(plan, q_ids, kv_ids_ref[0, :, there], here.start, there.start)
-            scores = product(k_ref[0, :, there].T, q, NN) * factor
+            visible = seen(q_ids, kv_ids_ref[0, :, there], here.start, there.start)
+            scores = _times(product(keys[:, there].T, q, NN), left)
             scores = jnp.where(visible, scores, MASKED_SCORE)
             new = jnp.maximum(largest, scores.max(0, keepdims=True))
             weights, shrink = jnp.exp2(scores - new), jnp.exp2(largest - new)
             total = total * shrink + weights.sum(0, keepdims=True)
             if plan.dropout_rate:
                 weights = jnp.where(_kept(plan, words_ref, place, here, there), weights, 0.0)
-            attended = product(v_ref[0, :, there], weights.astype(v_ref.dtype), NN)
+            attended = product(values[:, there], weights.astype(values.dtype), NN)
             return new, total, out * shrink + attended
 
         start = (
@@ -71,19 +92,24 @@ def forward_kernel(
 
 
 def backward_kernel(
-    plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, log_sum_ref, gradient_ref,
-    out_ref, dq_ref, dk_ref, dv_ref, dk_sums, dv_sums,
+    plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, *others
 ):  # fmt: skip
     """Write the gradients of queries, keys and values."""
+    *angles, log_sum_ref, gradient_ref, out_ref, dq_ref, dk_ref, dv_ref = others[:-4]
+    keys, values, dk_sums, dv_sums = others[-4:]
     scale = 1 / math.sqrt(plan.head_dim)
     kept_share = 1 - plan.dropout_rate
     place = pl.program_id(0), pl.program_id(1)
+    _lay(plan, keys, lambda here: _turned(plan, k_ref[0, :, here], angles, here))
+    _lay(plan, values, lambda here: v_ref[0, :, here].astype(jnp.float32))
+    seen = _visible_keys(plan)
     dk_sums[...] = jnp.zeros_like(dk_sums)
     dv_sums[...] = jnp.zeros_like(dv_sums)
 
     def chunk(number, _):
         here = _part(number, plan.chunk)
-        q, q_ids, gradient = (ref[0, :, here] for ref in (q_ref, q_ids_ref, gradient_ref))
+        q, left = _query(plan, q_ref, angles, here, scale * LOG2_E)
+        q_ids, gradient = q_ids_ref[0, :, here], gradient_ref[0, :, here]
         # The sum over keys of weight times its gradient, from the output.
         mean = gradient.astype(jnp.float32) * out_ref[0, :, here].astype(jnp.float32)
         mean = mean.sum(0, keepdims=True) * kept_share
@@ -97,9 +123,9 @@ def backward_kernel(
 
         def block(number, dq):
             there = _keys(plan, here, number)
-            k, v = k_ref[0, :, there], v_ref[0, :, there]
-            visible = visible_keys(plan, q_ids, kv_ids_ref[0, :, there], here.start, there.start)
-            scores = product(k.T, q, NN) * (scale * LOG2_E)
+            k, v = keys[:, there], values[:, there]
+            visible = seen(q_ids, kv_ids_ref[0, :, there], here.start, there.start)
+            scores = _times(product(k.T, q, NN), left)
             weights = jnp.exp2(jnp.where(visible, scores, masked) - log_sum)
             dweights = product(v.T, gradient, NN)
             dropped = weights
@@ -114,11 +140,19 @@ def backward_kernel(
 
         zeros = jnp.zeros((plan.head_dim, plan.chunk), jnp.float32)
         dq = jnp.where(alone, 0.0, _loop(plan.blocks, block, zeros) * scale)
-        dq_ref[0, :, here] = dq.astype(dq_ref.dtype)
+        dq_ref[0, :, here] = _turned(plan, dq, angles, here, back=True).astype(dq_ref.dtype)
 
     _loop(plan.queries // plan.chunk, chunk, None)
-    dk_ref[0] = (dk_sums[...] * scale).astype(dk_ref.dtype)
-    dv_ref[0] = dv_sums[...].astype(dv_ref.dtype)
+    # Rotated queries have the whole factor of the scores in them, others none of it.
+    left = 1 / LOG2_E if plan.rotates else scale
+
+    def write(number, _):
+        here = _part(number, plan.piece)
+        dk = _turned(plan, _unlaid(plan, dk_sums, number) * left, angles, here, back=True)
+        dk_ref[0, :, here] = dk.astype(dk_ref.dtype)
+        dv_ref[0, :, here] = _unlaid(plan, dv_sums, number).astype(dv_ref.dtype)
+
+    _loop(plan.keys // plan.piece, write, None)
 
 
 def _loop(count: int, body, start):
@@ -130,13 +164,86 @@ def _part(number, size: int) -> Any:
 
 
 def _keys(plan: Plan, chunk: Any, number) -> Any:
-    """Return the keys of a block: with a window, those around the chunk, inside the row."""
-    if plan.window is None:
-        return _part(number, plan.block)
-    first = jnp.clip(chunk.start - plan.halo, 0, plan.keys - plan.block)
-    return pl.ds(pl.multiple_of(first, LANES), plan.block)
+    """Return the places of a block: in a frame, those from the chunk's own first place on."""
+    return pl.ds(chunk.start, plan.block) if plan.is_framed else _part(number, plan.block)
+
+
+def _visible_keys(plan: Plan):
+    """Return `visible_keys`, with less work in a frame, where blocks lie at the same distance."""
+    if not plan.is_framed:
+        return partial(visible_keys, plan)
+    near = is_near(plan.front, (plan.block, plan.chunk), -plan.front)
+    return lambda q_ids, kv_ids, *_: same_segment(q_ids, kv_ids) & near
 
 
 def _kept(plan: Plan, words_ref, place: tuple[Any, Any], chunk: Any, keys: Any) -> jax.Array:
     """Return the dropout mask of a block, (block, chunk), for the row and the head at `place`."""
-    return kept(plan, words_ref, *place, chunk.start, keys.start, (keys.size, chunk.size))
+    first = keys.start - plan.front
+    return kept(plan, words_ref, *place, chunk.start, first, (keys.size, chunk.size))
+
+
+def _query(plan: Plan, q_ref, angles, here, factor: float):
+    """Return a chunk of queries, rotated, and the part of `factor` that is not in them yet."""
+    q = q_ref[0, :, here]
+    if not plan.rotates:
+        return q, factor
+    return _turned(plan, q, angles, here, factor=factor).astype(q.dtype), None
+
+
+def _times(scores, factor: float | None):
+    return scores if factor is None else scores * factor
+
+
+def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: bool = False):
+    """Rotate some places of a row, (K, n), as `rotation.rotate` does; `back`: by -angle.
+
+    The factor multiplies before the result is rounded.
+    """
+    x = x.astype(jnp.float32)
+    if not plan.rotates:
+        return x
+    cos, sin = (ref[0, :, here] for ref in angles)
+    if factor is not None:
+        cos, sin = cos * factor, sin * factor
+    sin = -sin if back else sin
+    first, second = x[: x.shape[0] // 2], x[x.shape[0] // 2 :]
+    return jnp.concatenate((first * cos - second * sin, second * cos + first * sin), 0)
+
+
+def _lay(plan: Plan, frame_ref, piece):
+    """Write a row from its pieces, which have 32 bits, `plan.front` lanes further on."""
+    if not plan.is_framed:
+
+        def copy(number, _):
+            here = _part(number, plan.piece)
+            frame_ref[:, here] = piece(here).astype(frame_ref.dtype)
+
+        _loop(plan.keys // plan.piece, copy, None)
+        return
+    whole, part = divmod(plan.front, LANES)
+    frame_ref[...] = jnp.zeros_like(frame_ref)
+
+    def shifted(before, x):
+        """Put the last lanes before a piece in front of its own; the piece's are left over."""
+        wide = jnp.concatenate((before, x), 1)
+        return pltpu.roll(wide, x.shape[1] + part, 1)[:, : x.shape[1]].astype(frame_ref.dtype)
+
+    def write(number, before):
+        x = piece(_part(number, plan.piece))
+        start = pl.multiple_of(whole * LANES + number * plan.piece, LANES)
+        frame_ref[:, pl.ds(start, plan.piece)] = shifted(before, x)
+        return x[:, -LANES:]
+
+    nothing = jnp.zeros((plan.head_dim, LANES), jnp.float32)
+    last = _loop(plan.keys // plan.piece, write, nothing)
+    frame_ref[:, pl.ds(whole * LANES + plan.keys, LANES)] = shifted(last, nothing)
+
+
+def _unlaid(plan: Plan, frame_ref, number):
+    """Return a piece of the row from an array of 32 bits that is laid out like the keys."""
+    if not plan.is_framed:
+        return frame_ref[:, _part(number, plan.piece)]
+    whole, part = divmod(plan.front, LANES)
+    start = pl.multiple_of(whole * LANES + number * plan.piece, LANES)
+    wide = frame_ref[:, pl.ds(start, plan.piece + LANES)]
+    return pltpu.roll(wide, plan.piece + LANES - part, 1)[:, : plan.piece]

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from bert_jax.model.dropout import keep_at
 
 LANES = 128
-SHORT_LENGTH = 1024
-"""Longest row whose scores against all its keys fit VMEM in chunks of 128 queries."""
+SHORT_LENGTH = 512
+"""Longest row that is straight code. Beyond, loops are as fast and compile in less time."""
 MAX_LENGTH = 8192
 """Longest row of which one head fits VMEM, with its gradients."""
 LOG2_E = math.log2(math.e)
@@ -30,6 +30,8 @@ class Plan(NamedTuple):
     head_dim: int  # K
     dropout_rate: float
     window: int | None
+    rotates: bool = False
+    """Whether the kernel rotates queries and keys by angles that it gets; long rows only."""
 
     @property
     def is_long(self) -> bool:
@@ -37,28 +39,52 @@ class Plan(NamedTuple):
         return max(self.queries, self.keys) > SHORT_LENGTH
 
     @property
+    def is_framed(self) -> bool:
+        """Whether a long row's chunks of queries meet only the keys in their window.
+
+        Keys and values are then laid into a frame in which those that a chunk sees begin at the
+        chunk's own first place: whole lanes, and no more of them than the window needs.
+        """
+        reach = up_to_lanes(LANES + 2 * (self.window or 0))
+        return self.is_long and self.window is not None and reach < self.keys
+
+    @property
     def chunk(self) -> int:
         """Queries worked on together."""
-        if self.window is not None:  # narrow, so that few keys are computed in vain
+        narrow = self.is_framed if self.is_long else self.window is not None
+        if narrow:  # so that few keys are computed in vain
             return LANES
         return _largest(self.queries, SCORES_PER_CHUNK // (512 if self.is_long else self.keys))
 
     @property
     def block(self) -> int:
-        """Keys that a long row's chunk of queries meets at a time: with a window, all it sees."""
-        if self.window is None:
-            return _largest(self.keys, SCORES_PER_CHUNK // self.chunk)
-        return min(self.keys, self.chunk + 2 * self.halo)
+        """Keys that a long row's chunk of queries meets at a time: with a frame, all it sees."""
+        if self.is_framed:
+            return up_to_lanes(self.chunk + 2 * self.front)
+        return _largest(self.keys, SCORES_PER_CHUNK // self.chunk)
 
     @property
     def blocks(self) -> int:
         """Blocks of keys that each chunk of a long row meets."""
-        return 1 if self.window is not None else self.keys // self.block
+        return 1 if self.is_framed else self.keys // self.block
 
     @property
-    def halo(self) -> int:
-        """Keys on each side of a chunk of a long row with a window, whole lanes."""
-        return -(-(self.window or 0) // LANES) * LANES
+    def piece(self) -> int:
+        """Keys of a long row that are rotated, or laid into a frame, at a time."""
+        return _largest(self.keys, SCORES_PER_CHUNK // 512)
+
+    @property
+    def front(self) -> int:
+        """Places of a frame before the first key."""
+        return (self.window or 0) if self.is_framed else 0
+
+    @property
+    def frame(self) -> int:
+        """Places of a long row's keys, with those of a frame around them."""
+        if not self.is_framed:
+            return self.keys
+        around = self.front // LANES * LANES + LANES
+        return max(self.queries - self.chunk + self.block, self.keys + around)
 
     @property
     def heads(self) -> int:
@@ -89,6 +115,11 @@ class Plan(NamedTuple):
         return ref[0, head * self.head_dim : (head + 1) * self.head_dim, start : start + size]
 
 
+def up_to_lanes(length: int) -> int:
+    """Round a length up to whole lanes."""
+    return -(-length // LANES) * LANES
+
+
 def _largest(length: int, limit: int) -> int:
     """Return the largest divisor of a length that is whole lanes and within the limit."""
     limit = max(LANES, limit)
@@ -100,12 +131,21 @@ def visible_keys(plan: Plan, q_ids, kv_ids, query, key):
 
     `q_ids` and `kv_ids` are (1, queries) and (1, keys); `query` and `key` are their first places.
     """
-    size, count = kv_ids.shape[1], q_ids.shape[1]
-    visible = jnp.broadcast_to(kv_ids, (LANES, size)).T[:, :1] == q_ids
+    visible = same_segment(q_ids, kv_ids)
     if plan.window is None:
         return visible
-    keys, queries = (jax.lax.broadcasted_iota(jnp.int32, (size, count), n) for n in (0, 1))
-    return visible & (jnp.abs(keys + key - (queries + query)) <= plan.window)
+    return visible & is_near(plan.window, visible.shape, key - query)
+
+
+def same_segment(q_ids, kv_ids):
+    """Return which keys are of the segment of each query, (keys, queries) bool."""
+    return jnp.broadcast_to(kv_ids, (LANES, kv_ids.shape[1])).T[:, :1] == q_ids
+
+
+def is_near(window: int, shape: tuple[int, int], offset):
+    """Return which keys are in the window of each query; `offset`: first key less first query."""
+    keys, queries = (jax.lax.broadcasted_iota(jnp.int32, shape, n) for n in (0, 1))
+    return jnp.abs(keys + offset - queries) <= window
 
 
 def kept(plan: Plan, words_ref, row, head, query, key, shape: tuple[int, int]):

@@ -1,5 +1,7 @@
 """Local attention: what a query sees, in every implementation, and what is not computed."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,9 @@ from test_attention_impls import B, H, K, dropout_of, inputs, jitted, value_and_
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention import fused_plan
-from bert_jax.model.attention.attend import Work, choose
+from bert_jax.model.attention.attend import Work, attend, choose
 from bert_jax.model.attention.xla import banded_attention, is_banded, visible_keys
+from bert_jax.model.rotation import restarting_positions, rotate, rotation
 
 WINDOW = 20
 
@@ -60,29 +63,65 @@ def test_blocks_have_the_gradients_of_all_scores():
 
 
 @pytest.mark.parametrize(
-    ("impl", "rate"), [("fused", 0.0), ("fused", 0.3), ("splash", 0.0), ("long", 0.3)]
-)
-def test_kernels_equal_xla(impl, rate, monkeypatch):
+    ("impl", "rate", "window"),
+    [
+        ("fused", 0.0, WINDOW), ("fused", 0.3, WINDOW), ("splash", 0.0, WINDOW),
+        ("long", 0.3, WINDOW), ("long", 0.0, 128), ("long", 0.3, 150), ("long", 0.0, 300),
+    ],
+)  # fmt: skip
+def test_kernels_equal_xla(impl, rate, window, monkeypatch):
     if impl == "long":
         monkeypatch.setattr(fused_plan, "SHORT_LENGTH", 0)
         impl = "fused"
     arrays, ids = inputs(512, 512)
-    ours = value_and_gradients(arrays, **ids, window=WINDOW, impl=impl, **dropout_of(rate))
-    theirs = value_and_gradients(arrays, **ids, window=WINDOW, impl="xla", **dropout_of(rate))
+    ours = value_and_gradients(arrays, **ids, window=window, impl=impl, **dropout_of(rate))
+    theirs = value_and_gradients(arrays, **ids, window=window, impl="xla", **dropout_of(rate))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, atol=3e-5)
 
 
+@pytest.mark.parametrize("impl", ["fused", "long", "splash"])
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_kernels_rotate_as_the_model_does(impl, window, monkeypatch):
+    if impl == "long":
+        monkeypatch.setattr(fused_plan, "SHORT_LENGTH", 0)
+        impl = "fused"
+    arrays, ids = jax.tree.map(jnp.asarray, inputs(256, 256))
+    angles = rotation(restarting_positions(ids["q_segment_ids"]), 100.0, K)
+    *qkv, gradient = arrays
+
+    @partial(jax.jit, static_argnames="impl")
+    def run(qkv, impl):
+        def attended(q, k, v):
+            if impl == "xla":  # turned outside
+                return attend(rotate(q, *angles), rotate(k, *angles), v, **ids, window=window)
+            return attend(q, k, v, **ids, window=window, impl=impl, angles=angles)
+
+        out, pull_back = jax.vjp(attended, *qkv)
+        return out, *pull_back(gradient)
+
+    for ours, theirs in zip(run(qkv, impl), run(qkv, "xla"), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=3e-5)
+
+
 @pytest.mark.parametrize(("window", "blocks"), [(64, 3), (63, 3), (65, 3), (129, 5), (4, 3)])
 def test_fused_computes_the_blocks_that_a_chunk_sees(window, blocks):
-    plan = fused_plan.Plan(1, 1024, 1024, 1, 64, 0.0, window)
-    sizes = [(end - first) // 128 for first, end in map(plan.reach, range(0, 1024, 128))]
-    assert max(sizes) == blocks
+    plan = fused_plan.Plan(1, 512, 512, 1, 64, 0.0, window)
+    sizes = [(end - first) // 128 for first, end in map(plan.reach, range(0, 512, 128))]
+    assert max(sizes) == blocks if blocks < 4 else 4
     assert plan.scores == 128 * 128 * sum(sizes)
-    for start in range(0, 1024, 128):
+    for start in range(0, 512, 128):
         first, end = plan.reach(start)
         assert first <= max(0, start - window)
-        assert end >= min(1024, start + 128 + window)
+        assert end >= min(512, start + 128 + window)
+
+
+@pytest.mark.parametrize(("window", "blocks"), [(64, 2), (63, 2), (65, 3), (129, 4), (4, 2)])
+def test_a_long_row_lies_in_a_frame_that_fits_the_window(window, blocks):
+    plan = fused_plan.Plan(1, 1024, 1024, 1, 64, 0.0, window)
+    assert plan.scores == 1024 * 128 * blocks
+    assert plan.block >= plan.chunk + 2 * window
+    assert plan.frame >= max(1024 - plan.chunk + plan.block, 1024 + plan.front)
 
 
 def test_scores_of_a_row_grow_with_its_length_alone():
