@@ -32,6 +32,11 @@ class Layout(NamedTuple):
         """Return the layout of an entry of the parameters."""
         return self.inner.get(name, self)
 
+    def without_gather(self) -> "Layout":
+        """Return the layout for parameters that are whole already."""
+        inner = {name: layout.without_gather() for name, layout in self.inner.items()}
+        return self._replace(gather=None, inner=inner)
+
     def constrain(self, x: Array, *axes: str | None) -> Array:
         """Lay out `x`, which has these logical axes, by the rules; for use inside jit."""
         manual = self._by_hand()

@@ -91,8 +91,10 @@ def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
     return Layout(mesh, partition_spec, gather_layer, inner)
 
 
-def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any) -> Any:
+def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = False) -> Any:
     """Return parameters as they are used: whole over `fsdp`; matrices travel in the compute type.
+
+    Without `layers`, stacks of layers are left as they are: each layer gathers its own.
 
     The gradient of each that `fsdp` splits is reduced to the device's own part, summed over `fsdp`,
     where it arises; all other sums are left to `reduce_gradients`.
@@ -100,8 +102,8 @@ def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any) -> Any:
 
     def one(path: Any, param: jax.Array, spec: PartitionSpec) -> jax.Array:
         name = path[-1].key
-        if any(entry.key == "layers" for entry in path):
-            return param  # each layer gathers its own
+        if not layers and any(entry.key == "layers" for entry in path):
+            return param
         travels = used = param.dtype
         if name == "kernel":
             travels = used = dtype
@@ -164,16 +166,28 @@ def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
     return jnp.moveaxis(x, 0, axis)
 
 
-def reduce_gradients(grads: Any, specs: Any, mesh: Mesh) -> Any:
-    """Gradients of local rows summed over the mesh, each device keeping its own part."""
+def reduce_gradients(
+    grads: Any, specs: Any, mesh: Mesh, dtype: Any = jnp.float32, *, whole: bool = False
+) -> Any:
+    """Gradients of local rows summed over the mesh, each device keeping its own part.
+
+    They travel as `dtype`. With `whole` they are those of whole parameters; else `fsdp` has been
+    summed over, and its parts taken, for each that it splits.
+    """
     leaves, tree = jax.tree.flatten(grads)
     specs = jax.tree.leaves(specs, is_leaf=_is_spec)
 
     def add(*leaves: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(
-            jax.lax.psum(leaf, ("data",) if "fsdp" in spec else BY_HAND)
-            for leaf, spec in zip(leaves, specs, strict=True)
-        )
+        sums = []
+        for leaf, spec in zip(leaves, specs, strict=True):
+            axes = ("data",) if "fsdp" in spec and not whole else BY_HAND
+            sums.append(jax.lax.psum(leaf.astype(dtype), axes))
+            if "fsdp" in spec and whole:
+                axis = spec.index("fsdp")
+                size = leaf.shape[axis] // mesh.shape["fsdp"]
+                start = jax.lax.axis_index("fsdp") * size
+                sums[-1] = jax.lax.dynamic_slice_in_dim(sums[-1], start, size, axis)
+        return tuple(total.astype(leaf.dtype) for total, leaf in zip(sums, leaves, strict=True))
 
     kept = tuple(without_axes(spec, BY_HAND) for spec in specs)
     return jax.tree.unflatten(tree, over_tensor(add, mesh, kept)(*leaves))

@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from bert_jax.checkpoint import Retention
 from bert_jax.config.mapping import check_values
@@ -33,6 +33,7 @@ FREE_FIELDS = (
     "training.accumulation",
     "training.eval_every_steps",
     "training.eval_rows",
+    "training.gather",
     "training.log_every_steps",
     "training.stall_seconds",
 )
@@ -69,6 +70,13 @@ class TrainingConfig:
     phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
     accumulation: int = 1
     """Micro-batches per step: memory for time, the result is the same within rounding."""
+    gather: Literal["layer", "step"] = "layer"
+    """Time at which parameters that mesh.fsdp splits are gathered: for each layer of each
+    micro-batch, or once a step, with whole gradients reduced at its end. `step` needs memory for
+    whole matrices in the compute type and whole gradients in float32."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the gradients that are summed over devices at the end of a step. `bfloat16` sends
+    half the bytes; the sums then have 8 bits."""
     log_every_steps: int = 100
     """Metrics are means over this many steps."""
     eval_every_steps: int = 1000

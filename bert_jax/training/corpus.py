@@ -136,6 +136,8 @@ def settings_of(
         optimizer=config.optimizer,
         num_steps=config.training.num_steps,
         accumulation=config.training.accumulation,
+        gather=config.training.gather,
+        reduce_dtype=config.training.reduce_dtype,
         seed=config.seed,
         guard=config.guard,
         phase_starts=config.training.phase_starts,

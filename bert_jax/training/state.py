@@ -6,7 +6,7 @@ states lie on axis 0 of every array, which the mesh axis `trial` splits.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,10 @@ class StepConfig:
     """Length of the run: the learning rate depends on it."""
     accumulation: int = 1
     """Micro-batches per step."""
+    gather: Literal["layer", "step"] = "layer"
+    """Time at which parameters that `fsdp` splits are gathered (`TrainingConfig.gather`)."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of gradients on their way between devices (`TrainingConfig.reduce_dtype`)."""
     seed: int = 0
     """Seed of corruption and dropout."""
     guard: GuardConfig = field(default_factory=GuardConfig)

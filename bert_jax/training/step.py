@@ -5,6 +5,7 @@ do, on axis 0 of every array.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -152,17 +153,35 @@ def gradients(
     def local(params: Any, rows: Batch, seed: Any, counts: Any) -> tuple[Any, Scalars]:
         dtype = compute_dtype(objective.model)
         layout = collectives.local_layout(mesh, specs, dtype)
+        at_once = config.gather == "step" and mesh.shape["fsdp"] > 1
+        of_parts = specs
+        if at_once:
+            layout = layout.without_gather()
+            if _is_unrolled(config):
+                params = _with_layers(params, _unstack)
+                of_parts = _with_layers(specs, partial(_of_each_layer, config))
+            params = collectives.gather(params, of_parts, mesh, dtype, layers=True)
 
         def loss(changing: Any, part: Batch) -> tuple[Float[Array, ""], Scalars]:
-            whole = collectives.gather({**params, **changing}, specs, mesh, dtype)
+            whole = {**params, **changing}
+            if at_once:
+                whole = _with_layers(whole, _stack)
+            else:
+                whole = collectives.gather(whole, specs, mesh, dtype)
             sums = objective.forward(whole, part, seed, layout).sums
             return objective.loss(sums, counts), sums
 
         differentiate = jax.grad(loss, has_aux=True)
         grads, sums = _summed(config, differentiate, trained(objective, params), rows)
         if mesh.size == mesh.shape.get(TRIAL, 1):
-            return grads, sums
-        return collectives.reduce_gradients(grads, changed, mesh), collectives.reduce_sums(sums)
+            return _with_layers(grads, _stack), sums
+        of_parts = trained(objective, of_parts)
+        if not at_once:
+            grads, of_parts = _with_layers(grads, _stack), changed
+        grads = collectives.reduce_gradients(
+            grads, of_parts, mesh, config.reduce_dtype, whole=at_once
+        )
+        return _with_layers(grads, _stack), collectives.reduce_sums(sums)
 
     whole = PartitionSpec()
     return collectives.on_local_rows(
@@ -217,17 +236,21 @@ def _summed(
     params: Any,
     rows: Batch,
 ) -> tuple[Any, Scalars]:
-    """Add up the gradients and sums of all rows, part by part."""
-    if config.accumulation == 1:
-        return differentiate(params, rows)
-    # Unrolled layers are added up one by one: each sum is then part of the product that makes the
-    # gradient, and costs nothing; added up as one stack it is a pass over the memory for each part.
-    model = config.objective.model
-    unrolled = model.scan_unroll >= model.num_layers
+    """Add up the gradients and sums of all rows, part by part, in float32.
+
+    Unrolled layers are a list in place of a stack: each of their sums is then part of the product
+    that makes the gradient, and costs nothing; added up as one stack it is a pass over the memory
+    for each part.
+    """
+    unstacks = _is_unrolled(config) and config.accumulation > 1
 
     def part_gradients(params: Any, part: Batch) -> tuple[Any, Scalars]:
         grads, sums = differentiate(params, part)
-        return _with_layers(grads, _unstack) if unrolled else grads, sums
+        grads = jax.tree.map(lambda grad: grad.astype(jnp.float32), grads)
+        return _with_layers(grads, _unstack) if unstacks else grads, sums
+
+    if config.accumulation == 1:
+        return part_gradients(params, rows)
 
     def add_part(total: Any, part: Batch) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, part_gradients(params, part)), None
@@ -235,8 +258,12 @@ def _summed(
     split = split_rows(rows, config.accumulation)
     like = jax.eval_shape(part_gradients, params, jax.tree.map(lambda x: x[0], split))
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    grads, sums = jax.lax.scan(add_part, zero, split)[0]
-    return _with_layers(grads, _stack) if unrolled else grads, sums
+    return jax.lax.scan(add_part, zero, split)[0]
+
+
+def _is_unrolled(config: StepConfig) -> bool:
+    model = config.objective.model
+    return model.scan_unroll >= model.num_layers
 
 
 def _with_layers(tree: Any, f: Callable[[Any], Any]) -> Any:
@@ -250,12 +277,24 @@ def _with_layers(tree: Any, f: Callable[[Any], Any]) -> Any:
 
 
 def _unstack(layers: Any) -> list[Any]:
+    if isinstance(layers, list):
+        return layers
     num_layers = len(jax.tree.leaves(layers)[0])
     return [jax.tree.map(lambda x, n=n: x[n], layers) for n in range(num_layers)]
 
 
-def _stack(layers: list[Any]) -> Any:
+def _stack(layers: Any) -> Any:
+    if not isinstance(layers, list):
+        return layers
     return jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
+
+
+def _of_each_layer(config: StepConfig, specs: Any) -> list[Any]:
+    """Make the specs of the layers, one by one, from those of their stack."""
+    one = jax.tree.map(
+        lambda spec: PartitionSpec(*spec[1:]), specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
+    )
+    return [one] * config.objective.model.num_layers
 
 
 def split_rows(rows: Batch, parts: int) -> Batch:

@@ -84,8 +84,8 @@ def make_masked_rows():
     }
 
 
-def gradients_on(mesh, accumulation=1):
-    config = replace(CONFIG, accumulation=accumulation)
+def gradients_on(mesh, accumulation=1, **settings):
+    config = replace(CONFIG, accumulation=accumulation, **settings)
     shardings = state_shardings(config, mesh).params
     params = jax.device_put(make_params(), shardings)
 
@@ -114,6 +114,28 @@ def test_every_mesh_gives_the_loss_and_gradients_of_one_device(expected, sizes, 
     for name, value in expected[1].items():
         np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
     assert_close(grads, expected[0], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "accumulation", "unroll"), [((1, 8, 1), 4, 2), ((2, 2, 2), 4, 1), ((2, 4, 1), 1, 2)]
+)
+def test_gathering_once_a_step_gives_the_same_gradients(expected, sizes, accumulation, unroll):
+    objective = with_model(CONFIG, replace(MODEL, scan_unroll=unroll)).objective
+    grads, sums = gradients_on(
+        make_mesh(MeshConfig(*sizes)), accumulation, gather="step", objective=objective
+    )
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
+    assert_close(grads, expected[0], 1e-5)
+
+
+def test_gradients_that_travel_in_bfloat16_are_close(expected):
+    grads, _ = gradients_on(make_mesh(MeshConfig(8)), reduce_dtype="bfloat16")
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(grads))
+    ours, theirs = (
+        np.concatenate([x.ravel() for x in jax.tree.leaves(tree)]) for tree in (grads, expected[0])
+    )
+    assert 1e-4 < np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) < 1e-2
 
 
 def test_accumulation_on_one_device(expected):
@@ -359,6 +381,18 @@ def test_fsdp_gathers_parameters_and_reduces_gradients(remat):
     assert total("all-gather", False) == rest
     assert total("reduce-scatter", False) == rest // 4
     assert total("all-reduce", True) == 0
+
+
+def test_gathering_once_a_step_sends_each_matrix_once_each_way():
+    config, mesh = replace(UNROLLED, accumulation=2, gather="step"), make_mesh(MeshConfig(1, 8))
+    found = collectives(config, mesh)
+    assert not any(in_loop for *_, in_loop in found)
+    state = abstract_state(config, mesh)
+    split = sum(x.size for x in jax.tree.leaves(state.params) if "fsdp" in x.sharding.spec)
+    gathered = sum(size for kind, size, _ in found if kind == "all-gather")
+    reduced = sum(size for kind, size, _ in found if kind == "all-reduce")
+    assert gathered == split
+    assert NUM_PARAMS <= reduced < NUM_PARAMS + 100
 
 
 def test_a_batch_that_does_not_divide_is_refused():
