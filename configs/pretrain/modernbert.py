@@ -20,8 +20,8 @@ rows of 1,024 in three micro-batches 253 ms a step, 6.8 of 16 GiB, MFU 0.31, 6,5
 of 8,192 in one 307 ms, 10.8 GiB, MFU 0.37, 1,560 chip-hours for both long phases. A run has one
 number of micro-batches for all phases: training.accumulation=2 divides them all.
 Faster, where the whole model fits a chip: mesh.data=1 mesh.fsdp=256 training.gather=step, and as an
-option training.reduce_dtype=bfloat16. Straight code (the default) and three micro-batches of rows of
-1,024 are then reckoned at 160 ms and an MFU of 0.48, or 155 and 0.50, from a compilation of four
+option training.reduce_dtype=bfloat16. Straight code (the default) and three micro-batches of rows
+of 1,024 are then reckoned at 160 ms and an MFU of 0.48, or 155 and 0.50, from a compilation of four
 layers (docs/experiments.md); 22 layers were not compiled.
 For large on v5p:4x4x4, the same way: rows of 8,192 in two micro-batches 1,279 ms, 50.4 of 95 GiB,
 MFU 0.45, 1,300 chip-hours for both long phases; its rows of 1,024 were not compiled.

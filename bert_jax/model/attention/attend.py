@@ -129,8 +129,6 @@ def attend(
       UserError: the implementation cannot do it; says what can.
     """
     rate = 0.0 if stream is None else dropout_rate
-    if k.shape[2] != q.shape[2]:
-        k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     sizes = q.shape[1], k.shape[1], q.shape[3]
     work = Work(_platform(layout), *sizes, q.dtype, rate, window, causal)
     band = work.band if q_places is None else None
@@ -146,6 +144,8 @@ def attend(
         _note_band()
     if angles is not None and impl != "fused":
         q, k = rotate(q, *angles), rotate(k, *angles)
+    if k.shape[2] != q.shape[2]:
+        k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     arrays = [q, k, v, q_segment_ids, kv_segment_ids]
     if impl == "xla" and band is not None:
         return banded_attention(*arrays, window=band, causal=causal, keeps_half=work.keeps_half)
