@@ -62,7 +62,7 @@ _SIZES = {
     "dropout": "hidden_dropout_rate", "attention_dropout": "attention_dropout_rate",
     "init_std": "init_std",
 }  # fmt: skip
-"""Their fields to ours."""
+"""Fields of a `config.json` to ours."""
 _SAME = {"decoder_attention_heads": "num_heads", "decoder_ffn_dim": "mlp_dim"}
 """Fields of the decoder in which ours is as the encoder."""
 
