@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.config.command_line import load_config
+from bert_jax.parallel.sharding import MeshConfig
 from bert_jax.plan.compile import Plan, default_cache, with_vocabulary
 from bert_jax.plan.output import memory_per_chip
 from bert_jax.plan.planner import Planner
@@ -39,11 +40,11 @@ FAST_MODELS = {**MODELS, "large": "pretrain/bert_large_lamb"}
 TOPOLOGIES = ("v5e:4x4", "v5e:16x16", "v5p:4x4x4", "v6e:16x16")
 MEGATRON = {"megatron_3_9b": "v5p:4x4x8", "megatron_8_3b": "v5p:8x8x16"}
 MODERN = {
-    "modernbert_base": ("v5e:16x16", ((1024, 4608), (8192, 512))),
-    "modernbert_large": ("v5p:4x4x4", ((1024, 4608), (8192, 640))),
-    "ettin_1b": ("v5p:4x4x4", ((1024, 4608), (8192, 640))),
+    "modernbert_base": ("v5e:16x16", ((1024, 4608, 3), (8192, 512, 1))),
+    "modernbert_large": ("v5p:4x4x4", ((1024, 4608, 6), (8192, 640, 2))),
+    "ettin_1b": ("v5p:4x4x4", ((1024, 4608, 6), (8192, 640, 2))),
 }
-"""Slice, and lengths with their rows a step."""
+"""Slice, and lengths with their rows and micro-batches a step."""
 MODERN_VOCABULARY = 50368
 LENGTHS = (128, 512)
 DROPOUTS = (0.1, 0.0)
@@ -105,9 +106,13 @@ def main() -> int:
             rows.append(searched(name, config, topology, cache))
     for name, (topology, shapes) in MODERN.items():
         if arguments.only in (None, name, "modern"):
-            for length, batch in shapes:
-                config = modern(name, length, batch, loop=arguments.loop)
-                rows.append(searched(name, config, topology, cache))
+            for length, batch, parts in shapes:
+                target = parse_topology(topology)
+                config = modern(name, length, batch, parts, target.num_devices, loop=arguments.loop)
+                planner = Planner(config, 0, target, cache=cache)
+                rate, plan = config.model.hidden_dropout_rate, planner.plan(planner.configured)
+                rows.append(Row(name, length, rate, topology, "configured", plan))
+                say(" ".join(rows[-1].cells))
     print(table(rows, markdown=False))
     if arguments.markdown:
         arguments.markdown.write_text(table(rows, markdown=True) + "\n")
@@ -166,15 +171,23 @@ def searched(name: str, config: PretrainConfig, topology: str, cache: Path | Non
     return row
 
 
-def modern(name: str, length: int, rows: int, *, loop: bool) -> PretrainConfig:
-    """A shipped recipe with the first of its phases that has rows of this length."""
+def modern(
+    name: str, length: int, rows: int, parts: int, chips: int, *, loop: bool
+) -> PretrainConfig:
+    """A shipped recipe with the first of its phases that has rows of this length.
+
+    Each chip updates a part of the parameters, which are gathered once a step.
+    """
     config = load_config(PretrainConfig, f"pretrain/{name}").with_vocabulary(MODERN_VOCABULARY)
     phase = next(p for p in config.training.phases if p.length == length)
     phase = dataclasses.replace(phase, batch_size=rows, share=1.0, batch_warmup_steps=0)
     unroll = 1 if loop else config.model.scan_unroll
     return dataclasses.replace(
         config,
-        training=dataclasses.replace(config.training, phases=(phase,)),
+        training=dataclasses.replace(
+            config.training, phases=(phase,), accumulation=parts, gather="step"
+        ),
+        mesh=MeshConfig(data=1, fsdp=chips),
         model=dataclasses.replace(config.model, scan_unroll=unroll),
     )
 

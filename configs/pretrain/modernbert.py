@@ -15,14 +15,11 @@ Different here: rows of a step that divide over 256 chips (base: 512 for 576 in 
 the whole first phase (published: 5e-5 from 900 billion tokens on, after a rollback), and its
 decay of the later phases is of the same 2e-2 (published: 1e-6 a step).
 
-Predicted here by `bert-jax plan` for base on v5e:16x16 as a loop over layers (model.scan_unroll=1):
-rows of 1,024 in three micro-batches 253 ms a step, 6.8 of 16 GiB, MFU 0.31, 6,550 chip-hours; rows
-of 8,192 in one 307 ms, 10.8 GiB, MFU 0.37, 1,560 chip-hours for both long phases. A run has one
-number of micro-batches for all phases: training.accumulation=2 divides them all.
-Faster, where the whole model fits a chip: mesh.data=1 mesh.fsdp=256 training.gather=step, and as an
-option training.reduce_dtype=bfloat16. Straight code (the default) and three micro-batches of rows
-of 1,024 are then reckoned at 160 ms and an MFU of 0.48, or 155 and 0.50, from a compilation of four
-layers (docs/experiments.md); 22 layers were not compiled.
+Predicted here by `bert-jax plan` for base on v5e:16x16 with mesh.data=1, mesh.fsdp=256 and
+training.gather=step: rows of 1,024 in three micro-batches 154 ms a step, 3.9 of 16 GiB, MFU 0.50,
+3,990 chip-hours; rows of 8,192 in one, with training.reduce_dtype=bfloat16, 230 ms, 7.5 GiB, MFU
+0.49, 1,170 chip-hours for both long phases. A run has one number of micro-batches for all phases:
+training.accumulation=2 divides them all.
 For large on v5p:4x4x4, the same way: rows of 8,192 in two micro-batches 1,279 ms, 50.4 of 95 GiB,
 MFU 0.45, 1,300 chip-hours for both long phases; its rows of 1,024 were not compiled.
 
