@@ -78,6 +78,9 @@ Cycles of a step compiled for v5e with dropout 0.1, XLA's estimates plus the ker
 bundles: 2 layers of base width, L=512, 16 rows, 21.8 M with `xla`, 16.2 + 1.9 M with `fused`; one
 layer of width 512, L=128, 64 rows, 8.24 M and 7.69 + 0.26 M."""
 
+_SMALL_VMEM = ("tpu v3", "tpu v4")
+"""Kinds of TPUs with 16 MiB of VMEM, which has no room for the angles of a long row."""
+
 log = logging.getLogger("bert_jax.attention")
 """Log of what the choice of an implementation costs; a run has its messages in `events.jsonl`."""
 
@@ -142,8 +145,9 @@ def attend(
     if impl == "cudnn" and band is not None:
         impl = "xla"
         _note_band()
-    if angles is not None and impl != "fused":
+    if angles is not None and not _rotates_inside(impl, layout):
         q, k = rotate(q, *angles), rotate(k, *angles)
+        angles = None
     if k.shape[2] != q.shape[2]:
         k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     arrays = [q, k, v, q_segment_ids, kv_segment_ids]
@@ -277,11 +281,26 @@ def _refuse(impl: AttentionImpl, work: Work) -> None:
 
 def _platform(layout: Layout | None) -> str:
     """Return the platform where the step will run: not always the one where it is traced."""
+    kind = _device_kind(layout)
+    if kind is None:
+        return jax.default_backend()
+    return "tpu" if kind.startswith("tpu") else "cpu" if kind == "cpu" else "gpu"
+
+
+def _rotates_inside(impl: AttentionImpl, layout: Layout | None) -> bool:
+    """Say whether queries and keys are left to the implementation to rotate."""
+    if impl != "fused":
+        return False
+    kind = _device_kind(layout) or jax.devices()[0].device_kind.lower()
+    return kind not in _SMALL_VMEM
+
+
+def _device_kind(layout: Layout | None) -> str | None:
+    """Return the kind of a mesh's devices, in small letters; None where there is no mesh."""
     mesh = jax.sharding.get_abstract_mesh() if layout is None else layout.mesh
     if isinstance(mesh, jax.sharding.Mesh):
-        return mesh.devices.flat[0].platform
+        return mesh.devices.flat[0].device_kind.lower()
     # Inside a shard_map, with a layout or without: the mesh says what it is made of.
     if mesh.abstract_device is None:
-        return jax.default_backend()
-    kind = mesh.abstract_device.device_kind.lower()
-    return "tpu" if kind.startswith("tpu") else "cpu" if kind == "cpu" else "gpu"
+        return None
+    return mesh.abstract_device.device_kind.lower()

@@ -34,8 +34,9 @@ from bert_jax.model.attention.xla import MASKED_SCORE
 
 
 def frame(plan: Plan, dtype) -> list:
-    """Return the arrays for the keys and the values of a row."""
-    return [pltpu.VMEM((plan.head_dim, plan.frame), dtype)] * 2
+    """Return the arrays for the keys and the values of a row that are not read as they come."""
+    array = pltpu.VMEM((plan.head_dim, plan.frame), dtype)
+    return [array] * ((plan.rotates or plan.is_framed) + plan.is_framed)
 
 
 def framed_ids(plan: Plan, ids: Integer[Array, "B 1 S"]) -> Integer[Array, "B 1 F"]:
@@ -53,11 +54,10 @@ def forward_kernel(
     plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, *others
 ):  # fmt: skip
     """Write the attended values and log2 of each query's sum of exponentials."""
-    *angles, out_ref, log_sum_ref, keys, values = others
+    angles, (out_ref, log_sum_ref, *laid) = _apart(plan, others)
     factor = LOG2_E / math.sqrt(plan.head_dim)
     place = pl.program_id(0), pl.program_id(1)
-    _lay(plan, keys, lambda here: _turned(plan, k_ref[0, :, here], angles, here))
-    _lay(plan, values, lambda here: v_ref[0, :, here].astype(jnp.float32))
+    keys, values = _laid(plan, k_ref, v_ref, angles, laid)
     seen = _visible_keys(plan)
 
     def chunk(number, _):
@@ -69,14 +69,14 @@ def forward_kernel(
             largest, total, out = sums
             there = _keys(plan, here, number)
             visible = seen(q_ids, kv_ids_ref[0, :, there], here.start, there.start)
-            scores = _times(product(keys[:, there].T, q, NN), left)
+            scores = _times(product(keys(there).T, q, NN), left)
             scores = jnp.where(visible, scores, MASKED_SCORE)
             new = jnp.maximum(largest, scores.max(0, keepdims=True))
             weights, shrink = jnp.exp2(scores - new), jnp.exp2(largest - new)
             total = total * shrink + weights.sum(0, keepdims=True)
             if plan.dropout_rate:
                 weights = jnp.where(_kept(plan, words_ref, place, here, there), weights, 0.0)
-            attended = product(values[:, there], weights.astype(values.dtype), NN)
+            attended = product(values(there), weights.astype(v_ref.dtype), NN)
             return new, total, out * shrink + attended
 
         start = (
@@ -95,13 +95,12 @@ def backward_kernel(
     plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, *others
 ):  # fmt: skip
     """Write the gradients of queries, keys and values."""
-    *angles, log_sum_ref, gradient_ref, out_ref, dq_ref, dk_ref, dv_ref = others[:-4]
-    keys, values, dk_sums, dv_sums = others[-4:]
+    angles, others = _apart(plan, others)
+    log_sum_ref, gradient_ref, out_ref, dq_ref, dk_ref, dv_ref, *laid, dk_sums, dv_sums = others
     scale = 1 / math.sqrt(plan.head_dim)
     kept_share = 1 - plan.dropout_rate
     place = pl.program_id(0), pl.program_id(1)
-    _lay(plan, keys, lambda here: _turned(plan, k_ref[0, :, here], angles, here))
-    _lay(plan, values, lambda here: v_ref[0, :, here].astype(jnp.float32))
+    keys, values = _laid(plan, k_ref, v_ref, angles, laid)
     seen = _visible_keys(plan)
     dk_sums[...] = jnp.zeros_like(dk_sums)
     dv_sums[...] = jnp.zeros_like(dv_sums)
@@ -123,7 +122,7 @@ def backward_kernel(
 
         def block(number, dq):
             there = _keys(plan, here, number)
-            k, v = keys[:, there], values[:, there]
+            k, v = keys(there), values(there)
             visible = seen(q_ids, kv_ids_ref[0, :, there], here.start, there.start)
             scores = _times(product(k.T, q, NN), left)
             weights = jnp.exp2(jnp.where(visible, scores, masked) - log_sum)
@@ -208,6 +207,28 @@ def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: b
     sin = -sin if back else sin
     first, second = x[: x.shape[0] // 2], x[x.shape[0] // 2 :]
     return jnp.concatenate((first * cos - second * sin, second * cos + first * sin), 0)
+
+
+def _apart(plan: Plan, refs):
+    """Take cosines and sines, where there are any, from the front of a kernel's arguments."""
+    count = 2 * plan.rotates
+    return refs[:count], refs[count:]
+
+
+def _laid(plan: Plan, k_ref, v_ref, angles, laid):
+    """Return keys and values as functions of places, keys rotated; fills the arrays of `frame`."""
+    keys = values = None
+    if laid:
+        keys = laid[0]
+        _lay(plan, keys, lambda here: _turned(plan, k_ref[0, :, here], angles, here))
+    if plan.is_framed:
+        values = laid[1]
+        _lay(plan, values, lambda here: v_ref[0, :, here].astype(jnp.float32))
+
+    def reader(ref, laid_ref):
+        return lambda there: ref[0, :, there] if laid_ref is None else laid_ref[:, there]
+
+    return reader(k_ref, keys), reader(v_ref, values)
 
 
 def _lay(plan: Plan, frame_ref, piece):
