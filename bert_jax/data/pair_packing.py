@@ -122,8 +122,8 @@ def check_pairs(store: TokenStore) -> None:
     if not store.is_pairs:
         raise UserError(
             f"the corpus {name} is running text; pairing 'translation' needs a corpus of pairs, "
-            "made by `bert-jax corpus --pairs SOURCE TARGET`. Set data.pairing to 'nsp', 'sop' or "
-            "'none' for this one"
+            "made by `bert-jax corpus --pairs SOURCE TARGET`. Running text needs another "
+            "data.pairing"
         )
     documents = np.asarray(store.document_offsets)
     if (documents != 2 * np.arange(documents.size)).any():

@@ -6,7 +6,7 @@ A batch is a dict of numpy arrays, B rows of length L::
   type_ids     (B, L) uint8: sentence A 0, sentence B 1
   segment_ids  (B, L) uint8, of packed rows above 767 tokens uint16: 0 padding, 1.. packed segments;
                       a sentence pair is all 1
-  pair_labels   (B,)   int32: nsp 0 next, 1 random; sop 0 in order, 1 swapped; -1 no label
+  pair_labels   (B,)   int32: 0 as in the text, 1 random or swapped; -1 no label
   row_index    (B,)   uint32: the row's number in the stream of examples, which never repeats and
                       keys its masking and dropout
 

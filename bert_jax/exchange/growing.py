@@ -149,7 +149,8 @@ def heldout_loss(saved: SavedModel, corpus: Corpus, max_rows: int | None = None)
     rows = EvalBatches(corpus.heldout, config.data, length, size, max_rows=max_rows)
     eval_step = make_eval_step(settings, mesh, EVAL_SEED)
     batches = tqdm(rows, "held-out text", unit="batch", disable=None, leave=False)
-    return evaluate(objective, eval_step, params, batches, mesh)["eval/mlm_loss"]
+    values = evaluate(objective, eval_step, params, batches, mesh)
+    return values[f"eval/{objective.metrics[0].name}"]
 
 
 def _shape(config: ModelConfig) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from bert_jax.exchange.proof import Batch
 from bert_jax.formats.huggingface_config import CLASSES
 from bert_jax.formats.huggingface_names import LOGITS, PRETRAINING_TASKS
+from bert_jax.model.heads import has_vocabulary_head
 from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -85,7 +86,8 @@ def source_outputs(
     known = hasattr(transformers, made_by) and made_by.endswith(_READ)
     name = made_by if known else "AutoModel"
     models = [TheirModel(directory, name)]
-    if "mlm" in saved.params and not name.endswith(("ForMaskedLM", "BertForPreTraining")):
+    has_head = has_vocabulary_head(saved.params)
+    if has_head and not name.endswith(("ForMaskedLM", "BertForPreTraining")):
         models.append(TheirModel(directory, "AutoModelForMaskedLM"))
 
     def outputs(batch: Batch) -> dict[str, np.ndarray]:
