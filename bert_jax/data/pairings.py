@@ -24,7 +24,7 @@ MAX_LENGTH = 65535
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where examples come from and how they are made."""
+    """Source of the examples and the way they are made."""
 
     RENAMED: ClassVar = {"objective": "pairing"}
 

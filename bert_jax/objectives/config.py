@@ -10,10 +10,10 @@ import numpy as np
 from bert_jax.data.store import SpecialIds, TokenStore
 from bert_jax.errors import UserError, nearest
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.seq2seq.network import Network
+from bert_jax.model.seq2seq.network import Network, Tying
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
-from bert_jax.model.seq2seq.transformer import TransformerNetwork, Tying
+from bert_jax.model.seq2seq.transformer import TransformerNetwork
 from bert_jax.objectives import translation
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig

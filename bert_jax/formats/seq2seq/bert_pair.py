@@ -22,7 +22,8 @@ from bert_jax.formats.huggingface_names import PRETRAINING_HEADS, table_of
 from bert_jax.formats.seq2seq.family import LAYERS, Family, refuse, shapes_of
 from bert_jax.model.config import ARCHITECTURE
 from bert_jax.model.heads import Params
-from bert_jax.model.seq2seq.transformer import TransformerNetwork, Tying
+from bert_jax.model.seq2seq.network import Tying
+from bert_jax.model.seq2seq.transformer import TransformerNetwork
 
 _LAYER = "decoder.bert.encoder.layer.{n}.crossattention"
 _CROSS = ("decoder", "layers", "cross")

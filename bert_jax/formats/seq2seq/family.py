@@ -10,8 +10,8 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.formats.modern_config import other_values
 from bert_jax.model.heads import Params
-from bert_jax.model.seq2seq.network import Network
-from bert_jax.model.seq2seq.transformer import TransformerNetwork, Tying
+from bert_jax.model.seq2seq.network import Network, Tying
+from bert_jax.model.seq2seq.transformer import TransformerNetwork
 
 LAYERS: dict[str, Any] = {
     "norm": "layer", "norm_bias": True, "num_kv_heads": 0, "gated": False, "embedding_dim": 0,

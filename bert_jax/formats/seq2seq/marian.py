@@ -19,7 +19,8 @@ from bert_jax.formats.seq2seq.family import LAYERS, Family, refuse, shapes_of
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params
 from bert_jax.model.rotation import sinusoids
-from bert_jax.model.seq2seq.transformer import TransformerNetwork, Tying
+from bert_jax.model.seq2seq.network import Tying
+from bert_jax.model.seq2seq.transformer import TransformerNetwork
 
 _SHARED, _HEAD, _BIAS = "model.shared.weight", "lm_head.weight", "final_logits_bias"
 _ENCODER_TABLE = "model.encoder.embed_tokens.weight"

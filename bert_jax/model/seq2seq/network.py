@@ -8,7 +8,7 @@ interface alone.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Array, Float, Integer
 
@@ -18,6 +18,8 @@ from bert_jax.model.layout import Layout
 
 Tree = Any
 """Nested dict of arrays."""
+Tying = Literal["all", "output", "none"]
+"""Token tables: one for source, target and output; one for target and output; three."""
 
 
 class Side(NamedTuple):

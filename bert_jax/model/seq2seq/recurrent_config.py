@@ -12,6 +12,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, keep_at
 from bert_jax.model.seq2seq.alignment import Score
 from bert_jax.model.seq2seq.cells import CellName
+from bert_jax.model.seq2seq.network import Tying
 
 # Dropout sites, behind those of Transformers: single ones, then one a layer of either side.
 SITE_SOURCE, SITE_TARGET, SITE_READOUT = range(1 << 18, (1 << 18) + 3)
@@ -39,7 +40,7 @@ class RecurrentConfig:
     """First layer, counted from 1, whose input is added to its output; 0: none, GNMT: 3."""
     window: int = 0
     """Distance from the target's place up to which source places are seen; 0: all are seen."""
-    tying: Literal["all", "output", "none"] = "all"
+    tying: Tying = "all"
     """Users of one table: source, target and output (all), target and output (output), or none."""
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ are the encoder's with a cross-attention in between; the output is the masked-LM
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,7 @@ from bert_jax.model.heads import (
 from bert_jax.model.layers import Affine, compute_dtype
 from bert_jax.model.layout import Layout
 from bert_jax.model.seq2seq.decoder import Decoder, Memory, Source
-from bert_jax.model.seq2seq.network import Cache, Network, Side, Weights
-
-Tying = Literal["all", "output", "none"]
+from bert_jax.model.seq2seq.network import Cache, Network, Side, Tying, Weights
 
 
 class FeatureMap(Affine):
