@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is not None:
             return _main(argv)
         # The objects of JAX and Flax stay: look through them rarely, and not once more at the end.
-        gc.set_threshold(50_000, 20, 100)
+        gc.set_threshold(500_000, 20, 100)
         try:
             return _main(sys.argv[1:])
         finally:

@@ -232,25 +232,27 @@ def _check_vocab(vocab: Sequence[str], where: str) -> None:
         raise UserError(f"{where.format(MAX_TOKENS + 1)}: more than {MAX_TOKENS:,} tokens")
     ids: dict[str, int] = {}
     for id, token in enumerate(vocab):
-        at = where.format(id + 1)
         if not token:
-            raise UserError(f"{at} is empty; each entry is one token")
+            raise UserError(f"{where.format(id + 1)} is empty; each entry is one token")
         if len(token) > MAX_TOKEN_CHARS:
             raise UserError(
-                f"{at}: a token of {len(token):,} characters ({token[:40]!r}...); the limit is "
-                f"{MAX_TOKEN_CHARS:,}"
+                f"{where.format(id + 1)}: a token of {len(token):,} characters "
+                f"({token[:40]!r}...); the limit is {MAX_TOKEN_CHARS:,}"
             )
         if "\n" in token or "\r" in token or "\0" in token:
-            raise UserError(f"{at}: {token[:80]!r} has a line break or a NUL; vocab.txt has one "
-                            "token a line")  # fmt: skip
+            raise UserError(
+                f"{where.format(id + 1)}: {token[:80]!r} has a line break or a NUL; vocab.txt has "
+                "one token a line"
+            )
         if ids.setdefault(token, id) != id:
             raise UserError(
-                f"{at}: {token[:80]!r} is there already ({where.format(ids[token] + 1)}); each "
-                "token has one id"
+                f"{where.format(id + 1)}: {token[:80]!r} is there already "
+                f"({where.format(ids[token] + 1)}); each token has one id"
             )
         try:
             token.encode()
         except UnicodeEncodeError:
+            at = where.format(id + 1)
             raise UserError(f"{at}: {token[:80]!r} is not valid Unicode text") from None
     missing = [token for token in SPECIAL_TOKENS if token not in ids]
     if missing:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.formats.entries import affine, read_tensors
 from bert_jax.formats.huggingface_names import from_huggingface, table_of, to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
@@ -185,3 +186,13 @@ def test_a_head_of_another_number_of_labels(weights):
     assert "classifier.weight is (5, 16), the configuration wants (4, 16)" in message
     message = refused(state_dict, head=HEADS["span"])
     assert "qa_outputs.weight is missing" in message
+
+
+def test_a_kernel_of_any_size_is_transposed():
+    """Strips of 32 rows are; numbers whose sum is infinite are finite."""
+    theirs = np.random.default_rng(0).normal(size=(77, 45)).astype(np.float32)
+    theirs[40] = 3e38
+    shapes = {"map": {"kernel": jax.ShapeDtypeStruct((9, 5, 77), np.float32)}}
+    table = affine("map", "map", num_inputs=2)
+    found = read_tensors(table, shapes, {"map.weight": theirs}, MODEL, {})
+    assert np.array_equal(found["map"]["kernel"], theirs.T.reshape(9, 5, 77))
