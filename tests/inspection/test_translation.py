@@ -29,7 +29,7 @@ class DeafNetwork(MemoryNetwork):
 
     def start(self, params, source, num_beams, max_length):
         cache = super().start(params, source, num_beams, max_length)
-        return Cache(0 * cache.source, {"state": 0 * cache.beams["state"]})
+        return Cache(0 * cache.shared, {"state": 0 * cache.beams["state"]})
 
 
 @pytest.fixture(scope="module")

@@ -77,9 +77,9 @@ class TableNetwork(ToyNetwork):
     def step(self, params, cache: Cache, tokens):
         # Prefixes are numbered in base V: the empty one is 0, then prefix * V + token + 1.
         prefix = jnp.where(cache.beams < 0, 0, cache.beams * self.model.vocab_size + tokens + 1)
-        table = params["table"][cache.source]
+        table = params["table"][cache.shared]
         return self.padded(jax.vmap(lambda rows, at: rows[at])(table, prefix)), Cache(
-            cache.source, prefix
+            cache.shared, prefix
         )
 
 
@@ -107,8 +107,8 @@ class MemoryNetwork(ToyNetwork):
     @override
     def step(self, params, cache: Cache, tokens):
         mixed = params["read"][tokens] + cache.beams["state"] @ params["keep"] / 2
-        state = jnp.tanh(mixed + cache.source[:, None])
-        return self.padded(state @ params["write"]), Cache(cache.source, {"state": state})
+        state = jnp.tanh(mixed + cache.shared[:, None])
+        return self.padded(state @ params["write"]), Cache(cache.shared, {"state": state})
 
 
 @lru_cache

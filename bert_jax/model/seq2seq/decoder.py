@@ -3,6 +3,7 @@
 Source: Vaswani et al. 2017, section 3.1; norms, gates, rotations and shared keys as in the encoder.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Integer
 
 from bert_jax.model.attention.attend import attend
-from bert_jax.model.attention.xla import visible_keys
+from bert_jax.model.attention.xla import MASKED_SCORE, visible_keys
 from bert_jax.model.config import LayerKind, ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout
 from bert_jax.model.encoder import (
@@ -25,7 +26,7 @@ from bert_jax.model.encoder import (
     SelfAttention,
     attention_weights,
 )
-from bert_jax.model.layers import Norm
+from bert_jax.model.layers import Norm, einsum_float32
 from bert_jax.model.layout import Layout
 from bert_jax.model.rotation import Context, make_context
 from bert_jax.model.stack import run_layers
@@ -47,10 +48,49 @@ class Source(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Keys and values of one layer, of a source or of the target tokens so far."""
+    """Keys and values of one layer, of a source or of the target tokens of all its beams.
 
-    keys: Float[Array, "B *K S G K"]
-    values: Float[Array, "B *K S G K"]
+    Each of G heads of width D has S slots. Target tokens lie in S = T * K slots: the tokens that K
+    beams write in a step lie side by side and stay where they are.
+    """
+
+    keys: Float[Array, "B G D S"]
+    values: Float[Array, "B G S D"]
+
+
+class Visible(NamedTuple):
+    """Slots of both memories that beams see."""
+
+    target: Bool[Array, "B K S"]
+    """Slots with the tokens of each beam."""
+    source: Bool[Array, "B 1 S"]
+    """Slots with the tokens of the source, the same for all beams."""
+
+
+def memory_of(keys: Float[Array, "B S G D"], values: Float[Array, "B S G D"]) -> Memory:
+    """Lay keys and values out as they are read."""
+    return Memory(keys.transpose(0, 2, 3, 1), values.swapaxes(1, 2))
+
+
+def attend_slots(
+    query: Float[Array, "B K H D"], memory: Memory, visible: Bool[Array, "B C S"]
+) -> Float[Array, "B K H D"]:
+    """Attend from one token of each of K beams to slots; H / G heads of queries share a key.
+
+    All operands have heads in front of the products' axes: XLA on CPU is slow where it transposes
+    slots (docs/experiments.md).
+    """
+    keys, values = memory
+    rows, beams, heads, dim = query.shape
+    groups = keys.shape[1]
+    shape = rows, beams, groups, heads // groups, dim
+    grouped = query.reshape(shape).swapaxes(1, 2).reshape(rows, groups, -1, dim)
+    scores = einsum_float32("BGQD,BGDS->BGQS", grouped, keys) / math.sqrt(dim)
+    seen = jnp.repeat(visible, grouped.shape[2] // visible.shape[1], axis=1)[:, None]
+    weights = jax.nn.softmax(jnp.where(seen, scores, MASKED_SCORE), axis=-1)
+    attended = jnp.einsum("BGQS,BGSD->BGQD", weights.astype(values.dtype), values)
+    apart = attended.reshape(rows, groups, beams, -1, dim)
+    return apart.swapaxes(1, 2).reshape(query.shape)
 
 
 class CausalSelfAttention(SelfAttention):
@@ -59,26 +99,32 @@ class CausalSelfAttention(SelfAttention):
     causal = True
 
     def step(
-        self, x: Float[Array, "R 1 D"], context: Context, memory: Memory, at: Integer[Array, ""]
+        self,
+        x: Float[Array, "R 1 D"],
+        context: Context,
+        memory: Memory,
+        visible: Bool[Array, "B K S"],
+        at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], Memory]:
-        """Attend from one token of each of R = B * K beams, the token in slot `at` of T.
+        """Attend from one token of each of R = B * K beams, the token of step `at`.
 
-        `memory` (B, K, T, G, K) has the tokens before; the result has this token, too.
+        `memory` has the tokens before; the result has this token, too. `visible` tells each
+        beam's own tokens from those of the other beams.
         """
+        beams = visible.shape[:2]
+
+        def apart(vectors: Float[Array, "R 1 H D"]) -> Float[Array, "B K H D"]:
+            return vectors.reshape(*beams, *vectors.shape[2:])
+
+        def written(slots: Array, new: Array, axis: int) -> Array:
+            new = new.astype(slots.dtype)
+            return jax.lax.dynamic_update_slice_in_dim(slots, new, at * beams[1], axis)
+
         query, key = self.queries_and_keys(x, context, _GLOBAL)
-        beams = memory.keys.shape[:2]
-
-        def written(slots: Array, new: Array) -> Array:
-            new = new.reshape(*beams, *new.shape[1:])
-            return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), at, axis=2)
-
-        memory = Memory(written(memory.keys, key), written(memory.values, self.value(x)))
-        keys, values = (slots.reshape(-1, *slots.shape[2:]) for slots in memory)
-        # Slots that are not written yet are padding to the query, which is in segment 1.
-        slots = jnp.arange(keys.shape[1]) <= at
-        slots = jnp.broadcast_to(slots.astype(jnp.int32), keys.shape[:2])
-        ones = jnp.ones((len(x), 1), jnp.int32)
-        return self.output(attend(query, keys, values, ones, slots, impl="xla")), memory
+        new = memory_of(apart(key), apart(self.value(x)))
+        memory = Memory(written(memory.keys, new.keys, 3), written(memory.values, new.values, 2))
+        attended = attend_slots(apart(query), memory, visible)
+        return self.output(attended.reshape(query.shape)), memory
 
 
 class CrossAttention(Attention):
@@ -86,31 +132,38 @@ class CrossAttention(Attention):
 
     def memory(self, states: Float[Array, "B S D"]) -> Memory:
         """Make the keys and values of source tokens."""
-        return Memory(self.key(states), self.value(states))
+        return memory_of(self.key(states), self.value(states))
+
+    def step(
+        self, x: Float[Array, "R 1 D"], memory: Memory, visible: Bool[Array, "B 1 S"]
+    ) -> Float[Array, "R 1 D"]:
+        """Attend from one token of each of R = B * K beams."""
+        query = self.query(x)
+        beams = query.reshape(len(visible), -1, *query.shape[2:])
+        return self.output(attend_slots(beams, memory, visible).reshape(query.shape))
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Memory,
+        states: Float[Array, "B S D"],
         segment_ids: Integer[Array, "B T"],
         source_segment_ids: Integer[Array, "B S"],
         stream: DropoutStream | None = None,
         site: int | Integer[Array, ""] = 0,
         layout: Layout | None = None,
-        *,
-        few: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Attend; `few` queries, those of a step, are not for kernels."""
+        """Attend from all tokens."""
         config = self.config
         attended = attend(
             self.query(x),
-            *memory,
+            self.key(states),
+            self.value(states),
             segment_ids,
             source_segment_ids,
             dropout_rate=config.attention_dropout_rate,
             stream=stream,
             site=site,
-            impl="xla" if few else config.attention_impl,
+            impl=config.attention_impl,
             layout=layout,
             layers=config.num_layers if config.remat == "none" else 1,
         )
@@ -146,14 +199,14 @@ class DecoderLayer(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """Apply the layer to all places; `index`, its number, numbers the dropout sites."""
         site = SITE_DECODER + index * SITES_PER_LAYER
+        segments = context.segment_ids, source.segment_ids
 
         def attend_target(y: Array) -> Array:
             return self.attention(y, context, stream, site, _GLOBAL, layout)
 
         def attend_source(y: Array) -> Array:
-            memory = self.cross.memory(source.states)
-            segments = context.segment_ids, source.segment_ids
-            return self.cross(y, memory, *segments, stream, site + SITE_CROSS_WEIGHTS, layout)
+            number = site + SITE_CROSS_WEIGHTS
+            return self.cross(y, source.states, *segments, stream, number, layout)
 
         return self._joined(x, attend_target, attend_source, stream, site)
 
@@ -163,24 +216,19 @@ class DecoderLayer(nnx.Module):
         context: Context,
         target: Memory,
         source: Memory,
-        source_segment_ids: Integer[Array, "B S"],
+        visible: Visible,
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], Memory]:
-        """Apply the layer to one token of each of R = B * K beams (see the attentions).
-
-        The beams of a source are queries of one row of the cross-attention.
-        """
+        """Apply the layer to one token of each of R = B * K beams (see the attentions)."""
         written = target
 
         def attend_target(y: Array) -> Array:
             nonlocal written
-            y, written = self.attention.step(y, context, target, at)
+            y, written = self.attention.step(y, context, target, visible.target, at)
             return y
 
         def attend_source(y: Array) -> Array:
-            beams = y.reshape(len(source_segment_ids), -1, y.shape[-1])
-            ones = jnp.ones(beams.shape[:2], jnp.int32)
-            return self.cross(beams, source, ones, source_segment_ids, few=True).reshape(y.shape)
+            return self.cross.step(y, source, visible.source)
 
         return self._joined(x, attend_target, attend_source, None, 0), written
 
@@ -197,7 +245,7 @@ class DecoderLayer(nnx.Module):
         def attend_source(y: Array) -> Array:
             segments = context.segment_ids, source.segment_ids
             found.append(self.cross.weights(y, source.states, visible_keys(*segments)))
-            return self.cross(y, self.cross.memory(source.states), *segments)
+            return self.cross(y, source.states, *segments)
 
         x = self._joined(x, attend_target, attend_source, None, 0)
         return x, found[0], found[1]
@@ -276,7 +324,7 @@ class Decoder(nnx.Module):
         vectors: Float[Array, "R 1 E"],
         target: list[Memory],
         source: list[Memory],
-        source_segment_ids: Integer[Array, "B S"],
+        visible: Visible,
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], list[Memory]]:
         """Return the last states of one token of each of R = B * K beams, and what is kept."""
@@ -286,7 +334,7 @@ class Decoder(nnx.Module):
         x = self._embedded(vectors, ones, None, places)
         written = []
         for layer, own, cross in zip(self.each_layer(), target, source, strict=True):
-            x, memory = layer.step(x, context, own, cross, source_segment_ids, at)
+            x, memory = layer.step(x, context, own, cross, visible, at)
             written.append(memory)
         return self._end(x), written
 

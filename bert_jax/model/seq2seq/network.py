@@ -35,7 +35,7 @@ class Side(NamedTuple):
 class Cache(NamedTuple):
     """State of a search after some tokens."""
 
-    source: Tree
+    shared: Tree
     """Arrays (B, ...) that all beams of a source read; never tiled, never reordered."""
     beams: Tree
     """Arrays (B, K, ...) of the K beams; reordered along axis 1."""

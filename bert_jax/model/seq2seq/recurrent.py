@@ -136,14 +136,14 @@ class RecurrentNetwork(Network):
     def step(
         self, params: Tree, cache: Cache, tokens: Integer[Array, "B K"]
     ) -> tuple[Float[Array, "B K V"], Cache]:
-        module, source, length = self._module(params), cache.source, cache.beams["length"]
+        module, source, length = self._module(params), cache.shared, cache.beams["length"]
         if not self.settings.attends:
             source = jnp.broadcast_to(source, (*tokens.shape, self.model.hidden_dim))[None]
         places = Places(jnp.ones_like(length)[None], length[None])
         x = module.embed_target(tokens)[None]
         decoded = module.decoder(x, source, places, cache.beams["carry"])
         beams = {"carry": decoded.carry, "length": length + 1}
-        return module.write(decoded.readout[0]), Cache(cache.source, beams)
+        return module.write(decoded.readout[0]), Cache(cache.shared, beams)
 
     @override
     def weights(self, params: Tree, source: Side, target: Side) -> Weights:

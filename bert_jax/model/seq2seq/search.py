@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from bert_jax.errors import UserError
+from bert_jax.model.config import VOCAB_MULTIPLE
 from bert_jax.model.seq2seq.network import Network, Side, Tree
 
 
@@ -147,20 +148,17 @@ def search(
     def grow(state: _State) -> _State:
         step = state.step
         logits, cache = network.step(params, state.cache, state.last)
-        top, tokens = _top(logits, min(2 * beams, network.model.vocab_size))
+        most = beams * min(2, network.model.vocab_size)
+        sums, parents, tokens = continuations(logits, state.sums, most)
+        sums = jnp.where(tokens < network.model.vocab_size, sums, -jnp.inf)
         if prefix is not None:
-            is_forced = (step < forced.lengths)[:, None, None]
-            column = forced.tokens[:, jnp.minimum(step, forced.tokens.shape[1] - 1), None, None]
-            only = jnp.where(jnp.arange(top.shape[-1]) == 0, 0.0, -jnp.inf)
-            top = jnp.where(is_forced, only, top)
+            is_forced = (step < forced.lengths)[:, None]
+            column = forced.tokens[:, jnp.minimum(step, forced.tokens.shape[1] - 1), None]
+            ways = jnp.arange(most)  # one for each beam
+            unchanged = jnp.where(ways < beams, _picked(state.sums, ways % beams), -jnp.inf)
+            sums = jnp.where(is_forced, unchanged, sums)
+            parents = jnp.where(is_forced, ways % beams, parents)
             tokens = jnp.where(is_forced, column, tokens)
-        width = top.shape[-1]
-        sums, flat = jax.lax.top_k(
-            (state.sums[..., None] + top).reshape(count, beams * width),
-            min(2 * beams, beams * width),
-        )
-        parents = flat // width
-        tokens = _picked(tokens.reshape(count, -1), flat)
         written = _picked(state.tokens, parents).at[:, :, step].set(tokens)
         ended = (tokens == end) & (step >= forced.lengths)[:, None]
         stops = ended | (step + 1 >= limits)[:, None]
@@ -210,16 +208,29 @@ def search(
     return jax.lax.while_loop(go_on, grow, first).found
 
 
-def _top(
-    logits: Float[Array, "B K V"], width: int
-) -> tuple[Float[Array, "B K W"], Integer[Array, "B K W"]]:
-    """Return the greatest log-probabilities of each beam, and their tokens.
+def continuations(
+    logits: Float[Array, "B K V"], sums: Float[Array, "B K"], most: int
+) -> tuple[Float[Array, "B C"], Integer[Array, "B C"], Integer[Array, "B C"]]:
+    """Return sums, beams and tokens of the `most` probable continuations, best first.
 
-    Columns that stand for no token are below all others, hence never among as many as there are
-    tokens.
+    These lie in as many blocks of columns, the blocks with the greatest maxima. Only the columns
+    of those blocks are sorted.
     """
-    top, tokens = jax.lax.top_k(logits, width)
-    return top - jax.nn.logsumexp(logits, axis=-1, keepdims=True), tokens
+    rows, beams, columns = logits.shape
+    blocks = logits.reshape(rows, beams, -1, VOCAB_MULTIPLE)
+    maxima = blocks.max(-1)
+    greatest = maxima.max(-1, keepdims=True)
+    powers = jnp.exp(logits - greatest).sum(-1, keepdims=True)
+    before = sums[..., None] - greatest - jnp.log(powers)
+    count = maxima.shape[-1]
+    _, best = jax.lax.top_k((maxima + before).reshape(rows, -1), min(most, beams * count))
+    best = jnp.sort(best, axis=-1)  # of equal sums the first column counts
+    found = _picked(blocks.reshape(rows, -1, VOCAB_MULTIPLE), best)
+    found = found + _picked(before[..., 0], best // count)[..., None]
+    sums, at = jax.lax.top_k(found.reshape(rows, -1), most)
+    columns_before = _picked(best, at // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    parents, tokens = jnp.divmod(columns_before + at % VOCAB_MULTIPLE, columns)
+    return sums, parents, tokens
 
 
 def _picked(values: Array, index: Integer[Array, "B C"]) -> Array:

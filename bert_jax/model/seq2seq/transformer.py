@@ -28,7 +28,7 @@ from bert_jax.model.heads import (
 )
 from bert_jax.model.layers import Affine, compute_dtype
 from bert_jax.model.layout import Layout
-from bert_jax.model.seq2seq.decoder import Decoder, Memory, Source
+from bert_jax.model.seq2seq.decoder import Decoder, Source, Visible, memory_of
 from bert_jax.model.seq2seq.network import Cache, Network, Side, Tying, Weights
 
 
@@ -128,14 +128,20 @@ class TransformerNetwork(Network):
         states, segment_ids = self._read(params, source)
         memories = [layer.cross.memory(states) for layer in self._decoder(params).each_layer()]
         heads = decoder.num_kv_heads or decoder.num_heads
-        shape = len(states), num_beams, max_length, heads, decoder.head_dim
-        empty = jnp.zeros(shape, compute_dtype(decoder))
+        slots = len(states), max_length * num_beams, heads, decoder.head_dim
+        empty = jnp.zeros(slots, compute_dtype(decoder))
+        beams = len(states), num_beams
         return Cache(
-            source={"memories": memories, "segment_ids": segment_ids},
+            shared={
+                "source": memories,
+                "segment_ids": segment_ids,
+                "target": [memory_of(empty, empty)] * decoder.num_layers,
+            },
             beams={
-                "memories": [Memory(empty, empty)] * decoder.num_layers,
+                # (B, K, T) beam that wrote each token of this beam; -1: no token yet.
+                "writers": jnp.full((*beams, max_length), -1, jnp.int32),
                 # One number: all beams are as long.
-                "length": jnp.zeros(shape[:2], jnp.int32),
+                "length": jnp.zeros(beams, jnp.int32),
             },
         )
 
@@ -143,17 +149,21 @@ class TransformerNetwork(Network):
         self, params: Any, cache: Cache, tokens: Integer[Array, "B K"]
     ) -> tuple[Float[Array, "B K V"], Cache]:
         """Add a token to each beam, [CLS] first, and compute the logits of the next, float32."""
-        length = cache.beams["length"]
-        vectors = self._looked_up(params, tokens.reshape(-1, 1))
-        states, memories = self._decoder(params).step(
-            vectors,
-            cache.beams["memories"],
-            cache.source["memories"],
-            cache.source["segment_ids"],
-            length[0, 0],
+        shared, length = cache.shared, cache.beams["length"]
+        at, beams = length[0, 0], jnp.arange(tokens.shape[1])
+        writers = cache.beams["writers"].at[:, :, at].set(beams)
+        own = (writers[..., None] == beams).reshape(*tokens.shape, -1)
+        states, target = self._decoder(params).step(
+            self._looked_up(params, tokens.reshape(-1, 1)),
+            shared["target"],
+            shared["source"],
+            Visible(own, (shared["segment_ids"] == 1)[:, None]),
+            at,
         )
         logits = self._output(params, states.reshape(*tokens.shape, -1))
-        return logits, cache._replace(beams={"memories": memories, "length": length + 1})
+        return logits, Cache(
+            {**shared, "target": target}, {"writers": writers, "length": length + 1}
+        )
 
     def weights(self, params: Any, source: Side, target: Side) -> Weights:
         """Compute the attention weights of a teacher-forced pass, without dropout."""

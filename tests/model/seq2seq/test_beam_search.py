@@ -9,7 +9,7 @@ from toy_networks import MemoryNetwork, TableNetwork, plain_search, toy_config
 
 from bert_jax.errors import UserError
 from bert_jax.model.seq2seq.network import Side
-from bert_jax.model.seq2seq.search import Prefix, SearchConfig, search
+from bert_jax.model.seq2seq.search import Prefix, SearchConfig, continuations, search
 
 BEGIN, END = 0, 1
 
@@ -85,6 +85,18 @@ def test_as_many_beams_as_outputs_is_exhaustive_search(vocab, limit, alpha, beta
                 assert scores[every.index(tuple(tokens))] == pytest.approx(scores[place], abs=1e-5)
                 excused += 1
     assert excused <= len(every) * models // 100
+
+
+def test_continuations_are_the_first_of_all_columns_sorted():
+    random = np.random.default_rng(0)
+    logits = random.integers(-3, 4, (4, 3, 384)).astype(np.float32)  # many are equal
+    sums = np.array([[0, -np.inf, -np.inf], *np.sort(random.normal(size=(3, 3)))[:, ::-1]])
+    found = continuations(logits, sums.astype(np.float32), 6)
+    every = sums[..., None] + np.asarray(jax.nn.log_softmax(logits, -1), np.float64)
+    best = np.argsort(-every.reshape(4, -1), axis=-1, kind="stable")[:, :6]
+    np.testing.assert_array_equal(found[1] * 384 + found[2], best)
+    expected = np.take_along_axis(every.reshape(4, -1), best, -1)
+    np.testing.assert_allclose(found[0], expected, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

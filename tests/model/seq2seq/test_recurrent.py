@@ -201,7 +201,7 @@ def test_the_summary_is_the_last_state_of_each_direction():
     for row, (text, _) in enumerate(PAIRS):
         own = Side(*(x[row : row + 1, : len(text) + 2] for x in source))
         cache = jax.jit(net.start, static_argnums=(2, 3))(params, own, 1, 1)
-        np.testing.assert_allclose(cache.source[0], padded.source[row], atol=1e-6)
+        np.testing.assert_allclose(cache.shared[0], padded.shared[row], atol=1e-6)
 
 
 def test_dropout_depends_on_the_row_and_not_on_its_place_in_the_batch():
