@@ -91,7 +91,7 @@ def test_continuations_are_the_first_of_all_columns_sorted():
     random = np.random.default_rng(0)
     logits = random.integers(-3, 4, (4, 3, 384)).astype(np.float32)  # many are equal
     sums = np.array([[0, -np.inf, -np.inf], *np.sort(random.normal(size=(3, 3)))[:, ::-1]])
-    found = continuations(logits, sums.astype(np.float32), 6)
+    found = jax.jit(continuations, static_argnums=2)(logits, sums.astype(np.float32), 6)
     every = sums[..., None] + np.asarray(jax.nn.log_softmax(logits, -1), np.float64)
     best = np.argsort(-every.reshape(4, -1), axis=-1, kind="stable")[:, :6]
     np.testing.assert_array_equal(found[1] * 384 + found[2], best)
