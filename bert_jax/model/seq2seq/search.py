@@ -154,10 +154,11 @@ def search(
         if prefix is not None:
             is_forced = (step < forced.lengths)[:, None]
             column = forced.tokens[:, jnp.minimum(step, forced.tokens.shape[1] - 1), None]
-            ways = jnp.arange(most)  # one for each beam
-            unchanged = jnp.where(ways < beams, _picked(state.sums, ways % beams), -jnp.inf)
+            # One continuation of each beam.
+            others = (0, 0), (0, most - beams)
+            unchanged = jnp.pad(state.sums, others, constant_values=-jnp.inf)
             sums = jnp.where(is_forced, unchanged, sums)
-            parents = jnp.where(is_forced, ways % beams, parents)
+            parents = jnp.where(is_forced, jnp.arange(most) % beams, parents)
             tokens = jnp.where(is_forced, column, tokens)
         written = _picked(state.tokens, parents).at[:, :, step].set(tokens)
         ended = (tokens == end) & (step >= forced.lengths)[:, None]
