@@ -36,6 +36,21 @@ Params = dict[str, Any]
 """Nested dict of float32 arrays."""
 
 
+class Projection(NamedTuple):
+    """Last product of the masked-LM head: the logits are states @ table.T + bias."""
+
+    states: Float[Array, "B P E"]
+    """Transformed states, in the compute type."""
+    table: Float[Array, "V E"]
+    """Vectors of the tokens, in the compute type."""
+    bias: Float[Array, " V"]
+    """Bias in float32, `PADDED_LOGIT` in the padding columns."""
+
+    def logits(self) -> Float[Array, "B P V"]:
+        """Compute the logits, in float32."""
+        return _add_bias(einsum_float32("BPE,VE->BPV", self.states, self.table), self.bias)
+
+
 class MaskedLMHead(nnx.Module):
     """Transform, then the decoder: the transposed embedding table, or one of its own."""
 
@@ -58,17 +73,20 @@ class MaskedLMHead(nnx.Module):
     def __call__(
         self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]
     ) -> Float[Array, "B P V"]:
-        """`table` is passed, not stored: a shared variable becomes two leaves under `jax.jit`."""
+        """In float32."""
+        return self.projection(hidden, table).logits()
+
+    def projection(self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]) -> Projection:
+        """Transform states; `table` is passed, as a shared variable becomes two leaves of a jit."""
         config, x = self.config, hidden
         if config.head_transform:
             activation = ACTIVATIONS[config.head_activation or config.activation]
             x = self.norm(activation(self.dense(x)))
         table = table if config.tied else self.decoder[...]
-        logits = einsum_float32("BPE,VE->BPV", x, table.astype(x.dtype))
         is_token = jnp.arange(config.padded_vocab_size) < config.vocab_size
         # Adding to the bias (V,) rather than selecting in the logits (B, P, V): one pass less.
         bias = self.bias[...] if config.decoder_bias else 0.0
-        return _add_bias(logits, jnp.where(is_token, bias, PADDED_LOGIT))
+        return Projection(x, table.astype(x.dtype), jnp.where(is_token, bias, PADDED_LOGIT))
 
 
 @jax.custom_vjp
@@ -241,11 +259,21 @@ def vocabulary_logits(
     positions: Integer[Array, "B P"] | None = None,
 ) -> Float[Array, "B P V"]:
     """Compute vocabulary logits at some positions, or all; `params` has `encoder` and `mlm`."""
+    return vocabulary_projection(config, params, hidden, positions).logits()
+
+
+def vocabulary_projection(
+    config: ModelConfig,
+    params: Params,
+    hidden: Float[Array, "B L D"],
+    positions: Integer[Array, "B P"] | None = None,
+) -> Projection:
+    """Compute what `vocabulary_logits` multiplies."""
     if positions is not None:
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
-    logits: Array = with_params(params["mlm"], MaskedLMHead, config)(hidden, table)
-    return logits
+    head: MaskedLMHead = with_params(params["mlm"], MaskedLMHead, config)
+    return head.projection(hidden, table)
 
 
 def has_vocabulary_head(params: Params) -> bool:

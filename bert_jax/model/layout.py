@@ -53,9 +53,9 @@ class Layout(NamedTuple):
 
         `in_axes` are the logical axes of each argument, `out_axes` those of the only result.
         """
-        manual = self._by_hand()
-        if manual == set(self.mesh.axis_names):
+        if self.is_local:
             return f
+        manual = self._by_hand()
         return jax.shard_map(
             f,
             mesh=None if manual else self.mesh,  # inside another: the one that is there
@@ -65,11 +65,35 @@ class Layout(NamedTuple):
             check_vma=False,  # Pallas calls do not say how their results vary over the mesh
         )
 
+    @property
+    def is_local(self) -> bool:
+        """Whether every device works on arrays of its own, none of them split by the compiler."""
+        return self._by_hand() == set(self.mesh.axis_names)
+
     def _by_hand(self) -> set[str]:
         """Return the mesh axes that the surrounding shard_map splits; all of a single device."""
         if self.mesh.size == 1:
             return set(self.mesh.axis_names)
         return set(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def platform(layout: Layout | None) -> str:
+    """Return the platform where the step will run: not always the one where it is traced."""
+    kind = device_kind(layout)
+    if kind is None:
+        return jax.default_backend()
+    return "tpu" if kind.startswith("tpu") else "cpu" if kind == "cpu" else "gpu"
+
+
+def device_kind(layout: Layout | None) -> str | None:
+    """Return the kind of a mesh's devices, in small letters; None where there is no mesh."""
+    mesh = jax.sharding.get_abstract_mesh() if layout is None else layout.mesh
+    if isinstance(mesh, jax.sharding.Mesh):
+        return mesh.devices.flat[0].device_kind.lower()
+    # Inside a shard_map, with a layout or without: the mesh says what it is made of.
+    if mesh.abstract_device is None:
+        return None
+    return mesh.abstract_device.device_kind.lower()
 
 
 def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec:

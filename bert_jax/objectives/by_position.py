@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from bert_jax.model.heads import encode, vocabulary_logits
+from bert_jax.model.heads import encode, vocabulary_projection
 from bert_jax.model.layout import Layout
 from bert_jax.model.rotation import restarting_positions
-from bert_jax.objectives.losses import cross_entropy
-from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.objectives.masked_lm import MaskedLM, projected_cross_entropy
 from bert_jax.objectives.objective import Batch, Forward
 
 
@@ -36,8 +35,8 @@ class MaskedLMByPosition(MaskedLM):
         Sums over rows are left to the host, which adds in float64, in one order on any mesh.
         """
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
-        logits = vocabulary_logits(self.model, params, states, rows["positions"])
-        loss, correct = cross_entropy(logits, rows["labels"])
+        projection = vocabulary_projection(self.model, params, states, rows["positions"])
+        loss, correct = projected_cross_entropy(projection, rows["labels"], layout)
         position = jnp.take_along_axis(
             restarting_positions(rows["segment_ids"]), rows["positions"], axis=1
         )[..., None]

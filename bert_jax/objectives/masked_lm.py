@@ -6,13 +6,20 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from bert_jax.data.store import SpecialIds
 from bert_jax.model.flops import train_flops
-from bert_jax.model.heads import encode, init_params, logical_axes, pair_logits, vocabulary_logits
-from bert_jax.model.layout import Layout
-from bert_jax.objectives.losses import cross_entropy, ratio
+from bert_jax.model.heads import (
+    Projection,
+    encode,
+    init_params,
+    logical_axes,
+    pair_logits,
+    vocabulary_projection,
+)
+from bert_jax.model.layout import Layout, platform
+from bert_jax.objectives.losses import cross_entropy, cross_entropy_in_blocks, num_blocks, ratio
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens
 from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
 
@@ -94,8 +101,10 @@ class MaskedLM(Objective):
     ) -> Forward:
         """Sum losses (nats), right answers and counts over the rows."""
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
-        vocabulary = vocabulary_logits(self.model, params, states, rows["positions"])
-        masked = masked_sums(vocabulary, rows["labels"], rows["weights"])
+        projection = vocabulary_projection(self.model, params, states, rows["positions"])
+        masked = masked_sums(
+            *projected_cross_entropy(projection, rows["labels"], layout), rows["weights"]
+        )
         if not self.model.pooler:
             return Forward(masked)
         pairs = pair_logits(self.model, params, states)
@@ -137,14 +146,27 @@ class MaskedLM(Objective):
         return Shown(tokens, predicted.any(axis=1))
 
 
+def projected_cross_entropy(
+    projection: Projection, labels: Int[Array, "B P"], layout: Layout | None
+) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
+    """Return `cross_entropy` of the logits.
+
+    On a CPU the logits are made and used block by block.
+    """
+    # Passes over all logits cost a CPU as much as their products do; other devices fuse them.
+    count = num_blocks(len(projection.table)) if platform(layout) == "cpu" else 1
+    if count > 1 and (layout is None or layout.is_local):
+        return cross_entropy_in_blocks(*projection, labels, count)
+    return cross_entropy(projection.logits(), labels)
+
+
 def masked_sums(
-    logits: Float[Array, "B P V"], labels: Array, weights: Float[Array, "B P"]
+    loss: Float[Array, "B P"], correct: Float[Array, "B P"], weights: Float[Array, "B P"]
 ) -> Scalars:
     """Sum loss (nats), right answers and number of masked positions.
 
     `weights` is 1 at masked positions and 0 at unused ones.
     """
-    loss, correct = cross_entropy(logits, labels)
     return {
         "mlm_loss": jnp.sum(loss * weights),
         "mlm_correct": jnp.sum(correct * weights),

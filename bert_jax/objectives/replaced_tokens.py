@@ -29,7 +29,7 @@ from bert_jax.model.heads import (
     with_params,
 )
 from bert_jax.model.layout import Layout
-from bert_jax.objectives.losses import ratio
+from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.masked_lm import MaskedLM, masked_sums
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
@@ -163,7 +163,7 @@ class ReplacedTokens(Objective):
         """Sum losses (nats), right answers and counts of both models over the rows."""
         generator = generator_params(params)
         logits = self.proposed_logits(generator, rows, seed, layout)
-        sums = masked_sums(logits, rows["labels"], rows["weights"])
+        sums = masked_sums(*cross_entropy(logits, rows["labels"]), rows["weights"])
         drawn = draw(logits / self.temperature, rows["proposals"], rows["positions"])
         seen = replace_tokens(rows, drawn)
         inputs = self.inputs({**rows, "tokens": seen.tokens}, seed)

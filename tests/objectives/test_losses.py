@@ -1,5 +1,7 @@
 """The pretraining loss: values, gradients, and that sums over parts add up."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,9 @@ import pytest
 
 from bert_jax.data.store import SpecialIds
 from bert_jax.model.config import ModelConfig
-from bert_jax.objectives.losses import cross_entropy
+from bert_jax.model.heads import Projection
+from bert_jax.objectives import masked_lm
+from bert_jax.objectives.losses import cross_entropy, cross_entropy_in_blocks, num_blocks
 from bert_jax.objectives.masked_lm import MaskedLM, masked_sums, pair_sums
 from bert_jax.objectives.masking import MaskingConfig
 
@@ -17,7 +21,9 @@ OBJECTIVE = MaskedLM(ModelConfig(), MaskingConfig(), SpecialIds(0, 1, 2, 3, 4))
 
 @jax.jit
 def pretraining_sums(mlm_logits, labels, weights, nsp_logits, pair_labels):
-    return masked_sums(mlm_logits, labels, weights) | pair_sums(nsp_logits, pair_labels)
+    return masked_sums(*cross_entropy(mlm_logits, labels), weights) | pair_sums(
+        nsp_logits, pair_labels
+    )
 
 
 @jax.jit
@@ -157,3 +163,45 @@ def test_nothing_labelled_gives_zero_and_no_nan():
     assert len(sums) == 7
     assert set(map(float, sums.values())) == {0.0}
     assert all(np.all(np.asarray(g) == 0) for g in gradients)
+
+
+def test_blocks_have_the_values_and_gradients_of_all_logits():
+    rng = np.random.default_rng(3)
+    states, table = (rng.normal(size=s).astype(np.float32) for s in ((2, 5, 8), (48, 8)))
+    bias = np.where(np.arange(48) < 45, rng.normal(size=48), -1e30).astype(np.float32)
+    labels = rng.integers(0, 45, (2, 5)).astype(np.int32)
+    logits = states @ table.T + bias
+    labels[0] = logits[0].argmax(-1)  # right answers
+    weights = rng.normal(size=(2, 5)).astype(np.float32)
+
+    def value_and_gradients(entropy):
+        def loss(*arrays):
+            loss, correct = entropy(*arrays)
+            return (loss * weights).sum(), (loss, correct)
+
+        pair = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+        return jax.device_get(pair(states, table, bias, labels))
+
+    blocks = value_and_gradients(lambda *arrays: cross_entropy_in_blocks(*arrays, 4))
+    whole = value_and_gradients(lambda s, t, b, labels: cross_entropy(s @ t.T + b, labels))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), blocks, whole)
+    np.testing.assert_array_equal(blocks[0][1][1][0], 1.0)
+    assert np.all(blocks[1][2][45:] == 0)  # padding columns
+
+
+def test_wide_vocabularies_are_cut_into_equal_blocks():
+    assert [num_blocks(n) for n in (128, 4096, 8192, 30592, 50432)] == [1, 1, 2, 8, 16]
+
+
+def test_cpus_alone_take_wide_vocabularies_in_blocks(monkeypatch):
+    def program(columns):
+        shapes = (1, 2, 4), (columns, 4), (columns,)
+        projection = Projection(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+        labels = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+        run = partial(masked_lm.projected_cross_entropy, layout=None)
+        return str(jax.make_jaxpr(run)(projection, labels))
+
+    assert "scan" in program(6144)
+    assert "scan" not in program(4096)
+    monkeypatch.setattr(masked_lm, "platform", lambda layout: "tpu")
+    assert "scan" not in program(6144)

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Integer
 from bert_jax.errors import UserError
 from bert_jax.model.attention.xla import banded_attention, is_banded, xla_attention
 from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import Layout, device_kind, platform
 from bert_jax.model.rotation import Rotation, rotate
 
 AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
@@ -133,7 +133,7 @@ def attend(
     """
     rate = 0.0 if stream is None else dropout_rate
     sizes = q.shape[1], k.shape[1], q.shape[3]
-    work = Work(_platform(layout), *sizes, q.dtype, rate, window, causal)
+    work = Work(platform(layout), *sizes, q.dtype, rate, window, causal)
     band = work.band if q_places is None else None
     when_kept = None
     if impl == "auto":
@@ -279,28 +279,9 @@ def _refuse(impl: AttentionImpl, work: Work) -> None:
         raise UserError(f"{where} wants {reason}: {instead}")
 
 
-def _platform(layout: Layout | None) -> str:
-    """Return the platform where the step will run: not always the one where it is traced."""
-    kind = _device_kind(layout)
-    if kind is None:
-        return jax.default_backend()
-    return "tpu" if kind.startswith("tpu") else "cpu" if kind == "cpu" else "gpu"
-
-
 def _rotates_inside(impl: AttentionImpl, layout: Layout | None) -> bool:
     """Say whether queries and keys are left to the implementation to rotate."""
     if impl != "fused":
         return False
-    kind = _device_kind(layout) or jax.devices()[0].device_kind.lower()
+    kind = device_kind(layout) or jax.devices()[0].device_kind.lower()
     return kind not in _SMALL_VMEM
-
-
-def _device_kind(layout: Layout | None) -> str | None:
-    """Return the kind of a mesh's devices, in small letters; None where there is no mesh."""
-    mesh = jax.sharding.get_abstract_mesh() if layout is None else layout.mesh
-    if isinstance(mesh, jax.sharding.Mesh):
-        return mesh.devices.flat[0].device_kind.lower()
-    # Inside a shard_map, with a layout or without: the mesh says what it is made of.
-    if mesh.abstract_device is None:
-        return None
-    return mesh.abstract_device.device_kind.lower()

@@ -247,7 +247,7 @@ def test_windows_on_a_gpu(gpu, length, rate, dtype, banded, expected):
 def test_local_layers_take_the_band_in_place_of_cudnn_and_say_so(
     gpu, monkeypatch, caplog, impl, notes
 ):
-    monkeypatch.setattr(attention, "_platform", lambda layout: "gpu")
+    monkeypatch.setattr(attention, "platform", lambda layout: "gpu")
     attention._note_band.cache_clear()
     arrays, segments = inputs(dtype=jnp.bfloat16)
     ours = value_and_gradients(arrays, **segments, window=20, impl=impl)
@@ -265,7 +265,7 @@ def test_probabilities_kept_in_bfloat16_have_the_gradients_of_float32_scores(
     options = {**segments, **dropout_of(rate)}
     exact = value_and_gradients([x.astype(np.float32) for x in arrays], **options, impl="xla")
     whole = value_and_gradients(arrays, **options, impl="xla")
-    monkeypatch.setattr(attention, "_platform", lambda layout: "gpu")
+    monkeypatch.setattr(attention, "platform", lambda layout: "gpu")
     half = value_and_gradients(arrays, **options, impl="xla")
     np.testing.assert_array_equal(*(np.asarray(x[0], np.float32) for x in (half, whole)))
     assert not all(np.array_equal(x, y) for x, y in zip(half, whole, strict=True))
@@ -323,7 +323,7 @@ def test_scores_that_xla_keeps_are_said_once(
     gpu, monkeypatch, caplog, platform, shape, rate, found, parts
 ):
     gpu(found)
-    monkeypatch.setattr(attention, "_platform", lambda layout: platform)
+    monkeypatch.setattr(attention, "platform", lambda layout: platform)
     attention._warn_of_scores.cache_clear()
     q = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     ids = jax.device_put(np.ones(shape[:2], np.int32))
@@ -354,7 +354,7 @@ def test_scores_that_xla_keeps_are_said_once(
     ],
 )
 def test_where_nothing_is_lost_nothing_is_said(gpu, monkeypatch, caplog, platform, shape, rate):
-    monkeypatch.setattr(attention, "_platform", lambda layout: platform)
+    monkeypatch.setattr(attention, "platform", lambda layout: platform)
     attention._warn_of_scores.cache_clear()
     q = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     ids = jax.device_put(np.ones(shape[:2], np.int32))
@@ -373,7 +373,7 @@ def test_where_nothing_is_lost_nothing_is_said(gpu, monkeypatch, caplog, platfor
     [("none", 3, "float32"), ("full", 1, "float32"), ("none", 3, "bfloat16")],
 )
 def test_the_model_says_how_many_layers_keep_scores(gpu, monkeypatch, caplog, remat, layers, dtype):
-    monkeypatch.setattr(attention, "_platform", lambda layout: "gpu")
+    monkeypatch.setattr(attention, "platform", lambda layout: "gpu")
     attention._warn_of_scores.cache_clear()
     config = ModelConfig(vocab_size=32, num_positions=128, hidden_dim=32, num_layers=3,
                          num_heads=2, mlp_dim=32, remat=remat, dtype=dtype)  # fmt: skip
@@ -394,12 +394,12 @@ def test_the_model_says_how_many_layers_keep_scores(gpu, monkeypatch, caplog, re
 def test_platform_is_that_of_the_mesh(monkeypatch):
     mesh = make_mesh(MeshConfig())
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert attention._platform(None) == "tpu"
-    assert attention._platform(Layout(mesh, partition_spec)) == "cpu"
+    assert attention.platform(None) == "tpu"
+    assert attention.platform(Layout(mesh, partition_spec)) == "cpu"
 
     def inside(x):
-        assert attention._platform(None) == "cpu"
-        assert attention._platform(Layout(jax.sharding.get_abstract_mesh(), None)) == "cpu"
+        assert attention.platform(None) == "cpu"
+        assert attention.platform(Layout(jax.sharding.get_abstract_mesh(), None)) == "cpu"
         return x
 
     spec = PartitionSpec("data")
