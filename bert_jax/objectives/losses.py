@@ -81,8 +81,8 @@ _LEAST_BLOCK = 3000
 """Least number of columns of a block of `cross_entropy_in_blocks`.
 
 A block of 600 rows takes 8 MB then, which the products find in the cache. For 616 rows, 50,432
-columns and a width of 256, forward and backward: 597 ms of one core without blocks, 387 with at
-least 1,000 columns, 375 with 3,000, 407 with 12,000 (docs/experiments.md)."""
+columns and a width of 256, forward and backward: 597 ms of one core without blocks, 387 with blocks
+of 1,576 columns, 375 of 3,152, 407 of 12,608 (docs/experiments.md)."""
 
 
 def num_blocks(columns: int) -> int:
