@@ -62,7 +62,7 @@ def main() -> int:
 
     store = open_corpus(arguments.corpus) if arguments.corpus else synthetic_store()
     print(
-        f"{store.tokens.size / 1e6:.1f} M tokens, {store.document_offsets.size - 1} documents, "
+        f"{store.num_tokens / 1e6:.1f} M tokens, {store.num_documents} documents, "
         f"core {core}, {arguments.repeats} repeats; M tokens/s of one core"
     )
     print(
@@ -229,23 +229,22 @@ def synthetic_store() -> "TokenStore":
     """20 M tokens: log-normal documents of 400 tokens on average, sentences of 23."""
     import numpy as np
 
-    from bert_jax.data.store import SpecialIds, TokenStore
+    from bert_jax.data.shard import Shard, SpecialIds
+    from bert_jax.data.store import TokenStore
 
     rng = np.random.default_rng(0)
     sizes = np.maximum(1, rng.lognormal(np.log(17) - 0.5, 1.0, 50_000).astype(np.int64))
     lengths = np.maximum(1, rng.lognormal(np.log(23) - 0.18, 0.6, sizes.sum()).astype(np.int64))
     vocab_size = 30522
     sentences = np.concatenate([[0], np.cumsum(lengths)])
-    return TokenStore(
+    shard = Shard(
         tokens=rng.integers(1000, vocab_size, sentences[-1], dtype=np.uint16),
         sentence_offsets=sentences,
         document_offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        unigram_counts=np.zeros(vocab_size, np.int64),
         vocab_size=vocab_size,
         special_ids=SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103),
-        tokenizer_fingerprint="",
-        fingerprint="",
     )
+    return TokenStore.of([shard], np.zeros(vocab_size, np.int64))
 
 
 if __name__ == "__main__":

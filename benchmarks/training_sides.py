@@ -129,7 +129,7 @@ def our_steps(case: Case) -> RunSteps:
     """Make this package's step, which masks on the device."""
     import jax
 
-    from bert_jax.data.store import SpecialIds
+    from bert_jax.data.shard import SpecialIds
     from bert_jax.objectives.masked_lm import MaskedLM
     from bert_jax.objectives.masking import MaskingConfig
     from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch

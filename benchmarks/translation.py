@@ -25,7 +25,8 @@ import numpy as np
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.data.store import SpecialIds, TokenStore
+from bert_jax.data.shard import Shard, SpecialIds
+from bert_jax.data.store import TokenStore
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.config import TranslationConfig
 from bert_jax.objectives.translation import Translation
@@ -62,17 +63,15 @@ def make_pairs(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
 def ours(pairs: list[tuple[np.ndarray, np.ndarray]], steps: int) -> Side:
     """Make the train step of this package over packed rows."""
     sentences = [side for pair in pairs for side in pair]
-    store = TokenStore(
+    shard = Shard(
         tokens=np.concatenate(sentences).astype(np.uint16),
         sentence_offsets=np.cumsum([0, *map(len, sentences)]),
         document_offsets=np.arange(0, len(sentences) + 1, 2),
-        unigram_counts=np.ones(VOCAB, np.int64),
         vocab_size=VOCAB,
         special_ids=SPECIAL,
-        tokenizer_fingerprint="",
-        fingerprint="",
         meta={"pairs": True, "target_entropy": 1.0},
     )
+    store = TokenStore.of([shard], np.ones(VOCAB, np.int64))
     data = DataConfig(pairing="translation")
     stream = ExampleStream(store, data, [Phase(LENGTH, ROWS, steps)])
     model = ModelConfig(

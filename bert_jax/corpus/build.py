@@ -64,10 +64,10 @@ class BuiltCorpus:
                 f"{store.num_tokens:,} tokens, {store.unknown_rate:.2%} of them [UNK]"
             )
         try:
-            plan = plan_pairs(self.train, DEFAULT_LENGTH)
+            plan = plan_pairs(self.train.shards[0], DEFAULT_LENGTH)
         except UserError as error:
             return "\n".join([*lines, f"Warning: {error}"])
-        clause, warning = losses(plan, self.train, DEFAULT_PAIRING)
+        clause, warning = losses(plan, self.train.shards[0], DEFAULT_PAIRING)
         lines.append(f"  as sentence pairs: {len(plan):,} rows of {plan.length} tokens; {clause}")
         return "\n".join([*lines, warning] if warning else lines)
 

@@ -207,8 +207,9 @@ def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> 
     known = np.flatnonzero(np.isin(texts, np.concatenate(train.hashes)[:, side]))
     if not known.size:
         return Overlap()
-    begin, end = store.sentence_offsets[2 * known[0] + side :][:2]
-    return Overlap(known.size, train.tokenizer.decode(store.tokens[begin:end]))
+    (shard,) = store.shards
+    begin, end = shard.sentence_offsets[2 * known[0] + side :][:2]
+    return Overlap(known.size, train.tokenizer.decode(shard.tokens[begin:end]))
 
 
 def _encoded(

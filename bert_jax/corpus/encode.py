@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.corpus.sentences import Splitter, get_splitter
 from bert_jax.corpus.workers import grouped
-from bert_jax.data.store import token_dtype
+from bert_jax.data.shard import token_dtype
 from bert_jax.data.store_writer import check_ids
 from bert_jax.tokenization.tokenizer import Tokenizer
 

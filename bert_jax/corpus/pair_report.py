@@ -113,13 +113,13 @@ class BuiltPairs(NamedTuple):
             *_sizes("train", self.train),
             *(_sizes("heldout", self.heldout) if self.heldout else ["  heldout: none"]),
         ]
-        warnings = []
+        warnings, shard = [], self.train.shards[0]
         try:
-            plan = plan_translations(self.train, DEFAULT_LENGTH, DEFAULT_LENGTH)
+            plan = plan_translations(shard, DEFAULT_LENGTH, DEFAULT_LENGTH)
         except UserError as error:
             warnings.append(f"Warning: {error}")
         else:
-            clause, warning = losses(plan, self.train)
+            clause, warning = losses(plan, shard)
             lines.append(
                 f"  as rows of {plan.length} source and {plan.target_length} target tokens: "
                 f"{len(plan):,} rows; {clause}"
@@ -192,8 +192,8 @@ def _sizes(name: str, store: TokenStore) -> list[str]:
     lines = [
         f"  {name}: {store.num_documents:,} pairs, {store.unknown_rate:.2%} of the tokens [UNK]"
     ]
-    sizes = np.diff(store.sentence_offsets).reshape(-1, 2)
-    for side, lengths in zip(("source", "target"), sizes.T, strict=True):
+    sizes = np.concatenate([np.diff(shard.sentence_offsets) for shard in store.shards])
+    for side, lengths in zip(("source", "target"), sizes.reshape(-1, 2).T, strict=True):
         middle, most = np.percentile(lengths, [50, 99], method="higher").astype(int)
         lines.append(
             f"    {side}: {lengths.sum():,} tokens; a text has {middle} (p50), {most} (p99), "

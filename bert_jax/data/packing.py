@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bert_jax.data.shard import Shard
 from bert_jax.data.shuffle import below, hash_key, hash_u64
-from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
 NUM_SPECIAL = 2  # [CLS] piece [SEP]
@@ -43,21 +43,21 @@ class PackedPlan:
     row_offsets: np.ndarray
     """(num_rows + 1,) int64: row r holds the pieces `row_offsets[r]` to `row_offsets[r + 1]`."""
     piece_start: np.ndarray
-    """(num_pieces,) uint32 or int64: first token in the store."""
+    """(num_pieces,) uint32 or int64: first token in the shard."""
     piece_len: np.ndarray
     """(num_pieces,) uint16, without special tokens, at least 1."""
 
     def __len__(self) -> int:
         return self.row_offsets.size - 1
 
-    def batch(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers, as [CLS] piece [SEP], repeated, and padding.
 
-        The store is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
+        The shard is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
         """
         piece, counts = pieces_of(self.row_offsets, rows)
         tokens, segment_ids = lay_out(
-            store, self.piece_start[piece], self.piece_len[piece], counts, self.length
+            shard, self.piece_start[piece], self.piece_len[piece], counts, self.length
         )
         return {
             "tokens": tokens,
@@ -76,7 +76,7 @@ def pieces_of(row_offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np
 
 
 def lay_out(
-    store: TokenStore,
+    shard: Shard,
     starts: np.ndarray,
     lens: np.ndarray,
     counts: np.ndarray,
@@ -87,14 +87,14 @@ def lay_out(
     """Build packed rows of pieces, each as [CLS] piece [SEP], and padding.
 
     Args:
-        starts: (n,) first token of each piece in the store.
+        starts: (n,) first token of each piece in the shard.
         lens: (n,) tokens of each piece.
         counts: (B,) pieces of each row, at least 1; of sum n.
         length: L.
         closed: whether a piece ends in [SEP]; else it is [CLS] piece.
 
     Returns:
-        Tokens (B, L) of the store's dtype, and segment ids (B, L) int64: 0 padding, 1.. pieces.
+        Tokens (B, L) of the shard's dtype, and segment ids (B, L) int64: 0 padding, 1.. pieces.
     """
     last_piece = np.cumsum(counts)
     first_piece = last_piece - counts
@@ -103,21 +103,19 @@ def lay_out(
     # The last piece's span runs on to the end of the row, through the padding.
     spans = sizes.copy()
     spans[last_piece - 1] += length - used
-    tokens, real = store.take_spans(starts.astype(np.int64) - 1, spans, used[:, None], length)
+    tokens, real = shard.take_spans(starts.astype(np.int64) - 1, spans, used[:, None], length)
     flat = tokens.reshape(-1)
     begins = np.cumsum(spans) - spans
-    flat[begins] = store.special_ids.cls
+    flat[begins] = shard.special_ids.cls
     if closed:
-        flat[begins + sizes - 1] = store.special_ids.sep
+        flat[begins + sizes - 1] = shard.special_ids.sep
     numbers = np.arange(1, starts.size + 1) - np.repeat(first_piece, counts)
     segment_ids = np.repeat(numbers, spans).reshape(tokens.shape)
     segment_ids *= real
     return tokens, segment_ids
 
 
-def plan_packing(
-    store: TokenStore, length: int, *, seed: int = 0, num_passes: int = 1
-) -> PackedPlan:
+def plan_packing(shard: Shard, length: int, *, seed: int = 0, num_passes: int = 1) -> PackedPlan:
     """Plan rows of consecutive text; every token is in exactly one piece of each pass.
 
     The first pass cuts documents from their beginning. Later ones cut documents longer than a row
@@ -131,11 +129,11 @@ def plan_packing(
             f"length is {length}; a row needs 3 to 65,535: two special tokens and at least one of "
             "text"
         )
-    if not store.num_tokens:
-        raise UserError(f"the corpus {store.path or 'in memory'} has no tokens")
+    if not shard.num_tokens:
+        raise UserError(f"the corpus {shard.path or 'in memory'} has no tokens")
     starts, lens, counts = [], [], []
     for number in range(num_passes):
-        piece_start, piece_len = _pieces(store, length - NUM_SPECIAL, seed, number)
+        piece_start, piece_len = _pieces(shard, length - NUM_SPECIAL, seed, number)
         order, row_sizes = _pack(piece_len, length, hash_key(seed, number, _ORDER))
         starts.append(piece_start[order])
         lens.append(piece_len[order])
@@ -145,11 +143,9 @@ def plan_packing(
     return PackedPlan(length, row_offsets, np.concatenate(starts), np.concatenate(lens))
 
 
-def _pieces(
-    store: TokenStore, room: int, seed: int, pass_number: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """First token and length of each piece of at most `room` tokens, in the store's order."""
-    first_token = np.asarray(store.sentence_offsets)[np.asarray(store.document_offsets)]
+def _pieces(shard: Shard, room: int, seed: int, pass_number: int) -> tuple[np.ndarray, np.ndarray]:
+    """First token and length of each piece of at most `room` tokens, in the shard's order."""
+    first_token = np.asarray(shard.sentence_offsets)[np.asarray(shard.document_offsets)]
     document_len = np.diff(first_token)
     head = np.zeros(document_len.size, np.int64)  # tokens before the first full piece
     if pass_number:
@@ -162,7 +158,7 @@ def _pieces(
     begin = number * room - np.where(head > 0, room - head, 0)[document]
     end = np.minimum(begin + room, document_len[document])
     begin = np.maximum(begin, 0)
-    position = np.uint32 if store.tokens.size < 2**32 else np.int64
+    position = np.uint32 if shard.tokens.size < 2**32 else np.int64
     return (first_token[:-1][document] + begin).astype(position), (end - begin).astype(np.uint16)
 
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.data.packing import deal, lay_out, pieces_of
+from bert_jax.data.shard import Shard
 from bert_jax.data.shuffle import hash_key
-from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
 SOURCE_SPECIAL = 2  # [CLS] source [SEP]
@@ -50,13 +50,13 @@ class TranslationPlan:
     row_offsets: np.ndarray
     """(num_rows + 1,) int64: row r holds the pairs `row_offsets[r]` to `row_offsets[r + 1]`."""
     source_start: np.ndarray
-    """(num_pairs,) uint32 or int64: first token in the store; the target follows its source."""
+    """(num_pairs,) uint32 or int64: first token in the shard; the target follows its source."""
     source_len: np.ndarray
     """(num_pairs,) uint16: tokens of the source, without special tokens, at least 1."""
     target_len: np.ndarray
     """(num_pairs,) uint16, of the target."""
     num_left_out: int
-    """Pairs of the store that are in no row, because they are longer than a row."""
+    """Pairs of the shard that are in no row, because they are longer than a row."""
 
     def __len__(self) -> int:
         return self.row_offsets.size - 1
@@ -69,17 +69,17 @@ class TranslationPlan:
         target = int(self.target_len.sum(dtype=np.int64)) + TARGET_SPECIAL * pairs
         return source / (rows * self.length), target / (rows * self.target_length)
 
-    def batch(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers.
 
-        The store is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
+        The shard is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
         """
         pair, counts = pieces_of(self.row_offsets, rows)
         dtype = pair_segment_dtype(self.length, self.target_length)
         start, source_len = self.source_start[pair], self.source_len[pair]
-        tokens, segment_ids = lay_out(store, start, source_len, counts, self.length)
+        tokens, segment_ids = lay_out(shard, start, source_len, counts, self.length)
         target_tokens, target_segment_ids = lay_out(
-            store,
+            shard,
             start.astype(np.int64) + source_len,
             self.target_len[pair],
             counts,
@@ -95,7 +95,7 @@ class TranslationPlan:
         }
 
 
-def losses(plan: TranslationPlan, store: TokenStore) -> tuple[str, str | None]:
+def losses(plan: TranslationPlan, shard: Shard) -> tuple[str, str | None]:
     """Describe how full rows are and what they leave out: a clause, and a warning if much."""
     pairs = plan.source_len.size
     source, target = plan.real_shares
@@ -105,7 +105,7 @@ def losses(plan: TranslationPlan, store: TokenStore) -> tuple[str, str | None]:
     )
     if not plan.num_left_out:
         return clause, None
-    share = plan.num_left_out / store.num_documents
+    share = plan.num_left_out / shard.num_documents
     clause += f"; {plan.num_left_out:,} pairs longer than a row left out"
     if share <= _MANY_LEFT_OUT:
         return clause, None
@@ -116,16 +116,16 @@ def losses(plan: TranslationPlan, store: TokenStore) -> tuple[str, str | None]:
     )
 
 
-def check_pairs(store: TokenStore) -> None:
-    """Refuse, with a UserError, a store whose documents are not pairs."""
-    name = store.path or "in memory"
-    if not store.is_pairs:
+def check_pairs(shard: Shard) -> None:
+    """Refuse, with a UserError, a shard whose documents are not pairs."""
+    name = shard.path or "in memory"
+    if not shard.is_pairs:
         raise UserError(
             f"the corpus {name} is running text; pairing 'translation' needs a corpus of pairs, "
             "made by `bert-jax corpus --pairs SOURCE TARGET`. Running text needs another "
             "data.pairing"
         )
-    documents = np.asarray(store.document_offsets)
+    documents = np.asarray(shard.document_offsets)
     if (documents != 2 * np.arange(documents.size)).any():
         raise UserError(
             f"the token store {name} is damaged: it is said to hold pairs, but not every document "
@@ -134,7 +134,7 @@ def check_pairs(store: TokenStore) -> None:
 
 
 def plan_translations(
-    store: TokenStore,
+    shard: Shard,
     length: int,
     target_length: int,
     *,
@@ -146,21 +146,21 @@ def plan_translations(
     Passes are plans of the corpus laid end to end; other pairs meet in the rows of each.
 
     Raises:
-        UserError: a length, special tokens included, is out of range, the store is not one of
+        UserError: a length, special tokens included, is out of range, the shard is not one of
             pairs, or no pair fits a row.
     """
     lengths = (("length", length, MIN_LENGTH), ("target_length", target_length, MIN_TARGET_LENGTH))
     for name, value, least in lengths:
         if not least <= value <= 65535:
             raise UserError(f"{name} is {value}; rows of translations need {least} to 65,535")
-    check_pairs(store)
-    offsets = np.asarray(store.sentence_offsets)
+    check_pairs(shard)
+    offsets = np.asarray(shard.sentence_offsets)
     sizes = np.diff(offsets).reshape(-1, 2) + np.array([SOURCE_SPECIAL, TARGET_SPECIAL])
     fitting = np.flatnonzero((sizes <= np.array([length, target_length])).all(axis=1))
     if not fitting.size:
         shortest = sizes.min(axis=0)
         raise UserError(
-            f"no pair of the corpus {store.path or 'in memory'} fits a row of {length} source and "
+            f"no pair of the corpus {shard.path or 'in memory'} fits a row of {length} source and "
             f"{target_length} target tokens: the shortest source takes {shortest[0]}, the shortest "
             f"target {shortest[1]}. Make training.phases[0].length and data.target_length larger"
         )
@@ -173,7 +173,7 @@ def plan_translations(
     ]
     pairs = fitting[np.concatenate([order for order, _ in dealt])]
     row_sizes = np.concatenate([row_sizes for _, row_sizes in dealt])
-    position = np.uint32 if store.tokens.size < 2**32 else np.int64
+    position = np.uint32 if shard.tokens.size < 2**32 else np.int64
     return TranslationPlan(
         length,
         target_length,
@@ -181,7 +181,7 @@ def plan_translations(
         source_start=offsets[2 * pairs].astype(position),
         source_len=(sizes[pairs, 0] - SOURCE_SPECIAL).astype(np.uint16),
         target_len=(sizes[pairs, 1] - TARGET_SPECIAL).astype(np.uint16),
-        num_left_out=store.num_documents - fitting.size,
+        num_left_out=shard.num_documents - fitting.size,
     )
 
 

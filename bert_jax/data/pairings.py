@@ -16,6 +16,7 @@ from bert_jax.data import packing, pair_packing, pairs
 from bert_jax.data.packing import plan_packing
 from bert_jax.data.pair_packing import TranslationPlan, check_pairs, plan_translations
 from bert_jax.data.pairs import PairPlan, plan_pairs
+from bert_jax.data.shard import Shard
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
@@ -70,7 +71,7 @@ class ExamplePlan(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers: all of a batch but `row_index`."""
 
 
@@ -100,16 +101,16 @@ class Pairing(ABC):
             )
 
     @abstractmethod
-    def plan(self, store: TokenStore, config: DataConfig, length: int, seed: int) -> ExamplePlan:
-        """Plan the rows of one length; a pure function of its arguments."""
+    def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> ExamplePlan:
+        """Plan the rows of one length of a shard; a pure function of its arguments."""
 
     @abstractmethod
     def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
         """Describe the arrays of a batch, but for `row_index`; `tokens` is the store's dtype."""
 
-    def losses(self, plan: Any, store: TokenStore) -> tuple[str, str | None]:
+    def losses(self, plan: Any, shard: Shard) -> tuple[str, str | None]:
         """Describe what a plan of this pairing leaves out: a clause, and a warning if bad."""
-        del plan, store
+        del plan, shard
         return "", None
 
     def majority_rate(self, plan: Any, rows: np.ndarray) -> float | None:
@@ -138,12 +139,14 @@ class SentencePairs(Pairing):
     def check(self, store: TokenStore) -> None:
         super().check(store)
         if self.name == "nsp":
-            pairs.check_documents(store)
+            for shard in store.counts:
+                path = store.path and store.shard_path(shard)
+                pairs.check_documents(path, shard.num_documents)
 
     @override
-    def plan(self, store: TokenStore, config: DataConfig, length: int, seed: int) -> PairPlan:
+    def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> PairPlan:
         return plan_pairs(
-            store,
+            shard,
             length,
             pairing=self.name,
             short_rate=config.short_rate,
@@ -157,8 +160,8 @@ class SentencePairs(Pairing):
         return _one_side(length, tokens, np.dtype(np.uint8)) | labels
 
     @override
-    def losses(self, plan: PairPlan, store: TokenStore) -> tuple[str, str | None]:
-        return pairs.losses(plan, store, self.name)
+    def losses(self, plan: PairPlan, shard: Shard) -> tuple[str, str | None]:
+        return pairs.losses(plan, shard, self.name)
 
     @override
     def majority_rate(self, plan: PairPlan, rows: np.ndarray) -> float | None:
@@ -171,8 +174,8 @@ class PackedText(Pairing):
     min_length = packing.MIN_LENGTH
 
     @override
-    def plan(self, store: TokenStore, config: DataConfig, length: int, seed: int) -> ExamplePlan:
-        return plan_packing(store, length, seed=seed, num_passes=config.num_passes)
+    def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> ExamplePlan:
+        return plan_packing(shard, length, seed=seed, num_passes=config.num_passes)
 
     @override
     def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
@@ -187,14 +190,12 @@ class Translations(Pairing):
 
     @override
     def check(self, store: TokenStore) -> None:
-        check_pairs(store)
+        check_pairs(store.shards[0])  # the others when their rows are planned
 
     @override
-    def plan(
-        self, store: TokenStore, config: DataConfig, length: int, seed: int
-    ) -> TranslationPlan:
+    def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> TranslationPlan:
         return plan_translations(
-            store,
+            shard,
             length,
             config.target_length or length,
             seed=seed,
@@ -211,8 +212,8 @@ class Translations(Pairing):
         }
 
     @override
-    def losses(self, plan: TranslationPlan, store: TokenStore) -> tuple[str, str | None]:
-        return pair_packing.losses(plan, store)
+    def losses(self, plan: TranslationPlan, shard: Shard) -> tuple[str, str | None]:
+        return pair_packing.losses(plan, shard)
 
 
 PAIRINGS: dict[str, Pairing] = {

@@ -18,12 +18,13 @@ hash of (seed, pass, first sentence of the chunk).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from bert_jax.data.shard import Shard
 from bert_jax.data.shuffle import below, hash_key, hash_u64
-from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
@@ -56,7 +57,7 @@ class PairPlan:
     length: int
     """L, special tokens included."""
     a_start: np.ndarray
-    """(num_rows,) uint32 or int64: first token of A in the store."""
+    """(num_rows,) uint32 or int64: first token of A in the shard."""
     a_len: np.ndarray
     """(num_rows,) uint16, at least 1."""
     b_start: np.ndarray
@@ -70,7 +71,7 @@ class PairPlan:
         return self.label.size
 
     def unheld_rate(self, num_tokens: int) -> float:
-        """Share of the store's tokens that are in no row: cut off, in every pass."""
+        """Share of the shard's tokens that are in no row: cut off, in every pass."""
         starts = np.concatenate([self.a_start, self.b_start]).astype(np.uint64)
         spans = starts << np.uint64(16) | np.concatenate([self.a_len, self.b_len])
         spans.sort()  # by start; one array of integers, an argsort takes 10 times as long
@@ -79,20 +80,20 @@ class PairPlan:
         new = ends - np.maximum(starts, np.concatenate([[0], ends[:-1]]))
         return 1 - int(np.maximum(new, 0).sum()) / num_tokens
 
-    def batch(self, store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers, as [CLS] A [SEP] B [SEP] and padding.
 
-        The store is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
+        The shard is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
         """
         length = self.length
         a_end = self.a_len[rows].astype(np.int64)[:, None] + 2  # where B begins
         row_end = a_end + self.b_len[rows][:, None] + 1
         starts = np.stack([self.a_start[rows].astype(np.int64) - 1, self.b_start[rows]], axis=1)
         spans = np.concatenate([a_end, length - a_end], axis=1)
-        tokens, real = store.take_spans(starts.ravel(), spans.ravel(), row_end, length)
-        tokens[:, 0] = store.special_ids.cls
+        tokens, real = shard.take_spans(starts.ravel(), spans.ravel(), row_end, length)
+        tokens[:, 0] = shard.special_ids.cls
         seps = np.concatenate([a_end, row_end], axis=1) - 1
-        np.put_along_axis(tokens, seps, store.special_ids.sep, axis=1)
+        np.put_along_axis(tokens, seps, shard.special_ids.sep, axis=1)
         of_b = np.arange(length, dtype=np.int32) >= a_end.astype(np.int32)
         return {
             "tokens": tokens,
@@ -111,19 +112,19 @@ def majority_rate(labels: np.ndarray) -> float:
     return max(ones, 1 - ones)
 
 
-def losses(plan: PairPlan, store: TokenStore, pairing: str) -> tuple[str, str | None]:
+def losses(plan: PairPlan, shard: Shard, pairing: str) -> tuple[str, str | None]:
     """Describe the tokens that a plan leaves out and its labels: a clause, and a warning if bad.
 
-    The warning names the likely causes in this store, and what helps.
+    The warning names the likely causes in this shard, and what helps.
     """
-    unheld, random = plan.unheld_rate(store.num_tokens), float(plan.label.mean())
+    unheld, random = plan.unheld_rate(shard.num_tokens), float(plan.label.mean())
     clause = f"{unheld:.1%} of the tokens in no row"
     trouble, cures = [], ["data.pairing='none' uses every token"]
     if unheld > _HIGH_UNHELD:
-        sentences = np.diff(store.sentence_offsets)
+        sentences = np.diff(shard.sentence_offsets)
         half = (plan.length - NUM_SPECIAL) // 2
-        long = sentences[sentences > half].sum() / store.num_tokens
-        lines = ": each line is one" if store.meta.get("splitter") == "lines" else ""
+        long = sentences[sentences > half].sum() / shard.num_tokens
+        lines = ": each line is one" if shard.meta.get("splitter") == "lines" else ""
         trouble.append(
             f"{unheld:.0%} of the corpus's tokens are in none of them ({long:.0%} lie in sentences "
             f"longer than half a row{lines}; what does not fit is cut off)"
@@ -134,7 +135,7 @@ def losses(plan: PairPlan, store: TokenStore, pairing: str) -> tuple[str, str | 
     if pairing == "nsp":
         clause += f", {random:.1%} random pairs"
         if random > _HIGH_RANDOM:
-            alone = np.mean(np.diff(store.document_offsets) == 1)
+            alone = np.mean(np.diff(shard.document_offsets) == 1)
             trouble.append(
                 f"{random:.0%} of the pairs are random (a chunk of one sentence always takes a "
                 f"random partner; {alone:.0%} of the documents are one sentence)"
@@ -149,19 +150,18 @@ def losses(plan: PairPlan, store: TokenStore, pairing: str) -> tuple[str, str | 
     )
 
 
-def check_documents(store: TokenStore) -> None:
-    """Refuse, with a UserError, a store without a second document for random partners."""
-    if store.num_documents < 2:
+def check_documents(path: Path | None, num_documents: int) -> None:
+    """Refuse, with a UserError, text without a second document for random partners."""
+    if num_documents < 2:
         raise UserError(
-            f"the corpus {store.path or 'in memory'} has {store.num_documents} document(s); "
-            "pairing 'nsp' takes half of its second sentences from another document. Separate "
-            "documents in the text by blank lines, add more files, or set data.pairing to 'sop' "
-            "or 'none'"
+            f"the corpus {path or 'in memory'} has {num_documents} document(s); pairing 'nsp' "
+            "takes half of its second sentences from another document. Separate documents in the "
+            "text by blank lines, add more files, or set data.pairing to 'sop' or 'none'"
         )
 
 
 def plan_pairs(
-    store: TokenStore,
+    shard: Shard,
     length: int,
     *,
     pairing: Literal["nsp", "sop"] = "nsp",
@@ -169,7 +169,7 @@ def plan_pairs(
     seed: int = 0,
     num_passes: int = 1,
 ) -> PairPlan:
-    """Plan sentence pairs of at most `length` tokens over the whole store.
+    """Plan sentence pairs of at most `length` tokens over a whole shard.
 
     A share of `short_rate` of the chunks has a target uniform in [2, L - 3] instead of L - 3.
     Passes are plans of the corpus laid end to end, each from other random numbers.
@@ -184,16 +184,16 @@ def plan_pairs(
             "least one token of each sentence"
         )
     if pairing == "nsp":
-        check_documents(store)
+        check_documents(shard.path, shard.num_documents)
     parts = [
         part
         for number in range(num_passes)
-        for part in _plan_pass(store, length, pairing, short_rate, (seed, number))
+        for part in _plan_pass(shard, length, pairing, short_rate, (seed, number))
     ]
     if not any(part[0].size for part in parts):
         raise UserError(
-            f"the corpus {store.path or 'in memory'} makes no rows under pairing "
-            f"'{pairing}': it has {store.num_tokens} token(s) in {store.num_documents} "
+            f"the corpus {shard.path or 'in memory'} makes no rows under pairing "
+            f"'{pairing}': it has {shard.num_tokens} token(s) in {shard.num_documents} "
             "document(s)"
         )
     # Column by column, so that only one is ever held twice.
@@ -249,9 +249,9 @@ def _fair_coins(key: int, rows: np.ndarray, count: np.ndarray) -> np.ndarray:
     return heads
 
 
-def _lanes(store: TokenStore, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """First sentence of each lane, and the one behind its last: documents, long ones in blocks."""
-    sentences, documents = np.asarray(store.sentence_offsets), np.asarray(store.document_offsets)
+    sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     first_token = sentences[documents]
     num_blocks = np.maximum(np.diff(first_token) // block_tokens, 1)
     extra = num_blocks - 1
@@ -264,15 +264,15 @@ def _lanes(store: TokenStore, block_tokens: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _plan_pass(
-    store: TokenStore, length: int, pairing: str, short_rate: float, seed: tuple[int, int]
+    shard: Shard, length: int, pairing: str, short_rate: float, seed: tuple[int, int]
 ) -> Iterator[list[np.ndarray]]:
     """Yield columns of rows: all lanes of the pool advance by one chunk a turn."""
-    sentences, documents = np.asarray(store.sentence_offsets), np.asarray(store.document_offsets)
+    sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     keys = [hash_key(*seed, purpose) for purpose in range(_NUM_PURPOSES)]
     room = length - NUM_SPECIAL
-    position = np.uint32 if store.tokens.size < 2**32 else np.int64
+    position = np.uint32 if shard.tokens.size < 2**32 else np.int64
     dtypes = (position, np.uint16, position, np.uint16, np.uint8)
-    lane_starts, lane_ends = _lanes(store, _BLOCK_ROWS * length)
+    lane_starts, lane_ends = _lanes(shard, _BLOCK_ROWS * length)
     cursor, end = lane_starts[:0], lane_ends[:0]
     taken = 0
     while taken < lane_starts.size or cursor.size:

@@ -49,7 +49,7 @@ def plan_examples(store: TokenStore, config: DataConfig, length: int, seed: int)
     """
     pairing = PAIRINGS[config.pairing]
     pairing.check(store)
-    return pairing.plan(store, config, length, hash_key(seed, _PLAN))
+    return pairing.plan(store.shards[0], config, length, hash_key(seed, _PLAN))
 
 
 class ExampleStream:
@@ -147,7 +147,9 @@ class ExampleStream:
         rows = _share(batch_size, process_count)
         start += process_index * rows
         plan = self.plan(number)
-        batch = plan.batch(self._stores[number], self._rows(number, len(plan), start, start + rows))
+        batch = plan.batch(
+            self._stores[number].shards[0], self._rows(number, len(plan), start, start + rows)
+        )
         first = self._first_row[number] + start
         batch["row_index"] = np.arange(first, first + rows, dtype=np.uint32)
         return batch
@@ -280,7 +282,7 @@ class EvalBatches:
         """Return the batch of some rows, filled up to this process's share."""
         pad = self._store.special_ids.pad
         filler = {"tokens": pad, "target_tokens": pad, "pair_labels": -1}
-        batch = self._plan.batch(self._store, np.resize(rows, self._share))
+        batch = self._plan.batch(self._store.shards[0], np.resize(rows, self._share))
         for name, array in batch.items():
             array[rows.size :] = filler.get(name, 0)
         batch["row_index"] = np.arange(first, first + self._share, dtype=np.uint32)

@@ -1,61 +1,72 @@
 """The token store: a tokenized corpus as memory-mapped arrays.
 
 On disk a store is a directory with one flat little-endian file per array, so that a batch is one
-gather, and `corpus.json` beside them:
+gather, and `corpus.json` beside them (version 1):
 
     corpus.json  tokenizer/
     tokens.bin  sentence_offsets.bin  document_offsets.bin  unigram_counts.bin
+
+or a manifest and shards, each such a store without a tokenizer of its own (version 2):
+
+    corpus.json  tokenizer/  unigram_counts.bin
+    shards/00000/  shards/00001/  ...
 """
 
 import functools
 import hashlib
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from bert_jax.data.shard import (
+    MAX_HEADER_BYTES,
+    OFFSET_DTYPE,
+    Shard,
+    Shards,
+    SpecialIds,
+    check_offsets,
+    check_tokenizer,
+    check_tokens,
+    damaged,
+    map_array,
+    token_dtype,
+)
 from bert_jax.errors import UserError
 from bert_jax.untrusted.json_file import read_json
 
 FORMAT = "bert_jax token store"
 VERSION = 1
-OFFSET_DTYPE = np.dtype("<i8")
-MAX_HEADER_BYTES = 256 << 20
-"""Largest corpus.json in bytes: an entry for each source, about a million of them."""
+SHARDED_VERSION = 2
+ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
+"""Array files of a shard, without `.bin`."""
 MAX_VOCAB = 1 << 22
 """Ids; the counts of all of them are read when a store is opened."""
-_CHECK_BLOCK = 1 << 20
-_CHECKED_OFFSETS = 1 << 22
-"""At each opening; `verify` looks at all of them."""
+_NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")
+"""A shard's name, which is that of its directory."""
 
 
-@dataclass(frozen=True)
-class SpecialIds:
-    """Ids of the five special tokens."""
+class ShardCounts(NamedTuple):
+    """A shard as the manifest has it."""
 
-    pad: int
-    unk: int
-    cls: int
-    sep: int
-    mask: int
+    name: str
+    """Directory below `shards`; empty for the only shard of a flat store."""
+    num_tokens: int
+    num_sentences: int
+    num_documents: int
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """A tokenized corpus: sentences in documents, over one flat array of token ids.
+    """A tokenized corpus: what its manifest says, and its shards."""
 
-    Sentence s is `tokens[sentence_offsets[s]:sentence_offsets[s + 1]]`, document d is the
-    sentences `document_offsets[d]` to `document_offsets[d + 1]`. No special tokens are stored, no
-    sentence and no document is empty.
-    """
-
-    tokens: np.ndarray
-    """(num_tokens,) uint16, or uint32 where the vocabulary is above 65,536; a memory map."""
-    sentence_offsets: np.ndarray
-    """(num_sentences + 1,) int64 token positions."""
-    document_offsets: np.ndarray
-    """(num_documents + 1,) int64 sentence positions."""
+    shards: Shards
+    """Shards by number; a flat store is one."""
+    counts: tuple[ShardCounts, ...]
+    """Sizes of the shards, which are known without opening them."""
     unigram_counts: np.ndarray
     """(vocab_size,) int64: how often each id occurs."""
     vocab_size: int
@@ -64,57 +75,57 @@ class TokenStore:
     fingerprint: str
     """sha256 of what determines the content; equal stores have equal fingerprints."""
     path: Path | None = None
-    meta: dict = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
     """The rest of `corpus.json`."""
 
-    @property
+    @classmethod
+    def of(
+        cls,
+        shards: Sequence[Shard],
+        unigram_counts: np.ndarray,
+        tokenizer_fingerprint: str = "",
+        fingerprint: str = "",
+    ) -> "TokenStore":
+        """Make a store of shards in memory; the first one says what they share."""
+        first = shards[0]
+        return cls(
+            Shards(len(shards), shards.__getitem__),
+            tuple(
+                ShardCounts("", each.num_tokens, each.num_sentences, each.num_documents)
+                for each in shards
+            ),
+            unigram_counts,
+            first.vocab_size,
+            first.special_ids,
+            tokenizer_fingerprint,
+            fingerprint,
+            meta=first.meta,
+        )
+
+    @functools.cached_property
     def num_tokens(self) -> int:
-        """Length of `tokens`."""
-        return len(self.tokens)
+        """Tokens of all shards."""
+        return sum(shard.num_tokens for shard in self.counts)
 
-    @property
+    @functools.cached_property
     def num_sentences(self) -> int:
-        """Number of sentences."""
-        return len(self.sentence_offsets) - 1
+        """Sentences of all shards."""
+        return sum(shard.num_sentences for shard in self.counts)
+
+    @functools.cached_property
+    def num_documents(self) -> int:
+        """Documents of all shards."""
+        return sum(shard.num_documents for shard in self.counts)
+
+    def shard_path(self, shard: ShardCounts) -> Path:
+        """Return the directory of a shard of a store on disk."""
+        assert self.path is not None
+        return self.path / "shards" / shard.name if shard.name else self.path
 
     @property
-    def num_documents(self) -> int:
-        """Number of documents."""
-        return len(self.document_offsets) - 1
-
-    def take_spans(
-        self, starts: np.ndarray, spans: np.ndarray, used: np.ndarray, length: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Fill the rows of a batch with stretches of tokens, laid end to end, and padding.
-
-        Stretch i covers the next `spans[i]` positions and reads upwards from `starts[i]`.
-
-        Args:
-            starts: (k,) int64 first token of each stretch. Positions for special tokens read
-                whatever lies there, the ends of the array included; the caller overwrites them.
-            spans: (k,) int64, of sum B * L.
-            used: (B, 1) positions of each row that are not padding.
-
-        Returns:
-            Tokens (B, L) of the store's dtype, and (B, L) bool, false for padding.
-
-        Raises:
-            UserError: an id is outside the vocabulary; jax would read it as another id.
-        """
-        # Indices stay int64, because numpy would convert narrower ones.
-        index = np.repeat(starts - (np.cumsum(spans) - spans), spans)
-        index += np.arange(index.size)
-        rows = np.empty((used.size, length), self.tokens.dtype)
-        # "clip" is what numpy does fastest, and it makes the index of what is overwritten harmless.
-        np.take(self.tokens, index, mode="clip", out=rows.reshape(-1))
-        highest = int(rows.max(initial=0))
-        if highest >= self.vocab_size:
-            raise _damaged(
-                self.path, f"it has the id {highest}, of {self.vocab_size} in its vocabulary"
-            )
-        real = np.arange(length, dtype=np.int32) < used.astype(np.int32)
-        np.copyto(rows, np.asarray(self.special_ids.pad, rows.dtype), where=~real)
-        return rows, real
+    def token_dtype(self) -> np.dtype:
+        """Stored integer type of the tokens."""
+        return token_dtype(self.vocab_size)
 
     @property
     def unknown_rate(self) -> float:
@@ -167,27 +178,30 @@ def entropy(counts: np.ndarray) -> float:
     return float(-(rates * np.log(rates)).sum())
 
 
-def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the stored integer type: uint16 up to 65,536 ids, uint32 above."""
-    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
-
-
 def is_store(path: str | Path) -> bool:
     """Return true when `path` is a directory that holds a complete token store."""
-    return (Path(path) / "corpus.json").is_file() and (Path(path) / "tokens.bin").is_file()
+    path = Path(path)
+    has_arrays = (path / "tokens.bin").is_file() or (path / "shards").is_dir()
+    return has_arrays and (path / "corpus.json").is_file()
 
 
-def content_fingerprint(tokenizer_fingerprint: str, digests: dict[str, str]) -> str:
-    """Return the store's fingerprint: of its tokenizer and the sha256 of each array file."""
-    parts = [f"{FORMAT} {VERSION}", tokenizer_fingerprint]
-    parts += [f"{name} {digests[name]}" for name in sorted(digests)]
+def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:
+    """Return the store's fingerprint: of its tokenizer and the sha256 of each array file.
+
+    Args:
+        tokenizer_fingerprint: Fingerprint of the tokenizer.
+        digests: sha256 by array, of each shard; of a flat store one.
+    """
+    version = VERSION if len(digests) == 1 else SHARDED_VERSION
+    parts = [f"{FORMAT} {version}", tokenizer_fingerprint]
+    parts += [f"{name} {each[name]}" for each in digests for name in sorted(each)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def open_store(
     path: str | Path, tokenizer: StoreTokenizer | None = None, *, verify: bool = False
 ) -> TokenStore:
-    """Open a store without reading it: arrays are memory maps.
+    """Open a store without reading it: arrays are memory maps, and shards are opened when used.
 
     Args:
         path: the store's directory.
@@ -197,59 +211,141 @@ def open_store(
     Raises:
         UserError: nothing there, incomplete, damaged, of another version or another tokenizer.
     """
+    store, digests = read_manifest(path, tokenizer)
+    checked: set[int] = set()
+
+    def open_by_number(number: int) -> Shard:
+        shard = open_shard(store, number, check=number not in checked)
+        checked.add(number)
+        return shard
+
+    store = replace(store, shards=Shards(len(store.counts), open_by_number))
+    if verify:
+        _verify(store, digests)
+    elif len(store.counts) == 1:
+        open_by_number(0)  # says now what is missing
+    return store
+
+
+def read_manifest(
+    path: str | Path, tokenizer: StoreTokenizer | None = None
+) -> tuple[TokenStore, list[dict[str, str]]]:
+    """Read what a store says of itself, and its counts of ids; look at no shard.
+
+    Args:
+        path: the store's directory.
+        tokenizer: refuse a store that another tokenizer built.
+
+    Returns:
+        The store without shards, and sha256 by array, of each shard of a store of several.
+
+    Raises:
+        UserError: see `open_store`.
+    """
     path = Path(path)
     header = _read_header(path)
     try:
-        numbers = [header[f"num_{name}"] for name in ("tokens", "sentences", "documents")]
-        vocab_size = header["vocab_size"]
-        if not all(type(n) is int and 0 < n < 1 << 48 for n in (*numbers, vocab_size)):
-            raise ValueError(f"counts {numbers}, vocab_size {vocab_size}")
-        if vocab_size > MAX_VOCAB:
-            raise ValueError(f"vocab_size {vocab_size}; the limit is {MAX_VOCAB}")
-        special_ids = SpecialIds(**header["special_ids"])
-        if not all(type(i) is int and 0 <= i < vocab_size for i in asdict(special_ids).values()):
-            raise ValueError(f"{special_ids} outside a vocabulary of {vocab_size}")
-        fingerprints = (header["tokenizer_fingerprint"], header["fingerprint"])
-        if not all(isinstance(fingerprint, str) for fingerprint in fingerprints):
-            raise ValueError(f"fingerprints {fingerprints}")
-        dtype = token_dtype(vocab_size)
-        if header["token_dtype"] != dtype.name:
-            raise ValueError(f"token_dtype {header['token_dtype']!r} with vocab_size {vocab_size}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"corpus.json: {type(error).__name__}: {error}") from error
-    if tokenizer is not None and tokenizer.fingerprint != fingerprints[0]:
+        store = _described(path, header)
+        digests = [{name: str(e["sha256"][name]) for name in ARRAYS} for e in _entries(header)]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, f"corpus.json: {type(error).__name__}: {error}") from error
+    if tokenizer is not None and tokenizer.fingerprint != store.tokenizer_fingerprint:
         raise UserError(
             f"the token store {path} was built with another tokenizer: the store has "
-            f"{fingerprints[0]}, the given tokenizer {tokenizer.fingerprint}. Use the tokenizer in "
-            f"{path / 'tokenizer'}, or build the corpus again with the one you want."
+            f"{store.tokenizer_fingerprint}, the given tokenizer {tokenizer.fingerprint}. Use the "
+            f"tokenizer in {path / 'tokenizer'}, or build the corpus again with the one you want."
         )
+    unigram = np.array(map_array(path, "unigram_counts", OFFSET_DTYPE, store.vocab_size))
+    total = sum(unigram.tolist())  # of numpy's integers a sum can wrap around
+    if unigram.min() < 0 or total != store.num_tokens:
+        raise damaged(path, f"unigram_counts.bin adds up to {total}, not {store.num_tokens}")
+    return replace(store, unigram_counts=unigram), digests
+
+
+def open_shard(
+    store: TokenStore, number: int, *, check: bool = True, verify: bool = False
+) -> Shard:
+    """Open a shard of a store on disk.
+
+    Args:
+        store: the store.
+        number: number of the shard.
+        check: whether to look at the shard's header and the beginning of its offsets.
+        verify: whether to look at all offsets.
+
+    Raises:
+        UserError: missing, cut off, or of another tokenizer; names the shard.
+    """
+    name, *numbers = store.counts[number]
+    path = store.shard_path(store.counts[number])
+    if name and check:
+        check_tokenizer(path, store.tokenizer_fingerprint)
     num_tokens, num_sentences, num_documents = numbers
-    tokens = _map(path, "tokens", dtype, num_tokens)
-    sentences = _map(path, "sentence_offsets", OFFSET_DTYPE, num_sentences + 1)
-    documents = _map(path, "document_offsets", OFFSET_DTYPE, num_documents + 1)
-    counts = np.array(_map(path, "unigram_counts", OFFSET_DTYPE, vocab_size))
-    offsets = (("sentence", sentences, num_tokens), ("document", documents, num_sentences))
-    for name, array, end in offsets:
-        if array[0] != 0 or array[-1] != end:
-            raise _damaged(
-                path, f"{name}_offsets.bin runs from {array[0]} to {array[-1]}, not 0 to {end}"
+    shard = Shard(
+        map_array(path, "tokens", store.token_dtype, num_tokens),
+        map_array(path, "sentence_offsets", OFFSET_DTYPE, num_sentences + 1),
+        map_array(path, "document_offsets", OFFSET_DTYPE, num_documents + 1),
+        store.vocab_size,
+        store.special_ids,
+        path,
+        store.meta,
+    )
+    if check:
+        check_offsets(path, "sentence", shard.sentence_offsets, num_tokens, whole=verify)
+        check_offsets(path, "document", shard.document_offsets, num_sentences, whole=verify)
+    return shard
+
+
+def _verify(store: TokenStore, expected: Sequence[Mapping[str, str]]) -> None:
+    """Read all shards and compare them with the manifest."""
+    found = []
+    for number in range(len(store.counts)):
+        shard = open_shard(store, number, verify=True)
+        assert shard.path is not None
+        check_tokens(shard.path, shard.tokens, store.vocab_size)
+        found.append(
+            {name: hashlib.sha256(getattr(shard, name).data).hexdigest() for name in ARRAYS}
+        )
+        if expected and found[-1] != expected[number]:
+            names = [name for name in ARRAYS if found[-1][name] != expected[number][name]]
+            raise damaged(
+                shard.path, f"{names[0]}.bin does not have the digest that corpus.json names"
             )
-        _check_rising(path, name, array if verify else array[:_CHECKED_OFFSETS])
-    total = sum(counts.tolist())  # of numpy's integers a sum can wrap around
-    if counts.min() < 0 or total != num_tokens:
-        raise _damaged(path, f"unigram_counts.bin adds up to {total}, not {num_tokens}")
-    if verify:
-        _check_tokens(path, tokens, vocab_size)
-        arrays = {"tokens": tokens, "sentence_offsets": sentences, "document_offsets": documents}
-        digests = {name: hashlib.sha256(a.data).hexdigest() for name, a in arrays.items()}
-        if content_fingerprint(fingerprints[0], digests) != fingerprints[1]:
-            raise _damaged(path, "its content does not have the fingerprint in corpus.json")
-    known = {"vocab_size", "special_ids", "tokenizer_fingerprint", "fingerprint"}
+    if content_fingerprint(store.tokenizer_fingerprint, *found) != store.fingerprint:
+        raise damaged(store.path, "its content does not have the fingerprint in corpus.json")
+
+
+def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
+    """Make the store that a header describes, without shards and counts of ids.
+
+    Raises:
+        KeyError, TypeError, ValueError: The header makes no sense.
+    """
+    vocab_size = header["vocab_size"]
+    whole, *shards = (_counts(entry, vocab_size) for entry in [header, *_entries(header)])
+    if header["version"] == SHARDED_VERSION:
+        sums = tuple(map(sum, zip(*(shard[1:] for shard in shards), strict=True)))
+        if sums != whole[1:]:
+            raise ValueError(f"the shards add up to {sums}, not {whole[1:]}")
+        if len({shard.name for shard in shards}) < len(shards):
+            raise ValueError("two shards of one name")
+        if bad := [shard.name for shard in shards if not _NAME.fullmatch(shard.name)]:
+            raise ValueError(f"a shard named {bad[0]!r}")
+    if vocab_size > MAX_VOCAB:
+        raise ValueError(f"vocab_size {vocab_size}; the limit is {MAX_VOCAB}")
+    special_ids = SpecialIds(**header["special_ids"])
+    if not all(type(i) is int and 0 <= i < vocab_size for i in asdict(special_ids).values()):
+        raise ValueError(f"{special_ids} outside a vocabulary of {vocab_size}")
+    fingerprints = (header["tokenizer_fingerprint"], header["fingerprint"])
+    if not all(isinstance(fingerprint, str) for fingerprint in fingerprints):
+        raise ValueError(f"fingerprints {fingerprints}")
+    if header["token_dtype"] != token_dtype(vocab_size).name:
+        raise ValueError(f"token_dtype {header['token_dtype']!r} with vocab_size {vocab_size}")
+    known = {"vocab_size", "special_ids", "tokenizer_fingerprint", "fingerprint", "shards"}
     return TokenStore(
-        tokens=tokens,
-        sentence_offsets=sentences,
-        document_offsets=documents,
-        unigram_counts=counts,
+        shards=Shards(0, ().__getitem__),
+        counts=tuple(shards or [whole._replace(name="")]),
+        unigram_counts=np.zeros(0, np.int64),
         vocab_size=vocab_size,
         special_ids=special_ids,
         tokenizer_fingerprint=fingerprints[0],
@@ -257,6 +353,22 @@ def open_store(
         path=path,
         meta={key: value for key, value in header.items() if key not in known},
     )
+
+
+def _counts(entry: Mapping[str, Any], vocab_size: Any) -> ShardCounts:
+    numbers = [entry[name] for name in ShardCounts._fields[1:]]
+    if not all(type(n) is int and 0 < n < 1 << 48 for n in (*numbers, vocab_size)):
+        raise ValueError(f"counts {numbers}, vocab_size {vocab_size}")
+    return ShardCounts(str(entry.get("name", "")), *numbers)
+
+
+def _entries(header: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the manifest's entries of shards; none in a flat store."""
+    if header["version"] == VERSION:
+        return []
+    if not (entries := header["shards"]):
+        raise ValueError("no shards")
+    return list(entries)
 
 
 def _read_header(path: Path) -> dict[str, Any]:
@@ -275,46 +387,13 @@ def _read_header(path: Path) -> dict[str, Any]:
     try:
         header = read_json(path / "corpus.json", max_bytes=MAX_HEADER_BYTES)
     except UserError as error:
-        raise _damaged(path, f"{error}") from error
+        raise damaged(path, f"{error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise UserError(f"{path / 'corpus.json'} does not describe a bert_jax token store.")
-    if header.get("version") != VERSION:
+    if header.get("version") not in (VERSION, SHARDED_VERSION):
         raise UserError(
             f"the token store {path} has version {header.get('version')!r}; this bert_jax reads "
-            f"version {VERSION}. Build the corpus again, or use the bert_jax that made it."
+            f"{VERSION} and {SHARDED_VERSION}. Build the corpus again, or use the bert_jax that "
+            "made it."
         )
     return header
-
-
-def _map(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
-    file = path / f"{name}.bin"
-    size = file.stat().st_size if file.is_file() else None
-    if size != length * dtype.itemsize:
-        found = "is missing" if size is None else f"has {size} bytes"
-        raise _damaged(path, f"{file.name} {found}, corpus.json asks for {length * dtype.itemsize}")
-    return np.memmap(file, dtype=dtype, mode="r", shape=(length,))
-
-
-def _check_rising(path: Path, name: str, offsets: np.ndarray) -> None:
-    """No sentence and no document is empty."""
-    for begin in range(0, len(offsets) - 1, _CHECK_BLOCK):
-        falls = np.flatnonzero(np.diff(offsets[begin : begin + _CHECK_BLOCK + 1]) <= 0)
-        if falls.size:
-            at = begin + int(falls[0])
-            raise _damaged(
-                path, f"{name}_offsets.bin: {offsets[at]} is followed by {offsets[at + 1]} at {at}"
-            )
-
-
-def _check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
-    for begin in range(0, len(tokens), _CHECK_BLOCK):
-        block = tokens[begin : begin + _CHECK_BLOCK]
-        if block.max() >= vocab_size:
-            at = begin + int(np.argmax(block >= vocab_size))
-            raise _damaged(
-                path, f"tokens.bin has the id {tokens[at]} at {at}, of {vocab_size} in vocab_size"
-            )
-
-
-def _damaged(path: Path | None, what: str) -> UserError:
-    return UserError(f"the token store {path} is damaged: {what}. Build the corpus again.")

@@ -3,25 +3,30 @@
 import contextlib
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
 from bert_jax.data.store import (
+    ARRAYS,
     FORMAT,
-    OFFSET_DTYPE,
+    SHARDED_VERSION,
     VERSION,
+    ShardCounts,
     StoreTokenizer,
     TokenStore,
     content_fingerprint,
     is_store,
+    open_shard,
     open_store,
-    token_dtype,
+    read_manifest,
 )
 from bert_jax.errors import UserError
-from bert_jax.files.staging import StagedDirectory, disk_full
+from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
@@ -52,16 +57,22 @@ class StoreWriter:
 
     A context manager. The store is built in `path.tmp-<process>` beside `path` and renamed by
     `finish`; leaving the block without it, by an error or not, removes what was written. The
-    tokenizer is saved in the store. `overwrite` replaces a complete store at `path`.
+    tokenizer is saved in the store. `overwrite` replaces a complete store at `path`. A `shard` has
+    no tokenizer and names the digests of its arrays; `write_manifest` makes a store of shards.
 
     Raises:
         UserError: `path` exists and may not be replaced, or cannot be written.
     """
 
     def __init__(
-        self, path: str | Path, tokenizer: StoreTokenizer, *, overwrite: bool = False
+        self,
+        path: str | Path,
+        tokenizer: StoreTokenizer,
+        *,
+        overwrite: bool = False,
+        shard: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._shard = tokenizer, shard
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._unigram_counts = np.zeros(tokenizer.vocab_size, np.int64)
         self.num_tokens = 0
@@ -72,7 +83,7 @@ class StoreWriter:
         self._files: dict[str, BinaryIO] = {}
         self._digests: dict[str, Any] = {}
         try:
-            for name in ("tokens", "sentence_offsets", "document_offsets"):
+            for name in ARRAYS:
                 self._files[name] = open(self._staged.path / f"{name}.bin", "wb")  # noqa: SIM115
                 self._digests[name] = hashlib.sha256()
             zero = np.zeros(1, OFFSET_DTYPE)
@@ -143,27 +154,14 @@ class StoreWriter:
         try:
             for file in self._files.values():
                 file.close()
-            counts = self._unigram_counts.astype(OFFSET_DTYPE)
-            (self._staged.path / "unigram_counts.bin").write_bytes(counts.tobytes())
-            self._tokenizer.save(self._staged.path / "tokenizer")
-            header = {
-                **meta,
-                "format": FORMAT,
-                "version": VERSION,
-                "num_tokens": self.num_tokens,
-                "num_sentences": self.num_sentences,
-                "num_documents": self.num_documents,
-                "token_dtype": self._dtype.name,
-                "vocab_size": self._tokenizer.vocab_size,
-                "special_ids": asdict(self._tokenizer.special_ids),
-                "tokenizer_fingerprint": self._tokenizer.fingerprint,
-                "fingerprint": content_fingerprint(
-                    self._tokenizer.fingerprint,
-                    {name: digest.hexdigest() for name, digest in self._digests.items()},
-                ),
-            }
-            text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
-            (self._staged.path / "corpus.json").write_bytes(text.encode())
+            _write_counts(self._staged.path, self._unigram_counts)
+            digests = {name: digest.hexdigest() for name, digest in self._digests.items()}
+            if self._shard:
+                meta["sha256"] = digests
+            else:
+                self._tokenizer.save(self._staged.path / "tokenizer")
+            counts = ShardCounts("", self.num_tokens, self.num_sentences, self.num_documents)
+            _write_header(self._staged.path, meta, counts, self._tokenizer, [digests])
             self._staged.commit()
         except OSError as error:
             raise disk_full(self.path, error) from error
@@ -183,3 +181,78 @@ class StoreWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def write_manifest(
+    directory: str | Path, names: Sequence[str], tokenizer: StoreTokenizer, **meta: Any
+) -> TokenStore:
+    """Make one store of the shards that lie in a directory, and open the store.
+
+    Each shard is what `StoreWriter(directory / "shards" / name, tokenizer, shard=True)` wrote.
+    Nothing of a shard is read but its header and its counts of ids. `corpus.json` is written last:
+    without it there is no store. Rename the directory only afterwards (`StagedDirectory`).
+
+    Args:
+        directory: Directory of the store, with the shards below `shards`.
+        names: Names of the shards, in the order that the store has.
+        tokenizer: Tokenizer of all shards.
+        meta: Further entries of `corpus.json`, such as the sources.
+
+    Raises:
+        UserError: No shards, one that is missing, incomplete or of another tokenizer, or the disk
+            is full.
+    """
+    directory = Path(directory)
+    if not names:
+        raise UserError(f"no documents to write to {directory}: the corpus is empty.")
+    unigram_counts = np.zeros(tokenizer.vocab_size, np.int64)
+    shards, digests = [], []
+    for name in names:
+        shard, _ = read_manifest(directory / "shards" / name, tokenizer)
+        open_shard(shard, 0, check=False)  # says what is missing
+        unigram_counts += shard.unigram_counts
+        shards.append(shard.counts[0]._replace(name=name))
+        digests.append(shard.meta["sha256"])
+    try:
+        _write_counts(directory, unigram_counts)
+        if not (directory / "tokenizer").exists():
+            tokenizer.save(directory / "tokenizer")
+        entries = [
+            {**shard._asdict(), "sha256": dict(each)}
+            for shard, each in zip(shards, digests, strict=True)
+        ]
+        whole = ShardCounts(
+            "", *(sum(numbers) for numbers in zip(*(s[1:] for s in shards), strict=True))
+        )
+        _write_header(directory, {**meta, "shards": entries}, whole, tokenizer, digests)
+    except OSError as error:
+        raise disk_full(directory, error) from error
+    return open_store(directory)
+
+
+def _write_counts(directory: Path, counts: np.ndarray) -> None:
+    (directory / "unigram_counts.bin").write_bytes(counts.astype(OFFSET_DTYPE).tobytes())
+
+
+def _write_header(
+    directory: Path,
+    meta: Mapping[str, Any],
+    counts: ShardCounts,
+    tokenizer: StoreTokenizer,
+    digests: Sequence[Mapping[str, str]],
+) -> None:
+    header = {
+        **meta,
+        "format": FORMAT,
+        "version": SHARDED_VERSION if "shards" in meta else VERSION,
+        "num_tokens": counts.num_tokens,
+        "num_sentences": counts.num_sentences,
+        "num_documents": counts.num_documents,
+        "token_dtype": token_dtype(tokenizer.vocab_size).name,
+        "vocab_size": tokenizer.vocab_size,
+        "special_ids": asdict(tokenizer.special_ids),
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+        "fingerprint": content_fingerprint(tokenizer.fingerprint, *digests),
+    }
+    text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
+    replace_file(directory / "corpus.json", text.encode())

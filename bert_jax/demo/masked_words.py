@@ -137,11 +137,12 @@ def _write_text(path: Path) -> None:
 
 def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
     """Sentences spread over the held-out text, each with a whole word masked, and the word."""
-    offsets = store.sentence_offsets
+    shard = store.shards[0]
+    offsets = shard.sentence_offsets
     candidates = np.flatnonzero((np.diff(offsets) >= 10) & (np.diff(offsets) <= 24))
     random = np.random.default_rng(0)
     for sentence in random.permutation(candidates):
-        ids = np.asarray(store.tokens[offsets[sentence] : offsets[sentence + 1]])
+        ids = np.asarray(shard.tokens[offsets[sentence] : offsets[sentence + 1]])
         tokens = [tokenizer.id_to_token(int(i)) for i in ids]
         whole = [
             word

@@ -246,10 +246,11 @@ def _training_targets(saved: SavedModel, corpus: str | None) -> list[str]:
         return []
     if store.num_sentences != 2 * store.num_documents:
         raise UserError(f"the corpus {name} holds no pairs of texts")
-    step = -(-store.num_documents // _CAPTIONS)
-    offsets = store.sentence_offsets
-    places = [(offsets[n], offsets[n + 1]) for n in range(1, store.num_sentences, 2 * step)]
-    return [decoded(saved.tokenizer, store.tokens[start:end]) for start, end in places]
+    shard = store.shards[0]
+    step = -(-shard.num_documents // _CAPTIONS)
+    offsets = shard.sentence_offsets
+    places = [(offsets[n], offsets[n + 1]) for n in range(1, shard.num_sentences, 2 * step)]
+    return [decoded(saved.tokenizer, shard.tokens[start:end]) for start, end in places]
 
 
 def _lines(file: str) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.store import SpecialIds, TokenStore
+from bert_jax.data.shard import SpecialIds
+from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError, nearest
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Network, Tying

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import (
     Projection,

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Integer, UInt32
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.counter_hash import hash_u32
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops, replaced_flops, vocabulary_flops

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Integer
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout
 from bert_jax.model.seq2seq.network import Network, Side

@@ -24,7 +24,7 @@ import numpy as np
 import zstandard
 
 from bert_jax.data.pairings import PAIRINGS, Column
-from bert_jax.data.store import SpecialIds, token_dtype
+from bert_jax.data.shard import SpecialIds, token_dtype
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.hlo_cost.cost import Cost, estimate

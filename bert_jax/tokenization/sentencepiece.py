@@ -19,7 +19,7 @@ import sentencepiece
 from jaxtyping import Int32
 from tqdm import tqdm
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,

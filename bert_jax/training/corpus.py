@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.store import SpecialIds, TokenStore, is_store, open_store
+from bert_jax.data.shard import SpecialIds
+from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.remote import scheme
 from bert_jax.objectives.config import Given

@@ -67,7 +67,7 @@ def summary(
         if config.training.phases[number].corpus:
             own = stream.store(number)
             phases[-1] += f"; text {own.path} ({own.num_tokens:,} tokens)"
-        clause, warning = PAIRINGS[config.data.pairing].losses(plan, stream.store(number))
+        clause, warning = PAIRINGS[config.data.pairing].losses(plan, stream.store(number).shards[0])
         phases[-1] += f"; {clause}" if clause else ""
         warnings += [warning] if warning else []
     goal = []

@@ -55,9 +55,10 @@ def build(text, tmp_path, name="corpus", **options):
 def documents(store) -> list[tuple]:
     """Each document as a tuple of sentences, each a tuple of ids."""
     sentences = [
-        tuple(store.tokens[a:b].tolist()) for a, b in itertools.pairwise(store.sentence_offsets)
+        tuple(store.shards[0].tokens[a:b].tolist())
+        for a, b in itertools.pairwise(store.shards[0].sentence_offsets)
     ]
-    offsets = store.document_offsets
+    offsets = store.shards[0].document_offsets
     return [tuple(sentences[a:b]) for a, b in itertools.pairwise(offsets)]
 
 
@@ -131,7 +132,7 @@ def test_a_language_without_spaces_is_cut_too(tmp_path):
     path = tmp_path / "in" / "a.txt"
     path.write_text("word " * 310)
     built = build(path, tmp_path, splitter="lines", tokenizer=tokenizer, heldout_rate=0.0)
-    assert np.diff(built.train.sentence_offsets).tolist() == [31] * 10
+    assert np.diff(built.train.shards[0].sentence_offsets).tolist() == [31] * 10
 
 
 def test_what_sentence_pairs_leave_out_is_said(text, tmp_path):

@@ -60,9 +60,10 @@ def build(names, tokenizer, out, **options):
 
 def texts_of(store, tokenizer):
     """The pairs of a store, decoded."""
-    assert store.document_offsets.tolist() == list(range(0, store.num_sentences + 1, 2))
+    assert store.shards[0].document_offsets.tolist() == list(range(0, store.num_sentences + 1, 2))
     sides = [
-        tokenizer.decode(store.tokens[a:b]) for a, b in itertools.pairwise(store.sentence_offsets)
+        tokenizer.decode(store.shards[0].tokens[a:b])
+        for a, b in itertools.pairwise(store.shards[0].sentence_offsets)
     ]
     return list(zip(sides[::2], sides[1::2], strict=True))
 
@@ -88,7 +89,7 @@ def test_a_pair_is_a_document_of_two_sentences(files, tokenizer, tmp_path):
 def test_long_sides_stay_whole(tokenizer, tmp_path):
     names = [write(tmp_path / "a.en", ["dogs " * 300]), write(tmp_path / "a.de", ["Hunde. " * 70])]
     store = build(names, tokenizer, tmp_path / "out").train
-    assert np.diff(store.sentence_offsets).tolist() == [300, 140]
+    assert np.diff(store.shards[0].sentence_offsets).tolist() == [300, 140]
 
 
 def test_the_number_of_workers_changes_nothing(files, tokenizer, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_store import SPECIAL, document_of, make_store
+from synthetic_store import SPECIAL, document_of, make_shard
 
 from bert_jax.data import packing
 from bert_jax.data.packing import _pack, pack_histogram, plan_packing, segment_dtype
@@ -15,42 +15,42 @@ DOCUMENTS = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_
 def log_normal_store(mean_tokens, count, seed=0):
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(np.log(mean_tokens) - 0.5, 1.0, count).astype(int) + 1
-    return make_store([[n] for n in sizes.tolist()])
+    return make_shard([[n] for n in sizes.tolist()])
 
 
 @settings(max_examples=80, deadline=None)
 @given(DOCUMENTS, st.integers(3, 60), st.integers(1, 3), st.integers(0, 2**32))
 def test_no_token_is_lost_or_doubled(documents, length, num_passes, seed):
-    store = make_store(documents)
-    plan = plan_packing(store, length, seed=seed, num_passes=num_passes)
+    shard = make_shard(documents)
+    plan = plan_packing(shard, length, seed=seed, num_passes=num_passes)
     sizes = plan.piece_len.astype(int) + 2
     assert sizes.min() >= 3
     assert np.add.reduceat(sizes, plan.row_offsets[:-1]).max() <= length
     assert (np.diff(plan.row_offsets) >= 1).all()
     assert plan.row_offsets[-1] == plan.piece_len.size
     ends = plan.piece_start + plan.piece_len.astype(int) - 1
-    np.testing.assert_array_equal(document_of(store, plan.piece_start), document_of(store, ends))
+    np.testing.assert_array_equal(document_of(shard, plan.piece_start), document_of(shard, ends))
 
-    tokens = plan.batch(store, np.arange(len(plan)))["tokens"]
+    tokens = plan.batch(shard, np.arange(len(plan)))["tokens"]
     text = tokens[tokens >= 5]
-    np.testing.assert_array_equal(np.bincount(text - 5), np.full(store.tokens.size, num_passes))
+    np.testing.assert_array_equal(np.bincount(text - 5), np.full(shard.tokens.size, num_passes))
 
 
 @settings(max_examples=40, deadline=None)
 @given(DOCUMENTS, st.integers(3, 60), st.integers(0, 2**32))
 def test_gather_builds_rows(documents, length, seed):
-    store = make_store(documents)
-    plan = plan_packing(store, length, seed=seed)
+    shard = make_shard(documents)
+    plan = plan_packing(shard, length, seed=seed)
     rows = np.arange(len(plan))[::-1]
-    batch = plan.batch(store, rows)
-    assert batch["tokens"].dtype == store.tokens.dtype
+    batch = plan.batch(shard, rows)
+    assert batch["tokens"].dtype == shard.tokens.dtype
     assert not batch["type_ids"].any()
     assert (batch["pair_labels"] == -1).all()
     for i, row in enumerate(rows):
         tokens, segments = [], []
         for number, p in enumerate(range(plan.row_offsets[row], plan.row_offsets[row + 1]), 1):
             start, size = int(plan.piece_start[p]), int(plan.piece_len[p])
-            tokens += [SPECIAL.cls, *store.tokens[start : start + size], SPECIAL.sep]
+            tokens += [SPECIAL.cls, *shard.tokens[start : start + size], SPECIAL.sep]
             segments += [number] * (size + 2)
         padding = length - len(tokens)
         assert batch["tokens"][i].tolist() == tokens + [SPECIAL.pad] * padding
@@ -58,10 +58,10 @@ def test_gather_builds_rows(documents, length, seed):
 
 
 def test_long_documents_are_consecutive_full_rows():
-    store = make_store([[300], [7]])
-    plan = plan_packing(store, 102)
+    shard = make_shard([[300], [7]])
+    plan = plan_packing(shard, 102)
     assert len(plan) == 4  # 3 full rows and the document of 7
-    batch = plan.batch(store, np.arange(4))
+    batch = plan.batch(shard, np.arange(4))
     full = batch["tokens"][(batch["segment_ids"] == 1).all(axis=1)]
     assert sorted(full[:, 1].tolist()) == [5, 105, 205]
     assert (np.diff(full[:, 1:-1].astype(int), axis=1) == 1).all()
@@ -78,17 +78,17 @@ def test_efficiency(mean_tokens, length):
 
 
 def test_later_passes_cut_elsewhere():
-    store = make_store([[1000], [20]])
-    first = plan_packing(store, 52, seed=1)
-    both = plan_packing(store, 52, seed=1, num_passes=2)
+    shard = make_shard([[1000], [20]])
+    first = plan_packing(shard, 52, seed=1)
+    both = plan_packing(shard, 52, seed=1, num_passes=2)
     np.testing.assert_array_equal(both.piece_start[: first.piece_start.size], first.piece_start)
     second = both.piece_start[first.piece_start.size :]
     assert len(set(first.piece_start.tolist()) & set(second.tolist())) <= 2  # documents' beginnings
 
 
 def test_which_pieces_meet_depends_on_the_seed():
-    store = make_store([[10]] * 100)
-    plans = [plan_packing(store, 64, seed=seed) for seed in (1, 1, 2)]
+    shard = make_shard([[10]] * 100)
+    plans = [plan_packing(shard, 64, seed=seed) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(plans[0].piece_start, plans[1].piece_start)
     assert (plans[0].piece_start != plans[2].piece_start).any()
 
@@ -97,10 +97,10 @@ def test_which_pieces_meet_depends_on_the_seed():
 def test_a_row_of_the_shortest_documents_is_full(length, dtype):
     assert segment_dtype(length) == dtype
     # Twice what a row holds of documents of one token, which take three places.
-    store = make_store([[1]] * (2 * (length // 3)))
-    plan = plan_packing(store, length)
+    shard = make_shard([[1]] * (2 * (length // 3)))
+    plan = plan_packing(shard, length)
     assert np.diff(plan.row_offsets).tolist() == [length // 3] * 2
-    segment_ids = plan.batch(store, np.arange(2))["segment_ids"]
+    segment_ids = plan.batch(shard, np.arange(2))["segment_ids"]
     assert segment_ids.dtype == dtype
     numbers = np.repeat(np.arange(1, length // 3 + 1), 3)
     for row in segment_ids:
@@ -110,9 +110,9 @@ def test_a_row_of_the_shortest_documents_is_full(length, dtype):
 
 def test_rows_of_8192_take_short_and_empty_documents_and_a_book():
     # 1.6 thousand segments a row, and 700,000 tokens: a document of 3 MB.
-    store = make_store([[700_000], [], *[[3]] * 10_000, [8190], [8191]])
-    plan = plan_packing(store, 8192)
-    assert plan.piece_len.sum() == store.tokens.size
+    shard = make_shard([[700_000], [], *[[3]] * 10_000, [8190], [8191]])
+    plan = plan_packing(shard, 8192)
+    assert plan.piece_len.sum() == shard.tokens.size
     counts = np.diff(plan.row_offsets)
     assert counts.max() > 1500
     used = int(plan.piece_len.sum()) + 2 * plan.piece_len.size
@@ -120,7 +120,7 @@ def test_rows_of_8192_take_short_and_empty_documents_and_a_book():
     book = plan.piece_start < 700_000
     lengths = sorted(plan.piece_len[book].tolist())
     assert lengths == [700_000 % 8190] + [8190] * (700_000 // 8190)
-    batch = plan.batch(store, np.flatnonzero(counts == counts.max())[:1])
+    batch = plan.batch(shard, np.flatnonzero(counts == counts.max())[:1])
     assert batch["segment_ids"].max() == counts.max()
 
 
@@ -161,6 +161,6 @@ def test_ties_of_the_hash_do_not_depend_on_the_cpu(monkeypatch):
 
 def test_bad_input():
     with pytest.raises(UserError, match="length is 2"):
-        plan_packing(make_store([[4]]), 2)
+        plan_packing(make_shard([[4]]), 2)
     with pytest.raises(UserError, match="no tokens"):
-        plan_packing(make_store([]), 16)
+        plan_packing(make_shard([]), 16)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_store import SPECIAL, make_pairs, make_store
+from synthetic_store import SPECIAL, make_pair_shard, make_shard
 
 from bert_jax.data.pair_packing import losses, pack_pairs, plan_translations
 from bert_jax.errors import UserError
@@ -22,25 +22,25 @@ def pairs_of(tokens, segments):
 @settings(max_examples=60, deadline=None)
 @given(PAIRS, st.integers(22, 60), st.integers(21, 60), st.integers(1, 3), st.integers(0, 2**32))
 def test_every_pair_is_whole_and_once_a_pass(sizes, length, target_length, num_passes, seed):
-    store = make_pairs(sizes)
-    plan = plan_translations(store, length, target_length, seed=seed, num_passes=num_passes)
-    batch = plan.batch(store, np.arange(len(plan))[::-1])
+    shard = make_pair_shard(sizes)
+    plan = plan_translations(shard, length, target_length, seed=seed, num_passes=num_passes)
+    batch = plan.batch(shard, np.arange(len(plan))[::-1])
     assert batch["tokens"].shape == (len(plan), length)
     assert batch["target_tokens"].shape == (len(plan), target_length)
-    assert batch["tokens"].dtype == batch["target_tokens"].dtype == store.tokens.dtype
+    assert batch["tokens"].dtype == batch["target_tokens"].dtype == shard.tokens.dtype
     assert not batch["type_ids"].any()
     sources = pairs_of(batch["tokens"], batch["segment_ids"])
     targets = pairs_of(batch["target_tokens"], batch["target_segment_ids"])
     assert sources.keys() == targets.keys()
-    offsets = store.sentence_offsets.tolist()
+    offsets = shard.sentence_offsets.tolist()
     found = []
     for name, source in sources.items():
         assert source[0] == targets[name][0] == SPECIAL.cls
         assert source[-1] == SPECIAL.sep
         pair = offsets.index(source[1] - 5) // 2
         edges = offsets[2 * pair : 2 * pair + 3]
-        assert source[1:-1] == store.tokens[edges[0] : edges[1]].tolist()
-        assert targets[name][1:] == store.tokens[edges[1] : edges[2]].tolist()
+        assert source[1:-1] == shard.tokens[edges[0] : edges[1]].tolist()
+        assert targets[name][1:] == shard.tokens[edges[1] : edges[2]].tolist()
         found.append(pair)
     assert sorted(found) == sorted([*range(len(sizes))] * num_passes)
     for side in ("", "target_"):
@@ -56,18 +56,18 @@ def test_every_pair_is_whole_and_once_a_pass(sizes, length, target_length, num_p
 
 def test_pairs_longer_than_a_row_are_left_out_and_told():
     sizes = [(5, 5), (6, 6), (7, 6), (6, 7), (1, 1)]
-    store = make_pairs(sizes * 40)
-    plan = plan_translations(store, 8, 7)  # 6 tokens and two special ones, 6 and one
+    shard = make_pair_shard(sizes * 40)
+    plan = plan_translations(shard, 8, 7)  # 6 tokens and two special ones, 6 and one
     assert plan.num_left_out == 80
     assert (plan.source_len.max(), plan.target_len.max()) == (6, 6)
-    clause, warning = losses(plan, store)
+    clause, warning = losses(plan, shard)
     assert "80 pairs longer than a row left out" in clause
     assert warning.startswith("Warning: 40.0% of the pairs are longer than a row of 8 source and 7")
-    clause, warning = losses(plan_translations(store, 9, 8), store)
+    clause, warning = losses(plan_translations(shard, 9, 8), shard)
     assert "left out" not in clause
     assert warning is None
     with pytest.raises(UserError, match=r"no pair .* fits a row of 8 source and 4 .* takes 9"):
-        plan_translations(make_pairs([(7, 3), (7, 5)]), 8, 4)
+        plan_translations(make_pair_shard([(7, 3), (7, 5)]), 8, 4)
 
 
 def test_both_sides_are_full():
@@ -75,17 +75,17 @@ def test_both_sides_are_full():
     source = np.round(rng.lognormal(2.6, 0.4, 20_000)).astype(int) + 1
     target = np.maximum(1, np.round(source * rng.normal(1.0, 0.2, source.size))).astype(int)
     for sizes in ((source, target), (target, source)):
-        plan = plan_translations(make_pairs(np.stack(sizes, axis=1).tolist()), 128, 128)
+        plan = plan_translations(make_pair_shard(np.stack(sizes, axis=1).tolist()), 128, 128)
         # The shorter side cannot be fuller than the longer one lets it be.
         assert max(plan.real_shares) > 0.98
 
 
 def test_which_pairs_meet_depends_on_the_seed():
-    store = make_pairs([(4, 4)] * 60)
-    plans = [plan_translations(store, 32, 32, seed=seed) for seed in (1, 1, 2)]
+    shard = make_pair_shard([(4, 4)] * 60)
+    plans = [plan_translations(shard, 32, 32, seed=seed) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(plans[0].source_start, plans[1].source_start)
     assert (plans[0].source_start != plans[2].source_start).any()
-    both = plan_translations(store, 32, 32, seed=1, num_passes=2)
+    both = plan_translations(shard, 32, 32, seed=1, num_passes=2)
     np.testing.assert_array_equal(both.source_start[:60], plans[0].source_start)
     assert (both.source_start[60:] != both.source_start[:60]).any()
 
@@ -108,10 +108,10 @@ def test_cost_depends_on_the_kinds_only():
 
 @pytest.mark.parametrize(("length", "dtype"), [(767, np.uint8), (768, np.uint16)])
 def test_a_row_of_the_shortest_pairs_is_full(length, dtype):
-    store = make_pairs([(1, 1)] * (length // 3))
-    plan = plan_translations(store, length, length)
+    shard = make_pair_shard([(1, 1)] * (length // 3))
+    plan = plan_translations(shard, length, length)
     assert len(plan) == 1
-    batch = plan.batch(store, np.arange(1))
+    batch = plan.batch(shard, np.arange(1))
     for name in ("segment_ids", "target_segment_ids"):
         assert batch[name].dtype == dtype
         assert batch[name].max() == length // 3
@@ -119,9 +119,9 @@ def test_a_row_of_the_shortest_pairs_is_full(length, dtype):
 
 def test_stores_and_lengths_that_cannot_be():
     with pytest.raises(UserError, match="is running text; pairing 'translation' needs"):
-        plan_translations(make_store([[3, 4]]), 32, 32)
+        plan_translations(make_shard([[3, 4]]), 32, 32)
     with pytest.raises(UserError, match="damaged: it is said to hold pairs"):
-        plan_translations(make_store([[3], [4, 5, 6]], meta={"pairs": True}), 32, 32)
+        plan_translations(make_shard([[3], [4, 5, 6]], meta={"pairs": True}), 32, 32)
     for lengths, name in (((2, 32), "length is 2"), ((32, 1), "target_length is 1")):
         with pytest.raises(UserError, match=name):
-            plan_translations(make_pairs([(1, 1)]), *lengths)
+            plan_translations(make_pair_shard([(1, 1)]), *lengths)

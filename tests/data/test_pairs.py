@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_store import SPECIAL, document_of, make_store, random_store
+from synthetic_store import SPECIAL, document_of, make_shard, random_shard
 
 from bert_jax.data import pairs
 from bert_jax.data.pairs import losses, majority_rate, plan_pairs, truncate
@@ -22,7 +22,7 @@ def as_rows(plan):
     ]
 
 
-def plan_one_by_one(store, length, short_rate, seed):
+def plan_one_by_one(shard, length, short_rate, seed):
     """The published procedure, a sentence and a token at a time, on the same random numbers."""
     keys = [hash_key(seed, 0, purpose) for purpose in range(8)]
 
@@ -32,8 +32,8 @@ def plan_one_by_one(store, length, short_rate, seed):
     def draw(purpose, counter, bound):
         return (bits(purpose, counter) >> 32) * bound >> 32
 
-    sentence = store.sentence_offsets.tolist()
-    documents = store.document_offsets.tolist()
+    sentence = shard.sentence_offsets.tolist()
+    documents = shard.document_offsets.tolist()
     room = length - 3
     rows = []
     for d in range(len(documents) - 1):
@@ -83,26 +83,26 @@ def plan_one_by_one(store, length, short_rate, seed):
 
 @pytest.mark.parametrize("length", [16, 40, 64])
 def test_plan_is_the_published_procedure(length):
-    store = random_store(30)
-    plan = plan_pairs(store, length, short_rate=0.3, seed=5)
-    assert sorted(as_rows(plan)) == sorted(plan_one_by_one(store, length, 0.3, 5))
+    shard = random_shard(30)
+    plan = plan_pairs(shard, length, short_rate=0.3, seed=5)
+    assert sorted(as_rows(plan)) == sorted(plan_one_by_one(shard, length, 0.3, 5))
     assert plan.a_start.dtype == np.uint32
     assert plan.a_len.dtype == np.uint16
 
 
 def test_pool_refills_change_nothing(monkeypatch):
-    store = random_store(50)
-    want = sorted(as_rows(plan_pairs(store, 64)))
+    shard = random_shard(50)
+    want = sorted(as_rows(plan_pairs(shard, 64)))
     monkeypatch.setattr(pairs, "_POOL", 4)
-    assert sorted(as_rows(plan_pairs(store, 64))) == want
+    assert sorted(as_rows(plan_pairs(shard, 64))) == want
 
 
 @settings(max_examples=60, deadline=None)
 @given(DOCUMENTS, st.integers(5, 60), st.integers(0, 2**32), st.sampled_from(["nsp", "sop"]))
 def test_rows_lie_in_documents_and_fit(documents, length, seed, pairing):
-    store = make_store(documents)
+    shard = make_shard(documents)
     try:
-        plan = plan_pairs(store, length, pairing=pairing, short_rate=0.5, seed=seed)
+        plan = plan_pairs(shard, length, pairing=pairing, short_rate=0.5, seed=seed)
     except UserError:
         assert pairing == "sop"
         assert max(map(sum, documents)) == 1
@@ -112,10 +112,10 @@ def test_rows_lie_in_documents_and_fit(documents, length, seed, pairing):
     assert a_len.min() >= 1
     assert b_len.min() >= 1
     assert (a_len + b_len).max() <= length - 3
-    a_document = document_of(store, a_start)
-    b_document = document_of(store, b_start)
-    np.testing.assert_array_equal(a_document, document_of(store, a_start + a_len - 1))
-    np.testing.assert_array_equal(b_document, document_of(store, b_start + b_len - 1))
+    a_document = document_of(shard, a_start)
+    b_document = document_of(shard, b_start)
+    np.testing.assert_array_equal(a_document, document_of(shard, a_start + a_len - 1))
+    np.testing.assert_array_equal(b_document, document_of(shard, b_start + b_len - 1))
     if pairing == "nsp":
         np.testing.assert_array_equal(a_document != b_document, label == 1)
         assert (b_start >= a_start + a_len)[label == 0].all()
@@ -128,13 +128,13 @@ def test_rows_lie_in_documents_and_fit(documents, length, seed, pairing):
 @settings(max_examples=60, deadline=None)
 @given(DOCUMENTS, st.integers(5, 60), st.sampled_from(["nsp", "sop"]), st.integers(1, 2))
 def test_unheld_rate_is_a_count_of_tokens(documents, length, pairing, num_passes):
-    store = make_store([*documents, [2]])
-    plan = plan_pairs(store, length, pairing=pairing, short_rate=0.5, num_passes=num_passes)
-    held = np.zeros(store.num_tokens, bool)
+    shard = make_shard([*documents, [2]])
+    plan = plan_pairs(shard, length, pairing=pairing, short_rate=0.5, num_passes=num_passes)
+    held = np.zeros(shard.num_tokens, bool)
     for a_start, a_len, b_start, b_len, _ in as_rows(plan):
         held[a_start : a_start + a_len] = True
         held[b_start : b_start + b_len] = True
-    assert plan.unheld_rate(store.num_tokens) == pytest.approx(1 - held.mean(), abs=1e-12)
+    assert plan.unheld_rate(shard.num_tokens) == pytest.approx(1 - held.mean(), abs=1e-12)
 
 
 def test_unheld_rate_beyond_32_bits():
@@ -146,8 +146,8 @@ def test_unheld_rate_beyond_32_bits():
 
 def test_what_a_plan_leaves_out_is_said():
     def said(documents, pairing="nsp", length=64, **meta):
-        store = dataclasses.replace(make_store(documents), meta=meta)
-        return losses(plan_pairs(store, length, pairing=pairing), store, pairing)
+        shard = dataclasses.replace(make_shard(documents), meta=meta)
+        return losses(plan_pairs(shard, length, pairing=pairing), shard, pairing)
 
     clause, warning = said([[9] * 300] * 4)
     assert re.fullmatch(r"\d\.\d% of the tokens in no row, 5\d\.\d% random pairs", clause)
@@ -178,9 +178,9 @@ def test_every_sentence_is_used_once(block_rows, monkeypatch):
     # With sentences of one token nothing is cut off, so A and a following B tile the corpus. Small
     # blocks split the long documents into many lanes.
     monkeypatch.setattr(pairs, "_BLOCK_ROWS", block_rows)
-    store = make_store([[1] * n for n in (1, 2, 700, 3000, 5, 64)])
-    plan = plan_pairs(store, 16, short_rate=0.2, seed=1)
-    used = np.zeros(store.tokens.size, int)
+    shard = make_shard([[1] * n for n in (1, 2, 700, 3000, 5, 64)])
+    plan = plan_pairs(shard, 16, short_rate=0.2, seed=1)
+    used = np.zeros(shard.tokens.size, int)
     for a_start, a_len, b_start, b_len, label in as_rows(plan):
         used[a_start : a_start + a_len] += 1
         if not label:
@@ -190,30 +190,30 @@ def test_every_sentence_is_used_once(block_rows, monkeypatch):
 
 def test_a_sentence_longer_than_a_block_is_one_lane(monkeypatch):
     monkeypatch.setattr(pairs, "_BLOCK_ROWS", 1)
-    store = make_store([[100_000, 3, 3], [5, 90_000], [4]])
-    starts, ends = pairs._lanes(store, 50)
+    shard = make_shard([[100_000, 3, 3], [5, 90_000], [4]])
+    starts, ends = pairs._lanes(shard, 50)
     assert (starts < ends).all()
     np.testing.assert_array_equal(starts[1:], ends[:-1])
     assert {0, 3, 5} <= set(starts.tolist())
-    plan = plan_pairs(store, 50)
+    plan = plan_pairs(shard, 50)
     assert int(plan.a_len.max()) <= 47
 
 
 def test_two_documents_10k_pairs_none_from_the_same():
-    store = make_store([[7] * 40_000, [9] * 40_000])
-    plan = plan_pairs(store, 32)
+    shard = make_shard([[7] * 40_000, [9] * 40_000])
+    plan = plan_pairs(shard, 32)
     random = plan.label == 1
     assert random.sum() > 10_000
-    a, b = document_of(store, plan.a_start), document_of(store, plan.b_start)
+    a, b = document_of(shard, plan.a_start), document_of(shard, plan.b_start)
     assert (a != b)[random].all()
     assert (a == b)[~random].all()
 
 
 def test_random_documents_and_sentences_are_uniform():
-    store = make_store([[4] * 1000] * 11)
-    plan = plan_pairs(store, 16, num_passes=3)
+    shard = make_shard([[4] * 1000] * 11)
+    plan = plan_pairs(shard, 16, num_passes=3)
     random = plan.label == 1
-    a, b = document_of(store, plan.a_start)[random], document_of(store, plan.b_start)[random]
+    a, b = document_of(shard, plan.a_start)[random], document_of(shard, plan.b_start)[random]
     shift = np.bincount((b - a) % 11, minlength=11)[1:]
     expected = random.sum() / 10
     assert ((shift - expected) ** 2 / expected).sum() < 28  # chi-square, 9 d.f., p = 0.001
@@ -223,20 +223,20 @@ def test_random_documents_and_sentences_are_uniform():
 
 
 def test_labels_are_half_and_short_targets_a_tenth():
-    store = make_store([[1] * 50_000] * 4)
-    plan = plan_pairs(store, 64, short_rate=0.1)
+    shard = make_shard([[1] * 50_000] * 4)
+    plan = plan_pairs(shard, 64, short_rate=0.1)
     total = plan.a_len.astype(int) + plan.b_len
     assert abs(plan.label.mean() - 0.5) < 0.02
     short = total < 61
     # One short length in 60 is the full one; documents' and blocks' ends add a little.
     assert abs(short.mean() - 0.1) < 0.02
     assert abs(total[short].mean() - 31) < 2.5
-    plan = plan_pairs(store, 64, short_rate=0.0)
+    plan = plan_pairs(shard, 64, short_rate=0.0)
     assert (plan.a_len.astype(int) + plan.b_len < 61).sum() < 60  # ends of documents and blocks
 
 
 def test_single_sentence_documents_serve_with_a_random_partner():
-    plan = plan_pairs(make_store([[5]] * 20), 32)
+    plan = plan_pairs(make_shard([[5]] * 20), 32)
     assert len(plan) == 20
     assert (plan.label == 1).all()
     assert majority_rate(plan.label) == 1.0
@@ -250,11 +250,11 @@ def test_majority_rate(labels, rate):
 
 
 def test_plan_is_a_function_of_seed_and_pass():
-    store = random_store(40)
-    assert as_rows(plan_pairs(store, 48, seed=3)) == as_rows(plan_pairs(store, 48, seed=3))
-    assert as_rows(plan_pairs(store, 48, seed=3)) != as_rows(plan_pairs(store, 48, seed=4))
-    both = as_rows(plan_pairs(store, 48, seed=3, num_passes=2))
-    first = as_rows(plan_pairs(store, 48, seed=3))
+    shard = random_shard(40)
+    assert as_rows(plan_pairs(shard, 48, seed=3)) == as_rows(plan_pairs(shard, 48, seed=3))
+    assert as_rows(plan_pairs(shard, 48, seed=3)) != as_rows(plan_pairs(shard, 48, seed=4))
+    both = as_rows(plan_pairs(shard, 48, seed=3, num_passes=2))
+    first = as_rows(plan_pairs(shard, 48, seed=3))
     assert both[: len(first)] == first
     assert len(set(both) & set(first)) < 1.5 * len(set(first))
     assert both[len(first) :] != first
@@ -293,16 +293,16 @@ def test_the_number_cut_at_the_front_is_binomial(cut):
 
 @pytest.mark.parametrize("length", [5, 16, 64])
 def test_gather_builds_rows(length):
-    store = random_store(20)
-    plan = plan_pairs(store, length)
+    shard = random_shard(20)
+    plan = plan_pairs(shard, length)
     rows = np.arange(len(plan))[::-1]
-    batch = plan.batch(store, rows)
-    assert batch["tokens"].dtype == store.tokens.dtype
+    batch = plan.batch(shard, rows)
+    assert batch["tokens"].dtype == shard.tokens.dtype
     assert batch["type_ids"].dtype == batch["segment_ids"].dtype == np.uint8
     assert batch["pair_labels"].dtype == np.int32
     for i, row in enumerate(rows):
         a_start, a_len, b_start, b_len, label = (int(getattr(plan, c)[row]) for c in COLUMNS)
-        a, b = store.tokens[a_start : a_start + a_len], store.tokens[b_start : b_start + b_len]
+        a, b = shard.tokens[a_start : a_start + a_len], shard.tokens[b_start : b_start + b_len]
         real = [SPECIAL.cls, *a, SPECIAL.sep, *b, SPECIAL.sep]
         padding = length - len(real)
         assert batch["tokens"][i].tolist() == real + [SPECIAL.pad] * padding
@@ -313,14 +313,14 @@ def test_gather_builds_rows(length):
 
 
 def test_one_document_is_refused_under_nsp():
-    store = make_store([[5, 6, 7]])
+    shard = make_shard([[5, 6, 7]])
     with pytest.raises(UserError, match=r"1 document.*another document"):
-        plan_pairs(store, 32)
-    assert len(plan_pairs(store, 32, pairing="sop")) == 1
+        plan_pairs(shard, 32)
+    assert len(plan_pairs(shard, 32, pairing="sop")) == 1
 
 
 def test_no_rows_and_short_lengths_are_refused():
     with pytest.raises(UserError, match="makes no rows"):
-        plan_pairs(make_store([[1], [1]]), 32, pairing="sop")
+        plan_pairs(make_shard([[1], [1]]), 32, pairing="sop")
     with pytest.raises(UserError, match="length is 4"):
-        plan_pairs(random_store(3), 4)
+        plan_pairs(random_shard(3), 4)

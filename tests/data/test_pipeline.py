@@ -4,7 +4,14 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
-from synthetic_store import SPECIAL, make_pairs, make_store, random_store
+from synthetic_store import (
+    SPECIAL,
+    make_pairs,
+    make_store,
+    random_shard,
+    random_store,
+    store_of,
+)
 
 from bert_jax.data.pairings import PAIRINGS, DataConfig
 from bert_jax.data.phases import Phase
@@ -72,7 +79,7 @@ def test_columns_describe_batches(pairing, length):
     config = DataConfig(pairing=pairing)
     store = PAIRS if pairing == "translation" else STORE
     batch = ExampleStream(store, config, [Phase(length, 2, 1)]).batch(0)
-    columns = PAIRINGS[pairing].columns(config, length, store.tokens.dtype)
+    columns = PAIRINGS[pairing].columns(config, length, store.shards[0].tokens.dtype)
     assert {name: (a.shape[1:], a.dtype) for name, a in batch.items() if name != "row_index"} == (
         columns
     )
@@ -293,7 +300,7 @@ def test_last_evaluation_batch_of_batch_plus_one_rows():
     real = np.concatenate([b["segment_ids"].any(axis=1) for b in batches])
     assert real.tolist() == [True] * 9 + [False] * 7
     text = np.concatenate([b["tokens"] for b in batches])[:9, 1:-1]
-    np.testing.assert_array_equal(np.sort(text.ravel()), store.tokens)
+    np.testing.assert_array_equal(np.sort(text.ravel()), store.shards[0].tokens)
     # Process 1 of 2 has nothing in the last batch but takes part in it.
     last = list(EvalBatches(store, config, 22, 8, process_index=1, process_count=2))[-1]
     assert not last["segment_ids"].any()
@@ -380,14 +387,13 @@ def test_bad_requests():
 
 
 def test_an_id_outside_the_vocabulary_is_not_handed_on():
-    store = random_store(30)
-    tokens = store.tokens.copy()
-    tokens[:] = store.vocab_size
-    stream = ExampleStream(replace(store, tokens=tokens), DataConfig(), [Phase(32, 8, 3)])
+    shard = random_shard(30)
+    store = store_of(replace(shard, tokens=np.full_like(shard.tokens, shard.vocab_size)))
+    stream = ExampleStream(store, DataConfig(), [Phase(32, 8, 3)])
     with pytest.raises(UserError, match=f"damaged: it has the id {store.vocab_size}, of"):
         stream.batch(2)
     with pytest.raises(UserError, match="damaged"):
-        list(EvalBatches(replace(store, tokens=tokens), DataConfig(), 32, 4))
+        list(EvalBatches(store, DataConfig(), 32, 4))
 
 
 def test_a_phase_may_read_another_text():

@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax.data import shard as shard_module
 from bert_jax.data import store as store_module
-from bert_jax.data.store import SpecialIds, is_store, open_store, token_dtype
-from bert_jax.data.store_writer import StoreWriter
+from bert_jax.data.shard import SpecialIds, token_dtype
+from bert_jax.data.store import is_store, open_store
+from bert_jax.data.store_writer import StoreWriter, write_manifest
 from bert_jax.errors import UserError
 
 
@@ -47,11 +49,11 @@ def names(directory: Path) -> list[str]:
 
 def test_round_trip(tmp_path):
     store = write(tmp_path / "s", meta={"splitter": "fast"})
-    assert store.tokens.tolist() == [5, 6, 7, 8, 9, 5, 5, 5]
-    assert store.sentence_offsets.tolist() == [0, 2, 3, 5, 8]
-    assert store.document_offsets.tolist() == [0, 2, 3, 4]
-    assert store.tokens.dtype == np.uint16
-    assert isinstance(store.tokens, np.memmap)
+    assert store.shards[0].tokens.tolist() == [5, 6, 7, 8, 9, 5, 5, 5]
+    assert store.shards[0].sentence_offsets.tolist() == [0, 2, 3, 5, 8]
+    assert store.shards[0].document_offsets.tolist() == [0, 2, 3, 4]
+    assert store.shards[0].tokens.dtype == np.uint16
+    assert isinstance(store.shards[0].tokens, np.memmap)
     assert store.unigram_counts.tolist()[5:10] == [4, 1, 1, 1, 1]
     assert (store.num_tokens, store.num_sentences, store.num_documents) == (8, 4, 3)
     assert store.special_ids == SpecialIds(0, 1, 2, 3, 4)
@@ -82,10 +84,10 @@ def test_dtype_follows_vocabulary(tmp_path):
     assert token_dtype(65536) == np.uint16
     assert token_dtype(65537) == np.uint32
     big = write(tmp_path / "big", FakeTokenizer(70000), [([69999, 5], [2], [1])])
-    assert big.tokens.dtype == np.uint32
-    assert big.tokens.tolist() == [69999, 5]
+    assert big.shards[0].tokens.dtype == np.uint32
+    assert big.shards[0].tokens.tolist() == [69999, 5]
     full = write(tmp_path / "full", FakeTokenizer(65536), [([65535, 5], [2], [1])])
-    assert full.tokens.tolist() == [65535, 5]
+    assert full.shards[0].tokens.tolist() == [65535, 5]
 
 
 def test_unigram_entropy_leaves_special_tokens_out(tmp_path):
@@ -140,7 +142,7 @@ def test_existing_store_is_kept_unless_asked(tmp_path):
         raise RuntimeError("a failed rebuild")
     assert open_store(tmp_path / "s", verify=True).fingerprint == first.fingerprint
     second = write(tmp_path / "s", blocks=[([7], [1], [1])], overwrite=True)
-    assert second.tokens.tolist() == [7]
+    assert second.shards[0].tokens.tolist() == [7]
     assert names(tmp_path) == ["s"]
 
 
@@ -242,7 +244,7 @@ def test_unknown_version(tmp_path):
     header = json.loads((tmp_path / "s" / "corpus.json").read_text())
     header["version"] = 99
     (tmp_path / "s" / "corpus.json").write_text(json.dumps(header))
-    with pytest.raises(UserError, match="version 99; this bert_jax reads version 1"):
+    with pytest.raises(UserError, match="version 99; this bert_jax reads 1 and 2"):
         open_store(tmp_path / "s")
 
 
@@ -321,7 +323,7 @@ def rewrite(path: Path, name: str, dtype: str, change) -> None:
 @pytest.mark.parametrize("value", [0, 99, -5, 3])
 def test_offsets_rise(tmp_path, monkeypatch, name, value):
     store = write(tmp_path / "s")
-    last = len(getattr(store, f"{name}_offsets")) - 2
+    last = len(getattr(store.shards[0], f"{name}_offsets")) - 2
 
     def change(array):
         array[last] = value if value != 3 else array[last - 1]
@@ -330,8 +332,8 @@ def test_offsets_rise(tmp_path, monkeypatch, name, value):
     with pytest.raises(UserError, match=rf"damaged: {name}_offsets.bin: .* is followed by"):
         open_store(tmp_path / "s")
     # Of a large store only the beginning is looked at, unless asked.
-    monkeypatch.setattr(store_module, "_CHECKED_OFFSETS", last)
-    monkeypatch.setattr(store_module, "_CHECK_BLOCK", 1)
+    monkeypatch.setattr(shard_module, "_CHECKED_OFFSETS", last)
+    monkeypatch.setattr(shard_module, "_CHECK_BLOCK", 1)
     open_store(tmp_path / "s")
     with pytest.raises(UserError, match=rf"damaged: {name}_offsets.bin: .* is followed by"):
         open_store(tmp_path / "s", verify=True)
@@ -395,3 +397,121 @@ def test_vocabulary_beyond_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "MAX_VOCAB", 99)
     with pytest.raises(UserError, match="vocab_size 100; the limit is 99"):
         open_store(tmp_path / "s")
+
+
+BLOCKS = [([5, 6, 7, 8, 9], [2, 1, 2], [2, 1]), ([5, 5, 5], [3], [1]), ([6, 6], [1, 1], [1, 1])]
+
+
+def write_shards(path: Path, blocks=BLOCKS, tokenizer: FakeTokenizer | None = None, **meta):
+    """A store of one shard a block."""
+    tokenizer = tokenizer or FakeTokenizer()
+    for number, block in enumerate(blocks):
+        with StoreWriter(path / "shards" / f"{number:05}", tokenizer, shard=True) as writer:
+            writer.append(*(np.array(part) for part in block))
+            writer.finish()
+    return write_manifest(
+        path, [f"{number:05}" for number in range(len(blocks))], tokenizer, **meta
+    )
+
+
+def test_shards_round_trip(tmp_path):
+    store = write_shards(tmp_path / "s", splitter="fast")
+    assert is_store(tmp_path / "s")
+    assert names(tmp_path / "s") == ["corpus.json", "shards", "tokenizer", "unigram_counts.bin"]
+    assert (store.num_tokens, store.num_sentences, store.num_documents) == (10, 6, 5)
+    assert [shard.tokens.tolist() for shard in store.shards] == [block[0] for block in BLOCKS]
+    assert store.shards[1].sentence_offsets.tolist() == [0, 3]
+    assert store.unigram_counts.tolist()[5:10] == [4, 3, 1, 1, 1]
+    assert store.meta["splitter"] == "fast"
+    assert open_store(tmp_path / "s", verify=True).fingerprint == store.fingerprint
+    # The order of the shards is part of the store; what else is in the manifest is not.
+    other = write_shards(tmp_path / "o", BLOCKS[::-1])
+    assert other.fingerprint != store.fingerprint
+    assert write_shards(tmp_path / "n").fingerprint == store.fingerprint
+    # A shard is a store that lacks a tokenizer, and the only one has the flat store's fingerprint.
+    flat = write(tmp_path / "flat", blocks=BLOCKS[:1])
+    assert open_store(tmp_path / "s" / "shards" / "00000").fingerprint == flat.fingerprint
+    assert write_shards(tmp_path / "one", BLOCKS[:1]).fingerprint == flat.fingerprint
+
+
+def test_opening_looks_at_no_shard(tmp_path):
+    write_shards(tmp_path / "s")
+    shutil.rmtree(tmp_path / "s" / "shards" / "00001")
+    store = open_store(tmp_path / "s")
+    assert store.shards[2].num_tokens == 2
+    with pytest.raises(UserError, match=r"shard 00001 of the token store .*/s is damaged: .*miss"):
+        store.shards[1]
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "flipped", "tokenizer"])
+def test_a_damaged_shard_is_named(tmp_path, damage):
+    write_shards(tmp_path / "s")
+    shard = tmp_path / "s" / "shards" / "00001"
+    data = bytearray((shard / "tokens.bin").read_bytes())
+    message = {
+        "cut": r"tokens.bin has 5 bytes, corpus.json asks for 6",
+        "missing": r"tokens.bin is missing",
+        "flipped": r"tokens.bin does not have the digest",
+        "tokenizer": r"built with another tokenizer \(e{12}\) than the store \(f{12}\)",
+    }[damage]
+    if damage == "cut":
+        (shard / "tokens.bin").write_bytes(data[:-1])
+    elif damage == "missing":
+        (shard / "tokens.bin").unlink()
+    elif damage == "flipped":
+        data[0] ^= 2
+        (shard / "tokens.bin").write_bytes(data)
+    else:
+        shutil.rmtree(shard)
+        write_shards(tmp_path / "o", BLOCKS, FakeTokenizer(fingerprint="e" * 64))
+        shutil.move(tmp_path / "o" / "shards" / "00001", shard)
+    match = rf"shard 00001 of the token store .*/s is damaged: .*{message}.*Copy .*/shards/00001"
+    with pytest.raises(UserError, match=match):
+        open_store(tmp_path / "s", verify=True)
+    if damage != "flipped":
+        with pytest.raises(UserError, match=match):
+            open_store(tmp_path / "s").shards[1]
+
+
+def test_a_manifest_of_shards_that_do_not_belong_together(tmp_path):
+    with pytest.raises(UserError, match="empty"):
+        write_shards(tmp_path / "s", [])
+    write_shards(tmp_path / "s")
+    with pytest.raises(UserError, match="built with another tokenizer"):
+        write_manifest(tmp_path / "s", ["00000"], FakeTokenizer(fingerprint="e" * 64))
+    with pytest.raises(UserError, match=r"no token store at .*/shards/00009"):
+        write_manifest(tmp_path / "s", ["00000", "00009"], FakeTokenizer())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header["shards"][1].update(name="../x"),
+        lambda header: header["shards"][1].update(name="00000"),
+        lambda header: header["shards"][1].update(num_tokens=4),
+        lambda header: header["shards"][1].pop("sha256"),
+        lambda header: header["shards"].clear(),
+        lambda header: header.update(shards=7),
+        lambda header: header.pop("shards"),
+    ],
+)
+def test_nonsense_about_shards(tmp_path, change):
+    write_shards(tmp_path / "s")
+    header = json.loads((tmp_path / "s" / "corpus.json").read_text())
+    change(header)
+    (tmp_path / "s" / "corpus.json").write_text(json.dumps(header))
+    with pytest.raises(UserError, match=r"damaged: corpus\.json"):
+        open_store(tmp_path / "s")
+
+
+def test_few_shards_stay_open(tmp_path, monkeypatch):
+    write_shards(tmp_path / "s")
+    monkeypatch.setattr(shard_module, "_OPEN_SHARDS", 2)
+    shards = open_store(tmp_path / "s").shards
+    first = shards[0]
+    assert shards[0] is first
+    assert [shard.num_tokens for shard in shards] == [5, 3, 2]
+    assert shards[2] is shards[2]
+    again = shards[0]
+    assert again is not first
+    assert again.tokens.tolist() == first.tokens.tolist()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pretraining import apply_pretraining
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.formats.huggingface_names import from_huggingface, to_huggingface
 from bert_jax.model.config import SIZES, ModelConfig
 from bert_jax.objectives.masked_lm import MaskedLM

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import SIZES, ModelConfig
 from bert_jax.objectives.masked_lm import MaskedLM

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Projection
 from bert_jax.objectives import masked_lm

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens
 

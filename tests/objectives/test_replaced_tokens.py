@@ -12,7 +12,7 @@ from scipy.special import softmax
 from steps import batch_gradients
 
 from bert_jax.config.mapping import build
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.masking import MaskingConfig

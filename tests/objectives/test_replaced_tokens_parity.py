@@ -12,7 +12,7 @@ pytestmark = pytest.mark.parity
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from bert_jax.data.store import SpecialIds  # noqa: E402
+from bert_jax.data.shard import SpecialIds  # noqa: E402
 from bert_jax.formats.families import to_bert  # noqa: E402
 from bert_jax.formats.huggingface_names import from_huggingface  # noqa: E402
 from bert_jax.objectives.masking import MaskingConfig  # noqa: E402

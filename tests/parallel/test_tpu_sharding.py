@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import topologies
 from steps import masked_lm_step, with_model
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.hlo_cost.hlo import parse_program
 from bert_jax.model.config import ModelConfig

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.model.seq2seq.network import Side
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)

@@ -82,7 +82,7 @@ def test_sentences_of_a_corpus_begin_words(made, kind, tmp_path):
     build_corpus([str(tmp_path / "in.txt")], tokenizer, tmp_path / "out", num_workers=1,
                  progress=False)  # fmt: skip
     store = open_store(tmp_path / "out" / "train")
-    begins = store.tokens[store.sentence_offsets[:-1]]
+    begins = store.shards[0].tokens[store.shards[0].sentence_offsets[:-1]]
     assert len(begins) > 10
     assert not tokenizer.continues_word[begins].any()
     again = load_tokenizer(tmp_path / "out" / "train" / "tokenizer")

@@ -15,7 +15,7 @@ from checked_encoding import checked_encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.tokenization import tokenizer as tokenizer_module
 from bert_jax.tokenization import wordpiece, wordpiece_training

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from small_run import small_config
 
-from bert_jax.data.store import SpecialIds, TokenStore
+from bert_jax.data.shard import Shard, SpecialIds
+from bert_jax.data.store import TokenStore
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.run.telemetry import compare
 from bert_jax.training.baseline import MARGIN, LossMonitor
@@ -37,16 +38,14 @@ def warnings_of(watched: LossMonitor, losses) -> dict[int, str]:
 
 def test_baseline_is_the_unigram_entropy_without_special_tokens():
     counts = np.array([50, 10, 50, 50, 50, 4, 2, 2], np.int64)
-    store = TokenStore(
+    shard = Shard(
         tokens=np.zeros(218, np.uint16),
         sentence_offsets=np.zeros(1, np.int64),
         document_offsets=np.zeros(1, np.int64),
-        unigram_counts=counts,
         vocab_size=8,
         special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
-        tokenizer_fingerprint="t",
-        fingerprint="f",
     )
+    store = TokenStore.of([shard], counts)
     config = small_config()
     objective = settings_of(config, store.special_ids, None, store.unigram_entropy).objective
     watched = LossMonitor.of(store, config, objective)

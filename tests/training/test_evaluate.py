@@ -10,7 +10,7 @@ from small_run import small_config, write_store
 from steps import masked_lm_step
 
 from bert_jax.data.pipeline import EvalBatches
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params

@@ -9,7 +9,7 @@ from bad_batches import poison
 from steps import masked_lm_step
 
 from bert_jax.config.mapping import build
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.masking import MaskingConfig

@@ -11,7 +11,7 @@ import pytest
 from pretraining import apply_pretraining
 from steps import batch_gradients, forward, masked_lm_step, with_model
 
-from bert_jax.data.store import SpecialIds
+from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params

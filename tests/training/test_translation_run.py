@@ -57,7 +57,7 @@ def test_a_run_reports_both_metrics_and_its_goal(whole, corpus):
     assert trained["train/loss"] != trained["train/translation_loss"]
     # All targets of the held-out pairs, an end each.
     store = corpus.heldout
-    targets = np.diff(store.sentence_offsets)[1::2]
+    targets = np.diff(store.shards[0].sentence_offsets)[1::2]
     assert last["eval/num_targets"] == (targets + 1).sum()
 
 
@@ -84,7 +84,7 @@ def test_verbs_take_the_run(whole, corpus, capsys):
 
 def test_the_model_that_was_saved_translates_and_is_evaluated(whole, corpus, tmp_path, capsys):
     workdir, store = str(whole[0]), corpus.heldout
-    cuts = np.split(np.asarray(store.tokens), store.sentence_offsets[1:-1])
+    cuts = np.split(np.asarray(store.shards[0].tokens), store.shards[0].sentence_offsets[1:-1])
     files = [tmp_path / "sources", tmp_path / "targets"]
     for side, file in enumerate(files):
         file.write_text("".join(f"{TOKENIZER.decode(ids)}\n" for ids in cuts[side::2]))

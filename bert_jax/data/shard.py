@@ -1,0 +1,236 @@
+"""A shard of a token store: its arrays as memory maps, and the checks that they are whole."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.untrusted.json_file import read_json
+
+OFFSET_DTYPE = np.dtype("<i8")
+MAX_HEADER_BYTES = 256 << 20
+"""Largest corpus.json in bytes: an entry for each source or shard, about a million of them."""
+_CHECK_BLOCK = 1 << 20
+_CHECKED_OFFSETS = 1 << 22
+"""Offsets looked at when a shard is opened; `verify` looks at all of them."""
+
+
+_OPEN_SHARDS = 64
+"""Shards that a store keeps open; each holds three files."""
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the five special tokens."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Sentences in documents, over one flat array of token ids.
+
+    Sentence s is `tokens[sentence_offsets[s]:sentence_offsets[s + 1]]`, document d is the
+    sentences `document_offsets[d]` to `document_offsets[d + 1]`. No special tokens are stored, no
+    sentence and no document is empty.
+    """
+
+    tokens: np.ndarray
+    """(num_tokens,) uint16, or uint32 where the vocabulary is above 65,536; a memory map."""
+    sentence_offsets: np.ndarray
+    """(num_sentences + 1,) int64 token positions."""
+    document_offsets: np.ndarray
+    """(num_documents + 1,) int64 sentence positions."""
+    vocab_size: int
+    special_ids: SpecialIds
+    path: Path | None = None
+    """Directory of the arrays, for messages."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """The rest of the store's `corpus.json`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of `tokens`."""
+        return len(self.tokens)
+
+    @property
+    def num_sentences(self) -> int:
+        """Number of sentences."""
+        return len(self.sentence_offsets) - 1
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents."""
+        return len(self.document_offsets) - 1
+
+    @property
+    def is_pairs(self) -> bool:
+        """Whether each document is a pair of two sentences, a source and its target."""
+        return self.meta.get("pairs") is True
+
+    def take_spans(
+        self, starts: np.ndarray, spans: np.ndarray, used: np.ndarray, length: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Fill the rows of a batch with stretches of tokens, laid end to end, and padding.
+
+        Stretch i covers the next `spans[i]` positions and reads upwards from `starts[i]`.
+
+        Args:
+            starts: (k,) int64 first token of each stretch. Positions for special tokens read
+                whatever lies there, the ends of the array included; the caller overwrites them.
+            spans: (k,) int64, of sum B * L.
+            used: (B, 1) positions of each row that are not padding.
+
+        Returns:
+            Tokens (B, L) of the store's dtype, and (B, L) bool, false for padding.
+
+        Raises:
+            UserError: an id is outside the vocabulary; jax would read it as another id.
+        """
+        # Indices stay int64, because numpy would convert narrower ones.
+        index = np.repeat(starts - (np.cumsum(spans) - spans), spans)
+        index += np.arange(index.size)
+        rows = np.empty((used.size, length), self.tokens.dtype)
+        # "clip" is what numpy does fastest, and it makes the index of what is overwritten harmless.
+        np.take(self.tokens, index, mode="clip", out=rows.reshape(-1))
+        highest = int(rows.max(initial=0))
+        if highest >= self.vocab_size:
+            raise damaged(
+                self.path, f"it has the id {highest}, of {self.vocab_size} in its vocabulary"
+            )
+        real = np.arange(length, dtype=np.int32) < used.astype(np.int32)
+        np.copyto(rows, np.asarray(self.special_ids.pad, rows.dtype), where=~real)
+        return rows, real
+
+
+class Shards:
+    """The shards of a store, each opened on first use; the last ones used stay open.
+
+    Safe to read from several threads.
+    """
+
+    def __init__(self, count: int, open_shard: Callable[[int], Shard]) -> None:
+        """Open nothing yet.
+
+        Args:
+            count: Number of shards.
+            open_shard: Function that opens a shard by its number; called again for a shard that
+                was closed meanwhile.
+        """
+        self._count, self._open_shard = count, open_shard
+        self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Shard]:
+        return (self[number] for number in range(self._count))
+
+    def __getitem__(self, number: int) -> Shard:
+        if not 0 <= number < self._count:
+            raise IndexError(f"shard {number} of {self._count}")
+        with self._lock:
+            if number in self._open:
+                self._open.move_to_end(number)
+                return self._open[number]
+        shard = self._open_shard(number)
+        with self._lock:
+            self._open[number] = shard
+            while len(self._open) > _OPEN_SHARDS:
+                self._open.popitem(last=False)
+        return shard
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Return the stored integer type: uint16 up to 65,536 ids, uint32 above."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
+    """Map an array file of the store, or the shard, in a directory.
+
+    Raises:
+        UserError: The file is missing, or has another size.
+    """
+    file = path / f"{name}.bin"
+    size = file.stat().st_size if file.is_file() else None
+    if size != length * dtype.itemsize:
+        found = "is missing" if size is None else f"has {size} bytes"
+        raise damaged(path, f"{file.name} {found}, corpus.json asks for {length * dtype.itemsize}")
+    return np.memmap(file, dtype=dtype, mode="r", shape=(length,))
+
+
+def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole: bool) -> None:
+    """Refuse offsets that do not run from 0 to `end`, or do not rise: nothing in a store is empty.
+
+    Args:
+        path: Directory of the store or shard.
+        name: "sentence" or "document".
+        offsets: (n,) int64.
+        end: Last offset.
+        whole: Whether to look at all of them, not at the beginning alone.
+
+    Raises:
+        UserError: Names the place.
+    """
+    if offsets[0] != 0 or offsets[-1] != end:
+        raise damaged(
+            path, f"{name}_offsets.bin runs from {offsets[0]} to {offsets[-1]}, not 0 to {end}"
+        )
+    offsets = offsets if whole else offsets[:_CHECKED_OFFSETS]
+    for begin in range(0, len(offsets) - 1, _CHECK_BLOCK):
+        falls = np.flatnonzero(np.diff(offsets[begin : begin + _CHECK_BLOCK + 1]) <= 0)
+        if falls.size:
+            at = begin + int(falls[0])
+            raise damaged(
+                path, f"{name}_offsets.bin: {offsets[at]} is followed by {offsets[at + 1]} at {at}"
+            )
+
+
+def check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary; reads all tokens.
+
+    Raises:
+        UserError: Names the first such id.
+    """
+    for begin in range(0, len(tokens), _CHECK_BLOCK):
+        block = tokens[begin : begin + _CHECK_BLOCK]
+        if block.max() >= vocab_size:
+            at = begin + int(np.argmax(block >= vocab_size))
+            raise damaged(
+                path, f"tokens.bin has the id {tokens[at]} at {at}, of {vocab_size} in vocab_size"
+            )
+
+
+def check_tokenizer(path: Path, fingerprint: str) -> None:
+    """Refuse a shard that is not there, or was made with another tokenizer than its store."""
+    if not (path / "corpus.json").is_file():
+        raise damaged(path, "corpus.json is missing: the shard is not there, or not all of it")
+    header = read_json(path / "corpus.json", max_bytes=MAX_HEADER_BYTES)
+    found = header.get("tokenizer_fingerprint") if isinstance(header, dict) else None
+    if found != fingerprint:
+        raise damaged(
+            path,
+            f"it was built with another tokenizer ({str(found)[:12]}) than the store "
+            f"({fingerprint[:12]})",
+        )
+
+
+def damaged(path: Path | None, what: str) -> UserError:
+    """Return the error of a store, or a shard, that cannot be read."""
+    if path is not None and path.parent.name == "shards":
+        return UserError(
+            f"the shard {path.name} of the token store {path.parent.parent} is damaged: {what}. "
+            f"Copy {path} again from where the corpus was built, or build the corpus again."
+        )
+    return UserError(f"the token store {path} is damaged: {what}. Build the corpus again.")
