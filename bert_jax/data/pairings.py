@@ -6,6 +6,7 @@ pairing by name.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -38,6 +39,9 @@ class DataConfig:
     """Tokens per row on the target side of translations; 0: the phase's length."""
     short_rate: float = 0.1
     """Share of sentence pairs with a random shorter target length (BERT: 0.1)."""
+    window: int = 0
+    """Shards of the corpus whose rows are mixed; 0: all. A host holds the plans of a window and of
+    the next, and in a bucket reads their files."""
     num_passes: int = 1
     """Different plans of the corpus laid end to end before one repeats (BERT's dupe_factor: 10)."""
     num_threads: int = 2
@@ -49,7 +53,12 @@ class DataConfig:
         """Refuse values that no corpus can serve."""
         if not 0 <= self.short_rate <= 1:
             raise UserError(f"data.short_rate is {self.short_rate}; it must be in [0, 1]")
-        for name, least in (("num_passes", 1), ("num_threads", 0), ("prefetch_batches", 1)):
+        for name, least in (
+            ("window", 0),
+            ("num_passes", 1),
+            ("num_threads", 0),
+            ("prefetch_batches", 1),
+        ):
             if (value := getattr(self, name)) < least:
                 raise UserError(f"data.{name} is {value}; it must be at least {least}")
         least = pair_packing.MIN_TARGET_LENGTH
@@ -113,9 +122,9 @@ class Pairing(ABC):
         del plan, shard
         return "", None
 
-    def majority_rate(self, plan: Any, rows: np.ndarray) -> float | None:
-        """Return the share of the more frequent label in rows of a plan; None without labels."""
-        del plan, rows
+    def majority_rate(self, parts: Sequence[tuple[Any, np.ndarray]]) -> float | None:
+        """Return the share of the more frequent label in rows of plans; None without labels."""
+        del parts
         return None
 
 
@@ -164,8 +173,9 @@ class SentencePairs(Pairing):
         return pairs.losses(plan, shard, self.name)
 
     @override
-    def majority_rate(self, plan: PairPlan, rows: np.ndarray) -> float | None:
-        return pairs.majority_rate(plan.label[rows]) if rows.size else None
+    def majority_rate(self, parts: Sequence[tuple[PairPlan, np.ndarray]]) -> float | None:
+        labels = np.concatenate([plan.label[rows] for plan, rows in parts])
+        return pairs.majority_rate(labels) if labels.size else None
 
 
 class PackedText(Pairing):

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bert_jax.config.mapping import check_values
 from bert_jax.errors import UserError
@@ -125,3 +125,25 @@ class Phase:
                 return first + step * rows, rows
             first, step = first + steps * rows, step - steps
         raise IndexError(f"the phase has {self.num_steps} steps")
+
+
+class Share(NamedTuple):
+    """Part of each batch that one process reads."""
+
+    process_index: int
+    process_count: int
+
+    def of(self, batch_size: int) -> int:
+        """Return the number of rows of a batch."""
+        if batch_size % self.process_count:
+            raise UserError(
+                f"a batch of {batch_size} rows does not divide among {self.process_count} "
+                f"processes; make the batch size a multiple of {self.process_count}"
+            )
+        return batch_size // self.process_count
+
+    def rows(self, phase: Phase, step: int) -> tuple[int, int]:
+        """Return the first row of a step of a phase, counted from the phase's, and their number."""
+        start, batch_size = phase.rows_of(step)
+        count = self.of(batch_size)
+        return start + self.process_index * count, count

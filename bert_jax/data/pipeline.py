@@ -7,7 +7,7 @@ A batch is a dict of numpy arrays, B rows of length L::
   segment_ids  (B, L) uint8, of packed rows above 767 tokens uint16: 0 padding, 1.. packed segments;
                       a sentence pair is all 1
   pair_labels   (B,)   int32: 0 as in the text, 1 random or swapped; -1 no label
-  row_index    (B,)   uint32: the row's number in the stream of examples, which never repeats and
+  row_index    (B,)   uint32: the row's number in the stream of examples (see `row_keys`), which
                       keys its masking and dropout
 
 Rows of translations hold sources of type 0, packed, no pair_labels, and the targets:
@@ -19,44 +19,56 @@ Rows of translations hold sources of type 0, packed, no pair_labels, and the tar
 ahead in threads; its state is one integer, the next step.
 """
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import accumulate
 
 import grain
 import numpy as np
 
+from bert_jax.data.kept import Kept
+from bert_jax.data.mixture import CorpusProgress, CorpusRows, Mixing, Mixture, PhaseRows
+from bert_jax.data.order import Places, ShardOrder
 from bert_jax.data.pairings import MAX_LENGTH, PAIRINGS, DataConfig, ExamplePlan
-from bert_jax.data.phases import Phase
+from bert_jax.data.phases import Phase, Share
+from bert_jax.data.rows import StoreRows
 from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
-_MAX_ROWS = 2**32  # of all phases
+_MOST = 2**32  # rows of a batch, and steps of a phase
 _ORDER_BLOCK = 1 << 14  # positions permuted at once: the cost is then per row, not call
 
-# What a random number is for; part of its key.
-_PLAN, _SHUFFLE, _EVALUATION = range(3)
+_BLOCK_POSITIONS = (1 << 20, 1 << 17, 1 << 23)
+"""Positions (rows x L) that are built at once where rows come from several shards: at least, for
+each shard, and at most."""
+_BLOCK_STEPS = 4096  # at most
+_BLOCKS = 4  # kept
+
+# What a random number is for; part of its key. `data.rows` has 0.
+_SHUFFLE, _EVALUATION, _MIXING, _HIGH = range(1, 5)
 
 
-def plan_examples(store: TokenStore, config: DataConfig, length: int, seed: int) -> ExamplePlan:
-    """Plan the rows of one length; a pure function of its arguments.
+def row_keys(first: int, count: int) -> np.ndarray:
+    """Return the `row_index` of consecutive rows of the stream, (count,) uint32.
 
-    Raises:
-      UserError: the length is too short, or the corpus cannot serve the pairing.
+    Up to 2^32 rows each is the row's number. Each later 2^32 rows have the same keys in another
+    order, so that a text that comes again is masked otherwise.
     """
-    pairing = PAIRINGS[config.pairing]
-    pairing.check(store)
-    return pairing.plan(store.shards[0], config, length, hash_key(seed, _PLAN))
+    numbers = np.arange(first, first + count, dtype=np.uint64)
+    keys = numbers.astype(np.uint32)
+    high = numbers >> np.uint64(32)
+    for word in np.unique(high[high > 0]).tolist():
+        keys[high == word] ^= np.uint32(hash_key(_HIGH, word) >> 32)
+    return keys
 
 
 class ExampleStream:
     """Training batches by step number; safe to read from several threads.
 
-    Each phase reads the plan of its text and length from the start, every row once in an order of
-    its own, then again in another order. Plans are made when a phase is first read, and kept.
+    Each phase reads the rows of its text and length from the start, every row once in an order of
+    its own, then again in another order (`data.order`), or several such texts (`data.mixture`).
+    Plans are made when a shard is first read.
     """
 
     def __init__(
@@ -65,7 +77,7 @@ class ExampleStream:
         config: DataConfig,
         phases: Sequence[Phase],
         seed: int = 0,
-        stores: Mapping[int, TokenStore] | None = None,
+        stores: Mapping[int, TokenStore | Mixture] | None = None,
     ) -> None:
         """Check the phases.
 
@@ -77,15 +89,18 @@ class ExampleStream:
           stores: text in the place of `store`, by the number of the phase.
 
         Raises:
-          UserError: no phase; a length, batch size or step count that cannot be; more than 2^32
-            rows in all; a store that the pairing cannot serve.
+          UserError: no phase; a length, batch size or step count that cannot be; a store that the
+            pairing cannot serve.
         """
         self.config, self.phases, self._seed = config, tuple(phases), seed
-        self._stores = [(stores or {}).get(number, store) for number in range(len(phases))]
+        texts = [(stores or {}).get(number, store) for number in range(len(phases))]
+        self._texts = [
+            text if isinstance(text, Mixture) else Mixture(("",), (text,), (1.0,)) for text in texts
+        ]
         if not self.phases:
             raise UserError("training.phases is empty; at least one phase is needed")
         lengths = (PAIRINGS[config.pairing].min_length, MAX_LENGTH)
-        ranges = {"length": lengths, "batch_size": (1, _MAX_ROWS), "num_steps": (1, _MAX_ROWS)}
+        ranges = {"length": lengths, "batch_size": (1, _MOST), "num_steps": (1, _MOST)}
         for i, phase in enumerate(self.phases):
             for name, (least, most) in ranges.items():
                 if not least <= (value := getattr(phase, name)) <= most:
@@ -97,17 +112,15 @@ class ExampleStream:
         rows = (phase.num_rows for phase in self.phases)
         self._first_row = list(accumulate(rows, initial=0))
         self._first_step = list(accumulate((p.num_steps for p in self.phases), initial=0))
-        if self._first_row[-1] > _MAX_ROWS:
-            raise UserError(
-                f"training.phases hold {self._first_row[-1]} rows in all; a row's number in the "
-                f"stream has 32 bits, so {_MAX_ROWS} is the most"
-            )
-        for each in {id(each): each for each in self._stores}.values():
-            PAIRINGS[config.pairing].check(each)  # now, not when the first batch is asked for
-        self._lock = threading.Lock()
-        self._plans: dict[tuple[int, int], ExamplePlan] = {}
-        # Recent blocks of the visiting order; bounded, and two threads may both make one.
-        self._order_block = lru_cache(maxsize=8)(self._make_order_block)
+        # Stores are checked now, not when the first batch is asked for.
+        self._store_rows: dict[tuple[int, int], StoreRows] = {}
+        for number, text in enumerate(self._texts):
+            for each in text.stores:
+                self._add_store(each, self.phases[number].length)
+        self._of_phase = Kept(self._open_phase, len(self.phases))
+        # Recent blocks of the visiting order of flat stores, and of the rows of others.
+        self._order_block = Kept(self._make_order_block, 8)
+        self._row_block = Kept(self._make_row_block, _BLOCKS)
 
     @property
     def num_steps(self) -> int:
@@ -121,17 +134,38 @@ class ExampleStream:
         return int(np.searchsorted(self._first_step, step, side="right")) - 1
 
     def store(self, phase: int) -> TokenStore:
-        """Return the text of a phase."""
-        return self._stores[phase]
+        """Return the text of a phase; of a mixture the first."""
+        return self._texts[phase].stores[0]
 
     def plan(self, phase: int) -> ExamplePlan:
-        """Return the rows that a phase reads; made on first use."""
-        store, length = self._stores[phase], self.phases[phase].length
-        key = id(store), length
-        with self._lock:
-            if key not in self._plans:
-                self._plans[key] = plan_examples(store, self.config, length, self._seed)
-            return self._plans[key]
+        """Return the rows of the first shard that a phase reads."""
+        return self.corpora(phase)[0].rows.plan(0)
+
+    def corpora(self, phase: int) -> tuple[CorpusRows, ...]:
+        """Return what a phase reads."""
+        return self._of_phase(phase).corpora
+
+    def first_row(self, step: int) -> int:
+        """Return the number of the first row of a step in the stream of all phases."""
+        number = self.phase_of(step)
+        start, _ = self.phases[number].rows_of(step - self._first_step[number])
+        return self._first_row[number] + start
+
+    def progress(self, step: int) -> list[CorpusProgress]:
+        """Return how much of each corpus the steps before `step` have read, in all phases."""
+        seen: dict[str, CorpusProgress] = {}
+        for number, phase in enumerate(self.phases):
+            steps = min(step - self._first_step[number], phase.num_steps)
+            if steps <= 0:
+                break
+            rows = phase.num_rows if steps == phase.num_steps else phase.rows_of(steps)[0]
+            of_phase = self._of_phase(number)
+            for corpus, count in zip(of_phase.corpora, of_phase.counts(rows), strict=True):
+                old = seen.get(corpus.name, CorpusProgress(corpus.name, 0, 0, 0.0))
+                epochs = old.epochs + count * self.config.num_passes / corpus.order.num_rows
+                tokens = round(epochs * corpus.rows.store.num_tokens)
+                seen[corpus.name] = CorpusProgress(corpus.name, old.rows + count, tokens, epochs)
+        return list(seen.values())
 
     def batch(
         self, step: int, process_index: int = 0, process_count: int = 1
@@ -143,31 +177,77 @@ class ExampleStream:
           IndexError: the step is beyond the last phase.
         """
         number = self.phase_of(step)
-        start, batch_size = self.phases[number].rows_of(step - self._first_step[number])
-        rows = _share(batch_size, process_count)
-        start += process_index * rows
-        plan = self.plan(number)
-        batch = plan.batch(
-            self._stores[number].shards[0], self._rows(number, len(plan), start, start + rows)
-        )
-        first = self._first_row[number] + start
-        batch["row_index"] = np.arange(first, first + rows, dtype=np.uint32)
+        step -= self._first_step[number]
+        share = Share(process_index, process_count)
+        start, count = share.rows(self.phases[number], step)
+        phase = self._of_phase(number)
+        if phase.is_flat:
+            _, rows, order = phase.corpora[0]
+            chosen = self._rows(number, order.num_rows, start, start + count)
+            batch = rows.plan(0).batch(rows.store.shards[0], chosen)
+        else:
+            block, within = divmod(step, self._block_steps(number, share))
+            ends, arrays = self._row_block((number, block, share))
+            batch = {name: array[ends[within] :][:count] for name, array in arrays.items()}
+        batch["row_index"] = row_keys(self._first_row[number] + start, count)
         return batch
 
+    def _add_store(self, store: TokenStore, length: int) -> None:
+        shards, window = len(store.counts), self.config.window
+        num_plans = shards if not window else min(shards, 2 * window + 1)
+        rows = StoreRows(store, self.config, length, self._seed, num_plans)
+        self._store_rows.setdefault((id(store), length), rows)
+
+    def _open_phase(self, number: int) -> PhaseRows:
+        text, length, corpora = self._texts[number], self.phases[number].length, []
+        for corpus, (name, store) in enumerate(zip(text.names, text.stores, strict=True)):
+            rows = self._store_rows[id(store), length]
+            words = [self._seed, _SHUFFLE, number]
+            if corpus:  # a mixture of one corpus reads as the corpus alone
+                words = [hash_key(self._seed, _MIXING, number, corpus)]
+            try:
+                order = ShardOrder(rows.quotas, self.config.window, words)
+            except UserError as error:
+                raise UserError(f"{name}: {error}" if name else f"{error}") from error
+            corpora.append(CorpusRows(name, rows, order))
+        if len(corpora) == 1:
+            return PhaseRows(corpora, None)
+        return PhaseRows(corpora, Mixing(text.weights, hash_key(self._seed, _MIXING, number)))
+
     def _rows(self, phase: int, num_rows: int, start: int, stop: int) -> np.ndarray:
-        """Return the plan's rows [start, stop) of a phase in visiting order, epoch after epoch."""
+        """Return a flat store's rows [start, stop) of a phase in visiting order, by epochs."""
         parts = []
         while start < stop:
             epoch, position = divmod(start, num_rows)
             block, offset = divmod(position, _ORDER_BLOCK)
-            part = self._order_block(phase, num_rows, epoch, block)[offset : offset + stop - start]
-            parts.append(part)
-            start += part.size
+            made = self._order_block((phase, num_rows, epoch, block))
+            parts.append(made[offset : offset + stop - start])
+            start += parts[-1].size
         return np.concatenate(parts)
 
-    def _make_order_block(self, phase: int, num_rows: int, epoch: int, block: int) -> np.ndarray:
+    def _make_order_block(self, key: tuple[int, int, int, int]) -> np.ndarray:
+        phase, num_rows, epoch, block = key
         positions = np.arange(block * _ORDER_BLOCK, min((block + 1) * _ORDER_BLOCK, num_rows))
         return permute(positions, num_rows, hash_key(self._seed, _SHUFFLE, phase, epoch))
+
+    def _block_steps(self, number: int, share: Share) -> int:
+        """Return the number of steps whose rows are built at once."""
+        phase, (least, of_shard, most) = self.phases[number], _BLOCK_POSITIONS
+        positions = min(max(least, of_shard * self._of_phase(number).most_shards), most)
+        of_step = share.of(phase.batch_size) * phase.length
+        return min(max(1, positions // of_step), _BLOCK_STEPS)
+
+    def _make_row_block(
+        self, key: tuple[int, int, Share]
+    ) -> tuple[list[int], dict[str, np.ndarray]]:
+        """Build the rows of several steps: where each step begins, and the arrays."""
+        number, block, share = key
+        phase, steps = self.phases[number], self._block_steps(number, share)
+        first = block * steps
+        parts = [share.rows(phase, n) for n in range(first, min(first + steps, phase.num_steps))]
+        numbers = np.concatenate([np.arange(start, start + count) for start, count in parts])
+        ends = list(accumulate((count for _, count in parts), initial=0))
+        return ends, self._of_phase(number).batch(numbers)
 
 
 class TrainBatches:
@@ -188,9 +268,10 @@ class TrainBatches:
         Raises:
           UserError: a batch does not divide among the processes, or the step is beyond the end.
         """
+        share = Share(process_index, process_count)
         for phase in stream.phases:
             for _, rows in phase.stages:
-                _share(rows, process_count)
+                share.of(rows)
         if not 0 <= start_step <= stream.num_steps:
             raise UserError(
                 f"the first step is {start_step}; training has the steps 0 to {stream.num_steps}"
@@ -254,11 +335,14 @@ class EvalBatches:
             pairing.
         """
         self._store, self._batch_size, self._process_index = store, batch_size, process_index
-        self._share = _share(batch_size, process_count)
+        self._share = Share(process_index, process_count).of(batch_size)
         self._key = hash_key(seed, _EVALUATION)
         self._pairing = PAIRINGS[config.pairing]
-        self._plan = plan_examples(store, replace(config, num_passes=1), length, self._key)
-        self.num_rows = len(self._plan) if max_rows is None else min(max_rows, len(self._plan))
+        shards, once = range(len(store.counts)), replace(config, num_passes=1)
+        self._store_rows = StoreRows(store, once, length, self._key, len(shards))
+        self._ends = np.cumsum([len(self._store_rows.plan(shard)) for shard in shards])
+        rows = int(self._ends[-1])
+        self.num_rows = rows if max_rows is None else min(max_rows, rows)
         """Real rows over all batches and processes."""
 
     def __len__(self) -> int:
@@ -267,33 +351,30 @@ class EvalBatches:
     @property
     def majority_rate(self) -> float | None:
         """Share of the more frequent label in the rows of all processes; None without labels."""
-        return self._pairing.majority_rate(self._plan, self._rows(0, self.num_rows))
+        shards, rows = self._rows(0, self.num_rows)
+        plans = map(self._store_rows.plan, range(len(self._ends)))
+        parts = [(plan, rows[shards == shard]) for shard, plan in enumerate(plans)]
+        return self._pairing.majority_rate(parts)
 
-    def _rows(self, start: int, stop: int) -> np.ndarray:
+    def _rows(self, start: int, stop: int) -> Places:
         """Return rows in a fixed order other than the store's: the first are a sample of all."""
-        return permute(np.arange(start, stop), len(self._plan), self._key)
+        rows = permute(np.arange(start, stop), int(self._ends[-1]), self._key)
+        shards = np.searchsorted(self._ends, rows, side="right")
+        return Places(shards, rows - np.concatenate([[0], self._ends])[shards])
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         for number in range(len(self)):
             first = number * self._batch_size + self._process_index * self._share
             yield self._filled(self._rows(first, min(first + self._share, self.num_rows)), first)
 
-    def _filled(self, rows: np.ndarray, first: int) -> dict[str, np.ndarray]:
+    def _filled(self, rows: Places, first: int) -> dict[str, np.ndarray]:
         """Return the batch of some rows, filled up to this process's share."""
         pad = self._store.special_ids.pad
         filler = {"tokens": pad, "target_tokens": pad, "pair_labels": -1}
-        batch = self._plan.batch(self._store.shards[0], np.resize(rows, self._share))
+        size = self._share
+        shards, visits = (np.resize(numbers, size) for numbers in rows)
+        batch = self._store_rows.batch(Places(shards, visits))
         for name, array in batch.items():
-            array[rows.size :] = filler.get(name, 0)
-        batch["row_index"] = np.arange(first, first + self._share, dtype=np.uint32)
+            array[rows.shards.size :] = filler.get(name, 0)
+        batch["row_index"] = row_keys(first, size)
         return batch
-
-
-def _share(batch_size: int, process_count: int) -> int:
-    """Rows of one process."""
-    if batch_size % process_count:
-        raise UserError(
-            f"a batch of {batch_size} rows does not divide among {process_count} processes; make "
-            f"the batch size a multiple of {process_count}"
-        )
-    return batch_size // process_count

@@ -1,7 +1,5 @@
 """A shard of a token store: its arrays as memory maps, and the checks that they are whole."""
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.data.kept import Kept
 from bert_jax.errors import UserError
 from bert_jax.untrusted.json_file import read_json
 
@@ -126,9 +125,7 @@ class Shards:
             open_shard: Function that opens a shard by its number; called again for a shard that
                 was closed meanwhile.
         """
-        self._count, self._open_shard = count, open_shard
-        self._open: OrderedDict[int, Shard] = OrderedDict()
-        self._lock = threading.Lock()
+        self._count, self._open = count, Kept(open_shard, _OPEN_SHARDS)
 
     def __len__(self) -> int:
         return self._count
@@ -139,16 +136,7 @@ class Shards:
     def __getitem__(self, number: int) -> Shard:
         if not 0 <= number < self._count:
             raise IndexError(f"shard {number} of {self._count}")
-        with self._lock:
-            if number in self._open:
-                self._open.move_to_end(number)
-                return self._open[number]
-        shard = self._open_shard(number)
-        with self._lock:
-            self._open[number] = shard
-            while len(self._open) > _OPEN_SHARDS:
-                self._open.popitem(last=False)
-        return shard
+        return self._open(number)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

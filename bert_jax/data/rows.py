@@ -1,0 +1,103 @@
+"""Rows of a store: the plans of its shards, and batches of rows of several shards."""
+
+import contextlib
+import threading
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+
+from bert_jax.data.kept import Kept
+from bert_jax.data.order import Places
+from bert_jax.data.pairings import PAIRINGS, DataConfig, ExamplePlan
+from bert_jax.data.shuffle import hash_key
+from bert_jax.data.store import TokenStore
+from bert_jax.errors import UserError
+
+_PLAN = 0
+"""What a random number is for; part of its key."""
+
+
+class StoreRows:
+    """Rows of one length of a store; safe to read from several threads.
+
+    Shards are planned when their rows are first read. A plan is a pure function of (store, config,
+    length, seed, number of the shard).
+    """
+
+    def __init__(
+        self, store: TokenStore, config: DataConfig, length: int, seed: int, num_plans: int
+    ) -> None:
+        """Plan nothing yet.
+
+        Args:
+            store: Text.
+            config: Way to make rows.
+            length: Tokens of a row.
+            seed: Seed of the plans.
+            num_plans: Plans to keep.
+
+        Raises:
+            UserError: The corpus cannot serve the pairing.
+        """
+        self.store, self._config, self._length, self._seed = store, config, length, seed
+        self._pairing = PAIRINGS[config.pairing]
+        self._pairing.check(store)
+        self._plans = Kept(self._make_plan, num_plans)
+
+    def plan(self, shard: int) -> ExamplePlan:
+        """Return the rows of a shard.
+
+        Raises:
+            UserError: The length is too short, the shard is damaged, or has no row.
+        """
+        return self._plans(shard)
+
+    @cached_property
+    def quotas(self) -> list[int]:
+        """Estimated rows of each shard; those of the first are counted."""
+        counts = self.store.counts
+        rows, tokens = len(self.plan(0)), counts[0].num_tokens
+        others = [max(1, round(each.num_tokens * rows / tokens)) for each in counts[1:]]
+        return [rows, *others]
+
+    def batch(self, places: Places) -> dict[str, np.ndarray]:
+        """Build rows, all of a batch but `row_index`: a shard's together, as they lie there."""
+        shards, visits = places
+        batch: dict[str, np.ndarray] = {}
+        by_shard = np.argsort(shards, kind="stable")
+        ends = np.flatnonzero(np.diff(shards[by_shard])) + 1
+        for chosen in np.split(by_shard, ends):
+            number = int(shards[chosen[0]])
+            plan = self.plan(number)
+            rows = visits[chosen] % len(plan)
+            lie = np.argsort(rows, kind="stable")
+            part = plan.batch(self.store.shards[number], rows[lie])
+            for name, array in part.items():
+                if name not in batch:
+                    batch[name] = np.empty((shards.size, *array.shape[1:]), array.dtype)
+                batch[name][chosen[lie]] = array
+        return batch
+
+    def prepare(self, shards: Iterable[int]) -> None:
+        """Plan shards ahead, in a thread.
+
+        An error is left to who reads the shard.
+        """
+
+        def work() -> None:
+            with contextlib.suppress(Exception):
+                for shard in shards:
+                    self.plan(shard)
+
+        threading.Thread(target=work, daemon=True, name="plan ahead").start()
+
+    def _make_plan(self, shard: int) -> ExamplePlan:
+        try:
+            # Of the first shard the same as of a flat store.
+            seed = hash_key(self._seed, _PLAN, *([shard] if shard else []))
+            return self._pairing.plan(self.store.shards[shard], self._config, self._length, seed)
+        except UserError as error:
+            if len(self.store.counts) == 1:
+                raise
+            raise UserError(f"shard {shard} of {len(self.store.counts)}: {error}") from error
