@@ -8,6 +8,7 @@ section 3.1). How many rows a corpus has had before a block is a sum with a clos
 permutation mixes the rows within a block.
 """
 
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -21,7 +22,6 @@ from bert_jax.data.order import ShardOrder
 from bert_jax.data.rows import StoreRows
 from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.data.store import TokenStore
-from bert_jax.errors import UserError
 
 BLOCK = 1000
 _ONE = 1 << 32  # a point's place is an integer in [0, BLOCK * _ONE)
@@ -38,6 +38,12 @@ class Mixture:
     stores: tuple[TokenStore, ...]
     weights: tuple[float, ...]
     """Positive; shares are their ratios."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the corpora in their order; weights belong to the configuration."""
+        joined = "\n".join(store.fingerprint for store in self.stores)
+        return hashlib.sha256(joined.encode()).hexdigest()
 
 
 def weights_of(
@@ -192,27 +198,3 @@ class PhaseRows:
                 self._prepared[corpus] = after
                 rows.prepare(order.shards_of(after))
         return rows.batch(order.places(numbers))
-
-
-def check_mixture(mixture: Mixture, where: str) -> None:
-    """Refuse weights that are not positive, and corpora of several tokenizers.
-
-    Raises:
-        UserError: Names the corpus.
-    """
-    for name, weight in zip(mixture.names, mixture.weights, strict=True):
-        if not 0 < weight < math.inf:
-            raise UserError(
-                f"{where}: the weight of {name} is {weight:g}; expected a positive number. Leave "
-                "the corpus out to read nothing of it"
-            )
-    if len(set(mixture.names)) < len(mixture.names):
-        raise UserError(f"{where} names a corpus twice; give it once, with the sum of its weights")
-    first = mixture.stores[0].tokenizer_fingerprint
-    for name, store in zip(mixture.names, mixture.stores, strict=True):
-        if store.tokenizer_fingerprint != first:
-            raise UserError(
-                f"{where}: {name} was made with the tokenizer {store.tokenizer_fingerprint[:12]}, "
-                f"and {mixture.names[0]} with {first[:12]}; build the corpora with one tokenizer "
-                "(`bert-jax corpus --tokenizer`)"
-            )

@@ -17,6 +17,7 @@ from bert_jax.data import packing, pair_packing, pairs
 from bert_jax.data.packing import plan_packing
 from bert_jax.data.pair_packing import TranslationPlan, check_pairs, plan_translations
 from bert_jax.data.pairs import PairPlan, plan_pairs
+from bert_jax.data.phases import MixtureConfig
 from bert_jax.data.shard import Shard
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
@@ -32,6 +33,12 @@ class DataConfig:
 
     corpus: str = ""
     """Directory made by `bert-jax corpus`, with the stores `train` and `heldout`."""
+    mixture: tuple[MixtureConfig, ...] = ()
+    """Corpora to mix and their weights, in the place of the training text of `corpus`, whose
+    tokenizer and held-out text the run has."""
+    mixture_temperature: float = 0.0
+    """Power of the corpora's sizes (tokens) in their weights: 0 leaves the weights as they are, 1
+    mixes by size, XLM-R has 0.3."""
     pairing: Literal["nsp", "sop", "none", "translation"] = "nsp"
     """Sentence pairs (next sentence, sentence order), full-length rows of consecutive text, or
     sources and targets of a corpus of pairs."""
@@ -51,6 +58,12 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that no corpus can serve."""
+        for index, part in enumerate(self.mixture):
+            part.check(f"data.mixture[{index}]")
+        if not 0 <= self.mixture_temperature <= 1:
+            raise UserError(
+                f"data.mixture_temperature is {self.mixture_temperature}; it must be in [0, 1]"
+            )
         if not 0 <= self.short_rate <= 1:
             raise UserError(f"data.short_rate is {self.short_rate}; it must be in [0, 1]")
         for name, least in (

@@ -1,6 +1,7 @@
 """Phases of a run: as a configuration gives them, and as the pipeline takes them."""
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -10,6 +11,26 @@ from bert_jax.errors import UserError
 
 THETAS = ("rope_theta", "local_rope_theta")
 """Fields of a phase that stand for fields of the model."""
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """A corpus of a mixture."""
+
+    corpus: str = ""
+    """Directory of the corpus, with the run's tokenizer."""
+    weight: float = 1.0
+    """Share of the rows, relative to the other corpora; see also `mixture_temperature`."""
+
+    def check(self, where: str) -> None:
+        """Refuse a corpus without a name or a weight of nothing; `where` names the field."""
+        if not self.corpus:
+            raise UserError(f"{where}.corpus is empty; expected the directory of a corpus")
+        if not 0 < self.weight < math.inf:
+            raise UserError(
+                f"{where}.weight is {self.weight:g}; expected a positive number. Leave "
+                f"{self.corpus} out to read nothing of it"
+            )
 
 
 @dataclass(frozen=True)
@@ -39,8 +60,12 @@ class PhaseConfig:
     local_rope_theta: float | None = None
     """Base of the rotations' wavelengths in local layers; None: `model.local_rope_theta`."""
     corpus: str = ""
-    """Directory of the training text, with the run's tokenizer; empty: `data.corpus`, whose
-    held-out text is evaluated in all phases."""
+    """Directory of the training text, with the run's tokenizer; empty: `data.mixture` or
+    `data.corpus`, whose held-out text is evaluated in all phases."""
+    mixture: tuple[MixtureConfig, ...] = ()
+    """Corpora of the phase and their weights; empty: `data.mixture`."""
+    mixture_temperature: float | None = None
+    """Power of the corpora's sizes in their weights; None: `data.mixture_temperature`."""
     batch_warmup_steps: int = 0
     """First steps of the phase, which have fewer rows: an eighth of `batch_size`, a quarter, then
     half, for a third of these steps each."""
@@ -51,6 +76,13 @@ class PhaseConfig:
         Raises:
             UserError: Names the phase and the field.
         """
+        for index, part in enumerate(self.mixture):
+            part.check(f"training.phases[{number}].mixture[{index}]")
+        if self.mixture and self.corpus:
+            raise UserError(
+                f"training.phases[{number}] has a corpus, {self.corpus}, and a mixture; give one"
+            )
+        temperature = self.mixture_temperature
         masking, peak, end = self.masking_rate, self.learning_rate, self.end_rate
         check_values(
             f"training.phases[{number}]",
@@ -62,6 +94,10 @@ class PhaseConfig:
             learning_rate=(peak is None or peak > 0, "positive, or None"),
             end_rate=(end is None or end >= 0, "at least 0, or None"),
             batch_warmup_steps=(self.batch_warmup_steps >= 0, "at least 0"),
+            mixture_temperature=(
+                temperature is None or 0 <= temperature <= 1,
+                "in [0, 1], or None",
+            ),
             **{
                 name: ((theta := getattr(self, name)) is None or theta > 0, "above 0, or None")
                 for name in THETAS

@@ -145,6 +145,10 @@ class ExampleStream:
         """Return what a phase reads."""
         return self._of_phase(phase).corpora
 
+    def rows_of_corpora(self, phase: int) -> list[int]:
+        """Count the rows that a phase reads of each of its corpora."""
+        return self._of_phase(phase).counts(self.phases[phase].num_rows)
+
     def first_row(self, step: int) -> int:
         """Return the number of the first row of a step in the stream of all phases."""
         number = self.phase_of(step)

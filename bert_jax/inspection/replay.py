@@ -18,7 +18,7 @@ from bert_jax.saved.runs import read_record
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.config import FREE_FIELDS
-from bert_jax.training.corpus import open_corpus, step_config
+from bert_jax.training.corpus import open_corpus, phase_stores, step_config
 from bert_jax.training.workdir import read_config, recorded_corpus, refuse_other_run
 
 _WIDTH = 98
@@ -51,17 +51,28 @@ def replay_batch(
             f"--step is {step}; the run has batches 0 to {config.training.num_steps - 1}"
         )
     phase = config.training.phase_of(step)
-    stores = open_corpus(corpus or config.training.phases[phase].corpus or config.data.corpus)
+    own = corpus or config.training.phases[phase].corpus
+    stores = open_corpus(own or config.data.corpus)
     store, record = stores.train, read_record(work.local, "pretrain")
-    there = {"the training corpus": (recorded_corpus(record, phase), store.fingerprint)}
+    texts = {} if own else phase_stores(config, store, only=phase)
+    fingerprint = texts.get(phase, store).fingerprint
+    there = {"the training corpus": (recorded_corpus(record, phase), fingerprint)}
     refuse_other_run(work, record, config, FREE_FIELDS, there)
     config = config.with_vocabulary(store.vocab_size)
-    batch = ExampleStream(store, config.data, config.phases, config.seed).batch(step)
+    stream = ExampleStream(store, config.data, config.phases, config.seed, texts)
+    batch = stream.batch(step)
     objective = step_config(config, stores, phase).objective
     shown = objective.shown(objective.prepare(jax.tree.map(jnp.asarray, batch), config.seed))
     assert store.path is not None  # from `open_corpus`
     tokenizer = load_tokenizer(store.path / "tokenizer")
-    return describe_batch(batch, shown, tokenizer, pairing=config.data.pairing, max_rows=max_rows)
+    return describe_batch(
+        batch,
+        shown,
+        tokenizer,
+        pairing=config.data.pairing,
+        max_rows=max_rows,
+        first_row=stream.first_row(step),
+    )
 
 
 def describe_batch(
@@ -71,6 +82,7 @@ def describe_batch(
     *,
     pairing: str = "none",
     max_rows: int | None = None,
+    first_row: int = 0,
 ) -> str:
     """Decode a batch row by row, with its masks marked, in lines of 98 characters if words allow.
 
@@ -83,6 +95,7 @@ def describe_batch(
         tokenizer: Tokenizer of the corpus.
         pairing: Meaning of the labels, as `data.pairing`.
         max_rows: Largest number of rows; None: all.
+        first_row: Number of the first row in the stream of the run.
     """
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     inputs, predicted = np.asarray(shown.tokens), np.asarray(shown.predicted)
@@ -103,7 +116,7 @@ def describe_batch(
     for row in range(count):
         one = {name: array[row] for name, array in arrays.items()}
         described = _describe_row(one, inputs[row], predicted[row], tokenizer, pairing)
-        described[0] = f"row {row}, {described[0]}"
+        described[0] = f"row {row}, stream {first_row + row}, {described[0]}"
         lines += ["", *described]
     if count < num_rows:
         lines += ["", f"({num_rows - count} more rows)"]
@@ -121,10 +134,7 @@ def _describe_row(
     types, segments = row["type_ids"], row["segment_ids"]
     targets = row.get("target_segment_ids", np.zeros(0, segments.dtype))
     num_targets = int((targets != 0).sum())
-    title = [
-        f"stream {int(row['row_index'])}",
-        f"{int((segments != 0).sum()) + num_targets} tokens",
-    ]
+    title = [f"{int((segments != 0).sum()) + num_targets} tokens"]
     label = LABELS.get(pairing, {}).get(int(row.get("pair_labels", -1)))
     num_segments = int(segments.max(initial=0))
     if label:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from bert_jax.checkpoint import Retention
 from bert_jax.config.mapping import check_values
 from bert_jax.data.pairings import PAIRINGS, DataConfig
-from bert_jax.data.phases import THETAS, Phase, PhaseConfig
+from bert_jax.data.phases import THETAS, MixtureConfig, Phase, PhaseConfig
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.config import MaskedLMConfig, ObjectiveConfig
@@ -278,6 +278,18 @@ class PretrainConfig:
             Phase(phase.length, phase.batch_size, steps, phase.batch_warmup_steps)
             for phase, steps in zip(self.training.phases, self.training.phase_steps, strict=True)
         )
+
+    def mixture_of(self, number: int) -> tuple[MixtureConfig, ...]:
+        """Return the corpora that a phase mixes; none where the phase reads one corpus."""
+        phase = self.training.phases[number]
+        return () if phase.corpus else phase.mixture or self.data.mixture
+
+    def temperature_of(self, number: int) -> float | None:
+        """Return the power of the sizes in the weights of a phase's mixture; None without one."""
+        own = self.training.phases[number].mixture_temperature
+        if not self.mixture_of(number):
+            return None
+        return self.data.mixture_temperature if own is None else own
 
     def of_phase(self, number: int) -> "PretrainConfig":
         """Return this configuration with the masking rate and the thetas of a phase as the run's.

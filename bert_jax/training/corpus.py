@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.data.mixture import Mixture, weights_of
 from bert_jax.data.shard import SpecialIds
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
@@ -63,30 +64,56 @@ def open_corpus(path: str) -> Corpus:
     return Corpus(train, heldout)
 
 
-def phase_stores(config: PretrainConfig, run: TokenStore) -> dict[int, TokenStore]:
+def phase_stores(
+    config: PretrainConfig, run: TokenStore, only: int | None = None
+) -> dict[int, TokenStore | Mixture]:
     """Open the training text of the phases that have their own, by the number of the phase.
 
+    Args:
+        config: Configuration of the run.
+        run: Training text of the run's corpus.
+        only: Number of the only phase to open; None: all.
+
     Raises:
-        UserError: No such corpus, or one of another tokenizer than the run's.
+        UserError: No such corpus, one of another tokenizer than the run's, or one that a mixture
+            names twice.
     """
-    opened, stores = {config.data.corpus: run}, {}
-    for number, phase in enumerate(config.training.phases):
-        if not phase.corpus:
-            continue
-        where = f"training.phases[{number}].corpus"
-        if phase.corpus not in opened:
+    opened = {config.data.corpus: run}
+
+    def opened_at(name: str, where: str) -> TokenStore:
+        if name not in opened:
             try:
-                opened[phase.corpus] = open_corpus(phase.corpus).train
+                opened[name] = open_corpus(name).train
             except UserError as error:
                 raise UserError(f"{where}: {error}") from error
-        store = stores[number] = opened[phase.corpus]
+        store = opened[name]
         if store.tokenizer_fingerprint != run.tokenizer_fingerprint:
             raise UserError(
-                f"{where}: {phase.corpus} was made with the tokenizer "
+                f"{where}: {name} was made with the tokenizer "
                 f"{store.tokenizer_fingerprint[:12]}, and the run's corpus with "
                 f"{run.tokenizer_fingerprint[:12]}; build the corpora with one tokenizer "
                 "(`bert-jax corpus --tokenizer`)"
             )
+        return store
+
+    stores: dict[int, TokenStore | Mixture] = {}
+    for number, phase in enumerate(config.training.phases):
+        if only not in (None, number):
+            continue
+        where = f"training.phases[{number}]"
+        if phase.corpus:
+            stores[number] = opened_at(phase.corpus, f"{where}.corpus")
+        elif parts := config.mixture_of(number):
+            where = f"{where}.mixture" if phase.mixture else "data.mixture"
+            names = tuple(part.corpus for part in parts)
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise UserError(f"{where} names {twice} twice; expected each corpus once")
+            mixed = tuple(opened_at(name, f"{where}[{n}]") for n, name in enumerate(names))
+            weights = weights_of(
+                mixed, [part.weight for part in parts], config.temperature_of(number) or 0.0
+            )
+            stores[number] = Mixture(names, mixed, weights)
     return stores
 
 

@@ -55,13 +55,20 @@ def summary(
         held_out = f"{corpus.heldout.num_tokens:,} tokens held out"
     phases, warnings = [], []
     for number, phase in enumerate(config.phases):
-        plan = stream.plan(number)
-        rows = len(plan) / config.data.num_passes
-        epochs = phase.num_rows / rows
+        plan, corpora = stream.plan(number), stream.corpora(number)
+        passes = [corpus.order.num_rows / config.data.num_passes for corpus in corpora]
         phases.append(
             f"phase    {phase.num_steps:,} steps of {phase.batch_size:,} rows of {phase.length} "
-            f"tokens: {epochs:.2f} epochs of {rows:,.0f} rows"
+            "tokens: "
         )
+        counts = stream.rows_of_corpora(number)
+        if len(corpora) == 1:
+            phases[-1] += f"{counts[0] / passes[0]:.2f} epochs of {passes[0]:,.0f} rows"
+        else:
+            phases[-1] += ", ".join(
+                f"{count / phase.num_rows:.1%} {corpus.name} ({count / rows:.2f} epochs)"
+                for corpus, count, rows in zip(corpora, counts, passes, strict=True)
+            )
         if own_values := described(dataclasses.asdict(config.training.phases[number])):
             phases[-1] += f"; {own_values}"
         if config.training.phases[number].corpus:

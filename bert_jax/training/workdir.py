@@ -12,6 +12,7 @@ from typing import Any
 import bert_jax
 from bert_jax.checkpoint.agreement import by_first
 from bert_jax.config.mapping import build, diff, to_dict
+from bert_jax.data.mixture import Mixture
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
@@ -35,7 +36,7 @@ def check_workdir(
     work: WorkDir,
     config: PretrainConfig,
     store: TokenStore,
-    stores: Mapping[int, TokenStore] | None = None,
+    stores: Mapping[int, TokenStore | Mixture] | None = None,
 ) -> None:
     """Refuse a work directory of another run, or with another tokenizer; change nothing.
 
@@ -62,10 +63,13 @@ def check_workdir(
 
     if record := by_first(look):
         corpora = {"the training corpus": (record.get("corpus"), store.fingerprint)}
-        places = []  # they may move
+        # They may move.
+        places = [f"data.mixture[{n}].corpus" for n in range(len(config.data.mixture))]
         for number in range(len(config.training.phases)):
             name = f"training.phases[{number}].corpus"
             places.append(name)
+            mixture = config.training.phases[number].mixture
+            places += [f"{name[:-7]}.mixture[{n}].corpus" for n in range(len(mixture))]
             there = recorded_corpus(record, number)
             given = (stores or {}).get(number, store).fingerprint
             if (there, given) != (record.get("corpus"), store.fingerprint):
@@ -155,7 +159,7 @@ def prepare_workdir(
     workdir: Path,
     config: PretrainConfig,
     store: TokenStore,
-    stores: Mapping[int, TokenStore] | None = None,
+    stores: Mapping[int, TokenStore | Mixture] | None = None,
     branch: Mapping[str, Any] | None = None,
 ) -> None:
     """Begin a pretraining run in its work directory.

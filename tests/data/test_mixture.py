@@ -10,7 +10,6 @@ from bert_jax.data.mixture import (
     BLOCK,
     Mixing,
     Mixture,
-    check_mixture,
     weights_of,
 )
 from bert_jax.data.pairings import DataConfig
@@ -117,16 +116,7 @@ def test_what_was_read_of_each_corpus():
     assert (rest.rows, rest.epochs) == (2000, pytest.approx(2000 / 30))
 
 
-def test_bad_mixtures():
-    for weight in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(UserError, match=r"data\.mixture: the weight of two is"):
-            check_mixture(replace(MIXTURE, weights=(1.0, weight)), "data.mixture")
-    with pytest.raises(UserError, match="names a corpus twice"):
-        check_mixture(replace(MIXTURE, names=("one", "one")), "data.mixture")
-    stores = (ONE, replace(TWO, tokenizer_fingerprint="other"))
-    with pytest.raises(UserError, match="two was made with the tokenizer other, and one"):
-        check_mixture(replace(MIXTURE, stores=stores), "data.mixture")
-    check_mixture(MIXTURE, "data.mixture")
+def test_a_corpus_too_small_for_a_row_is_named():
     small = replace(MIXTURE, stores=(ONE, store_of_ids([[1], [1]], 0)))
     stream = ExampleStream(ONE, DataConfig(pairing="sop"), [Phase(22, 8, 4)], stores={0: small})
     with pytest.raises(UserError, match=r"two: .*makes no rows"):

@@ -30,6 +30,7 @@ from bert_jax.checkpoint.reading import check_same
 from bert_jax.checkpoint.record import named_leaves
 from bert_jax.checkpoint.record import read_record as read_checkpoint_record
 from bert_jax.config.mapping import build, diff
+from bert_jax.data.mixture import Mixture
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
@@ -38,7 +39,10 @@ from bert_jax.training.config import FREE_FIELDS, PretrainConfig
 from bert_jax.training.optim import OptimizerConfig, learning_rate_schedule
 from bert_jax.training.workdir import record_there, recorded_corpus, show
 
-_BY_PHASE = ("masking.rate", "model.rope_theta", "model.local_rope_theta", "training")
+_BY_PHASE = (
+    "masking.rate", "model.rope_theta", "model.local_rope_theta", "training", "data.mixture",
+    "data.mixture_temperature",
+)  # fmt: skip
 """Fields that are compared as the phases before the branch have them."""
 _OPTIMIZER = tuple(
     f"optimizer.{field.name}"
@@ -77,7 +81,7 @@ class Branch:
         self,
         config: PretrainConfig,
         store: TokenStore,
-        stores: Mapping[int, TokenStore],
+        stores: Mapping[int, TokenStore | Mixture],
         abstract: Any,
     ) -> None:
         """Refuse a run that cannot go on from the checkpoint; change nothing.
@@ -288,6 +292,8 @@ def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[
                 "batch_size": phase.batch_size,
                 "batch_warmup_steps": phase.batch_warmup_steps,
                 "masking_rate": own.masking.rate,
+                "mixture": [part.weight for part in config.mixture_of(number)],
+                "mixture_temperature": config.temperature_of(number),
                 "rope_theta": own.model.rope_theta,
                 "local_rope_theta": own.model.local_rope_theta,
                 "corpus": str(corpus_of(number))[:12],
