@@ -49,6 +49,13 @@ class DataConfig:
     window: int = 0
     """Shards of the corpus whose rows are mixed; 0: all. A host holds the plans of a window and of
     the next, and in a bucket reads their files."""
+    cache_gb: float = 20.0
+    """Gigabytes of the local disk for shards of corpora in buckets: at least two windows."""
+    cache_dir: str = ""
+    """Directory of these shards, which processes of a host share; empty: below ~/.cache/bert_jax.
+    """
+    read_timeout: float = 600.0
+    """Seconds for which a bucket may be out of reach; then the run ends with exit code 6."""
     num_passes: int = 1
     """Different plans of the corpus laid end to end before one repeats (BERT's dupe_factor: 10)."""
     num_threads: int = 2
@@ -67,11 +74,9 @@ class DataConfig:
         if not 0 <= self.short_rate <= 1:
             raise UserError(f"data.short_rate is {self.short_rate}; it must be in [0, 1]")
         for name, least in (
-            ("window", 0),
-            ("num_passes", 1),
-            ("num_threads", 0),
-            ("prefetch_batches", 1),
-        ):
+            ("window", 0), ("cache_gb", 0), ("read_timeout", 0), ("num_passes", 1),
+            ("num_threads", 0), ("prefetch_batches", 1),
+        ):  # fmt: skip
             if (value := getattr(self, name)) < least:
                 raise UserError(f"data.{name} is {value}; it must be at least {least}")
         least = pair_packing.MIN_TARGET_LENGTH

@@ -19,7 +19,7 @@ _CHECKED_OFFSETS = 1 << 22
 """Offsets looked at when a shard is opened; `verify` looks at all of them."""
 
 
-_OPEN_SHARDS = 64
+OPEN_SHARDS = 64
 """Shards that a store keeps open; each holds three files."""
 
 
@@ -117,15 +117,18 @@ class Shards:
     Safe to read from several threads.
     """
 
-    def __init__(self, count: int, open_shard: Callable[[int], Shard]) -> None:
+    def __init__(
+        self, count: int, open_shard: Callable[[int], Shard], num_open: int = OPEN_SHARDS
+    ) -> None:
         """Open nothing yet.
 
         Args:
             count: Number of shards.
             open_shard: Function that opens a shard by its number; called again for a shard that
                 was closed meanwhile.
+            num_open: Shards to keep open.
         """
-        self._count, self._open = count, Kept(open_shard, _OPEN_SHARDS)
+        self._count, self._open = count, Kept(open_shard, num_open)
 
     def __len__(self) -> int:
         return self._count

@@ -15,7 +15,7 @@ or a manifest and shards, each such a store without a tokenizer of its own (vers
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -25,6 +25,7 @@ import numpy as np
 from bert_jax.data.shard import (
     MAX_HEADER_BYTES,
     OFFSET_DTYPE,
+    OPEN_SHARDS,
     Shard,
     Shards,
     SpecialIds,
@@ -45,8 +46,7 @@ ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
 """Array files of a shard, without `.bin`."""
 MAX_VOCAB = 1 << 22
 """Ids; the counts of all of them are read when a store is opened."""
-_NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")
-"""A shard's name, which is that of its directory."""
+_NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")  # of a shard's directory
 
 
 class ShardCounts(NamedTuple):
@@ -90,10 +90,7 @@ class TokenStore:
         first = shards[0]
         return cls(
             Shards(len(shards), shards.__getitem__),
-            tuple(
-                ShardCounts("", each.num_tokens, each.num_sentences, each.num_documents)
-                for each in shards
-            ),
+            tuple(ShardCounts("", s.num_tokens, s.num_sentences, s.num_documents) for s in shards),
             unigram_counts,
             first.vocab_size,
             first.special_ids,
@@ -159,7 +156,7 @@ class TokenStore:
 
 @runtime_checkable
 class StoreTokenizer(Protocol):
-    """The part of `bert_jax.tokenization.tokenizer.Tokenizer` that a store needs."""
+    """Part of `bert_jax.tokenization.tokenizer.Tokenizer` that a store needs."""
 
     vocab_size: int
     special_ids: SpecialIds
@@ -199,7 +196,12 @@ def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str])
 
 
 def open_store(
-    path: str | Path, tokenizer: StoreTokenizer | None = None, *, verify: bool = False
+    path: str | Path,
+    tokenizer: StoreTokenizer | None = None,
+    *,
+    verify: bool = False,
+    fetch: Callable[[str], None] = lambda name: None,
+    num_open: int = OPEN_SHARDS,
 ) -> TokenStore:
     """Open a store without reading it: arrays are memory maps, and shards are opened when used.
 
@@ -207,6 +209,8 @@ def open_store(
         path: the store's directory.
         tokenizer: refuse a store that another tokenizer built.
         verify: read everything and compare with the fingerprint (about 1 GB/s).
+        fetch: function that brings the files of a shard, by name, before the shard is opened.
+        num_open: shards to keep open.
 
     Raises:
         UserError: nothing there, incomplete, damaged, of another version or another tokenizer.
@@ -215,11 +219,12 @@ def open_store(
     checked: set[int] = set()
 
     def open_by_number(number: int) -> Shard:
+        fetch(store.counts[number].name)
         shard = open_shard(store, number, check=number not in checked)
         checked.add(number)
         return shard
 
-    store = replace(store, shards=Shards(len(store.counts), open_by_number))
+    store = replace(store, shards=Shards(len(store.counts), open_by_number, num_open))
     if verify:
         _verify(store, digests)
     elif len(store.counts) == 1:
@@ -232,15 +237,11 @@ def read_manifest(
 ) -> tuple[TokenStore, list[dict[str, str]]]:
     """Read what a store says of itself, and its counts of ids; look at no shard.
 
-    Args:
-        path: the store's directory.
-        tokenizer: refuse a store that another tokenizer built.
-
     Returns:
         The store without shards, and sha256 by array, of each shard of a store of several.
 
     Raises:
-        UserError: see `open_store`.
+        UserError: see `open_store`, whose arguments these are.
     """
     path = Path(path)
     header = _read_header(path)
@@ -268,8 +269,7 @@ def open_shard(
     """Open a shard of a store on disk.
 
     Args:
-        store: the store.
-        number: number of the shard.
+        store, number: store, and number of the shard.
         check: whether to look at the shard's header and the beginning of its offsets.
         verify: whether to look at all offsets.
 
@@ -327,10 +327,9 @@ def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
         sums = tuple(map(sum, zip(*(shard[1:] for shard in shards), strict=True)))
         if sums != whole[1:]:
             raise ValueError(f"the shards add up to {sums}, not {whole[1:]}")
-        if len({shard.name for shard in shards}) < len(shards):
-            raise ValueError("two shards of one name")
-        if bad := [shard.name for shard in shards if not _NAME.fullmatch(shard.name)]:
-            raise ValueError(f"a shard named {bad[0]!r}")
+        names = [shard.name for shard in shards]
+        if len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
+            raise ValueError("two shards of one name, or a name that is none")
     if vocab_size > MAX_VOCAB:
         raise ValueError(f"vocab_size {vocab_size}; the limit is {MAX_VOCAB}")
     special_ids = SpecialIds(**header["special_ids"])
@@ -366,9 +365,9 @@ def _entries(header: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the manifest's entries of shards; none in a flat store."""
     if header["version"] == VERSION:
         return []
-    if not (entries := header["shards"]):
+    if not header["shards"]:
         raise ValueError("no shards")
-    return list(entries)
+    return list(header["shards"])
 
 
 def _read_header(path: Path) -> dict[str, Any]:

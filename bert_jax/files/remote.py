@@ -8,7 +8,6 @@ whole. Those files lie in a local mirror, and `sync` uploads what changed.
 import atexit
 import contextlib
 import datetime
-import importlib.util
 import logging
 import os
 import re
@@ -23,6 +22,7 @@ import jax
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.files.bucket import bucket_failures, file_system
 from bert_jax.files.claims import CLAIM, BucketClaims, Claims, LocalClaims
 
 _CHECKPOINTS, _DAMAGED, _RESUME = "checkpoints", "damaged", "resume"
@@ -58,7 +58,7 @@ class WorkDir:
     def failures_named(self, what: str) -> Iterator[None]:
         """Raise what goes wrong in the block as an error that says `what` and what to do."""
         if self.mirror is not None:
-            with _bucket_failures(f"{what} {self.name}", self.name):
+            with bucket_failures(f"{what} {self.name}", self.name):
                 yield
             return
         try:
@@ -88,7 +88,7 @@ class WorkDir:
         if self.mirror is None:
             return
         try:
-            with _bucket_failures(f"cannot upload to {self.name}", self.name):
+            with bucket_failures(f"cannot upload to {self.name}", self.name):
                 self.mirror.upload()
         except (UserError, ConnectionError) as reason:
             if required:
@@ -125,7 +125,7 @@ def open_workdir(path: str | Path) -> WorkDir:
             )
         name = f"gs://{bucket}/{directory}"
         mirror = _Mirror(name)
-        with _bucket_failures(f"cannot open {name}", name):
+        with bucket_failures(f"cannot open {name}", name):
             mirror.download(bucket)
         local, root = mirror.local, epath.Path(name)
     return WorkDir(local, root / _CHECKPOINTS, root / _DAMAGED, root / _RESUME, name, mirror)
@@ -144,17 +144,7 @@ class _Mirror:
     """A local copy of the small files below a URL."""
 
     def __init__(self, url: str):
-        if importlib.util.find_spec("gcsfs") is None:
-            raise UserError(
-                f"{url} needs gcsfs, which is not installed: pip install 'bert_jax[gcs]'"
-            )
-        import fsspec
-
-        # fsspec remembers listings, and does not see what TensorStore and other processes write.
-        for protocol in ("gs", "gcs"):
-            fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
-        self._url = url
-        self.files: Any = None
+        self._url, self.files = url, file_system(url)
         self._uploaded: dict[str, tuple[int, int]] = {}
         self._failed = False
         self.local = Path(tempfile.mkdtemp(prefix="bert_jax-"))
@@ -162,9 +152,6 @@ class _Mirror:
 
     def download(self, bucket: str) -> None:
         """Fetch every file, except what lies below directories of checkpoints."""
-        import fsspec
-
-        self.files = fsspec.filesystem("gs")
         self.files.info(bucket)  # a listing says the same of a missing bucket and an empty one
         root = self._url.removeprefix("gs://")
         try:
@@ -224,29 +211,3 @@ class _Mirror:
 def _signature(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-@contextlib.contextmanager
-def _bucket_failures(what: str, url: str) -> Iterator[None]:
-    """Raise faults of the bucket, the network or the rights as errors that say what to do."""
-    import google.auth.exceptions
-    from gcsfs.retry import HttpError
-
-    try:
-        yield
-    except (OSError, HttpError, google.auth.exceptions.GoogleAuthError) as error:
-        text = (str(error).strip().splitlines() or [""])[0][:200]
-        bucket = url.removeprefix("gs://").partition("/")[0]
-        if isinstance(error, FileNotFoundError):
-            raise UserError(
-                f"{what}: there is no bucket {bucket}, or none that these credentials can see. "
-                f"Make it with `gcloud storage buckets create gs://{bucket}`"
-            ) from error
-        denied = getattr(error, "code", None) in (401, 403) or text.startswith("Forbidden")
-        if denied or type(error).__module__.startswith("google.auth"):
-            raise UserError(
-                f"{what}: access denied or no credentials ({type(error).__name__}: {text}). Run "
-                "`gcloud auth application-default login`, or give this machine's service account "
-                "the role roles/storage.objectAdmin on the bucket"
-            ) from error
-        raise ConnectionError(f"{what}: {type(error).__name__}: {text}") from error

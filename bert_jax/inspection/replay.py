@@ -52,7 +52,7 @@ def replay_batch(
         )
     phase = config.training.phase_of(step)
     own = corpus or config.training.phases[phase].corpus
-    stores = open_corpus(own or config.data.corpus)
+    stores = open_corpus(own or config.data.corpus, config.data)
     store, record = stores.train, read_record(work.local, "pretrain")
     texts = {} if own else phase_stores(config, store, only=phase)
     fingerprint = texts.get(phase, store).fingerprint

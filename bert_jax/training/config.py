@@ -22,8 +22,11 @@ from bert_jax.training.optim import OptimizerConfig, PhaseRate, learning_rate_sc
 FREE_FIELDS = (
     "checkpoint",
     "data.corpus",  # it may move; the corpus's fingerprint is compared instead
+    "data.cache_dir",
+    "data.cache_gb",
     "data.num_threads",
     "data.prefetch_batches",
+    "data.read_timeout",
     "guard",
     "masking.eval_rate",
     "mesh",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.mixture import Mixture, weights_of
+from bert_jax.data.pairings import DataConfig
 from bert_jax.data.shard import SpecialIds
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
@@ -14,6 +15,7 @@ from bert_jax.files.remote import scheme
 from bert_jax.objectives.config import Given
 from bert_jax.objectives.objective import Objective
 from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.training.bucket_corpus import BucketCorpus
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.state import StepConfig
 
@@ -26,21 +28,29 @@ class Corpus(NamedTuple):
     """None: no evaluation."""
 
 
-def open_corpus(path: str) -> Corpus:
+def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
     """Open the stores of `data.corpus`: a directory with `train` and `heldout`, or one store.
 
+    Args:
+        path: Local directory, or gs://BUCKET/DIRECTORY, whose shards are read through a cache.
+        data: Settings of the cache; None: the defaults, for reading without windows.
+
     Raises:
-        UserError: No such directory, no store in it, or two stores of different tokenizers.
+        UserError: No such directory, no store in it, two stores of different tokenizers, or a
+            window that does not fit the cache.
+        BucketAwayError: The bucket is out of reach.
     """
     if not path:
         raise UserError(
             "data.corpus is not set; give the directory that `bert-jax corpus` made, such as "
             "--config.data.corpus=work/corpus"
         )
+    if scheme(path) == "gs":
+        return _open_in_bucket(path, data)
     if scheme(path):
         raise UserError(
-            f"the corpus {path} is not on a local disk; token stores are read by memory map. Copy "
-            f"it to each host, as with: gcloud storage cp -r {path} work/corpus"
+            f"the corpus {path}: {scheme(path)}:// is not supported. Give a local directory or "
+            "gs://BUCKET/DIRECTORY"
         )
     directory = Path(path)
     if not any((p / "corpus.json").exists() for p in (directory, directory / "train")):
@@ -54,14 +64,34 @@ def open_corpus(path: str) -> Corpus:
     train = open_store(directory / "train")
     if not is_store(directory / "heldout"):
         return Corpus(train, None)
-    heldout = open_store(directory / "heldout")
-    if heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
+    return _of_one_tokenizer(path, Corpus(train, open_store(directory / "heldout")))
+
+
+def _open_in_bucket(path: str, data: DataConfig | None) -> Corpus:
+    corpus = BucketCorpus(path, data or DataConfig())
+    train = corpus.open("train", windowed=data is not None)
+    if train is not None:
+        heldout = corpus.open("heldout", windowed=False)
+        return _of_one_tokenizer(path, Corpus(train, heldout))
+    store = corpus.open("", windowed=data is not None)
+    if store is None:
         raise UserError(
-            f"{directory}: the stores train and heldout were made with different tokenizers "
+            f"the corpus {path} holds no complete token store. Give the directory that "
+            "`bert-jax corpus` made (pretrain: --config.data.corpus; evaluate and replay: "
+            "--corpus, where it has moved)"
+        )
+    return Corpus(store, None)
+
+
+def _of_one_tokenizer(path: str, corpus: Corpus) -> Corpus:
+    train, heldout = corpus
+    if heldout is not None and heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
+        raise UserError(
+            f"{path}: the stores train and heldout were made with different tokenizers "
             f"({train.tokenizer_fingerprint[:12]} and {heldout.tokenizer_fingerprint[:12]}); build "
             "the corpus again"
         )
-    return Corpus(train, heldout)
+    return corpus
 
 
 def phase_stores(
@@ -83,7 +113,7 @@ def phase_stores(
     def opened_at(name: str, where: str) -> TokenStore:
         if name not in opened:
             try:
-                opened[name] = open_corpus(name).train
+                opened[name] = open_corpus(name, config.data).train
             except UserError as error:
                 raise UserError(f"{where}: {error}") from error
         store = opened[name]

@@ -84,7 +84,7 @@ def train(
         DamagedCheckpointError: None of the run's checkpoints is intact.
         SaveFailedError: Several saves in a row have failed.
     """
-    corpus = corpus or open_corpus(config.data.corpus)
+    corpus = corpus or open_corpus(config.data.corpus, config.data)
     with hold_workdir(workdir, echo=echo) as work:
         seconds = config.training.stall_seconds
         session = Session(work, stall_seconds=seconds, clock=clock, echo=echo)

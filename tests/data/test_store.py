@@ -504,10 +504,9 @@ def test_nonsense_about_shards(tmp_path, change):
         open_store(tmp_path / "s")
 
 
-def test_few_shards_stay_open(tmp_path, monkeypatch):
+def test_few_shards_stay_open(tmp_path):
     write_shards(tmp_path / "s")
-    monkeypatch.setattr(shard_module, "_OPEN_SHARDS", 2)
-    shards = open_store(tmp_path / "s").shards
+    shards = open_store(tmp_path / "s", num_open=2).shards
     first = shards[0]
     assert shards[0] is first
     assert [shard.num_tokens for shard in shards] == [5, 3, 2]

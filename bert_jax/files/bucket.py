@@ -1,0 +1,235 @@
+"""Files of a bucket: read with patience, and kept on the local disk within a bound."""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.files.staging import staged_file
+
+_RANGE = 32 << 20
+"""Bytes of a read."""
+_READ_SECONDS = 120.0
+"""Patience with one read, which is then tried again."""
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+"""Seconds between tries; each wait is twice the one before."""
+
+
+class BucketAwayError(RuntimeError):
+    """A bucket out of reach for longer than the run waits; another start may reach it."""
+
+    exit_code = 6
+
+
+def file_system(url: str) -> Any:
+    """Return the file system of gs:// URLs, which remembers no listing.
+
+    Raises:
+        UserError: gcsfs is not installed.
+    """
+    if importlib.util.find_spec("gcsfs") is None:
+        raise UserError(f"{url} needs gcsfs, which is not installed: pip install 'bert_jax[gcs]'")
+    import fsspec
+
+    # fsspec remembers listings, and does not see what TensorStore and other processes write.
+    for protocol in ("gs", "gcs"):
+        fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
+    return fsspec.filesystem("gs")
+
+
+@contextlib.contextmanager
+def bucket_failures(what: str, url: str) -> Iterator[None]:
+    """Raise faults of the bucket, the network or the rights as errors that say what to do.
+
+    Raises:
+        UserError: No such bucket, or no right to it.
+        ConnectionError: Another try may do better.
+    """
+    import aiohttp
+    import google.auth.exceptions
+    from gcsfs.retry import HttpError
+
+    try:
+        yield
+    except (
+        OSError, HttpError, aiohttp.ClientError, google.auth.exceptions.GoogleAuthError
+    ) as error:  # fmt: skip
+        text = (str(error).strip().splitlines() or [""])[0][:200]
+        bucket = url.removeprefix("gs://").partition("/")[0]
+        if isinstance(error, FileNotFoundError):
+            raise UserError(
+                f"{what}: there is no bucket {bucket}, or none that these credentials can see. "
+                f"Make it with `gcloud storage buckets create gs://{bucket}`"
+            ) from error
+        denied = getattr(error, "code", None) in (401, 403) or text.startswith("Forbidden")
+        if denied or type(error).__module__.startswith("google.auth"):
+            raise UserError(
+                f"{what}: access denied or no credentials ({type(error).__name__}: {text}). Run "
+                "`gcloud auth application-default login`, or give this machine's service account "
+                "the role roles/storage.objectAdmin on the bucket"
+            ) from error
+        raise ConnectionError(f"{what}: {type(error).__name__}: {text}") from error
+
+
+class BucketFiles:
+    """Files below a URL; a read that fails is tried again until the bucket is given up."""
+
+    def __init__(self, url: str, read_timeout: float) -> None:
+        """Read nothing yet.
+
+        Args:
+            url: gs://BUCKET/DIRECTORY.
+            read_timeout: Seconds for which a bucket may be out of reach.
+
+        Raises:
+            UserError: gcsfs is not installed.
+        """
+        self.url, self._read_timeout = url.rstrip("/"), read_timeout
+        self._files = file_system(url)
+        self.bytes_read = 0
+        """Bytes of all reads so far."""
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        """Read a file, or the bytes [start, end) of a file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            UserError: No right to read the bucket.
+            BucketAwayError: Out of reach for `read_timeout`.
+        """
+        data: bytes = self._patiently(name, "cat_file", start=start, end=end)
+        self.bytes_read += len(data)
+        return data
+
+    def size(self, name: str) -> int:
+        """Return the size of a file in bytes; the errors are those of `read`."""
+        return int(self._patiently(name, "info")["size"])
+
+    def names(self, directory: str) -> list[str]:
+        """Return the names of the files right below a directory; none where it is not there."""
+        try:
+            entries = self._patiently(directory, "ls", detail=True)
+        except FileNotFoundError:
+            return []
+        files = [entry["name"] for entry in entries if entry["type"] == "file"]
+        return [name.rpartition("/")[2] for name in files if not name.endswith("/")]
+
+    def _patiently(self, name: str, method: str, **options: Any) -> Any:
+        path = f"{self.url}/{name}"
+        begin, wait = time.monotonic(), _FIRST_WAIT
+        while True:
+            left = self._read_timeout - (time.monotonic() - begin)
+            try:
+                with bucket_failures(f"cannot read {path}", self.url):
+                    call, patience = (
+                        getattr(self._files, method),
+                        max(1.0, min(left, _READ_SECONDS)),
+                    )
+                    try:
+                        return call(path, timeout=patience, **options)
+                    except FileNotFoundError:
+                        self._files.info(self.url.removeprefix("gs://").partition("/")[0])
+                        missing = FileNotFoundError(f"{path} is not there")
+                raise missing
+            except ConnectionError as error:
+                away = time.monotonic() - begin
+                if away + wait > self._read_timeout:
+                    raise BucketAwayError(
+                        f"{error}. The bucket was out of reach for {away:.0f} s, and "
+                        f"data.read_timeout is {self._read_timeout:g}. Nothing was skipped: the "
+                        "same command continues the run"
+                    ) from error
+                time.sleep(wait)
+                wait = min(2 * wait, _LONGEST_WAIT)
+
+
+class FileCache:
+    """Files of a bucket on the local disk: the last ones used, up to a number of bytes.
+
+    Processes may share the directory. A file that is removed stays readable for who has mapped it.
+    """
+
+    def __init__(self, root: Path, most_bytes: float) -> None:
+        """Keep files below `root`, at most `most_bytes` of them."""
+        self._root, self._most = root, most_bytes
+
+    def fetch(
+        self, files: BucketFiles, name: str, target: Path, size: int, digest: str | None = None
+    ) -> None:
+        """Make a file of the bucket appear at a path below the root, whole.
+
+        Args:
+            files: Bucket.
+            name: Name of the file below the bucket's URL.
+            target: Path.
+            size: Bytes that the file must have.
+            digest: sha256 that the content must have; None: not known.
+
+        Raises:
+            UserError: The file is missing or another one, or the disk is full.
+            BucketAwayError: See `BucketFiles.read`.
+        """
+        if _has_size(target, size):
+            os.utime(target)  # the time of the last use
+            return
+        with _lock(target.with_name(f".{target.name}.lock")):
+            if _has_size(target, size):  # by another process, meanwhile
+                return
+            try:
+                found = files.size(name)
+            except FileNotFoundError as error:
+                raise _damaged(files, name, "the file is missing") from error
+            if found != size:
+                raise _damaged(files, name, f"the file has {found:,} bytes, not {size:,}")
+            with _lock(self._root / ".lock"):
+                self._make_room(size)
+            with staged_file(target) as out:
+                sha = hashlib.sha256()
+                for start in range(0, size, _RANGE):
+                    data = files.read(name, start, min(start + _RANGE, size))
+                    sha.update(data)
+                    out.write(data)
+                if out.tell() != size or digest not in (None, sha.hexdigest()):
+                    raise _damaged(files, name, "the content is not what corpus.json describes")
+
+    def _make_room(self, size: int) -> None:
+        status = {}
+        for lock in self._root.rglob(".*.lock"):  # beside each file that was fetched
+            path = lock.with_name(lock.name[1:-5])
+            with contextlib.suppress(FileNotFoundError):  # removed by another process
+                status[path] = path.stat()
+        total = sum(each.st_size for each in status.values())
+        for path in sorted(status, key=lambda path: status[path].st_mtime_ns):
+            if total + size <= self._most:
+                break
+            path.unlink(missing_ok=True)
+            total -= status[path].st_size
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a file for the body; other threads and processes wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _damaged(files: BucketFiles, name: str, what: str) -> UserError:
+    return UserError(
+        f"the corpus {files.url} is damaged: {name}: {what}. Copy the file again from where the "
+        "corpus was built, or build the corpus again"
+    )

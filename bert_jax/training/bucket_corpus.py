@@ -1,0 +1,134 @@
+"""A corpus that is read where it lies, in a bucket: whole shards, through a cache on the disk."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+from bert_jax.data.pairings import DataConfig
+from bert_jax.data.shard import OFFSET_DTYPE
+from bert_jax.data.store import ARRAYS, ShardCounts, TokenStore, open_store, read_manifest
+from bert_jax.errors import UserError
+from bert_jax.files.bucket import BucketFiles, FileCache
+from bert_jax.files.staging import replace_file
+
+_GOOD_WINDOW = 8
+_SMALL = 64 << 20
+"""Largest small file, such as a tokenizer's, in bytes."""
+
+
+class BucketCorpus:
+    """The stores of a corpus below a URL."""
+
+    def __init__(self, url: str, data: DataConfig) -> None:
+        """Read nothing yet.
+
+        Raises:
+            UserError: gcsfs is not installed.
+        """
+        self.files = BucketFiles(url, data.read_timeout)
+        self._data = data
+        default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        self._root = Path(data.cache_dir or default / "bert_jax" / "corpora")
+        self._cache = FileCache(self._root, data.cache_gb * 1e9)
+
+    def open(self, part: str, *, windowed: bool) -> TokenStore | None:
+        """Open the store in a directory of the corpus; None where there is no store.
+
+        Args:
+            part: "train", "heldout", or "" for the directory itself.
+            windowed: Whether the store is read in windows of shards, as training does.
+
+        Raises:
+            UserError: A damaged store, or one whose window does not fit the cache.
+            BucketAwayError: The bucket is out of reach.
+        """
+        prefix = f"{part}/" if part else ""
+        try:
+            header = self.files.read(f"{prefix}corpus.json")
+        except FileNotFoundError:
+            return None
+        directory = self._directory(header, prefix)
+        for name in self.files.names(f"{prefix}tokenizer"):
+            self._small(f"{prefix}tokenizer/{name}", directory / "tokenizer" / name)
+        self._small(f"{prefix}unigram_counts.bin", directory / "unigram_counts.bin")
+        store, digests = read_manifest(directory)
+        sizes = [_sizes(store, shard) for shard in store.counts]
+        if windowed:
+            self._check_window([sum(each.values()) for each in sizes])
+        numbers = {shard.name: number for number, shard in enumerate(store.counts)}
+
+        def fetch(name: str) -> None:
+            below = f"shards/{name}/" if name else ""
+            if name:
+                self._small(f"{prefix}{below}corpus.json", directory / below / "corpus.json")
+            for array, size in sizes[numbers[name]].items():
+                digest = digests[numbers[name]][array] if digests else None
+                file = f"{below}{array}.bin"
+                self._cache.fetch(self.files, prefix + file, directory / file, size, digest)
+
+        return open_store(directory, fetch=fetch, num_open=2 * self._data.window + 1)
+
+    def _directory(self, header: bytes, prefix: str) -> Path:
+        """Return the store's directory in the cache, named by its fingerprint."""
+        try:
+            fingerprint = json.loads(header)["fingerprint"]
+            if not re.fullmatch("[0-9a-f]{64}", fingerprint):
+                raise ValueError(fingerprint)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{self.files.url}/{prefix}corpus.json does not describe a bert_jax token store."
+            ) from error
+        directory: Path = self._root / fingerprint
+        replace_file(directory / "corpus.json", header)
+        return directory
+
+    def _small(self, name: str, target: Path) -> None:
+        """Fetch a small file anew, unless it is there."""
+        if target.is_file():
+            return
+        try:
+            size = self.files.size(name)
+            if size > _SMALL:
+                raise UserError(
+                    f"{self.files.url}/{name} has {size:,} bytes; it is no file of ours"
+                )
+            replace_file(target, self.files.read(name))
+        except FileNotFoundError as error:
+            raise UserError(
+                f"the corpus {self.files.url} is damaged: {name} is missing. Copy the file again "
+                "from where the corpus was built, or build the corpus again"
+            ) from error
+
+    def _check_window(self, sizes: list[int]) -> None:
+        """Refuse a window that does not fit the cache beside the next one."""
+        largest, limit, window = max(sizes), self._data.cache_gb * 1e9, self._data.window
+        fitting = int(limit // (2 * largest))
+        if len(sizes) == 1:
+            if sizes[0] > limit:
+                raise UserError(
+                    f"data.cache_gb is {self._data.cache_gb:g}, but {self.files.url} is one shard "
+                    f"of {sizes[0] / 1e9:.2f} GB. Set data.cache_gb to at least "
+                    f"{sizes[0] / 1e9:.2f}, or build the corpus in shards"
+                )
+        elif not window or window > fitting:
+            need = 1.05 * 2 * largest * (window or 1) / 1e9
+            better = f"{window or 1} and data.cache_gb to {need:.2g} or more"
+            if good := min(_GOOD_WINDOW, fitting, len(sizes)):
+                better = f"{good}"
+            raise UserError(
+                f"data.window is {window}{'' if window else ' (the whole corpus)'}, but the corpus "
+                f"{self.files.url} is read from a bucket through data.cache_gb "
+                f"{self._data.cache_gb:g}, which must hold two windows of shards of up to "
+                f"{largest / 1e9:.2g} GB. Set data.window to {better}"
+            )
+
+
+def _sizes(store: TokenStore, shard: ShardCounts) -> dict[str, int]:
+    """Return the bytes of each array of a shard."""
+    sizes = (
+        shard.num_tokens * store.token_dtype.itemsize,
+        (shard.num_sentences + 1) * OFFSET_DTYPE.itemsize,
+        (shard.num_documents + 1) * OFFSET_DTYPE.itemsize,
+    )
+    return dict(zip(ARRAYS, sizes, strict=True))

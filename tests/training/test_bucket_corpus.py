@@ -1,0 +1,236 @@
+"""A corpus in a bucket is read as the same corpus on the disk is, through an emulator."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from gcs_emulator import make_bucket, running_emulator
+from small_run import TOKENIZER, write_store
+
+from bert_jax.config.mapping import build
+from bert_jax.data.pairings import DataConfig
+from bert_jax.data.phases import Phase
+from bert_jax.data.pipeline import EvalBatches, ExampleStream, TrainBatches
+from bert_jax.data.store import open_store
+from bert_jax.data.store_writer import StoreWriter, write_manifest
+from bert_jax.errors import UserError, exit_code
+from bert_jax.files import bucket as bucket_module
+from bert_jax.files.bucket import BucketAwayError, BucketFiles
+from bert_jax.training.corpus import open_corpus
+
+SHARDS, DOCUMENTS = 6, 30
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """A store of six shards and its held-out text: sentences of 20 tokens, documents of 10."""
+    root = tmp_path_factory.mktemp("corpus")
+    random = np.random.default_rng(0)
+    for number in range(SHARDS):
+        path = root / "train" / "shards" / f"{number:05}"
+        with StoreWriter(path, TOKENIZER, shard=True) as writer:
+            sentences = 10 * (DOCUMENTS + number)
+            tokens = random.integers(5, 64, 20 * sentences)
+            writer.append(tokens, np.full(sentences, 20), np.full(sentences // 10, 10))
+            writer.finish()
+    write_manifest(root / "train", [f"{number:05}" for number in range(SHARDS)], TOKENIZER)
+    write_store(root / "heldout", 5, 1)
+    return root
+
+
+@pytest.fixture(scope="module")
+def url(corpus: Path, tmp_path_factory) -> Iterator[str]:
+    with running_emulator(tmp_path_factory.mktemp("emulator") / "log"):
+        make_bucket("corpora")
+        files().put(str(corpus), "gs://corpora/c16", recursive=True)
+        yield "gs://corpora/c16"
+
+
+@pytest.fixture(autouse=True)
+def few_tries(monkeypatch):
+    monkeypatch.setattr(bucket_module, "_FIRST_WAIT", 0.01)
+
+
+def files() -> Any:
+    return fsspec.filesystem("gs", use_listings_cache=False)
+
+
+def settings(tmp_path: Path, **changes: Any) -> DataConfig:
+    given = {"pairing": "none", "window": 2, "cache_dir": str(tmp_path / "cache")}
+    given |= {"cache_gb": 4.5 * 16_000 / 1e9, "read_timeout": 20.0}
+    return build(DataConfig, {**given, **changes})
+
+
+class Counted:
+    """Bytes read from the bucket."""
+
+    def __init__(self, monkeypatch):
+        self.bytes = 0
+        self.lock = threading.Lock()
+        read = BucketFiles.read
+
+        def counted(files, *arguments):
+            data = read(files, *arguments)
+            with self.lock:
+                self.bytes += len(data)
+            return data
+
+        monkeypatch.setattr(BucketFiles, "read", counted)
+
+
+def test_batches_are_the_disks_and_little_is_read_twice(url, corpus, tmp_path, monkeypatch):
+    counted = Counted(monkeypatch)
+    config = settings(tmp_path)
+    there, here = open_corpus(url, config), open_corpus(str(corpus), config)
+    assert there.train.fingerprint == here.train.fingerprint
+    assert counted.bytes < 20_000  # the held-out store is flat, and one shard
+    rows = ExampleStream(here.train, config, [Phase(202, 1, 1)]).corpora(0)[0].order.num_rows
+    steps = rows * 2 // 3
+    phases = [Phase(202, 3, steps)]
+    remote = ExampleStream(there.train, config, phases, seed=5)
+    local = ExampleStream(here.train, config, phases, seed=5)
+    monkeypatch.setattr("bert_jax.data.pipeline._BLOCK_POSITIONS", (1, 1, 1))
+    used, fetched = 0, []
+    for step, batch in enumerate(TrainBatches(remote)):
+        for name, array in local.batch(step).items():
+            np.testing.assert_array_equal(array, batch[name], err_msg=name)
+        used += 2 * int((batch["segment_ids"] > 0).sum()) - 2 * 2 * 3  # without [CLS] and [SEP]
+        fetched.append(counted.bytes)
+    first_window = rows // 3 // 3 + 1
+    epoch = fetched[-1] - fetched[first_window]
+    assert epoch <= 1.3 * used * (steps - first_window) / steps
+    kept = [path for path in (tmp_path / "cache").rglob("tokens.bin") if "shards" in str(path)]
+    assert 0 < len(kept) <= 4
+    held = [EvalBatches(store.heldout, config, 64, 4) for store in (there, here)]
+    for batch, expected in zip(*held, strict=True):
+        np.testing.assert_array_equal(batch["tokens"], expected["tokens"])
+    # What is in the cache is not read again, by other processes neither.
+    again = open_corpus(url, settings(tmp_path, window=1, cache_gb=1))
+    before = counted.bytes
+    for path in kept:
+        again.train.shards[int(path.parent.name)]
+    assert counted.bytes == before
+
+
+def test_one_shard_needs_no_window(url, corpus, tmp_path):
+    flat = open_corpus(f"{url}/heldout", settings(tmp_path, window=0))
+    assert flat.heldout is None
+    expected = open_store(corpus / "heldout").shards[0].tokens
+    np.testing.assert_array_equal(flat.train.shards[0].tokens, expected)
+    with pytest.raises(UserError, match="is one shard of 0"):
+        open_corpus(f"{url}/heldout", settings(tmp_path, window=0, cache_gb=1e-9))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window": 0}, r"data.window is 0 \(the whole corpus\), .* Set data.window to 2"),
+        ({"window": 3}, r"data.window is 3, but .* Set data.window to 2"),
+        ({"window": 3, "cache_gb": 1}, None),
+        ({"window": 1, "cache_gb": 1e-6}, r"Set data.window to 1 and data.cache_gb to 3"),
+    ],
+)
+def test_windows_that_do_not_fit_the_cache(url, tmp_path, changes, message):
+    config = settings(tmp_path, **changes)
+    if message is None:
+        open_corpus(url, config)
+        return
+    with pytest.raises(UserError, match=message):
+        open_corpus(url, config)
+
+
+def test_what_is_not_there(url, tmp_path):
+    config = settings(tmp_path)
+    with pytest.raises(UserError, match="gs://corpora/none holds no complete token store"):
+        open_corpus("gs://corpora/none", config)
+    with pytest.raises(UserError, match="there is no bucket nowhere"):
+        open_corpus("gs://nowhere/c", config)
+    with pytest.raises(UserError, match="s3:// is not supported"):
+        open_corpus("s3://bucket/c", config)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+def test_a_damaged_shard_in_a_bucket_is_named(url, corpus, tmp_path, damage):
+    shutil.copytree(corpus / "train", tmp_path / "train")
+    tokens = tmp_path / "train" / "shards" / "00003" / "tokens.bin"
+    data = bytearray(tokens.read_bytes())
+    if damage == "missing":
+        tokens.unlink()
+    else:
+        data[7] ^= 1
+        tokens.write_bytes(data[:-2] if damage == "cut" else data)
+    files().put(str(tmp_path / "train"), f"gs://corpora/{damage}", recursive=True)
+    store = open_corpus(f"gs://corpora/{damage}", settings(tmp_path)).train
+    assert store.shards[2].num_documents == DOCUMENTS + 2
+    message = {
+        "missing": "is missing",
+        "cut": "has 13,198 bytes, not 13,200",
+        "flipped": "not what",
+    }
+    with pytest.raises(UserError, match=rf"shards/00003/tokens.bin: .*{message[damage]}"):
+        store.shards[3]
+    assert not list((tmp_path / "cache").rglob("shards/00003/tokens.bin*"))
+
+
+class Away:
+    """A bucket that fails some reads."""
+
+    def __init__(self, monkeypatch, failures: int):
+        self.left = failures
+        inner = files()
+
+        class Files:
+            def __getattr__(outer, name):
+                method = getattr(inner, name)
+
+                def call(*arguments, **options):
+                    if self.left > 0 and name == "cat_file":
+                        self.left -= 1
+                        raise ConnectionResetError("gone")
+                    return method(*arguments, **options)
+
+                return call
+
+        monkeypatch.setattr(bucket_module, "file_system", lambda url: Files())
+
+
+def test_reads_that_fail_are_tried_again(url, corpus, tmp_path, monkeypatch):
+    Away(monkeypatch, 5)
+    store = open_corpus(url, settings(tmp_path)).train
+    expected = open_store(corpus / "train").shards[4].tokens
+    np.testing.assert_array_equal(store.shards[4].tokens, expected)
+
+
+def test_a_bucket_that_stays_away_ends_the_run(url, tmp_path, monkeypatch):
+    away = Away(monkeypatch, 0)
+    monkeypatch.setattr("bert_jax.data.pipeline._BLOCK_POSITIONS", (1, 1, 1))
+    config = settings(tmp_path, window=1, read_timeout=0.1, num_threads=1)
+    stream = ExampleStream(open_corpus(url, config).train, config, [Phase(202, 3, 40)])
+    batches = TrainBatches(stream)
+    next(batches)
+    away.left = 10**9
+    with pytest.raises(BucketAwayError, match="The bucket was out of reach") as error:
+        list(batches)
+    assert exit_code(error.value) == 6
+    read = batches.next_step
+    batches.close()
+    # The bucket is back: the next start reads the batch that the first did not.
+    away.left = 0
+    resumed = next(TrainBatches(stream, read))
+    fresh = ExampleStream(open_corpus(url, config).train, config, [Phase(202, 3, 40)])
+    np.testing.assert_array_equal(resumed["tokens"], fresh.batch(read)["tokens"])
+
+
+def test_a_manifest_that_names_no_fingerprint_makes_no_directory(url, corpus, tmp_path):
+    header = json.loads((corpus / "heldout" / "corpus.json").read_text())
+    files().pipe_file(
+        "gs://corpora/odd/corpus.json", json.dumps({**header, "fingerprint": "../x"}).encode()
+    )
+    with pytest.raises(UserError, match="does not describe"):
+        open_corpus("gs://corpora/odd", settings(tmp_path))
