@@ -1,6 +1,6 @@
 """Tokens per second and core of the training pipeline, against Transformers' MLM collator.
 
-    python benchmarks/input_pipeline.py [--corpus DIR] [--check]
+    python benchmarks/input_pipeline.py [--corpus DIR] [--shards N] [--check]
 
 Ours, on one core: plan rows in shuffled order, gathered from the token store into batches, through
 Grain's threads, as training reads them (the host's work: masking belongs to the accelerator); then
@@ -12,6 +12,9 @@ sentences is not charged to it.
 The process is pinned to one core. Rates are real tokens (padding excluded) per second of that
 core's time spent in this process, so that other processes on the machine count for little; on an
 idle machine it is the wall clock. The three alternate; medians over the repeats.
+
+With `--shards` the host's work alone is measured, from the same text as one shard and as so many;
+`--check` then exits 1 unless every ratio is at least 0.95.
 
 `--check` exits 1 unless every host ratio is at least 20, every ratio with masking at least 3, and
 the host's rate at least 10 M tokens/s, which is what eight fast chips consume.
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from bert_jax.data.store import TokenStore
 
 HOST_BAR, MASKED_BAR, RATE_BAR = 20.0, 3.0, 10e6
+SHARDED_BAR = 0.95
 Shape = tuple[int, int, Literal["nsp", "sop", "none"]]
 SHAPES: tuple[Shape, ...] = (  # L, B, pairing: 32,768 places a batch
     (128, 256, "nsp"),
@@ -46,6 +50,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--corpus", type=Path, help="directory of a token store, or of `train`")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", type=int, default=200, help="batches of ours in a repeat")
+    parser.add_argument("--shards", type=int, help="compare with the text in so many shards")
     parser.add_argument("--core", type=int, help="default: the last core this process may use")
     parser.add_argument("--check", action="store_true", help="exit 1 below the bars")
     return parser.parse_args()
@@ -65,6 +70,8 @@ def main() -> int:
         f"{store.num_tokens / 1e6:.1f} M tokens, {store.num_documents} documents, "
         f"core {core}, {arguments.repeats} repeats; M tokens/s of one core"
     )
+    if arguments.shards:
+        return compare_shards(store, arguments)
     print(
         f"{'L':>4} {'B':>4} {'pairing':>9} | {'collator':>8} | {'host':>6} {'ratio':>6} | "
         f"{'+ masking':>9} {'ratio':>6}"
@@ -83,6 +90,69 @@ def main() -> int:
     bars = f"bars: host {HOST_BAR:.0f}x and {RATE_BAR / 1e6:.0f} M, with masking {MASKED_BAR:.0f}x"
     print(f"{bars}: {'reached' if passed else 'MISSED'}")
     return 1 if arguments.check and not passed else 0
+
+
+def compare_shards(store: "TokenStore", arguments: argparse.Namespace) -> int:
+    """Compare the host's work from one shard and from several."""
+    from bert_jax.data.pairings import DataConfig
+    from bert_jax.data.phases import Phase
+    from bert_jax.data.pipeline import ExampleStream, TrainBatches
+
+    num_batches, passed = arguments.batches, True
+    both = store, cut(store, arguments.shards)
+    print(f"{'L':>4} {'B':>4} {'pairing':>9} | {'flat':>6} {'sharded':>7} {'ratio':>6}")
+    for length, batch_size, pairing in SHAPES:
+        phase = Phase(length, batch_size, num_batches * (arguments.repeats + 1))
+        streams = [ExampleStream(each, DataConfig(pairing=pairing), [phase]) for each in both]
+
+        def read(stream: ExampleStream, first: int) -> int:
+            batches = TrainBatches(stream, first)
+            total = sum(batch["tokens"].size for batch in itertools.islice(batches, num_batches))
+            batches.close()
+            return total
+
+        for stream in streams:  # plans
+            read(stream, num_batches * arguments.repeats)
+        rates: tuple[list[float], list[float]] = ([], [])
+        for first in range(0, num_batches * arguments.repeats, num_batches):
+            for stream, values in zip(streams, rates, strict=True):
+                start = time.process_time()
+                total = read(stream, first)
+                values.append(total / (time.process_time() - start))
+        flat, sharded = (statistics.median(values) for values in rates)
+        ratio = statistics.median(b / a for a, b in zip(*rates, strict=True))
+        passed &= ratio >= SHARDED_BAR
+        print(
+            f"{length:>4} {batch_size:>4} {pairing:>9} | {flat / 1e6:>6.1f} {sharded / 1e6:>7.1f} "
+            f"{ratio:>5.2f}x",
+            flush=True,
+        )
+    print(f"bar: {SHARDED_BAR}x: {'reached' if passed else 'MISSED'}; M places/s of one core")
+    return 1 if arguments.check and not passed else 0
+
+
+def cut(store: "TokenStore", count: int) -> "TokenStore":
+    """Cut the only shard of a store between documents, into shards of equally many."""
+    import numpy as np
+
+    from bert_jax.data.shard import Shard
+    from bert_jax.data.store import TokenStore
+
+    whole, shards = store.shards[0], []
+    edges = np.linspace(0, whole.num_documents, count + 1).astype(int)
+    for first, last in itertools.pairwise(edges.tolist()):
+        documents = whole.document_offsets[first : last + 1]
+        sentences = whole.sentence_offsets[documents[0] : documents[-1] + 1]
+        shards.append(
+            Shard(
+                np.array(whole.tokens[sentences[0] : sentences[-1]]),
+                sentences - sentences[0],
+                documents - documents[0],
+                whole.vocab_size,
+                whole.special_ids,
+            )
+        )
+    return TokenStore.of(shards, store.unigram_counts)
 
 
 def measure(
