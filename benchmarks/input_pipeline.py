@@ -13,8 +13,9 @@ The process is pinned to one core. Rates are real tokens (padding excluded) per 
 core's time spent in this process, so that other processes on the machine count for little; on an
 idle machine it is the wall clock. The three alternate; medians over the repeats.
 
-With `--shards` the host's work alone is measured, from the same text as one shard and as so many;
-`--check` then exits 1 unless every ratio is at least 0.95.
+With `--shards` the host's work alone is measured: from one shard and a step at a time, as before
+there were shards; from one shard, rows of several steps together; and from so many. `--check`
+then exits 1 unless the last is at least 0.95 of the first.
 
 `--check` exits 1 unless every host ratio is at least 20, every ratio with masking at least 3, and
 the host's rate at least 10 M tokens/s, which is what eight fast chips consume.
@@ -94,16 +95,35 @@ def main() -> int:
 
 def compare_shards(store: "TokenStore", arguments: argparse.Namespace) -> int:
     """Compare the host's work from one shard and from several."""
+    import numpy as np
+
     from bert_jax.data.pairings import DataConfig
     from bert_jax.data.phases import Phase
     from bert_jax.data.pipeline import ExampleStream, TrainBatches
+    from bert_jax.data.shuffle import permute
+
+    class StepByStep(ExampleStream):
+        """One shard, read as before there were shards, from a permutation that is made before."""
+
+        order: np.ndarray
+
+        def batch(self, step: int, *_: int) -> dict[str, Any]:
+            rows = self.order[step * self.phases[0].batch_size :][: self.phases[0].batch_size]
+            return self.plan(0).batch(store.shards[0], rows)
 
     num_batches, passed = arguments.batches, True
-    both = store, cut(store, arguments.shards)
-    print(f"{'L':>4} {'B':>4} {'pairing':>9} | {'flat':>6} {'sharded':>7} {'ratio':>6}")
+    several = cut(store, arguments.shards)
+    print(
+        f"{'L':>4} {'B':>4} {'pairing':>9} | {'a step':>6} {'flat':>6} {'sharded':>7} | "
+        f"{'sharded to a step':>17}"
+    )
     for length, batch_size, pairing in SHAPES:
         phase = Phase(length, batch_size, num_batches * (arguments.repeats + 1))
-        streams = [ExampleStream(each, DataConfig(pairing=pairing), [phase]) for each in both]
+        config = DataConfig(pairing=pairing)
+        before = StepByStep(store, config, [phase])
+        rows = before.corpora(0)[0].order.num_rows
+        before.order = permute(np.arange(phase.num_rows) % rows, rows, 0)
+        streams = [before, *(ExampleStream(each, config, [phase]) for each in (store, several))]
 
         def read(stream: ExampleStream, first: int) -> int:
             batches = TrainBatches(stream, first)
@@ -113,18 +133,18 @@ def compare_shards(store: "TokenStore", arguments: argparse.Namespace) -> int:
 
         for stream in streams:  # plans
             read(stream, num_batches * arguments.repeats)
-        rates: tuple[list[float], list[float]] = ([], [])
+        rates: tuple[list[float], ...] = ([], [], [])
         for first in range(0, num_batches * arguments.repeats, num_batches):
             for stream, values in zip(streams, rates, strict=True):
                 start = time.process_time()
                 total = read(stream, first)
                 values.append(total / (time.process_time() - start))
-        flat, sharded = (statistics.median(values) for values in rates)
-        ratio = statistics.median(b / a for a, b in zip(*rates, strict=True))
+        step, flat, sharded = (statistics.median(values) / 1e6 for values in rates)
+        ratio = statistics.median(b / a for a, b in zip(rates[0], rates[2], strict=True))
         passed &= ratio >= SHARDED_BAR
         print(
-            f"{length:>4} {batch_size:>4} {pairing:>9} | {flat / 1e6:>6.1f} {sharded / 1e6:>7.1f} "
-            f"{ratio:>5.2f}x",
+            f"{length:>4} {batch_size:>4} {pairing:>9} | {step:>6.1f} {flat:>6.1f} {sharded:>7.1f} "
+            f"| {ratio:>16.2f}x",
             flush=True,
         )
     print(f"bar: {SHARDED_BAR}x: {'reached' if passed else 'MISSED'}; M places/s of one core")

@@ -70,7 +70,7 @@ def main() -> int:
         shard = write_shard(Path(directory))
         for tokens in arguments.tokens:
             path = link(Path(directory) / f"{tokens:.0e}", shard, round(tokens / SHARD_TOKENS))
-            command = [sys.executable, __file__, "--one", path, f"--window={arguments.window}"]
+            command = [sys.executable, __file__, "--one", str(path), f"--window={arguments.window}"]
             row = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
             rows.append(row)
             opening, first = row["opening"], row["first"]
@@ -139,7 +139,7 @@ def measured(path: Path, window: int) -> dict[str, Any]:
         gathered[0] += int(spans.sum()) * shard.tokens.itemsize
         return take_spans(shard, starts, spans, *others)
 
-    Shard.take_spans = counted  # type: ignore[method-assign]
+    Shard.take_spans = counted  # type: ignore[method-assign, assignment]
     before, most, done = private_bytes(), [0], threading.Event()
 
     def sample() -> None:

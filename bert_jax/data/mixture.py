@@ -160,11 +160,6 @@ class PhaseRows:
         self._prepared = [0] * len(corpora)
 
     @property
-    def is_flat(self) -> bool:
-        """Whether all rows are those of one plan."""
-        return len(self.corpora) == 1 and len(self.corpora[0].order.quotas) == 1
-
-    @property
     def most_shards(self) -> int:
         """Largest number of shards that rows of one time come from."""
         return sum(corpus.order.window for corpus in self.corpora)

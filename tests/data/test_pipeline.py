@@ -163,14 +163,13 @@ def test_an_epoch_visits_every_row_once(pairing):
     assert epochs[1] != epochs[2]
 
 
-def test_batches_run_across_epochs_and_order_blocks(monkeypatch):
-    monkeypatch.setattr("bert_jax.data.pipeline._ORDER_BLOCK", 16)
+def test_batches_run_across_epochs_and_blocks(monkeypatch):
+    monkeypatch.setattr("bert_jax.data.pipeline._BLOCK_POSITIONS", (512, 1, 512))
     config = DataConfig(pairing="none")
     num_rows = len(ExampleStream(STORE, config, [Phase(32, 1, 1)]).plan(0))
     size = num_rows + 7  # larger than an epoch, and than a block
     large = ExampleStream(STORE, config, [Phase(32, size, 3)])
     single = ExampleStream(STORE, config, [Phase(32, 1, 3 * size)])
-    monkeypatch.undo()
     rows = [single.batch(step) for step in range(3 * size)]
     for step in range(3):
         part = rows[step * size : (step + 1) * size]
