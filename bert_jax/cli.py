@@ -20,7 +20,7 @@ from pathlib import Path
 import bert_jax
 from bert_jax.errors import UserError, report_error
 from bert_jax.terminal import safe_streams
-from bert_jax.verbs import corpora, evaluation, exchange, inference, runs
+from bert_jax.verbs import accounting, corpora, evaluation, exchange, inference, runs
 from bert_jax.verbs.options import Parser
 
 
@@ -223,6 +223,7 @@ def _parser(*, needed: bool = True) -> Parser:
 
     inference.add(verb)
     exchange.add(verb)
+    accounting.add(verb)
     return parser
 
 

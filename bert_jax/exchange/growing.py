@@ -26,6 +26,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.growth import SIZES, grow_params, grown_config
 from bert_jax.model.heads import has_vocabulary_head
 from bert_jax.parallel.sharding import MeshConfig, make_mesh
+from bert_jax.saved.lineage import RECORD, ancestor_entry
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.training.config import PretrainConfig, TrainingConfig
 from bert_jax.training.corpus import Corpus, open_corpus, step_config
@@ -111,6 +112,7 @@ def grow_model(
         back = read_back(grown, directory)
         report: dict[str, Any] = {
             "source": saved.name,
+            RECORD: [ancestor_entry("source", source, saved.origin.step)],
             "class": class_of(grown),
             "preserve": preserve,
             "seed": seed,

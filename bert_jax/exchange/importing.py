@@ -10,6 +10,7 @@ where Transformers is installed, states, logits and token ids are compared with 
 in its own class.
 """
 
+import glob
 import hashlib
 import importlib.util
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ from bert_jax.formats.huggingface_files import (
 from bert_jax.formats.huggingface_names import PRETRAINING_HEADS
 from bert_jax.formats.modern import ModernForm
 from bert_jax.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
+from bert_jax.saved.lineage import RECORD, ancestor_entry, weights_entry
 from bert_jax.saved.model import SavedModel, saved_from
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import CONFIG_NAME, make_row
@@ -109,6 +111,7 @@ def import_model(
             compared |= _compare_offsets(found, directory)
         report = {
             "source": f"{source}",
+            RECORD: [_ancestor(f"{source}", found)],
             "family": found.form.family,
             "source_class": found.made_by,
             "class": class_of(saved),
@@ -124,6 +127,17 @@ def import_model(
         }
         write_json(directory / "import.json", report)
     return report
+
+
+def _ancestor(source: str, found: Source) -> dict[str, Any]:
+    """Return the record of the source, with its own ancestors where it is a directory here."""
+    if found.directory is not None and Path(source).is_dir():
+        return ancestor_entry("source", source)
+    if found.directory is not None:  # from the Hub
+        return weights_entry(source, [found.directory / WEIGHTS])
+    prefix = "" if Path(source).is_dir() else Path(source).name.removesuffix(".index")
+    files = found.saved.tokenizer_files.glob(f"{glob.escape(prefix)}*.data-*")
+    return weights_entry(source, files)
 
 
 def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = None) -> Source:

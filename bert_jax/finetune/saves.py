@@ -22,9 +22,10 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
 from bert_jax.finetune.progress import Losses, Progress
-from bert_jax.finetune.setup import Setup
+from bert_jax.finetune.setup import RANDOM, Setup
 from bert_jax.finetune.trials import SweepState, abstract_trials, earlier, from_earlier
 from bert_jax.objectives.task import TaskObjective
+from bert_jax.saved.lineage import ancestor_entry, file_entries
 from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Outcome, Trial
 from bert_jax.tasks.task import Task
@@ -50,10 +51,23 @@ def check_finetune_workdir(
 
 
 def prepare_finetune_workdir(
-    workdir: Path, config: FinetuneConfig, fingerprints: dict[str, str], tokenizer_files: Path
+    workdir: Path,
+    config: FinetuneConfig,
+    fingerprints: dict[str, str],
+    tokenizer_files: Path,
+    init_step: int = 0,
 ) -> None:
-    """Begin a fine-tuning run in its work directory."""
-    begin_workdir(workdir, config, tokenizer_files, kind="finetune", fingerprints=fingerprints)
+    """Begin a fine-tuning run in its work directory; `init_step` is that of the checkpoint read."""
+
+    def ancestors() -> list[dict[str, Any]]:
+        found = [ancestor_entry("init", config.init, init_step)]
+        if config.sweep.baseline not in ("", RANDOM):
+            found.append(ancestor_entry("sweep.baseline", config.sweep.baseline))
+        return found + file_entries(config.task.sources)
+
+    begin_workdir(
+        workdir, config, tokenizer_files, ancestors, kind="finetune", fingerprints=fingerprints
+    )
 
 
 def remove_resume(work: WorkDir) -> None:

@@ -144,8 +144,9 @@ class _Run:
 
         def prepare() -> None:
             prepare_finetune_workdir(
-                self.work.local, self.config, setup.fingerprints, setup.initial.tokenizer_files
-            )
+                self.work.local, self.config, setup.fingerprints, setup.initial.tokenizer_files,
+                setup.initial.origin.step,
+            )  # fmt: skip
 
         def report(kind: str, step: int, message: str) -> None:
             session.events.write(kind, message, step=step)

@@ -77,7 +77,7 @@ def replay_batch(
 
 def describe_batch(
     batch: Mapping[str, np.ndarray],
-    shown: Shown,
+    shown: Shown | None,
     tokenizer: Tokenizer,
     *,
     pairing: str = "none",
@@ -91,14 +91,16 @@ def describe_batch(
 
     Args:
         batch: Batch from `ExampleStream.batch`.
-        shown: Input of the model and predicted places.
+        shown: Input of the model and predicted places; None: rows before anything is masked.
         tokenizer: Tokenizer of the corpus.
         pairing: Meaning of the labels, as `data.pairing`.
         max_rows: Largest number of rows; None: all.
         first_row: Number of the first row in the stream of the run.
     """
     arrays = {name: np.asarray(array) for name, array in batch.items()}
-    inputs, predicted = np.asarray(shown.tokens), np.asarray(shown.predicted)
+    inputs, predicted = arrays["tokens"], np.zeros(arrays["tokens"].shape, bool)
+    if shown is not None:
+        inputs, predicted = np.asarray(shown.tokens), np.asarray(shown.predicted)
     num_rows, length = arrays["tokens"].shape
     count = num_rows if max_rows is None else min(max_rows, num_rows)
     real = int((arrays["segment_ids"] != 0).sum())
@@ -109,10 +111,9 @@ def describe_batch(
         to_predict, legend = int((targets != 0).sum()), TARGET_LEGEND
         shape += f" + {targets.shape[1]}"
         real, padding = real + to_predict, padding + targets.size - to_predict
-    lines = [
-        f"{num_rows} rows of {shape}: {real} tokens, {padding} padding, {to_predict} to predict.",
-        legend,
-    ]
+    lines = [f"{num_rows} rows of {shape}: {real} tokens, {padding} padding"]
+    if shown is not None:
+        lines = [f"{lines[0]}, {to_predict} to predict.", legend]
     for row in range(count):
         one = {name: array[row] for name, array in arrays.items()}
         described = _describe_row(one, inputs[row], predicted[row], tokenizer, pairing)
@@ -141,7 +142,8 @@ def _describe_row(
         title.append(label)
     if num_segments > 1:
         title.append(f"{num_segments} segments")
-    title.append(f"{int(predicted.sum()) + num_targets} to predict")
+    if to_predict := int(predicted.sum()) + num_targets:
+        title.append(f"{to_predict} to predict")
 
     places = np.flatnonzero(segments)
     is_pair = bool(types.any())

@@ -36,6 +36,7 @@ from bert_jax.errors import UserError, first_few
 from bert_jax.files.remote import open_workdir, scheme
 from bert_jax.files.staging import StagedDirectory, disk_full, write_synced
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.saved.lineage import RECORD, ancestor_entry
 from bert_jax.saved.runs import named_steps, split_name
 from bert_jax.saved.runs import read_record as read_run
 from bert_jax.tokenization.load import load_tokenizer
@@ -265,7 +266,11 @@ def _write(
     if fault := verify_checkpoint(checkpoint, mark=True).fault:
         raise UserError(f"{checkpoint} was read back damaged ({fault}); name another disk")
     load_tokenizer(newest.tokenizer).save(directory / "tokenizer")
-    left_out = ("branch", "average", "bert_jax")
+    left_out = ("branch", "average", "bert_jax", RECORD)
     run = {name: value for name, value in newest.run.items() if name not in left_out}
-    content = {"bert_jax": bert_jax.__version__, **run, **extra}
+    ancestors = [
+        ancestor_entry(f"average[{number}]", each["workdir"], each["step"])
+        for number, each in enumerate(entry["sources"])
+    ]
+    content = {"bert_jax": bert_jax.__version__, **run, **extra, RECORD: ancestors}
     write_synced(directory / "config.json", (json.dumps(content, indent=2) + "\n").encode())

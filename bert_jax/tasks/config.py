@@ -2,10 +2,11 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Literal
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.glue import TASKS, glue_task
+from bert_jax.tasks.glue import TASKS, glue_sources, glue_task
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
@@ -296,6 +297,16 @@ class TaskConfig:
             return WindowOptions(self.length, stride, self.squad.max_question)
         except UserError as error:
             raise UserError(f"task.squad: {error}") from None
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Files that a run reads, or data sets as tfds:NAME, by the field that names them."""
+        section = getattr(self, self.kind)
+        if self.kind == "glue":
+            names = glue_sources(section.name, section.data)
+            return {f"task.glue.data/{PurePath(name).name}": name for name in names}
+        named = {f"task.{self.kind}.{part}": getattr(section, part) for part in ("train", "dev")}
+        return {name: value for name, value in named.items() if value}
 
     def source(self, field: str) -> str:
         """Return a field of the section of `kind`, such as "train", that must not be empty."""

@@ -8,6 +8,7 @@ test sets have no labels; the leaderboard scores predictions for them, in the fi
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -110,6 +111,20 @@ def glue_task(name: str) -> GlueTask:
     if name not in TASKS:
         raise UserError(f"{name!r} is no task of GLUE; there are {', '.join(TASKS)}")
     return TASKS[name]
+
+
+def glue_sources(name: str, data: str) -> list[str]:
+    """Return what a run on a task reads: training and dev files, or data sets as tfds:NAME."""
+    task = glue_task(name)
+    if data == "tfds":
+        return [f"tfds:glue/{task.tfds[0]}"]
+    home = Path(data)
+    if (home / task.directory).is_dir():
+        home = home / task.directory
+    files = [home / file for split, file in task.files.items() if not split.startswith("test")]
+    published = [home / "msr_paraphrase_train.txt", home / "dev_ids.tsv"]
+    there = [f"{path}" for path in (*files, *published) if path.is_file()]
+    return there or [f"{path}" for path in files]
 
 
 def submission_file(

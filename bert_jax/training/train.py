@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.checkpoint import Checkpoints
+from bert_jax.checkpoint import Checkpoints, saved_steps
 from bert_jax.config.mapping import to_dict
 from bert_jax.data.pipeline import ExampleStream, TrainBatches
 from bert_jax.errors import UserError
@@ -215,8 +215,15 @@ class _Run:
         with contextlib.ExitStack() as keeping:
             if self.branch is not None:
                 keeping.enter_context(self.branch.keeping(self.work.name))
-            record = self.branch.record if self.branch else None
-            prepare_workdir(self.work.local, self.config, self.corpus.train, self.stores, record)
+            prepare_workdir(
+                self.work.local,
+                self.config,
+                self.corpus.train,
+                self.stores,
+                self.branch.record if self.branch else None,
+                has_saved=bool(saved_steps(self.work.checkpoints)),
+                init_step=self.initial.origin.step if self.initial else 0,
+            )
 
     def _restore_or_init(self) -> tuple[Any, int]:
         restored = self.checkpoints.restore(self.abstract)

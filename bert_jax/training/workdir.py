@@ -5,7 +5,7 @@ loss.png, of pretraining alone
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
+from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES
+from bert_jax.saved.lineage import RECORD, ancestor_entry
 from bert_jax.saved.runs import Kind, read_record
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.config import FREE_FIELDS, PretrainConfig
+from bert_jax.untrusted.json_file import read_json_object
 
 
 def read_config(workdir: Path) -> PretrainConfig:
@@ -161,10 +164,18 @@ def prepare_workdir(
     store: TokenStore,
     stores: Mapping[int, TokenStore | Mixture] | None = None,
     branch: Mapping[str, Any] | None = None,
+    *,
+    has_saved: bool = False,
+    init_step: int = 0,
 ) -> None:
     """Begin a pretraining run in its work directory.
 
-    The arguments are those of `check_workdir`, and what the run branches from.
+    Args:
+        workdir: Local work directory.
+        config, store, stores: Those of `check_workdir`.
+        branch: Checkpoint that the run branches from.
+        has_saved: Whether the run goes on from a checkpoint of its own; its ancestors stay.
+        init_step: Updates of the initial model; 0: not a checkpoint.
     """
     files = None if store.path is None else store.path / "tokenizer"
     record: dict[str, Any] = {"corpus": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
@@ -172,13 +183,36 @@ def prepare_workdir(
         record["phase_corpora"] = {str(n): each.fingerprint for n, each in stores.items()}
     if branch:
         record["branch"] = branch
-    begin_workdir(workdir, config, files, **record)
+
+    def ancestors() -> list[dict[str, Any]]:
+        found = [
+            ancestor_entry(role, each.path)
+            for role, each in (
+                ("data.corpus", store),
+                *((f"training.phases[{n}].corpus", each) for n, each in (stores or {}).items()),
+            )
+            if each.path is not None
+        ]
+        if branch:
+            found.append(ancestor_entry("branch", branch["workdir"], branch["step"]))
+        elif config.init:
+            found.append(ancestor_entry("init", config.init, init_step))
+        return found
+
+    begin_workdir(workdir, config, files, None if has_saved else ancestors, **record)
 
 
-def begin_workdir(workdir: Path, config: Any, tokenizer_files: Path | None, **record: Any) -> None:
+def begin_workdir(
+    workdir: Path,
+    config: Any,
+    tokenizer_files: Path | None,
+    ancestors: Callable[[], list[dict[str, Any]]] | None = None,
+    **record: Any,
+) -> None:
     """Write config.json and the files of the tokenizer alone, in process 0.
 
-    Each appears complete or not at all.
+    Each appears complete or not at all. Without `ancestors`, which makes their records, those that
+    config.json has stay.
 
     Raises:
         UserError: The work directory cannot be written.
@@ -189,13 +223,21 @@ def begin_workdir(workdir: Path, config: Any, tokenizer_files: Path | None, **re
     def write() -> None:
         try:
             workdir.mkdir(parents=True, exist_ok=True)
+            file = workdir / "config.json"
+            found = ancestors() if ancestors else _recorded_ancestors(file)
             for leftover in workdir.glob("loss.png.tmp-*"):  # of a run killed while drawing
                 leftover.unlink(missing_ok=True)
             if tokenizer_files is not None and not (workdir / "tokenizer").exists():
                 load_tokenizer(tokenizer_files).save(workdir / "tokenizer")
-            content = json.dumps(record, indent=2) + "\n"
-            replace_file(workdir / "config.json", content.encode())
+            content = json.dumps(record | {RECORD: found} if found else record, indent=2) + "\n"
+            replace_file(file, content.encode())
         except OSError as error:
             raise UserError(f"cannot write to the work directory {workdir}: {error}") from error
 
     by_first(write)
+
+
+def _recorded_ancestors(file: Path) -> Any:
+    if not file.exists():
+        return None
+    return read_json_object(file, max_bytes=MAX_CONFIG_BYTES).get(RECORD)
