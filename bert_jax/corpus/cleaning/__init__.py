@@ -1,0 +1,1 @@
+"""Cleaning of documents before they are tokenized: filters, duplicates, evaluation texts."""

@@ -1,0 +1,60 @@
+"""Settings of cleaning."""
+
+import math
+from dataclasses import dataclass
+
+from bert_jax.corpus.cleaning.filters import resolve_filters
+from bert_jax.corpus.cleaning.language import check_language
+from bert_jax.errors import UserError
+
+MIN_SIMILARITY = 0.5
+
+
+@dataclass(frozen=True)
+class CleaningConfig:
+    """Rules that documents are cleaned by; by default nothing is changed or dropped."""
+
+    filters: tuple[str, ...] = ()
+    """Filters, edits and groups of them, as `filters.resolve_filters` reads them."""
+    language: str = ""
+    """Code of the language that stays, such as de; empty: all languages."""
+    language_threshold: float = 0.8
+    """Lowest probability of the language."""
+    duplicates: bool = False
+    """Whether documents with the words of an earlier document are dropped."""
+    duplicate_paragraphs: bool = False
+    """Whether paragraphs with the words of an earlier paragraph are left out."""
+    near_duplicates: float | None = None
+    """Jaccard similarity of word 5-shingles from which the later document is dropped; None keeps
+    near-duplicates."""
+    without: tuple[str, ...] = ()
+    """Evaluation texts whose passages are left out, as `bert-jax contamination --against` takes
+    them."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be meant."""
+        resolve_filters(self.filters)
+        if self.language:
+            check_language(self.language)
+        if not 0 < self.language_threshold <= 1:
+            raise UserError(
+                f"--language-threshold is {self.language_threshold:g}; it must be a probability "
+                "above 0, at most 1"
+            )
+        similarity = self.near_duplicates
+        if similarity is not None and not MIN_SIMILARITY <= similarity <= 1:
+            nan = math.isnan(similarity)
+            raise UserError(
+                f"--near-duplicates is {'not a number' if nan else f'{similarity:g}'}; it must be "
+                f"a Jaccard similarity of {MIN_SIMILARITY} to 1, such as 0.8"
+            )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether documents stay as they are."""
+        return not (self.filters or self.language or self.without or self.needs_scan)
+
+    @property
+    def needs_scan(self) -> bool:
+        """Whether all documents are read before the first is written, to find duplicates."""
+        return self.duplicates or self.duplicate_paragraphs or self.near_duplicates is not None
