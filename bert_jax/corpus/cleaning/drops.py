@@ -49,7 +49,10 @@ class Drops:
     def duplicate(self, number: int) -> tuple[bool, int, int] | None:
         """Return exactness, and task and number of the first; None for no duplicate."""
         at = self._duplicates.get(number)
-        return None if at is None else (bool(self.exact[at]), *map(int, self.firsts[at]))
+        if at is None:
+            return None
+        task, first = self.firsts[at].tolist()
+        return bool(self.exact[at]), task, first
 
     def dropped_paragraphs(self, number: int) -> Iterator[int]:
         """Yield the numbers of a document's paragraphs to leave out, ascending."""

@@ -165,8 +165,8 @@ def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, 
 
     Of a key with many documents each is paired with the first and with the one before it.
     """
-    begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else []
-    first = np.repeat(begins, np.diff(np.append(begins, len(keys)).astype(np.int64)))
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
+    first = np.repeat(starts, np.diff(starts, append=len(keys)))
     others = np.flatnonzero(np.arange(len(keys)) != first)
     pairs = np.concatenate(
         [
