@@ -4,7 +4,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ def text_script(text: str) -> str:
 def find_fallback(tokenizer: Tokenizer) -> Callable[[int], bool]:
     """Return a function of an id: whether the token is a byte, or another part of a character."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def is_part(id: int) -> bool:
         name = tokenizer.id_to_token(id)
         if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):

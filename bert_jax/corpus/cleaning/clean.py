@@ -5,23 +5,33 @@ With it every task is read twice: `scan.scan` writes signatures of the documents
 `duplicates.find_duplicates` decides which to drop, and `Cleaner(config, drops)` drops them.
 """
 
+import functools
+import itertools
 from typing import NamedTuple
+
+import numpy as np
 
 from bert_jax.corpus.cleaning.config import CleaningConfig
 from bert_jax.corpus.cleaning.drops import Drops
 from bert_jax.corpus.cleaning.filters import Prose, resolve_filters
 from bert_jax.corpus.cleaning.language import identify
 from bert_jax.corpus.cleaning.report import CleaningReport
+from bert_jax.corpus.overlap.evaluation import read_evaluation
+from bert_jax.corpus.overlap.ngrams import NgramTable
+from bert_jax.corpus.overlap.words import normalised_words, word_hashes
 
 NO_LINES = "no-lines-left"
 """Reason of a document of which every line was left out."""
+EVALUATION = "evaluation-text"
+"""Reason of paragraphs that share an n-gram with evaluation texts, and of such documents."""
 
 
 class Dropped(NamedTuple):
     """A document that is left out."""
 
     reason: str
-    """Name of the filter, or language, duplicate, near-duplicate or no-lines-left."""
+    """Name of the filter, or language, duplicate, near-duplicate, evaluation-text or
+    no-lines-left."""
     detail: str
     """Measured value and bound, or the document that stays."""
 
@@ -47,6 +57,7 @@ class Cleaner:
     ) -> None:
         self._config, self._drops, self._source = config, drops, source
         self._edits, self._filters = resolve_filters(config.filters)
+        self._passages = _passages(config.without) if config.without else None
         self.report = CleaningReport(samples)
         """Counts and samples of what was dropped so far."""
 
@@ -66,6 +77,8 @@ class Cleaner:
         text = self._edited(text)
         if not text:
             return Dropped(NO_LINES, "all lines were left out")
+        if self._passages is not None and not (text := self._without(text, self._passages)):
+            return Dropped(EVALUATION, "all paragraphs share an n-gram with evaluation texts")
         if self._drops is None:
             return self._unwanted(text) or text
         if self._drops.is_filtered(number) and (unwanted := self._unwanted(text)):
@@ -91,6 +104,22 @@ class Cleaner:
             text = "\n".join(kept)
         return text
 
+    def _without(self, text: str, passages: NgramTable) -> str:
+        """Leave out the paragraphs with a word of an n-gram of the evaluation texts."""
+        lines = text.split("\n")
+        words = [normalised_words(line) for line in lines]
+        covered = passages.covered(word_hashes(list(itertools.chain.from_iterable(words))))
+        if not covered.any():
+            return text
+        ends = np.cumsum([len(each) for each in words])
+        kept = [
+            line
+            for line, end, each in zip(lines, ends, words, strict=True)
+            if not covered[end - len(each) : end].any()
+        ]
+        self.report.lines[EVALUATION] += len(lines) - len(kept)
+        return "\n".join(kept)
+
     def _unwanted(self, text: str) -> Dropped | None:
         """Return what the first filter that drops a document says; None where it stays."""
         prose = Prose(text)
@@ -104,3 +133,10 @@ class Cleaner:
             if probability < self._config.language_threshold:
                 return Dropped("language", f"{language} with only {probability:.2f}")
         return None
+
+
+@functools.lru_cache(1)
+def _passages(specs: tuple[str, ...]) -> NgramTable:
+    """Return the n-grams of evaluation files."""
+    examples = (each for spec in specs for each in read_evaluation(spec).examples)
+    return NgramTable([list(map(normalised_words, each.texts)) for each in examples])

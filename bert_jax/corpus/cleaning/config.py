@@ -2,9 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
 
 from bert_jax.corpus.cleaning.filters import resolve_filters
 from bert_jax.corpus.cleaning.language import check_language
+from bert_jax.corpus.overlap.evaluation import read_evaluation
+from bert_jax.corpus.overlap.ngrams import NGRAM
+from bert_jax.corpus.overlap.signatures import BANDS, ROWS, SHINGLE
 from bert_jax.errors import UserError
 
 MIN_SIMILARITY = 0.5
@@ -58,3 +63,42 @@ class CleaningConfig:
     def needs_scan(self) -> bool:
         """Whether all documents are read before the first is written, to find duplicates."""
         return self.duplicates or self.duplicate_paragraphs or self.near_duplicates is not None
+
+    def record(self) -> dict[str, Any]:
+        """Return what was asked for, for `corpus.json`; empty where documents stay as they are.
+
+        Raises:
+            UserError: evaluation texts cannot be read.
+        """
+        edits, filters = resolve_filters(self.filters)
+        found: dict[str, Any] = {}
+        if edits:
+            found["edits"] = list(edits)
+        if filters:
+            found["filters"] = {
+                name: {"low": _finite(each.low), "high": _finite(each.high), "source": each.source}
+                for name, each in filters.items()
+            }
+        if self.language:
+            found["language"] = {
+                "code": self.language, "threshold": self.language_threshold,
+                "py3langid": metadata.version("py3langid"),
+            }  # fmt: skip
+        for name in ("duplicates", "duplicate_paragraphs"):
+            if getattr(self, name):
+                found[name] = True
+        if self.near_duplicates is not None:
+            found["near_duplicates"] = {
+                "similarity": self.near_duplicates, "shingle": SHINGLE, "bands": BANDS,
+                "rows": ROWS, "rensa": metadata.version("rensa"),
+            }  # fmt: skip
+        if self.without:
+            sets = [read_evaluation(spec) for spec in self.without]
+            found["without"] = [
+                {"name": each.name, "sha256": each.digest, "ngram": NGRAM} for each in sets
+            ]
+        return found
+
+
+def _finite(bound: int | float) -> int | float | None:
+    return bound if math.isfinite(bound) else None

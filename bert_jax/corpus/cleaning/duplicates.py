@@ -17,7 +17,7 @@ import numpy as np
 from bert_jax.corpus.cleaning.config import CleaningConfig
 from bert_jax.corpus.cleaning.drops import Drops
 from bert_jax.corpus.cleaning.scan import Scan, open_scan
-from bert_jax.corpus.cleaning.signatures import similarity
+from bert_jax.corpus.overlap.signatures import similarity
 from bert_jax.files.staging import disk_full, staged_file
 
 RANGE_ENTRIES = 1 << 22

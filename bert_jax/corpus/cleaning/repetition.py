@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.corpus.cleaning.words import ngram_hashes, word_hashes
+from bert_jax.corpus.overlap.words import ngram_hashes, word_hashes
 
 
 def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_jax.corpus.cleaning.words import hash_text
+from bert_jax.corpus.overlap.words import hash_text
 from bert_jax.files.staging import replace_file
 
 SAMPLES = 20

@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax.corpus.cleaning.clean import Cleaner
 from bert_jax.corpus.cleaning.config import CleaningConfig
-from bert_jax.corpus.cleaning.signatures import Signatures, sign
+from bert_jax.corpus.overlap.signatures import Signatures, sign
 from bert_jax.corpus.workers import grouped, map_ordered
 from bert_jax.files.staging import disk_full
 
@@ -108,7 +108,11 @@ def _sign_block(
             kept[number] = cleaned
         else:
             filtered.append(number)
-    found = sign(list(kept.values()), config)
+    found = sign(
+        list(kept.values()),
+        near=config.near_duplicates is not None,
+        paragraphs=config.duplicate_paragraphs,
+    )
     return np.array(list(kept), np.int64), np.array(filtered, np.int64), found
 
 

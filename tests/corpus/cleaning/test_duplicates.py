@@ -13,7 +13,7 @@ from bert_jax.corpus.cleaning.config import CleaningConfig
 from bert_jax.corpus.cleaning.drops import Drops
 from bert_jax.corpus.cleaning.duplicates import find_duplicates
 from bert_jax.corpus.cleaning.scan import scan
-from bert_jax.corpus.cleaning.signatures import SKETCH, sign, similarity
+from bert_jax.corpus.overlap.signatures import SKETCH, sign, similarity
 
 pytest.importorskip("rensa")
 
@@ -82,7 +82,7 @@ def test_similarity_of_long_documents_is_close():
         words = draw.choices(VOCABULARY, k=12_000)
         changed = [draw.choice(VOCABULARY) if draw.random() < share else word for word in words]
         texts = " ".join(words), " ".join(changed)
-        found = sign(texts, CleaningConfig(near_duplicates=0.8))
+        found = sign(texts)
         assert found.sketch_lengths.tolist() == [SKETCH, SKETCH]
         value = similarity(found.sketches[:SKETCH], found.sketches[SKETCH:])
         assert value == pytest.approx(jaccard(*texts), abs=4 * 0.016)
@@ -138,7 +138,7 @@ def test_a_paragraph_of_a_dropped_document_is_nobodys_first(tmp_path):
 
 
 def test_signatures_do_not_depend_on_the_process():
-    found = sign(["One two, three four five six.\nSeven!"], CONFIG)
+    found = sign(["One two, three four five six.\nSeven!"], paragraphs=True)
     keys = [*found.hashes.tolist(), *found.bands[0, :2].tolist()]
     assert [f"{key:x}" for key in keys] == [
         "7b31044b6296df1f", "53419f2b47be247a", "442679536097dc26"

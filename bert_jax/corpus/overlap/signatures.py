@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.corpus.cleaning.config import CleaningConfig
-from bert_jax.corpus.cleaning.words import (
+from bert_jax.corpus.overlap.words import (
     hash_text,
     mixed,
     ngram_hashes,
@@ -45,24 +44,27 @@ class Signatures(NamedTuple):
     """(m, 3) uint64, hash, document (from 0) and number of each paragraph with words."""
 
 
-def sign(texts: Sequence[str], config: CleaningConfig) -> Signatures:
-    """Return the signatures of documents that `config` asks for.
+def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -> Signatures:
+    """Return the signatures of documents.
+
+    Args:
+        texts: documents, paragraphs joined by newlines.
+        near: False leaves bands and sketches empty.
+        paragraphs: False leaves paragraphs empty.
 
     Raises:
         UserError: near-duplicates are asked for, and rensa is not installed.
     """
     hashes = np.zeros(len(texts), np.uint64)
     words: list[np.ndarray] = []
-    paragraphs: list[tuple[int, int, int]] = []
+    places: list[tuple[int, int, int]] = []
     for number, text in enumerate(texts):
         lines = [word_hashes(normalised_words(line)) for line in text.split("\n")]
         words.append(np.concatenate(lines))
         hashes[number] = _digest(words[-1]) if len(words[-1]) else hash_text(text)
-        if config.duplicate_paragraphs:
-            paragraphs += [
-                (_digest(line), number, at) for at, line in enumerate(lines) if len(line)
-            ]
-    if config.near_duplicates is None:
+        if paragraphs:
+            places += [(_digest(line), number, at) for at, line in enumerate(lines) if len(line)]
+    if not near:
         bands = np.zeros((len(texts), 0), np.uint64)
         sketches, lengths = np.zeros(0, np.uint32), np.zeros(len(texts), np.int64)
     else:
@@ -74,8 +76,8 @@ def sign(texts: Sequence[str], config: CleaningConfig) -> Signatures:
         ]
         sketches = np.concatenate([np.zeros(0, np.uint32), *kept])
         lengths = np.fromiter(map(len, kept), np.int64, len(kept))
-    places = np.array(paragraphs, np.uint64).reshape(-1, 3)
-    return Signatures(hashes, bands, sketches, lengths, places)
+    hashed = np.array(places, np.uint64).reshape(-1, 3)
+    return Signatures(hashes, bands, sketches, lengths, hashed)
 
 
 def similarity(one: np.ndarray, other: np.ndarray) -> float:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -57,12 +57,23 @@ def ngram_hashes(hashes: np.ndarray, size: int) -> np.ndarray:
         hashes: (n,) uint64, from `word_hashes`.
         size: words in an n-gram, at least 1.
     """
-    count = max(0, len(hashes) - size + 1)
-    found = np.zeros(count, np.uint64)
-    for offset in range(size):
-        found *= _FACTOR
-        found += hashes[offset : offset + count]
-    return mixed(found)
+    ((_, found),) = several_ngram_hashes(hashes, [size])
+    return found
+
+
+def several_ngram_hashes(
+    hashes: np.ndarray, sizes: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the hashes of all n-grams of several sizes, ascending, as `ngram_hashes` returns them.
+
+    Those of a size are made from those of the size below.
+    """
+    found = np.zeros(len(hashes), np.uint64)
+    for size in range(1, max(sizes, default=0) + 1):
+        count = max(0, len(hashes) - size + 1)
+        found = found[:count] * _FACTOR + hashes[len(hashes) - count :]
+        if size in sizes:
+            yield size, mixed(found)
 
 
 def mixed(hashes: np.ndarray) -> np.ndarray:
