@@ -20,7 +20,7 @@ from pathlib import Path
 import bert_jax
 from bert_jax.errors import UserError, report_error
 from bert_jax.terminal import safe_streams
-from bert_jax.verbs import accounting, corpora, evaluation, exchange, inference, runs
+from bert_jax.verbs import accounting, contamination, corpora, evaluation, exchange, inference, runs
 from bert_jax.verbs.options import Parser
 
 
@@ -137,6 +137,7 @@ def _parser(*, needed: bool = True) -> Parser:
     sub.option("--config", "configuration file in the place of a recipe's", metavar="FILE")
 
     corpora.add(verb)
+    contamination.add(verb)
 
     sub = verb(
         "train", runs.train,

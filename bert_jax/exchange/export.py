@@ -30,6 +30,7 @@ from bert_jax.exchange.translation import files as translator_files
 from bert_jax.files.remote import scheme
 from bert_jax.files.staging import StagedDirectory, disk_full
 from bert_jax.formats.huggingface_names import POOLED_HEADS
+from bert_jax.saved.contamination import reports_on_ancestors
 from bert_jax.saved.lineage import RECORD, ancestor_entry
 from bert_jax.saved.model import SavedModel, read_model
 
@@ -124,6 +125,7 @@ def export(
             "class": (translator_files.class_of if translates else class_of)(saved),
             "source": {"name": name, "kind": saved.origin.kind, "step": saved.origin.step},
             RECORD: [ancestor_entry("source", source, saved.origin.step)],
+            "contamination": [each.summary() for each in reports_on_ancestors(source)],
             "tolerance": tolerance,
             "texts": len(PROOF_TEXTS),
             "rows": len(rows),

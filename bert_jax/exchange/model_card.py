@@ -44,6 +44,7 @@ def model_card(saved: SavedModel, parity: Mapping[str, Any], *, license: str, na
         _data(saved),
         _training(saved),
         _metrics(saved),
+        _contamination(parity),
         _loading(saved, parity),
         _proof(parity),
         _license(license),
@@ -202,6 +203,26 @@ def _metrics(saved: SavedModel) -> str:
         for key, value in metrics.items()
     ]
     return f"## Metrics\n\nOn the {where} data of the run.\n\n" + _table(("metric", "value"), rows)
+
+
+def _contamination(parity: Mapping[str, Any]) -> str:
+    """Say which evaluation texts the corpora of the model hold, where they were looked for."""
+    reports = parity.get("contamination", [])
+    if not reports:
+        return ""
+    rows = [
+        (
+            f"{_plain(each['evaluation'])} in {_plain(each['corpus'])}",
+            f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} as a whole, "
+            f"{each['short']:,} too short to be judged",
+        )
+        for each in reports
+    ]
+    return (
+        "## Contamination\n\nEvaluation texts in the pretraining corpus, by "
+        f"{reports[0]['ngram']}-grams of normalised words: an example is seen where the corpus has "
+        "one of its n-grams.\n\n" + _table(("evaluation", "examples"), rows)
+    )
 
 
 _LOADING = """\

@@ -1,7 +1,7 @@
 """Evaluation of the trials of a sweep, and of the best model on other data."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.remote import scheme
 from bert_jax.finetune.batches import choose_buckets, eval_batches
+from bert_jax.finetune.contamination import known_texts, scores_apart
 from bert_jax.finetune.trials import place_params, place_rows
 from bert_jax.objectives.objective import Forward
 from bert_jax.objectives.task import TaskObjective
@@ -99,28 +100,43 @@ def score_rows(
 
 
 def named_scores(split: Split, number: int, outputs: Outputs) -> dict[str, float]:
-    """Score the outputs of dev split `number`; its name precedes scores but for the first split."""
+    """Score the outputs of dev split `number`, see `named`."""
+    return named(split, number, split.score(outputs))
+
+
+def named(split: Split, number: int, scores: Mapping[str, float]) -> dict[str, float]:
+    """Name the scores of dev split `number`: its name precedes them but for the first split."""
     prefix = f"{split.name}/" if number else ""
-    return {f"{prefix}{name}": value for name, value in split.score(outputs).items()}
+    return {f"{prefix}{name}": value for name, value in scores.items()}
 
 
-def evaluate_finetuned(workdir: Path | str, data: str | None = None) -> dict[str, float]:
+def evaluate_finetuned(
+    workdir: Path | str, data: str | None = None, reports: Sequence[Path] = ()
+) -> dict[str, float]:
     """Score the best model of a run.
 
     Args:
         workdir: Work directory of `bert-jax finetune`.
         data: File with labels, of GLUE also a split; None: the dev data of the run.
+        reports: Files of `bert-jax contamination` on the data; none takes those beside the corpora
+            that the lineage of the run names.
 
     Returns:
-        Scores by name; the name of a second dev split (MNLI) precedes its scores.
+        Scores by name; the name of a second dev split (MNLI) precedes its scores. Where a report
+        knows the examples, also scores of clean and of seen examples (`contamination`).
 
     Raises:
-        UserError: No such run, or the data cannot be read or have no labels.
+        UserError: No such run, the data cannot be read or have no labels, or a report is on
+            other data.
     """
     model = read_finetuned(workdir)
+    texts = known_texts(workdir, reports)
     if data is not None:
         split = _open(model, data)
-        return split.score(split_outputs(model, split), model.origin.metrics)
+        outputs = split_outputs(model, split)
+        scores = split.score(outputs, model.origin.metrics)
+        apart = scores_apart(split, outputs, scores, texts, needed=bool(reports))
+        return scores | apart
     # Rows may have been held out of the training data, so all of it is read as the run did.
     config = build(TaskConfig, model.origin.config["task"], f"{workdir}: task")
     task = open_task(config, model.tokenizer, model.config.num_positions)
@@ -131,7 +147,10 @@ def evaluate_finetuned(workdir: Path | str, data: str | None = None) -> dict[str
         )
     values: dict[str, float] = {}
     for number, split in enumerate(task.dev_splits()):
-        values |= named_scores(split, number, split_outputs(model, split))
+        outputs = split_outputs(model, split)
+        scores = split.score(outputs)
+        scores |= scores_apart(split, outputs, scores, texts, needed=bool(reports))
+        values |= named(split, number, scores)
     return values
 
 

@@ -172,9 +172,7 @@ def inspect_corpus(
         shortest=[described(index) for index in shortest],
         scripts=vocabulary_scripts(tokenizer, store.unigram_counts),
         duplicates=int(lengths.size - firsts.size),
-        duplicate_groups=[
-            {"count": int(counts[at]), **described(int(firsts[at]))} for at in often
-        ],
+        duplicate_groups=[{"count": int(counts[at]), **described(int(firsts[at]))} for at in often],
     )
 
 

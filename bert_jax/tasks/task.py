@@ -88,6 +88,17 @@ class Split(ABC):
         return paths
 
     @abstractmethod
+    def texts(self) -> list[tuple[str, ...]]:
+        """Return the texts of each example, without labels and answers."""
+
+    @abstractmethod
+    def select(self, examples: Sequence[int]) -> "tuple[Split, np.ndarray]":
+        """Return a split of some examples, by their numbers, ascending, and its rows in this one.
+
+        Nothing is cut anew: the rows are (n,) numbers of rows of this split.
+        """
+
+    @abstractmethod
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
         """Score finite logits."""
 

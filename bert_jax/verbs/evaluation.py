@@ -52,6 +52,12 @@ def add(verb: Callable[..., Parser]) -> None:
         metavar="FILE",
     )
     sub.option(
+        "--contamination",
+        "fine-tuning: reports of `bert-jax contamination` on the data, for scores of seen and of "
+        "clean examples apart; default: those on the corpora that the model comes from",
+        nargs="+", type=Path, metavar="REPORT",
+    )  # fmt: skip
+    sub.option(
         "--pairs",
         "translation: source sentences and their references, a line each; BLEU and chrF of "
         "sacreBLEU with intervals, floors, losses, a table by source length",
@@ -83,13 +89,16 @@ def evaluate(arguments: argparse.Namespace) -> int:
                     f"{arguments.workdir} holds a fine-tuning run; --{name.replace('_', '-')} is "
                     "for pretraining. Name labelled data with --data"
                 )
-        values = evaluate_finetuned(arguments.workdir, arguments.data)
+        values = evaluate_finetuned(
+            arguments.workdir, arguments.data, arguments.contamination or ()
+        )
     else:
-        if arguments.data is not None:
-            raise UserError(
-                f"{arguments.workdir} holds no fine-tuning run; --data is for one. A pretrained "
-                "model is evaluated on a --corpus"
-            )
+        for name in ("data", "contamination"):
+            if getattr(arguments, name) is not None:
+                raise UserError(
+                    f"{arguments.workdir} holds no fine-tuning run; --{name} is for one. A "
+                    "pretrained model is evaluated on a --corpus"
+                )
         check_rows(arguments.rows)
         if arguments.by_position or arguments.masking_rates or arguments.png:
             if arguments.step is not None:
@@ -151,7 +160,8 @@ def _evaluate_by_position(arguments: argparse.Namespace) -> int:
 def _evaluate_pairs(arguments: argparse.Namespace) -> int:
     from bert_jax.inspection.translation import evaluate_pairs, translation_lines
 
-    for name in ("data", "rows", "step", "length", "by_position", "masking_rates", "png"):
+    names = ("data", "rows", "step", "length", "by_position", "masking_rates", "png")
+    for name in (*names, "contamination"):
         if getattr(arguments, name) not in (None, False):
             raise UserError(f"--{name.replace('_', '-')} does not go with --pairs")
     sources, references = arguments.pairs

@@ -145,6 +145,7 @@ def test_a_table_to_a_classifier(files, tmp_path, capsys):
 
     assert evaluated() == float(f"{best:.6g}")
     assert evaluated("--data", files["dev"]) != evaluated()
+    check_scores_apart(work, files["dev"], tmp_path, capsys)
     unlabelled = write_table(tmp_path / "new.csv", 9, 4, labels=False)
     for wrong, text in (
         (["--corpus", "x"], "--corpus is for pretraining"),
@@ -164,6 +165,26 @@ def test_a_table_to_a_classifier(files, tmp_path, capsys):
     assert (tmp_path / "b" / "predictions.jsonl").read_bytes() == first
     assert main(["evaluate", str(moved)]) == 2  # its dev data were rows of the table
     assert "mine.csv" in capsys.readouterr().err
+
+
+def check_scores_apart(work: Path, dev: str, tmp_path: Path, capsys) -> None:
+    """Scores of seen and of clean examples add up; a report on other texts is refused."""
+    texts = [line.rpartition(",")[0] for line in Path(dev).read_text().splitlines()[1:]]
+    corpus, report = tmp_path / "corpus.txt", tmp_path / "report.json"
+    corpus.write_text(" and ".join(sorted(set(texts))[::2]))
+    assert main(["contamination", f"{corpus}", "--against", dev, f"--out={report}"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", f"{work}", "--data", dev, "--contamination", f"{report}"]) == 0
+    rows = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    found = {name: float(value) for name, value in rows.items()}
+    seen, clean = (found[f"{kind}/examples"] for kind in ("seen", "clean"))
+    assert min(seen, clean) > 0
+    assert seen + clean == len(texts)
+    hits = seen * found["seen/accuracy"] + clean * found["clean/accuracy"]
+    assert hits == pytest.approx(len(texts) * found["accuracy"], rel=1e-4)
+    other = write_table(tmp_path / "other.csv", 1, 99)
+    assert main(["evaluate", f"{work}", "--data", other, "--contamination", f"{report}"]) == 2
+    assert "which is on other texts" in capsys.readouterr().err
 
 
 # Sweeps.

@@ -138,5 +138,6 @@ class Cleaner:
 @functools.lru_cache(1)
 def _passages(specs: tuple[str, ...]) -> NgramTable:
     """Return the n-grams of evaluation files."""
-    examples = (each for spec in specs for each in read_evaluation(spec).examples)
-    return NgramTable([list(map(normalised_words, each.texts)) for each in examples])
+    sets = (read_evaluation(spec) for spec in specs)
+    texts = {text for each in sets for example in each.examples for text in example.texts}
+    return NgramTable(map(normalised_words, texts))

@@ -48,10 +48,9 @@ class CleaningConfig:
             )
         similarity = self.near_duplicates
         if similarity is not None and not MIN_SIMILARITY <= similarity <= 1:
-            nan = math.isnan(similarity)
             raise UserError(
-                f"--near-duplicates is {'not a number' if nan else f'{similarity:g}'}; it must be "
-                f"a Jaccard similarity of {MIN_SIMILARITY} to 1, such as 0.8"
+                f"--drop-near-duplicates is {similarity:g}; it must be a Jaccard similarity of "
+                f"{MIN_SIMILARITY} to 1, such as 0.8"
             )
 
     @property

@@ -5,6 +5,7 @@ import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +45,15 @@ class EvaluationSet:
     """Name and sha256 of each file."""
     examples: tuple[Example, ...]
 
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Texts of the examples, of equal normalised words the first alone."""
+        found: dict[str, str] = {}
+        for each in self.examples:
+            for text in each.texts:
+                found.setdefault(text_key(text), text)
+        return tuple(found.values())
+
     @property
     def digest(self) -> str:
         """sha256 in hex, of the only file or of the digests of all."""
@@ -52,10 +62,9 @@ class EvaluationSet:
         return hashlib.sha256("".join(digest for _, digest in self.files).encode()).hexdigest()
 
 
-def example_key(texts: Iterable[str]) -> str:
-    """Return 16 hex digits that name an example by the normalised words of its texts."""
-    parts = filter(None, (" ".join(normalised_words(text)) for text in texts))
-    return f"{hash_text(chr(0).join(parts)):016x}"
+def text_key(text: str) -> str:
+    """Return 16 hex digits that name a text by its normalised words."""
+    return f"{hash_text(' '.join(normalised_words(text))):016x}"
 
 
 def read_evaluation(spec: str) -> EvaluationSet:
@@ -118,7 +127,7 @@ def _glue(directory: Path, spec: str) -> EvaluationSet:
                 continue
             paths.append(path)
             examples += (
-                Example(f"{name}/{split}", (each.text, each.text_pair or ""))
+                Example(f"{name}/{split}", tuple(filter(None, (each.text, each.text_pair))))
                 for each in read_glue(home, name, split).examples
             )
     if not paths:

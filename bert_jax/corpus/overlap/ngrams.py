@@ -5,7 +5,7 @@ of 5 to 12 words is known as a whole: it is one n-gram. Shorter texts are not lo
 phrases of so few words occur by chance.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -20,21 +20,20 @@ class NgramTable:
     """N-grams of some texts; texts are numbered in their order.
 
     Args:
-        texts: each as the words of its parts; n-grams do not cross from part to part.
+        texts: words of each.
     """
 
-    def __init__(self, texts: Iterable[Sequence[Sequence[str]]]) -> None:
+    def __init__(self, texts: Iterable[Sequence[str]]) -> None:
         hashes: dict[int, list[np.ndarray]] = {}
         owners: dict[int, list[np.ndarray]] = {}
         self.num_texts = 0
-        for number, parts in enumerate(texts):
+        for number, words in enumerate(texts):
             self.num_texts += 1
-            for words in parts:
-                size = min(len(words), NGRAM)
-                if size >= MIN_WORDS:
-                    found = ngram_hashes(word_hashes(words), size)
-                    hashes.setdefault(size, []).append(found)
-                    owners.setdefault(size, []).append(np.full(len(found), number))
+            size = min(len(words), NGRAM)
+            if size >= MIN_WORDS:
+                found = ngram_hashes(word_hashes(words), size)
+                hashes.setdefault(size, []).append(found)
+                owners.setdefault(size, []).append(np.full(len(found), number))
         self._sizes = sorted(hashes)
         self._owners = {size: np.concatenate(owners[size]) for size in self._sizes}
         self._grams: dict[int, np.ndarray] = {}
@@ -49,11 +48,6 @@ class NgramTable:
             )
             self._filters[size] = np.zeros(1 << _FILTER_BITS, bool)
             self._filters[size][_bits(self._grams[size])] = True
-
-    @property
-    def judged(self) -> np.ndarray:
-        """Texts that have an n-gram, (num_texts,) bool; the others are too short."""
-        return self._counts(dict.fromkeys(self._sizes, 1)) > 0
 
     def find(self, hashes: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Return where n-grams of the texts stand in a document.
@@ -92,20 +86,16 @@ class NgramTable:
         for size, (_, numbers) in self.find(hashes).items():
             seen[size][numbers] = True
 
-    def shares(self, seen: dict[int, np.ndarray]) -> np.ndarray:
-        """Return the share of each text's n-grams that are marked, (num_texts,); NaN: too short."""
-        marked = {size: seen[size][self._entries[size]] for size in self._sizes}
-        total = self._counts(dict.fromkeys(self._sizes, 1))
-        return np.divide(
-            self._counts(marked), total, out=np.full(self.num_texts, np.nan), where=total > 0
-        )
+    def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the n-grams of each text and how many of them are marked, (num_texts,) int64.
 
-    def _counts(self, marked: Mapping[int, np.ndarray | int]) -> np.ndarray:
-        """Count the marked n-grams of each text, (num_texts,)."""
-        counts = np.zeros(self.num_texts)
+        A text that is too short has none.
+        """
+        total, marked = np.zeros((2, self.num_texts), np.int64)
         for size in self._sizes:
-            np.add.at(counts, self._owners[size], marked[size])
-        return counts
+            np.add.at(total, self._owners[size], 1)
+            np.add.at(marked, self._owners[size], seen[size][self._entries[size]])
+        return total, marked
 
 
 def _bits(hashes: np.ndarray) -> np.ndarray:

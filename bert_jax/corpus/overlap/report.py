@@ -39,17 +39,17 @@ class Report:
     """Name and sha256 of each evaluation file."""
     splits: tuple[str, ...]
     """Name of the split of each example."""
-    keys: tuple[str, ...]
-    """Key of each example, see `evaluation.example_key`."""
-    shares: tuple[float, ...]
-    """Share of the n-grams of each example that the corpus holds; NaN: too short to be judged."""
+    examples: tuple[tuple[str, ...], ...]
+    """Keys of the texts of each example, see `evaluation.text_key`."""
+    texts: Mapping[str, tuple[int, int]]
+    """n-grams of each text, and those that the corpus has, by key; (0, 0) where it is too short."""
     settings: Mapping[str, int]
     """Words of an n-gram (ngram) and of the shortest text that is looked for (min_words)."""
 
     @cached_property
-    def by_key(self) -> Mapping[str, float]:
-        """Share by key; of equal examples they are equal."""
-        return dict(zip(self.keys, self.shares, strict=True))
+    def shares(self) -> np.ndarray:
+        """Share of the n-grams of each example that the corpus holds; NaN: too short."""
+        return np.array([share_of(self.texts, keys) for keys in self.examples])
 
     def counts(self) -> dict[str, dict[str, int | float]]:
         """Return, by split and for `all`, examples, those too short, seen, and all but seen.
@@ -57,7 +57,7 @@ class Report:
         `seen` examples share an n-gram with the corpus, `half` at least half of their n-grams,
         `whole` all; `share` is the mean share of those judged.
         """
-        shares, splits = np.array(self.shares), np.array(self.splits)
+        shares, splits = self.shares, np.array(self.splits)
         found = {name: _counts(shares[splits == name]) for name in dict.fromkeys(self.splits)}
         return found if len(found) == 1 else {**found, "all": _counts(shares)}
 
@@ -97,17 +97,11 @@ class Report:
         Raises:
             UserError: the place cannot be written.
         """
-        splits = []
-        names, shares = np.array(self.splits), np.array(self.shares)
-        for name in dict.fromkeys(self.splits):
-            mine = np.flatnonzero(names == name).tolist()
-            splits.append(
-                {
-                    "name": name,
-                    "keys": [self.keys[at] for at in mine],
-                    "shares": [None if math.isnan(s) else round(s, 6) for s in shares[mine]],
-                }
-            )
+        names = np.array(self.splits)
+        splits = [
+            {"name": name, "examples": [self.examples[at] for at in np.flatnonzero(names == name)]}
+            for name in dict.fromkeys(self.splits)
+        ]
         value = {
             "format": FORMAT, "version": VERSION,
             "corpus": {"name": self.corpus, "fingerprint": self.fingerprint},
@@ -115,7 +109,7 @@ class Report:
                 "name": self.evaluation, "sha256": self.digest,
                 "files": [{"name": name, "sha256": digest} for name, digest in self.files],
             },
-            **self.settings, "counts": self.counts(), "splits": splits,
+            **self.settings, "counts": self.counts(), "splits": splits, "texts": dict(self.texts),
         }  # fmt: skip
         replace_file(path, (json.dumps(value, ensure_ascii=False) + "\n").encode())
 
@@ -140,19 +134,16 @@ def read_report(path: Path) -> Report:
         )
     try:
         splits = value["splits"]
-        shares = [math.nan if s is None else float(s) for each in splits for s in each["shares"]]
-        keys = [str(key) for each in splits for key in each["keys"]]
-        if len(keys) != len(shares):
-            raise ValueError(f"{len(keys)} keys and {len(shares)} shares")
+        texts = {str(key): (int(total), int(seen)) for key, (total, seen) in value["texts"].items()}
         return Report(
             corpus=str(value["corpus"]["name"]),
             fingerprint=str(value["corpus"]["fingerprint"]),
             evaluation=str(value["evaluation"]["name"]),
             digest=str(value["evaluation"]["sha256"]),
             files=tuple((str(f["name"]), str(f["sha256"])) for f in value["evaluation"]["files"]),
-            splits=tuple(str(each["name"]) for each in splits for _ in each["keys"]),
-            keys=tuple(keys),
-            shares=tuple(shares),
+            splits=tuple(str(each["name"]) for each in splits for _ in each["examples"]),
+            examples=tuple(tuple(map(str, keys)) for each in splits for keys in each["examples"]),
+            texts=texts,
             settings={name: int(value[name]) for name in ("ngram", "min_words")},
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -165,13 +156,20 @@ def reports_of(store: Path) -> list[Report]:
     return [read_report(path) for path in files if path.name != HELDOUT]
 
 
-def merged(reports: Iterable[Report]) -> dict[str, float]:
-    """Return the highest share of each example in any of the reports, by key."""
-    found: dict[str, float] = {}
+def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
+    """Return n-grams and seen n-grams of each text by key, as the report that saw most of them."""
+    found: dict[str, tuple[int, int]] = {}
     for report in reports:
-        for key, share in report.by_key.items():
-            found[key] = float(np.fmax(found.get(key, math.nan), share))
+        for key, counts in report.texts.items():
+            found[key] = max(found.get(key, (0, 0)), counts, key=lambda each: each[::-1])
     return found
+
+
+def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float:
+    """Return the share of the n-grams of an example that is seen; NaN: none, or an unknown text."""
+    counts = [texts.get(key) for key in keys]
+    total = 0 if None in counts else sum(each[0] for each in counts if each)
+    return sum(each[1] for each in counts if each) / total if total else math.nan
 
 
 def _counts(shares: np.ndarray) -> dict[str, int | float]:

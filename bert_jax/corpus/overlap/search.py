@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.corpus.overlap.evaluation import EvaluationSet, example_key
+from bert_jax.corpus.overlap.evaluation import EvaluationSet, text_key
 from bert_jax.corpus.overlap.ngrams import MIN_WORDS, NGRAM, NgramTable
 from bert_jax.corpus.overlap.report import Report
 from bert_jax.corpus.overlap.words import normalised_words, word_hashes
@@ -42,12 +42,8 @@ def search_store(
     """
     store = open_store(path)
     tokenizer = load_tokenizer(path / "tokenizer")
-    table = NgramTable(
-        [
-            [normalised_words(tokenizer.decode(ids)) for ids in tokenizer.encode_batch(each.texts)]
-            for each in evaluation.examples
-        ]
-    )
+    encoded = (tokenizer.encode_batch([text])[0] for text in evaluation.texts)
+    table = NgramTable(normalised_words(tokenizer.decode(ids)) for ids in encoded)
     spans = store_spans(store)
     found = map_ordered(
         _search_span, show(spans), num_workers, initializer=_start, arguments=(path, table)
@@ -60,15 +56,10 @@ def search_texts(
     name: str, documents: Iterable[str], evaluation: EvaluationSet, *, num_workers: int = 1
 ) -> Report:
     """Look for evaluation texts in documents; `name` is that of the corpus."""
-    table = table_of(evaluation)
+    table = NgramTable(map(normalised_words, evaluation.texts))
     blocks = grouped(documents, len, _BLOCK_CHARS)
     found = map_ordered(functools.partial(_search_texts, table), blocks, num_workers)
     return _report(name, "", evaluation, table, found)
-
-
-def table_of(evaluation: EvaluationSet) -> NgramTable:
-    """Return the n-grams of evaluation texts as they are written."""
-    return NgramTable([list(map(normalised_words, each.texts)) for each in evaluation.examples])
 
 
 def store_spans(store: TokenStore) -> list[Span]:
@@ -123,6 +114,7 @@ def _report(
     for block in found:
         for size, numbers in block.items():
             seen[size][numbers] = True
+    counts = map(tuple, np.column_stack(table.counts(seen)).tolist())
     return Report(
         corpus=name,
         fingerprint=fingerprint,
@@ -130,7 +122,7 @@ def _report(
         digest=evaluation.digest,
         files=evaluation.files,
         splits=tuple(each.split for each in evaluation.examples),
-        keys=tuple(example_key(each.texts) for each in evaluation.examples),
-        shares=tuple(table.shares(seen).tolist()),
+        examples=tuple(tuple(map(text_key, each.texts)) for each in evaluation.examples),
+        texts=dict(zip(map(text_key, evaluation.texts), counts, strict=True)),
         settings={"ngram": NGRAM, "min_words": MIN_WORDS},
     )

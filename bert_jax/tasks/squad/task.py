@@ -1,7 +1,7 @@
 """Answers to questions as spans of a text: SQuAD 1.1 and 2.0, and data in their layout."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -107,6 +107,17 @@ class SpanSplit(Split):
         return (
             100.0 * sum(best_scores("", each)[1] for each in self._questions) / len(self._questions)
         )
+
+    def texts(self) -> list[tuple[str, ...]]:
+        """Return question and context of each question."""
+        return [(each.question, each.context) for each in self._questions]
+
+    def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
+        """Return a split of some questions, and their rows; see `Split.select`."""
+        some = tuple(self._questions[number] for number in examples)
+        owners = [window.question for window in self._windows]
+        split = SpanSplit(self._task, self.name, SquadFile("", some, ()))
+        return split, np.flatnonzero(np.isin(owners, examples))
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
         """Score in percent. The null threshold is the one that is best for F1."""

@@ -154,6 +154,16 @@ class TaggingSplit(Split):
         best_sentence = max((sentences[kind] for kind in known), default=0)
         return 2 * max(best_word / (num_words + total), best_sentence / (len(self._gold) + total))
 
+    def texts(self) -> list[tuple[str, ...]]:
+        """Return each sentence, its words with spaces between them."""
+        return [(" ".join(each.tokens),) for each in self._examples]
+
+    def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
+        """Return a split of some sentences, and their rows; see `Split.select`."""
+        some = [self._examples[number] for number in examples]
+        owners = [window.example for window in self._windows.windows]
+        return TaggingSplit(self._task, self.name, some), np.flatnonzero(np.isin(owners, examples))
+
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
         """Score the tags; accuracy is over words."""
         del saved

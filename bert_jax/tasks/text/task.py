@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -119,6 +120,7 @@ class TextSplit(Split):
 
     def __init__(self, task: TextTask, data: TextData) -> None:
         self._task = task
+        self._data = data
         self._examples = data.examples
         self._submission = data.submission
         self._labels = labels = self._true_labels()
@@ -133,6 +135,15 @@ class TextSplit(Split):
     def constant_score(self) -> float:
         """Score of the best constant prediction; NaN without labels."""
         return math.nan if self._labels is None else self._task.best_constant(self._labels)
+
+    def texts(self) -> list[tuple[str, ...]]:
+        """Return the text or the two texts of each example."""
+        return [tuple(filter(None, (each.text, each.text_pair))) for each in self._examples]
+
+    def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
+        """Return a split of some examples, and their rows; see `Split.select`."""
+        some = tuple(self._examples[number] for number in examples)
+        return TextSplit(self._task, replace(self._data, examples=some)), np.array(examples, int)
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
         del saved

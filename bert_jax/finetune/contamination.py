@@ -1,0 +1,66 @@
+"""Scores of the examples that a corpus holds, and of those that it does not, apart."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.corpus.overlap.evaluation import text_key
+from bert_jax.corpus.overlap.report import merged, read_report, share_of
+from bert_jax.errors import UserError
+from bert_jax.saved.contamination import reports_on_ancestors
+from bert_jax.tasks.task import Outputs, Split
+
+
+def known_texts(workdir: Path | str, reports: Sequence[Path]) -> dict[str, tuple[int, int]]:
+    """Return n-grams, and those in the corpora of a run, of evaluation texts by their keys.
+
+    Args:
+        workdir: Directory of a fine-tuning run.
+        reports: Files of `bert-jax contamination`; none takes those beside the corpora that the
+            lineage of the run names.
+
+    Raises:
+        UserError: A file is no such report.
+    """
+    found = [read_report(path) for path in reports] or reports_on_ancestors(workdir)
+    return merged(found)
+
+
+def scores_apart(
+    split: Split,
+    outputs: Outputs,
+    scores: Mapping[str, float],
+    texts: Mapping[str, tuple[int, int]],
+    *,
+    needed: bool,
+) -> dict[str, float]:
+    """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
+
+    Args:
+        split: Examples with labels.
+        outputs: Logits of all rows.
+        scores: Scores of all examples, for a null threshold.
+        texts: See `known_texts`.
+        needed: Whether a split of which no example is known is an error; else it has no entries.
+
+    Raises:
+        UserError: See `needed`.
+    """
+    keys = [tuple(map(text_key, each)) for each in split.texts()]
+    if not any(all(key in texts for key in each) for each in keys):
+        if needed:
+            raise UserError(
+                f"{split.name}: none of its {len(keys):,} examples is in the report of "
+                "--contamination, which is on other texts; name the report on this file"
+            )
+        return {}
+    values = np.array([share_of(texts, each) for each in keys])
+    found = {"unjudged/examples": float(np.isnan(values).sum())}
+    for name, chosen in (("clean", values == 0), ("seen", values > 0)):
+        found[f"{name}/examples"] = float(chosen.sum())
+        if chosen.any():
+            part, rows = split.select(np.flatnonzero(chosen).tolist())
+            some = part.score([outputs[row] for row in rows], scores)
+            found |= {f"{name}/{metric}": value for metric, value in some.items()}
+    return found
