@@ -39,7 +39,7 @@ def prepare(text: str, vocab: str | None, directory: Path) -> None:
     plain = directory / "text.txt"
     if text == "python-docs":
         (source,) = resolve_sources([text])
-        plain.write_text("\n\n".join(source.documents()), encoding="utf-8")
+        plain.write_text("\n\n".join(source.texts()), encoding="utf-8")
     elif text.endswith(".xz"):
         with lzma.open(text) as file:
             plain.write_bytes(file.read())

@@ -2,10 +2,15 @@
 
 import hashlib
 import os
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.corpus.cleaning.clean import Cleaner
+from bert_jax.corpus.cleaning.config import CleaningConfig
+from bert_jax.corpus.cleaning.drops import Drops
+from bert_jax.corpus.cleaning.report import CleaningReport
 from bert_jax.corpus.sentences import Splitter, get_splitter
 from bert_jax.corpus.workers import grouped
 from bert_jax.data.shard import token_dtype
@@ -16,6 +21,21 @@ LONGEST_SENTENCE = 62
 """Tokens; half a row of 128. Longer sentences (a line that is a paragraph, a text without full
 stops) become pieces of at most half as many: what a sentence pair cannot hold is in no row."""
 _ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge document
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """Rules that the documents of a pass are cleaned by."""
+
+    config: CleaningConfig = field(default_factory=CleaningConfig)
+    drops: Drops | None = None
+    """Decisions of a scan, by number of the document in the pass."""
+    samples: int = 0
+    """Dropped documents to keep for each reason."""
+
+    def cleaner(self, source: str) -> Cleaner:
+        """Return what cleans documents of a source."""
+        return Cleaner(self.config, self.drops, source=source, samples=self.samples)
 
 
 class PairBlock(NamedTuple):
@@ -46,6 +66,19 @@ class EncodedPairs(NamedTuple):
     """UTF-8 bytes of the texts."""
 
 
+class Block(NamedTuple):
+    """Some documents of a corpus, for `clean_and_encode`."""
+
+    corpus: str
+    """Name of the corpus that they go to; empty where there is one."""
+    source: str
+    """Name of their source; empty where they may be of several."""
+    numbers: list[int]
+    """Number of each document among those that the pass reads, from 0."""
+    data: bytes
+    """UTF-8; paragraphs end in a newline, documents in two."""
+
+
 class EncodedBlock(NamedTuple):
     """A block's documents as arrays; documents that gave no token are left out."""
 
@@ -58,14 +91,34 @@ class EncodedBlock(NamedTuple):
 
 
 _worker: tuple[Tokenizer, Splitter] | None = None
+_cleaning: Cleaning = Cleaning()
 
 
-def start_worker(tokenizer: Tokenizer, splitter: str) -> None:
-    """Set up this process for `encode_block`."""
-    global _worker
+def start_worker(tokenizer: Tokenizer, splitter: str, cleaning: Cleaning | None = None) -> None:
+    """Set up this process for `encode_block`, `encode_pairs` and `clean_and_encode`."""
+    global _worker, _cleaning
+    _cleaning = cleaning or Cleaning()
     # One process for each core: threads inside would only get in each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = tokenizer, get_splitter(splitter)
+
+
+def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, CleaningReport | None]:
+    """Clean, split and tokenize documents.
+
+    Returns:
+        Name of the corpus, arrays, and counts of what was left out (None without cleaning).
+
+    Raises:
+        UserError: the tokenizer gave an id that cannot be stored.
+    """
+    if _cleaning.config.is_empty:
+        return block.corpus, encode_block(block.data), None
+    cleaner = _cleaning.cleaner(block.source)
+    texts = zip(block.numbers, block.data.decode().split("\n\n"), strict=True)
+    cleaned = (cleaner.clean(number, text) for number, text in texts)
+    data = "\n\n".join(text for text in cleaned if isinstance(text, str)).encode()
+    return block.corpus, encode_block(data), cleaner.report
 
 
 def encode_block(block: bytes) -> EncodedBlock:

@@ -3,14 +3,15 @@
 import hashlib
 import reprlib
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from bert_jax.corpus.documents import FileSource, ReadOptions, Source
+from bert_jax.corpus.documents import NO_FIELDS, ReadOptions, Source
+from bert_jax.corpus.kinds.text import FileSource
 from bert_jax.corpus.sources import match_files, resolve_sources
 from bert_jax.errors import UserError
 from bert_jax.tasks.tables.delimited import TableFormat
@@ -51,9 +52,9 @@ class PairSource(Source):
             yield Pair(number, second, first) if self.swap else Pair(number, first, second)
 
     @override
-    def _texts(self) -> Iterator[str]:
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for pair in self._pairs():
-            yield "\n".join(filter(None, pair[1:]))
+            yield "\n".join(filter(None, pair[1:])), NO_FIELDS
 
     def records(self) -> list[dict[str, Any]]:
         """Return what identifies the content, for `corpus.json`; after reading."""
@@ -108,7 +109,7 @@ class PairTable(PairSource):
         is_delimited = plain_suffix(self.name) in _DELIMITED
         numbered = is_delimited and all(column.isdigit() for column in self._columns)
         table = TableFormat(header=False if numbered else None)
-        self._digest, rows = hashlib.sha256(), 0
+        digest, rows = hashlib.sha256(), 0
         for row in read_rows(self.name, self._columns, table):
             if row.problem:
                 raise UserError(row.problem)
@@ -117,15 +118,15 @@ class PairTable(PairSource):
                 for value, column in zip(row.values, self._columns, strict=True)
             ]
             if self._is_tfds:
-                self._digest.update("\0".join([*texts, ""]).encode())
+                digest.update("\0".join([*texts, ""]).encode())
                 rows += 1
             yield Pair(row.origin.line, *texts)
         if self._is_tfds:
-            self.size = rows
+            self.size, self._sha256 = rows, digest.hexdigest()
         else:
             self.bytes_read = self.size
             with open(self.name, "rb") as content:
-                self._digest = hashlib.file_digest(content, "sha256")
+                self._sha256 = hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _text(value: Any, column: str, where: str) -> str:

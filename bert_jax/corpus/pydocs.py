@@ -13,11 +13,11 @@ import re
 import sysconfig
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax.corpus.documents import Source
+from bert_jax.corpus.documents import NO_FIELDS, Source
 from bert_jax.corpus.prose import prose_paragraphs
 from bert_jax.corpus.workers import grouped, map_ordered, num_cores
 
@@ -71,39 +71,45 @@ class PythonDocs(Source):
         self._num_documents = 0
         super().__init__("python-docs", sum(size for _, size in self._files))
 
-    def _texts(self) -> Iterator[str]:
-        self._num_documents = 0
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        self._num_documents, digest = 0, hashlib.sha256()
         seen: set[bytes] = set()
-        for document in _topics():
-            yield from self._new(document, seen)
+        for document in self._read():
+            text = _unseen(document, seen)
+            if text:
+                digest.update(text.encode() + b"\0")
+                self._num_documents += 1
+                yield text, NO_FIELDS
+        self._sha256 = digest.hexdigest()
+
+    def _read(self) -> Iterator[_Paragraphs]:
+        yield from _topics()
         chunks = list(grouped(self._files, lambda file: file[1], _CHUNK_BYTES))
         paths = [[path for path, _ in chunk] for chunk in chunks]
         results = map_ordered(_read_files, paths, self._num_workers)
         with contextlib.closing(results):
             for chunk, documents in zip(chunks, results, strict=True):
-                for document in documents:
-                    yield from self._new(document, seen)
+                yield from documents
                 self.bytes_read += sum(size for _, size in chunk)
-
-    def _new(self, document: _Paragraphs, seen: set[bytes]) -> Iterator[str]:
-        kept = []
-        for paragraph in document:
-            text = " ".join(paragraph)
-            letters = re.sub(r"\W+", "", text).lower()
-            key = hashlib.blake2b(letters.encode(), digest_size=12).digest()
-            if key not in seen:
-                seen.add(key)
-                kept.append((text, len(paragraph)))
-        if sum(count for _, count in kept) >= MIN_SENTENCES:
-            text = "\n".join(text for text, _ in kept)
-            self._digest.update(text.encode() + b"\0")
-            self._num_documents += 1
-            yield text
 
     def record(self) -> dict[str, Any]:
         """Return name, number of documents and sha256 of the text."""
-        digest = self._digest.hexdigest()
-        return {"name": self.name, "documents": self._num_documents, "sha256": digest}
+        return {"name": self.name, "documents": self._num_documents, "sha256": self._sha256}
+
+
+def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
+    """Return the paragraphs that are new, where they are long enough; adds them to `seen`."""
+    kept = []
+    for paragraph in document:
+        text = " ".join(paragraph)
+        letters = re.sub(r"\W+", "", text).lower()
+        key = hashlib.blake2b(letters.encode(), digest_size=12).digest()
+        if key not in seen:
+            seen.add(key)
+            kept.append((text, len(paragraph)))
+    if sum(count for _, count in kept) < MIN_SENTENCES:
+        return ""
+    return "\n".join(text for text, _ in kept)
 
 
 def _topics() -> Iterator[_Paragraphs]:

@@ -1,4 +1,4 @@
-"""Where text comes from: files, TFDS data sets, and the documentation of installed packages."""
+"""Where text comes from: files and URLs, data sets, documentation of installed packages."""
 
 import glob
 import itertools
@@ -7,10 +7,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_jax.corpus.datasets import ParquetSource, TfdsSource
-from bert_jax.corpus.documents import FileSource, ReadOptions, Source
+from bert_jax.corpus.documents import ReadOptions, Source
+from bert_jax.corpus.kinds.archives import WarcSource, WikipediaSource
+from bert_jax.corpus.kinds.hub import match_hub
+from bert_jax.corpus.kinds.tables import DelimitedSource, ParquetSource, TfdsSource
+from bert_jax.corpus.kinds.text import FileSource
 from bert_jax.corpus.pydocs import PythonDocs
 from bert_jax.errors import UserError, nearest
+from bert_jax.files.urls import is_url, match_urls
 from bert_jax.untrusted.compressed import plain_suffix
 
 PYTHON_DOCS = "python-docs"
@@ -18,8 +22,11 @@ _TEXT_SUFFIXES = (".txt", ".text", ".md", "")
 _LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2,4})?")
 """Suffix of a text in one of several languages: train.en, train.zh_tw, test.en-de."""
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+_DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
+_WARC_SUFFIXES = (".warc", ".wet")
 _SUPPORTED = (
-    ".txt, .en (a language's code) and .jsonl (each also with .gz, .xz or .zst), .parquet, "
+    ".txt, .en (a language's code), .jsonl, .csv and .tsv (each also with .gz, .xz, .zst or "
+    ".bz2), .parquet, .warc.gz and .wet.gz, a dump of Wikipedia (.xml.bz2), hf:OWNER/NAME, "
     "tfds:NAME[:SPLIT], python-docs"
 )
 
@@ -29,8 +36,9 @@ def resolve_sources(
 ) -> list[Source]:
     """Return the sources that names stand for, in a fixed order.
 
-    Names are paths or globs (`**` goes into directories), `tfds:NAME[:SPLIT]`, `python-docs`. The
-    files of a glob come sorted by name; a file named twice is read once. Sources stay as they are.
+    Names are paths, URLs (gs://BUCKET/FILE) or globs of them (`**` goes into directories),
+    `hf:OWNER/NAME[:CONFIG[:SPLIT]]`, `tfds:NAME[:SPLIT]`, `python-docs`. The files of a glob come
+    sorted by name; a file named twice is read once. Sources stay as they are.
 
     Raises:
         UserError: nothing named, nothing matched, a directory, or an unknown kind of file.
@@ -44,17 +52,25 @@ def resolve_sources(
         if not isinstance(spec, str):
             sources.append(spec)
             continue
-        is_file = spec != PYTHON_DOCS and not spec.startswith("tfds:")
-        for name in match_files(spec) if is_file else [spec]:
-            key = str(Path(name).resolve()) if is_file else name
+        for name in _names(spec):
+            key = name if name == spec or is_url(name) else str(Path(name).resolve())
             if key not in seen:
                 seen.add(key)
                 sources.append(_open(name, options))
     return sources
 
 
+def _names(spec: str) -> list[str]:
+    """Return the names of the sources that a name stands for."""
+    if spec == PYTHON_DOCS or spec.startswith("tfds:"):
+        return [spec]
+    if spec.startswith("hf:") and not is_url(spec):
+        return match_hub(spec)
+    return match_files(spec)
+
+
 def match_files(spec: str) -> list[str]:
-    """Return the files that a path or a glob names, sorted.
+    """Return the files that a path, a URL or a glob names, sorted.
 
     Raises:
         UserError: no such file, nothing matched, or a directory.
@@ -62,6 +78,11 @@ def match_files(spec: str) -> list[str]:
     path = Path(spec)
     if not spec:
         raise UserError(f"the name of an input is empty. Sources are {_SUPPORTED}.")
+    if is_url(spec):
+        names = match_urls(spec)
+        if not names:
+            raise UserError(f"there is no file {spec}, or none that these credentials can see.")
+        return names
     if path.is_file():
         return [spec]
     if path.is_dir():
@@ -92,6 +113,12 @@ def _open(name: str, options: ReadOptions) -> Source:
     if name.startswith("tfds:"):
         return TfdsSource(name, options)
     kind = plain_suffix(name)
+    if kind in _WARC_SUFFIXES:
+        return WarcSource(name, options)
+    if kind == ".xml":
+        return WikipediaSource(name, options)
+    if kind in _DELIMITED_SUFFIXES:
+        return DelimitedSource(name, options)
     if kind in _JSON_SUFFIXES:
         return FileSource(name, options, is_json=True)
     if kind == ".parquet" == Path(name).suffix.lower():

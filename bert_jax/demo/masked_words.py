@@ -129,7 +129,7 @@ def _write_text(path: Path) -> None:
         return
     count = 0
     with staged_file(path) as file:
-        for document in PythonDocs().documents():
+        for document in PythonDocs().texts():
             file.write(f"{document}\n\n".encode())
             count += 1
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {count:,} documents")

@@ -27,8 +27,8 @@ from bert_jax.exchange.huggingface_files import (
 from bert_jax.exchange.model_card import model_card
 from bert_jax.exchange.proof import PROOF_TEXTS, TOLERANCE, ProofFailedError, proof_rows
 from bert_jax.exchange.translation import files as translator_files
-from bert_jax.files.remote import scheme
 from bert_jax.files.staging import StagedDirectory, disk_full
+from bert_jax.files.urls import scheme
 from bert_jax.formats.huggingface_names import POOLED_HEADS
 from bert_jax.saved.contamination import reports_on_ancestors
 from bert_jax.saved.lineage import RECORD, ancestor_entry

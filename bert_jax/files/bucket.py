@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.files.staging import staged_file
+from bert_jax.files.urls import bucket_failures, file_system
 
 _RANGE = 32 << 20
 """Bytes of a read."""
@@ -25,56 +25,6 @@ class BucketAwayError(RuntimeError):
     """A bucket out of reach for longer than the run waits; another start may reach it."""
 
     exit_code = 6
-
-
-def file_system(url: str) -> Any:
-    """Return the file system of gs:// URLs, which remembers no listing.
-
-    Raises:
-        UserError: gcsfs is not installed.
-    """
-    if importlib.util.find_spec("gcsfs") is None:
-        raise UserError(f"{url} needs gcsfs, which is not installed: pip install 'bert_jax[gcs]'")
-    import fsspec
-
-    # fsspec remembers listings, and does not see what TensorStore and other processes write.
-    for protocol in ("gs", "gcs"):
-        fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
-    return fsspec.filesystem("gs")
-
-
-@contextlib.contextmanager
-def bucket_failures(what: str, url: str) -> Iterator[None]:
-    """Raise faults of the bucket, the network or the rights as errors that say what to do.
-
-    Raises:
-        UserError: No such bucket, or no right to it.
-        ConnectionError: Another try may do better.
-    """
-    import aiohttp
-    import google.auth.exceptions
-    from gcsfs.retry import HttpError
-
-    try:
-        yield
-    except (
-        OSError, HttpError, aiohttp.ClientError, google.auth.exceptions.GoogleAuthError
-    ) as error:  # fmt: skip
-        text = (str(error).strip().splitlines() or [""])[0][:200]
-        bucket = url.removeprefix("gs://").partition("/")[0]
-        if isinstance(error, FileNotFoundError):
-            raise UserError(
-                f"{what}: there is no bucket {bucket}, or none that these credentials can see. "
-                f"Make it with `gcloud storage buckets create gs://{bucket}`"
-            ) from error
-        denied = getattr(error, "code", None) in (401, 403) or text.startswith("Forbidden")
-        if denied or type(error).__module__.startswith("google.auth"):
-            raise UserError(
-                f"{what}: access denied or no credentials ({type(error).__name__}: {text}). Run "
-                "`gcloud auth application-default login`, or give this machine's service account "
-                "the role roles/storage.objectAdmin on the bucket"
-            ) from error
-        raise ConnectionError(f"{what}: {type(error).__name__}: {text}") from error
 
 
 class BucketFiles:

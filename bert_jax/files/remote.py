@@ -22,8 +22,8 @@ import jax
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.bucket import bucket_failures, file_system
 from bert_jax.files.claims import CLAIM, BucketClaims, Claims, LocalClaims
+from bert_jax.files.urls import bucket_failures, file_system, scheme
 
 _CHECKPOINTS, _DAMAGED, _RESUME = "checkpoints", "damaged", "resume"
 """Directories of arrays, which are written and read where they are."""
@@ -129,15 +129,6 @@ def open_workdir(path: str | Path) -> WorkDir:
             mirror.download(bucket)
         local, root = mirror.local, epath.Path(name)
     return WorkDir(local, root / _CHECKPOINTS, root / _DAMAGED, root / _RESUME, name, mirror)
-
-
-def scheme(path: str | Path) -> str | None:
-    """Return the scheme of a URL, such as "gs"; None for a local path.
-
-    `pathlib` makes one slash of two, so that one is enough.
-    """
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))
-    return match[1] if match else None
 
 
 class _Mirror:

@@ -123,15 +123,23 @@ class StagedDirectory:
     An existing `target` is replaced if `overwrite` is set and `replaceable` says that it is of the
     kind built here, after the new one is complete. Anything else is never removed.
 
+    With `resume` the temporary name is `target.unfinished`, one build at a time may have it, and
+    leaving without a commit keeps what was written for the next build.
+
     Raises:
-        UserError: `target` exists and may not be replaced.
+        UserError: `target` exists and may not be replaced, or another build has `resume`.
     """
 
     def __init__(
-        self, target: str | Path, replaceable: Callable[[Path], bool], *, overwrite: bool = False
+        self,
+        target: str | Path,
+        replaceable: Callable[[Path], bool],
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
     ) -> None:
         self.target = Path(os.path.abspath(target))
-        self._replaceable = replaceable
+        self._replaceable, self._resume = replaceable, resume
         self._overwrite = overwrite
         self._committed = False
         self._lock = -1
@@ -140,7 +148,7 @@ class StagedDirectory:
             self._recover()
             self._check_target()
             with signals_wait():
-                self.path = self._make()
+                self.path = self._take() if resume else self._make()
         except OSError as error:
             raise disk_full(self.target, error) from error
         except BaseException:
@@ -196,6 +204,21 @@ class StagedDirectory:
             return path
         raise UserError(f"too many unfinished builds beside {self.target}; remove its .tmp-* ones.")
 
+    def _take(self) -> Path:
+        path = self.target.with_name(f"{self.target.name}.unfinished")
+        path.mkdir(exist_ok=True)
+        self._lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another build is writing {self.target}; its work is in {path}. Wait for it, stop "
+                "it, or name another directory."
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        return path
+
     def commit(self) -> None:
         """Put all that was written on the disk, and rename to the target's name."""
         self._check_target()
@@ -214,8 +237,8 @@ class StagedDirectory:
         self._committed = True
 
     def close(self) -> None:
-        """Remove what was written unless it was committed; once only."""
-        if not self._committed:
+        """Remove what was written unless it was committed or is to be resumed; once only."""
+        if not self._committed and not self._resume:
             _remove(self.path)
         os.close(self._lock)
 

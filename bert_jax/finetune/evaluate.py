@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.files.remote import scheme
+from bert_jax.files.urls import scheme
 from bert_jax.finetune.batches import choose_buckets, eval_batches
 from bert_jax.finetune.contamination import known_texts, scores_apart
 from bert_jax.finetune.trials import place_params, place_rows

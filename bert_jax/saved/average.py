@@ -33,8 +33,9 @@ from bert_jax.checkpoint.record import (
 )
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError, first_few
-from bert_jax.files.remote import open_workdir, scheme
+from bert_jax.files.remote import open_workdir
 from bert_jax.files.staging import StagedDirectory, disk_full, write_synced
+from bert_jax.files.urls import scheme
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.saved.lineage import RECORD, ancestor_entry
 from bert_jax.saved.runs import named_steps, split_name

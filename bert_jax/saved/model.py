@@ -11,7 +11,8 @@ import numpy as np
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.files.remote import WorkDir, open_workdir, scheme
+from bert_jax.files.remote import WorkDir, open_workdir
+from bert_jax.files.urls import scheme
 from bert_jax.formats.families import BertForm, is_written, to_bert
 from bert_jax.formats.huggingface_config import TaskOutputs, model_config_from_huggingface
 from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, WEIGHTS, model_class, read_weights

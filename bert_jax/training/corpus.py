@@ -11,7 +11,7 @@ from bert_jax.data.pairings import DataConfig
 from bert_jax.data.shard import SpecialIds
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
-from bert_jax.files.remote import scheme
+from bert_jax.files.urls import scheme
 from bert_jax.objectives.config import Given
 from bert_jax.objectives.objective import Objective
 from bert_jax.tokenization.load import load_tokenizer

@@ -1,5 +1,6 @@
 """Compressed files, decompressed in bounded steps whatever their ratio."""
 
+import bz2
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from bert_jax.untrusted.whole_file import read_bytes
 
 BLOCK = 1 << 20
 """Bytes decompressed at a time."""
-SUFFIXES = (".gz", ".xz", ".zst")
+SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
 _XZ_MEMORY = 512 << 20  # what the dictionary of one .xz file may ask for; `xz -9` asks for 65 MiB
 # What is left of a sip is copied at the end of each stream, and a stream may have 20 bytes.
 _SIP = 1 << 16
@@ -93,6 +94,8 @@ def _decoder(suffix: str) -> tuple[str, Callable[[], Any], Any]:
     """Return the format of a suffix, what makes a decoder, and its errors."""
     if suffix == ".gz":
         return "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error
+    if suffix == ".bz2":
+        return "bzip2", bz2.BZ2Decompressor, OSError
     if suffix == ".xz":
         return "xz", lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), lzma.LZMAError
     import zstandard

@@ -290,8 +290,8 @@ def embed(arguments: argparse.Namespace) -> int:
 
 def attend(arguments: argparse.Namespace) -> int:
     """Write a page with attention weights."""
-    from bert_jax.files.remote import scheme
     from bert_jax.files.staging import replace_file
+    from bert_jax.files.urls import scheme
     from bert_jax.infer.attend import attention_page
     from bert_jax.infer.masks import mask_spans
     from bert_jax.saved.model import read_model

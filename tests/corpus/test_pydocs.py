@@ -224,12 +224,11 @@ def test_documents_of_a_module():
 
 
 def test_repeated_paragraphs_and_short_documents_are_left_out():
-    docs = pydocs.PythonDocs(num_workers=1)
     seen: set[bytes] = set()
     document = [[f"Sentence number {n} of this document."] for n in range(5)]
-    assert len(list(docs._new(document, seen))) == 1
-    assert list(docs._new(document, seen)) == []
-    assert list(docs._new([["Only one sentence in here."]], seen)) == []
+    assert pydocs._unseen(document, seen).count("\n") == len(document) - 1
+    assert pydocs._unseen(document, seen) == ""
+    assert pydocs._unseen([["Only one sentence in here."]], seen) == ""
 
 
 def test_reading_again_gives_the_same_record(monkeypatch):
@@ -237,9 +236,9 @@ def test_reading_again_gives_the_same_record(monkeypatch):
     monkeypatch.setattr(pydocs, "_topics", lambda: iter([document]))
     monkeypatch.setattr(pydocs, "_files", list)
     docs = pydocs.PythonDocs(num_workers=1)
-    first = list(docs.documents()), docs.record()
+    first = list(docs.texts()), docs.record()
     assert first[1]["documents"] == 1
-    assert (list(docs.documents()), docs.record()) == first
+    assert (list(docs.texts()), docs.record()) == first
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +246,7 @@ def some_docs() -> list[str]:
     """The language reference and a few modules: the whole takes 22 s of CPU."""
     docs = pydocs.PythonDocs(num_workers=1)
     docs._files = [file for file in docs._files if "/argparse" in file[0] or "/email/" in file[0]]
-    return list(docs.documents())
+    return list(docs.texts())
 
 
 def test_real_documentation(some_docs):

@@ -28,7 +28,7 @@ COMPRESS = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zst}
 
 def read(*specs, **options) -> list[str]:
     sources = resolve_sources([str(spec) for spec in specs], ReadOptions(**options))
-    return [document for source in sources for document in source.documents()]
+    return [document for source in sources for document in source.texts()]
 
 
 def put(path: Path, data: bytes | str) -> Path:
@@ -194,12 +194,12 @@ def test_tfds(prepared):
         read("tfds:bert_jax_text")
     prepared()
     (source,) = resolve_sources(["tfds:bert_jax_text:train"])
-    found = list(source.documents())
+    found = list(source.texts())
     assert sorted(found) == sorted(["\n".join(DOCUMENTS), "b"])
     record = source.record()
     assert record["version"] == "1.2.3"
     # A corpus build reads its sources again where the division asks for it.
-    assert list(source.documents()) == found
+    assert list(source.texts()) == found
     assert source.record() == record
     assert source.bytes_read == source.size == 2
     with pytest.raises(UserError, match=r"no field 'txt'; .*Did you mean 'text'"):
@@ -263,7 +263,7 @@ def test_unreadable(tmp_path, monkeypatch):
     (source,) = resolve_sources([str(path)])
     path.unlink()
     with pytest.raises(UserError, match=r"cannot read .*a\.txt: No such file"):
-        list(source.documents())
+        list(source.texts())
 
 
 # Bad content
@@ -386,7 +386,7 @@ def test_record(tmp_path, suffix):
     data = COMPRESS.get(suffix, bytes)(TEXT.encode())
     path = put(tmp_path / f"a.txt{suffix}", data)
     (source,) = resolve_sources([str(path)])
-    list(source.documents())
+    list(source.texts())
     digest = hashlib.sha256(data).hexdigest()
     assert source.record() == {"name": str(path), "bytes": len(data), "sha256": digest}
     assert source.bytes_read == source.size == len(data)

@@ -336,7 +336,7 @@ def _use_source(path: Path) -> None:
     from bert_jax.corpus.sources import resolve_sources
 
     for source in resolve_sources([str(path)]):
-        for document in source.documents():
+        for document in source.texts():
             document.encode()
 
 

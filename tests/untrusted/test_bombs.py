@@ -21,7 +21,7 @@ TOKENIZER = "from bert_jax.tokenization.load import load_tokenizer; import bert_
 SOURCES = "from bert_jax.corpus.sources import resolve_sources; import zstandard"
 READ = """
 for source in resolve_sources([sys.argv[1]]):
-    count = sum(1 for _ in source.documents())
+    count = sum(1 for _ in source.texts())
     print("documents", count)
 """
 GOOD = "\n".join(SPECIAL_TOKENS).encode() + b"\n"
@@ -141,7 +141,7 @@ def test_deep_values_in_a_json_line(tmp_path):
         path.write_text('{"text": ' + "[" * depth + "]" * depth + "}\n")
         (source,) = resolve_sources([str(path)], ReadOptions())
         with pytest.raises(UserError, match=r"line 1: (not JSON: nested|the field 'text' holds)"):
-            list(source.documents())
+            list(source.texts())
 
 
 def test_a_line_with_a_hundred_thousand_long_names(tmp_path):
@@ -149,5 +149,5 @@ def test_a_line_with_a_hundred_thousand_long_names(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(row)[: 16 << 20])
     (source,) = resolve_sources([str(tmp_path / "a.jsonl")], ReadOptions())
     with pytest.raises(UserError, match="no field 'text'") as caught:
-        list(source.documents())
+        list(source.texts())
     assert len(str(caught.value)) < 2000

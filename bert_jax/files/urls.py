@@ -1,0 +1,187 @@
+"""Files by their names: local paths, and URLs of stores that fsspec knows.
+
+gs://BUCKET/FILE is a file in Cloud Storage, hf://datasets/OWNER/NAME@COMMIT/FILE one of the
+Hugging Face Hub.
+"""
+
+import contextlib
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from bert_jax.errors import UserError
+
+_PACKAGES = {"gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs"), "hf": ("huggingface_hub", "hub")}
+"""Package that a scheme needs, and the extra of this package that installs it."""
+_VERSIONS = ("generation", "blob_id", "etag", "ETag", "mtime", "last_modified", "LastModified")
+
+
+class FileState(NamedTuple):
+    """Size and version of a file; a file with another content has another state."""
+
+    size: int
+    """Bytes."""
+    version: str
+    """Time of the last change in nanoseconds; in a store, its number of the content."""
+
+
+def scheme(path: str | Path) -> str | None:
+    """Return the scheme of a URL, such as "gs"; None for a local path.
+
+    `pathlib` makes one slash of two, so that one is enough.
+    """
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))
+    return match[1] if match else None
+
+
+def is_url(name: str | Path) -> bool:
+    """Return true for the name of a file in a store, such as gs://BUCKET/FILE."""
+    return "://" in str(name)
+
+
+def uncached_listings() -> None:
+    """Keep fsspec from remembering listings: other processes write too."""
+    import fsspec
+
+    for protocol in ("gs", "gcs"):
+        fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
+
+
+def file_system(url: str) -> Any:
+    """Return the file system of fsspec for a URL.
+
+    Raises:
+        UserError: The scheme is not known, or its package is not installed.
+    """
+    kind = scheme(url) or ""
+    package, extra = _PACKAGES.get(kind, ("", ""))
+    if not package:
+        raise UserError(
+            f"{url}: {kind}:// is not supported; give a local file, gs://BUCKET/FILE, or "
+            "hf:OWNER/NAME"
+        )
+    if importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"{url} needs {package}, which is not installed: pip install 'bert_jax[{extra}]'"
+        )
+    import fsspec
+
+    uncached_listings()
+    return fsspec.filesystem(kind)
+
+
+def file_state(name: str) -> FileState:
+    """Return size and version of a file.
+
+    Raises:
+        UserError: There is no such file, or it cannot be reached.
+    """
+    with _read_failures(name):
+        if not is_url(name):
+            status = os.stat(name)
+            return FileState(status.st_size, str(status.st_mtime_ns))
+        info = file_system(name).info(name)
+        if info["type"] == "directory":
+            raise FileNotFoundError(name)
+        version = next((info[key] for key in _VERSIONS if info.get(key)), "")
+        return FileState(int(info["size"]), str(version))
+
+
+@contextlib.contextmanager
+def open_binary(name: str) -> Iterator[BinaryIO]:
+    """Open a file for reading; a file in a store is read in ranges.
+
+    Raises:
+        UserError: The file cannot be opened, or reading fails in the body.
+    """
+    opens = file_system(name).open if is_url(name) else open
+    with _read_failures(name), opens(name, "rb") as file:
+        yield file
+
+
+def match_urls(pattern: str) -> list[str]:
+    """Return the files that a URL names, which may have `*`, `?` and `**`; sorted.
+
+    Raises:
+        UserError: The store cannot be reached.
+    """
+    files = file_system(pattern)
+    prefix = pattern[: pattern.index("://") + 3]
+    with _read_failures(pattern):
+        if not re.search(r"[*?\[]", pattern):
+            return [pattern] if files.isfile(pattern) else []
+        return sorted(prefix + found for found in files.glob(pattern) if not found.endswith("/"))
+
+
+def upload(directory: Path, url: str) -> None:
+    """Copy what lies in a local directory to below a URL; each file appears whole.
+
+    Raises:
+        UserError: The store cannot be written.
+    """
+    files = file_system(url)
+    with _failures(f"cannot write {url}", url):
+        for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+            files.put_file(str(path), f"{url}/{path.relative_to(directory).as_posix()}")
+
+
+@contextlib.contextmanager
+def _read_failures(name: str) -> Iterator[None]:
+    with _failures(f"cannot read {name}", name):
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise UserError(f"cannot read {name}: No such file or directory.") from error
+
+
+@contextlib.contextmanager
+def _failures(what: str, name: str) -> Iterator[None]:
+    """Raise failures of a file as UserErrors that begin with `what`."""
+    try:
+        if scheme(name) in ("gs", "gcs"):
+            with bucket_failures(what, name):
+                yield
+        else:
+            yield
+    except ConnectionError as error:
+        raise UserError(f"{error}. Rerun the command") from error
+    except OSError as error:
+        reason = error.strerror or (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{what}: {reason}.") from error
+
+
+@contextlib.contextmanager
+def bucket_failures(what: str, url: str) -> Iterator[None]:
+    """Raise faults of the bucket, the network or the rights as errors that say what to do.
+
+    Raises:
+        UserError: The bucket or the rights are missing.
+        ConnectionError: Another try may help.
+    """
+    import aiohttp
+    import google.auth.exceptions
+    from gcsfs.retry import HttpError
+
+    try:
+        yield
+    except (
+        OSError, HttpError, aiohttp.ClientError, google.auth.exceptions.GoogleAuthError
+    ) as error:  # fmt: skip
+        text = (str(error).strip().splitlines() or [""])[0][:200]
+        bucket = url.removeprefix("gs://").partition("/")[0]
+        if isinstance(error, FileNotFoundError):
+            raise UserError(
+                f"{what}: there is no bucket {bucket}, or none that these credentials can see. "
+                f"Make it with `gcloud storage buckets create gs://{bucket}`"
+            ) from error
+        denied = getattr(error, "code", None) in (401, 403) or text.startswith("Forbidden")
+        if denied or type(error).__module__.startswith("google.auth"):
+            raise UserError(
+                f"{what}: access denied or no credentials ({type(error).__name__}: {text}). Run "
+                "`gcloud auth application-default login`, or give this machine's service account "
+                "the role roles/storage.objectAdmin on the bucket"
+            ) from error
+        raise ConnectionError(f"{what}: {type(error).__name__}: {text}") from error
