@@ -1,52 +1,72 @@
 """Raw text to a corpus: two token stores, `train` and `heldout`.
 
-The parent process reads, decompresses and divides into documents; workers split sentences and
-tokenize blocks of about a megabyte; the parent appends what comes back, in order. The result is the
-same whatever the number of workers.
+A small corpus is one flat store: the parent process reads, decompresses and divides into documents;
+workers split sentences and tokenize blocks of about a megabyte; the parent appends what comes back,
+in order. A larger one is made of tasks that do all of this, each for its shard (`sharded`). The
+result is the same whatever the number of workers.
 """
 
 import contextlib
-import itertools
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
+from bert_jax.corpus.cleaning.drops import Drops
+from bert_jax.corpus.cleaning.report import SAMPLES
 from bert_jax.corpus.documents import ReadOptions, Source
-from bert_jax.corpus.encode import EncodedBlock, encode_block, start_worker
+from bert_jax.corpus.passes import BLOCK_BYTES, Pass, Recipe, Written, better_thresholds
 from bert_jax.corpus.sentences import get_splitter
+from bert_jax.corpus.sharded.build import Built, build_shards, find_drops
+from bert_jax.corpus.sharded.engine import Engine, LocalEngine
+from bert_jax.corpus.sharded.tasks import SHARD_BYTES, Task, plan_tasks
+from bert_jax.corpus.sharded.workspace import Workspace, open_workspace
 from bert_jax.corpus.sources import resolve_sources
-from bert_jax.corpus.workers import grouped, map_ordered, worker_count
+from bert_jax.corpus.workers import grouped
 from bert_jax.data.pairs import DEFAULT_PAIRING, losses, plan_pairs
 from bert_jax.data.store import TokenStore, is_store, open_store
-from bert_jax.data.store_writer import StoreWriter
 from bert_jax.errors import UserError
 from bert_jax.files.staging import StagedDirectory
+from bert_jax.files.urls import is_url
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-BLOCK_BYTES = 1 << 20
 DEFAULT_LENGTH = 128
 """Tokens in a row of the first phase of `PretrainConfig`."""
-MIN_HELDOUT_DOCUMENTS = 2
-"""Sentence pairs take a random partner from another document, so evaluation needs two."""
-_MIN_DOCUMENTS = 4  # fewer distinct ones are not divided
+_SCRATCH = "duplicates"
 
 
 @dataclass(frozen=True)
 class BuiltCorpus:
-    """Result of `build_corpus`."""
+    """Result of a build."""
 
-    path: Path
-    train: TokenStore
+    path: str | Path
+    """Directory, or URL in a bucket."""
+    train: TokenStore | None
+    """Training store; None in a bucket."""
     heldout: TokenStore | None
-    """None where nothing was held out: a rate of 0, or fewer than four distinct documents."""
-    text_bytes: int
-    """UTF-8 bytes of text that were tokenized."""
+    """None in a bucket, and where nothing was held out: a rate of 0, or fewer than four distinct
+    documents."""
+    written: Written
+    """Counts."""
     seconds: float
+
+    @classmethod
+    def open(cls, out: str | Path, name: str, written: Written, seconds: float) -> "BuiltCorpus":
+        """Open the stores of the corpus `name` below `out`."""
+        if is_url(out):
+            return cls("/".join(filter(None, [str(out), name])), None, None, written, seconds)
+        path = Path(out) / name
+        heldout = open_store(path / "heldout") if is_store(path / "heldout") else None
+        return cls(path, open_store(path / "train"), heldout, written, seconds)
+
+    @property
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of text that were tokenized."""
+        return self.written.text_bytes
 
     def summary(self) -> str:
         """Return counts, rate, and the sentence pairs of rows of the default length, for people."""
@@ -55,32 +75,34 @@ class BuiltCorpus:
             f"{self.path}: {self.text_bytes / 1e6:.1f} MB of text in {self.seconds:.1f} s "
             f"({rate:.1f} MB/s)"
         ]
+        if self.train is None:
+            counts = f"{self.written.train:,} documents to train on, {self.written.heldout:,} held"
+            return "\n".join([*lines, f"  {counts} out"])
         for name, store in (("train", self.train), ("heldout", self.heldout)):
             if store is None:
                 lines.append(f"  {name}: none")
                 continue
+            shards = f" in {len(store.counts):,} shards" if store.counts[0].name else ""
             lines.append(
                 f"  {name}: {store.num_documents:,} documents, {store.num_sentences:,} sentences, "
-                f"{store.num_tokens:,} tokens, {store.unknown_rate:.2%} of them [UNK]"
+                f"{store.num_tokens:,} tokens{shards}, {store.unknown_rate:.2%} of them [UNK]"
             )
+        first = self.train.shards[0]
         try:
-            plan = plan_pairs(self.train.shards[0], DEFAULT_LENGTH)
+            plan = plan_pairs(first, DEFAULT_LENGTH)
         except UserError as error:
             return "\n".join([*lines, f"Warning: {error}"])
-        clause, warning = losses(plan, self.train.shards[0], DEFAULT_PAIRING)
-        lines.append(f"  as sentence pairs: {len(plan):,} rows of {plan.length} tokens; {clause}")
+        clause, warning = losses(plan, first, DEFAULT_PAIRING)
+        where = " of the first shard" if len(self.train.counts) > 1 else ""
+        lines.append(
+            f"  as sentence pairs{where}: {len(plan):,} rows of {plan.length} tokens; {clause}"
+        )
         return "\n".join([*lines, warning] if warning else lines)
 
 
 def is_corpus(path: Path) -> bool:
     """Return true when `path` holds what `build_corpus` makes."""
     return is_store(path / "train")
-
-
-def check_rate(heldout_rate: float) -> None:
-    """Refuse, with a UserError, a share to hold out that leaves nothing to train on."""
-    if not 0 <= heldout_rate < 1:
-        raise UserError(f"heldout_rate is {heldout_rate}; it must be at least 0 and below 1.")
 
 
 def build_corpus(
@@ -95,11 +117,7 @@ def build_corpus(
     overwrite: bool = False,
     progress: bool = True,
 ) -> BuiltCorpus:
-    """Make the directory `out` with the token stores `train` and `heldout`.
-
-    A document is held out by a hash of its content, so that equal documents are never on both
-    sides and a corpus that grows keeps its division. Where the rate would hold out fewer than two
-    of at least four distinct documents, the two with the smallest hashes are held out.
+    """Make the directory `out` with the token stores `train` and `heldout`; see `build_corpora`.
 
     Args:
         sources: see `resolve_sources`.
@@ -108,119 +126,149 @@ def build_corpus(
         heldout_rate: share of the documents to hold out, at least 0 and below 1.
         splitter: `fast`, `lines` or `syntok`.
         num_workers: processes; all cores by default. 1 runs in this process.
+        options: how the sources are read.
         overwrite: replace a corpus that is there already, once the new one is complete.
+        progress: whether a bar is shown on a terminal.
+    """
+    recipe = Recipe(tokenizer, heldout_rate, splitter)
+    (built,) = build_corpora(
+        sources, recipe, out, engine=LocalEngine(num_workers), options=options,
+        overwrite=overwrite, progress=progress,
+    )  # fmt: skip
+    return built
+
+
+def build_corpora(
+    sources: Sequence[str | Source],
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    engine: Engine | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    options: ReadOptions | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    keep_dropped: Path | None = None,
+    scratch: Path | None = None,
+) -> list[BuiltCorpus]:
+    """Make a corpus of sources, or one for each value of a field: token stores of documents.
+
+    A document is held out by a hash of its content, so that equal documents are never on both
+    sides and a corpus that grows keeps its division. Where the rate would hold out fewer than two
+    of at least four distinct documents, the two with the smallest hashes are held out.
+
+    The result does not depend on the engine or the number of its processes. Small sources become
+    one flat store. Larger ones become tasks with a shard each (`plan_tasks`); when such a build
+    ends early, what is complete stays beside `out`, and an equal build does the rest.
+
+    Args:
+        sources: see `resolve_sources`.
+        recipe: settings that determine the result.
+        out: directory, or gs://BUCKET/DIRECTORY, with `train` and `heldout`, or with a directory of
+            both for each value of `recipe.by_field`.
+        engine: processes that do the work; by default those of this machine.
+        shard_bytes: size of the files of one shard.
+        options: how the sources are read.
+        overwrite: replace a corpus that is there already, once the new one is complete.
+        progress: whether a bar is shown on a terminal.
+        keep_dropped: new directory for samples of the documents that cleaning dropped.
+        scratch: directory that all processes reach, for the search for duplicates; by default
+            below the unfinished corpus.
 
     Raises:
-        UserError: bad input (see `sources`), no text at all, `out` exists, disk full, or a worker
-            was killed. Nothing is left behind.
+        UserError: bad input (see `sources`), no text at all, `out` exists or another build has it,
+            disk full, or a worker was killed.
     """
-    check_rate(heldout_rate)
-    workers = worker_count(num_workers)
-    get_splitter(splitter)  # says now what is missing
-    resolved = resolve_sources(sources, options)
     begin = time.perf_counter()
+    engine = engine or LocalEngine()
+    get_splitter(recipe.splitter)  # says now what is missing
+    options = options or ReadOptions()
+    if recipe.by_field and recipe.by_field not in options.keep:
+        options = replace(options, keep=(*options.keep, recipe.by_field))
+    tasks = plan_tasks(resolve_sources(sources, options), shard_bytes)
+    samples = SAMPLES if keep_dropped is not None else 0
     with contextlib.ExitStack() as stack:
-        staged = stack.enter_context(StagedDirectory(out, is_corpus, overwrite=overwrite))
-        build = _Build(resolved, tokenizer, splitter, workers, progress)
-        stack.callback(build.close)
-        threshold = int(heldout_rate * 2**64)
-        build.run(staged.path, threshold)
-        if heldout_rate:
-            num_heldout = build.writers["heldout"].num_documents
-            if len(build.smallest) == _MIN_DOCUMENTS and num_heldout < MIN_HELDOUT_DOCUMENTS:
-                build.run(staged.path, int(build.smallest[MIN_HELDOUT_DOCUMENTS - 1]) + 1)
-            elif len(build.smallest) < _MIN_DOCUMENTS and num_heldout:
-                build.run(staged.path, 0)
-        records = [source.record() for source in resolved]
-        for name, writer in build.writers.items():
-            if writer.num_documents:  # an empty held-out store is left out
-                writer.finish(
-                    part=name,
-                    heldout_rate=heldout_rate,
-                    splitter=splitter,
-                    text_bytes=build.text_bytes,
-                    sources=records,
+        dropped = None
+        if keep_dropped is not None:
+            dropped = stack.enter_context(StagedDirectory(keep_dropped, lambda path: False))
+        space = stack.enter_context(open_workspace(out, overwrite=overwrite, resume=len(tasks) > 1))
+        drops = None
+        if recipe.cleaning.needs_scan:
+            directory = scratch or space.local
+            if directory is None:
+                raise UserError(
+                    f"the search for duplicates keeps its files in a directory, and {out} is in a "
+                    "bucket; name one that all nodes reach (--scratch)."
                 )
-        build.close()
-        staged.commit()
-    out = Path(out)
-    return BuiltCorpus(
-        path=out,
-        train=open_store(out / "train"),
-        heldout=open_store(out / "heldout") if is_store(out / "heldout") else None,
-        text_bytes=build.text_bytes,
-        seconds=time.perf_counter() - begin,
-    )
-
-
-@dataclass
-class _Build:
-    """Passes over the sources; the last one counts."""
-
-    sources: Sequence[Source]
-    tokenizer: Tokenizer
-    splitter: str
-    num_workers: int
-    progress: bool
-    writers: dict[str, StoreWriter] = field(default_factory=dict)
-
-    def run(self, directory: Path, threshold: int) -> None:
-        """Write both stores; documents with a hash below `threshold` are held out."""
-        self.close()
-        self.text_bytes = 0
-        self.smallest = np.zeros(0, np.uint64)  # at most `_MIN_DOCUMENTS` hashes of documents
-        self.writers = {
-            name: StoreWriter(directory / name, self.tokenizer) for name in ("train", "heldout")
-        }
-        blocks = _blocks(self.sources)
-        first = list(itertools.islice(blocks, 2))
-        encoded = map_ordered(
-            encode_block,
-            itertools.chain(first, blocks),
-            self.num_workers if len(first) > 1 else 1,  # starting processes costs more than a MB
-            initializer=start_worker,
-            arguments=(self.tokenizer, self.splitter),
-        )
-        bar = tqdm(
-            total=sum(source.size for source in self.sources),
-            unit="B",
-            unit_scale=True,
-            desc="corpus",
-            disable=not (self.progress and sys.stderr.isatty()),
-        )
-        begin = time.perf_counter()
-        with contextlib.closing(encoded), bar:
-            for block in encoded:
-                self._append(block, threshold)
-                rate = self.text_bytes / 1e6 / max(time.perf_counter() - begin, 1e-9)
-                bar.set_postfix_str(f"{rate:.1f} MB/s of text", refresh=False)
-                bar.update(sum(source.bytes_read for source in self.sources) - bar.n)
-        if not sum(writer.num_documents for writer in self.writers.values()):
-            raise UserError("the sources hold no text that gives a token: the corpus is empty.")
-
-    def _append(self, block: EncodedBlock, threshold: int) -> None:
-        self.text_bytes += block.text_bytes
-        self.smallest = np.unique(np.concatenate([self.smallest, block.hashes]))[:_MIN_DOCUMENTS]
-        heldout = block.hashes < np.uint64(threshold)
-        tokens, sentence_lengths, document_lengths = block.arrays
-        for name, kept in (("train", ~heldout), ("heldout", heldout)):
-            sentences = np.repeat(kept, document_lengths)
-            self.writers[name].append(
-                tokens[np.repeat(sentences, sentence_lengths)],
-                sentence_lengths[sentences],
-                document_lengths[kept],
+            directory = directory / _SCRATCH
+            drops = find_drops(recipe, tasks, directory, engine, progress=progress)
+        if len(tasks) == 1:
+            built = _build_flat(
+                recipe, tasks[0], space, engine.num_workers, drops, samples, progress
             )
+        else:
+            built = build_shards(
+                recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress
+            )
+        if drops is not None:
+            shutil.rmtree(drops.parent)
+        if dropped is not None:
+            built.report.write_samples(dropped.path)
+            dropped.commit()
+    seconds = time.perf_counter() - begin
+    return [
+        BuiltCorpus.open(out, name, written, seconds) for name, written in built.written.items()
+    ]
 
-    def close(self) -> None:
-        """Remove what is not finished."""
-        for writer in self.writers.values():
-            writer.close()
+
+def _build_flat(
+    recipe: Recipe,
+    task: Task,
+    space: Workspace,
+    num_workers: int,
+    drops: Path | None,
+    samples: int,
+    progress: bool,
+) -> Built:
+    """Write a store without shards of each corpus and part; blocks are spread over processes."""
+    thresholds: dict[str, int] = {}
+    found = None if drops is None else Drops.load(drops / f"{task.name}.npz")
+    with space.scratch() as root:
+        while True:
+            with Pass(
+                recipe, lambda corpus, part: root / corpus / part, thresholds=thresholds,
+                drops=found, samples=samples,
+            ) as made:  # fmt: skip
+                _run_with_bar(made, task.sources, num_workers, progress)
+                written = made.written()
+                better = better_thresholds(recipe, thresholds, written)
+                if not better:
+                    if not any(each.train + each.heldout for each in written.values()):
+                        raise UserError(
+                            "the sources hold no text that gives a token: the corpus is empty."
+                        )
+                    made.finish()
+                    return Built(written, made.report, made.sources)
+                thresholds |= better
 
 
-def _blocks(sources: Iterable[Source]) -> Iterator[bytes]:
-    """About a megabyte of documents each: paragraphs end in a newline, documents in two."""
-    documents = (text.encode() for source in sources for text in source.documents())
-    return (b"\n\n".join(group) for group in grouped(documents, len, BLOCK_BYTES))
+def _run_with_bar(made: Pass, sources: Sequence[Source], num_workers: int, progress: bool) -> None:
+    bar = tqdm(
+        total=sum(source.size for source in sources),
+        unit="B",
+        unit_scale=True,
+        desc="corpus",
+        disable=not (progress and sys.stderr.isatty()),
+    )
+    begin = time.perf_counter()
+
+    def advance() -> None:
+        rate = made.text_bytes / 1e6 / max(time.perf_counter() - begin, 1e-9)
+        bar.set_postfix_str(f"{rate:.1f} MB/s of text", refresh=False)
+        bar.update(sum(source.bytes_read for source in sources) - bar.n)
+
+    with bar:
+        made.run(sources, num_workers, advance)
 
 
 def iter_texts(
@@ -234,7 +282,10 @@ def iter_texts(
     With `max_bytes` they are about so much text, evenly spread over the whole corpus, which is read
     once; the sample is held in memory. Otherwise they are everything, streamed.
     """
-    blocks = _blocks(resolve_sources(sources, options))
+    documents = (
+        text.encode() for source in resolve_sources(sources, options) for text in source.texts()
+    )
+    blocks = (b"\n\n".join(group) for group in grouped(documents, len, BLOCK_BYTES))
     if max_bytes is not None:
         blocks = iter(_spread(blocks, max_bytes))
     for block in blocks:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bert_jax.corpus.build import BLOCK_BYTES, check_rate, is_corpus
+from bert_jax.corpus.build import is_corpus
 from bert_jax.corpus.encode import EncodedPairs, PairBlock, encode_pairs, start_worker
 from bert_jax.corpus.pair_report import (
     BuiltPairs,
@@ -26,6 +26,7 @@ from bert_jax.corpus.pair_report import (
     look_swapped,
 )
 from bert_jax.corpus.pairs import PairSource
+from bert_jax.corpus.passes import BLOCK_BYTES, check_rate
 from bert_jax.corpus.workers import grouped, map_ordered, worker_count
 from bert_jax.data.shuffle import hash_u64
 from bert_jax.data.store import TokenStore, entropy, is_store, open_store

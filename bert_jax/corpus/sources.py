@@ -10,9 +10,9 @@ from pathlib import Path
 from bert_jax.corpus.documents import ReadOptions, Source
 from bert_jax.corpus.kinds.archives import WarcSource, WikipediaSource
 from bert_jax.corpus.kinds.hub import match_hub
+from bert_jax.corpus.kinds.pydocs import PythonDocs
 from bert_jax.corpus.kinds.tables import DelimitedSource, ParquetSource, TfdsSource
 from bert_jax.corpus.kinds.text import FileSource
-from bert_jax.corpus.pydocs import PythonDocs
 from bert_jax.errors import UserError, nearest
 from bert_jax.files.urls import is_url, match_urls
 from bert_jax.untrusted.compressed import plain_suffix

@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax.config.command_line import load_config
 from bert_jax.corpus.build import build_corpus, is_corpus, iter_texts
-from bert_jax.corpus.pydocs import PythonDocs
+from bert_jax.corpus.kinds.pydocs import PythonDocs
 from bert_jax.data.store import TokenStore, open_store
 from bert_jax.demo.console import heading, print_commands
 from bert_jax.demo.workdir import config_there

@@ -119,12 +119,15 @@ def match_urls(pattern: str) -> list[str]:
 def upload(directory: Path, url: str) -> None:
     """Copy what lies in a local directory to below a URL; each file appears whole.
 
+    Manifests, `corpus.json`, come last: what they describe is there.
+
     Raises:
         UserError: The store cannot be written.
     """
     files = file_system(url)
     with _failures(f"cannot write {url}", url):
-        for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        found = [path for path in directory.rglob("*") if path.is_file()]
+        for path in sorted(found, key=lambda each: (each.name == "corpus.json", each)):
             files.put_file(str(path), f"{url}/{path.relative_to(directory).as_posix()}")
 
 

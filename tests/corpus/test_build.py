@@ -16,9 +16,10 @@ import pytest
 from word_tokenizer import Dying, Failing, OutOfRange, WordTokenizer
 
 from bert_jax.corpus import build as build_module
-from bert_jax.corpus import encode
+from bert_jax.corpus import encode, passes
 from bert_jax.corpus.build import build_corpus, iter_texts
 from bert_jax.corpus.encode import LONGEST_SENTENCE
+from bert_jax.corpus.sentences import get_splitter
 from bert_jax.data.store import open_store
 from bert_jax.errors import UserError
 from bert_jax.training.config import PretrainConfig
@@ -73,7 +74,7 @@ def test_every_sentence_in_order(text, tmp_path):
         tuple(
             tuple(tokenizer.encode_batch([sentence])[0].tolist())
             for paragraph in document.split("\n")
-            for sentence in build_module.get_splitter("fast")(paragraph)
+            for sentence in get_splitter("fast")(paragraph)
         )
         for document in text.read_text().split("\n\n")
     ]
@@ -153,7 +154,7 @@ def test_the_length_of_pairs_is_that_of_the_first_phase():
 
 def test_any_number_of_workers_and_block_size(text, tmp_path, monkeypatch):
     first = build(text, tmp_path, "one")
-    monkeypatch.setattr(build_module, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(passes, "BLOCK_BYTES", 2000)
     for workers in (1, 3):
         again = build(text, tmp_path, f"workers{workers}", num_workers=workers)
         assert again.train.fingerprint == first.train.fingerprint
@@ -240,7 +241,7 @@ def test_a_document_larger_than_a_block(tmp_path):
     ],
 )
 def test_worker_errors(text, tmp_path, monkeypatch, tokenizer, error, message, workers):
-    monkeypatch.setattr(build_module, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(passes, "BLOCK_BYTES", 2000)
     with pytest.raises(error, match=message):
         build(text, tmp_path, tokenizer=tokenizer, num_workers=workers)
     assert left(tmp_path) == []
@@ -257,7 +258,7 @@ def alive_workers() -> list[psutil.Process]:
 
 
 def test_killed_worker(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(build_module, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(passes, "BLOCK_BYTES", 2000)
     with pytest.raises(UserError, match=r"a worker process died.*Use fewer workers"):
         build(text, tmp_path, tokenizer=Dying(os.getpid()), num_workers=2)
     assert left(tmp_path) == []
@@ -265,7 +266,7 @@ def test_killed_worker(text, tmp_path, monkeypatch):
 
 
 def test_bad_source_late_in_the_corpus(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(build_module, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(passes, "BLOCK_BYTES", 2000)
     (text.parent / "b.txt").write_bytes(b"fine\n" * 1000 + b"caf\xe9\n")
     with pytest.raises(UserError, match=r"b\.txt, line 1001: not UTF-8"):
         build(text.parent / "*.txt", tmp_path, num_workers=2)
@@ -280,15 +281,15 @@ def start_slow_build(tmp_path) -> subprocess.Popen:
     import signal, sys, time
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
-    from bert_jax.corpus import build
+    from bert_jax.corpus import build, passes
     from word_tokenizer import WordTokenizer
-    build.BLOCK_BYTES = 2000
-    append = build._Build._append
-    def slow(self, block, threshold):
-        append(self, block, threshold)
+    passes.BLOCK_BYTES = 2000
+    append = passes.Pass._append
+    def slow(self, corpus, block):
+        append(self, corpus, block)
         print("appended", flush=True)
         time.sleep(0.2)
-    build._Build._append = slow
+    passes.Pass._append = slow
     build.build_corpus([{str(tmp_path / "in" / "a.txt")!r}], WordTokenizer(),
                        {str(tmp_path / "corpus")!r}, num_workers=2)
     """

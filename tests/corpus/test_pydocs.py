@@ -5,8 +5,8 @@ import textwrap
 
 import pytest
 
-from bert_jax.corpus import pydocs
-from bert_jax.corpus.prose import is_prose, prose_paragraphs
+from bert_jax.corpus.kinds import pydocs
+from bert_jax.corpus.kinds.prose import is_prose, prose_paragraphs
 
 
 def prose(text: str) -> list[str]:

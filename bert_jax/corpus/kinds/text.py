@@ -235,8 +235,8 @@ class FileSource(Source):
                     head = again.read(8)
                 hint = next((f"It looks {_MAGIC[m]}." for m in _MAGIC if head.startswith(m)), hint)
             raise UserError(
-                f"{self.name}, line {self._line(number)}: not UTF-8: byte 0x{data[error.start]:02x} "
-                f"at byte {column} of the line, {offset + error.start} of the text. {hint}"
+                f"{self.name}, line {self._line(number)}: not UTF-8: byte "
+                f"0x{data[error.start]:02x} at byte {column} of the line, {offset + error.start} of the text. {hint}"
             ) from error
         if not offset:
             text = text.removeprefix("\ufeff")  # byte order mark

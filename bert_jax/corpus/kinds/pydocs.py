@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.corpus.documents import NO_FIELDS, Source
-from bert_jax.corpus.prose import prose_paragraphs
+from bert_jax.corpus.kinds.prose import prose_paragraphs
 from bert_jax.corpus.workers import grouped, map_ordered, num_cores
 
 _NAMES = """

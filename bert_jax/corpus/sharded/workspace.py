@@ -1,0 +1,302 @@
+"""Where the tasks of a build put their shards, and the marks of those that are complete.
+
+In a directory the work lies in OUT.unfinished, which becomes OUT by one rename. In a bucket it lies
+at OUT itself, and is no corpus until the manifests are there, which are written last.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
+from bert_jax.data.store import is_store
+from bert_jax.data.store_writer import write_manifest
+from bert_jax.errors import UserError
+from bert_jax.files.claims import BucketClaims
+from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
+from bert_jax.files.urls import file_system, is_url, upload
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.untrusted.json_file import parse_json
+
+MARKS = "tasks"
+"""Directory of the marks, one JSON file for each complete task."""
+
+
+class Workspace(ABC):
+    """A place that all processes of a build reach; picklable."""
+
+    local: Path | None = None
+    """Directory of the workspace; None in a bucket."""
+
+    @abstractmethod
+    def scratch(self) -> contextlib.AbstractContextManager[Path]:
+        """Return a local directory whose files are in the workspace when the block ends well."""
+
+    @abstractmethod
+    def marks(self) -> set[str]:
+        """Return the names of the complete tasks."""
+
+    @abstractmethod
+    def read_mark(self, name: str) -> dict[str, Any]:
+        """Return the mark of a complete task; an empty one where it cannot be read."""
+
+    @abstractmethod
+    def write_mark(self, name: str, mark: dict[str, Any]) -> None:
+        """Mark a task as complete; its files are there."""
+
+    @abstractmethod
+    def write_manifest(
+        self, store: str, names: Sequence[str], tokenizer: Tokenizer, meta: dict[str, Any]
+    ) -> None:
+        """Make one store of the shards below a path."""
+
+    @abstractmethod
+    def keep_only(self, shards: Iterable[str]) -> None:
+        """Remove what other builds left: all shards whose path is not given."""
+
+    @abstractmethod
+    def remove_marks(self) -> None:
+        """Remove the marks, when the corpus is complete."""
+
+
+class LocalWorkspace(Workspace):
+    """A directory, local or on a file system that all nodes share."""
+
+    def __init__(self, path: Path) -> None:
+        self.local = self.path = path
+
+    @override
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        if not self.path.is_dir():
+            raise UserError(
+                f"{self.path} is not there on the node {socket.gethostname()}. Nodes of a cluster "
+                "need one that all of them reach: name an --out at gs://, or on a shared disk."
+            )
+        yield self.path
+
+    @override
+    def marks(self) -> set[str]:
+        return {path.stem for path in (self.path / MARKS).glob("*.json")}
+
+    @override
+    def read_mark(self, name: str) -> dict[str, Any]:
+        return _parsed((self.path / MARKS / f"{name}.json").read_bytes(), name)
+
+    @override
+    def write_mark(self, name: str, mark: dict[str, Any]) -> None:
+        replace_file(self.path / MARKS / f"{name}.json", json.dumps(mark).encode())
+
+    @override
+    def write_manifest(
+        self, store: str, names: Sequence[str], tokenizer: Tokenizer, meta: dict[str, Any]
+    ) -> None:
+        shutil.rmtree(self.path / store / "tokenizer", ignore_errors=True)  # of a cut-off manifest
+        write_manifest(self.path / store, names, tokenizer, **meta)
+
+    @override
+    def keep_only(self, shards: Iterable[str]) -> None:
+        kept = {self.path / each for each in shards} | {self.path / MARKS}
+        parents = {parent for each in kept for parent in each.parents}
+
+        def clean(directory: Path) -> None:
+            for path in directory.iterdir():
+                if path in parents:
+                    clean(path)
+                elif path.is_dir() and path not in kept:
+                    shutil.rmtree(path)
+
+        clean(self.path)
+
+    @override
+    def remove_marks(self) -> None:
+        shutil.rmtree(self.path / MARKS, ignore_errors=True)
+
+
+class BucketWorkspace(Workspace):
+    """A directory of a bucket; shards are written on a node's disk and uploaded."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    @override
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="bert_jax-") as name:
+            yield Path(name)
+            upload(Path(name), self.url)
+
+    @override
+    def marks(self) -> set[str]:
+        files, key = self._files(), self._key(MARKS)
+        return {Path(name).stem for name in (files.find(key) if files.exists(key) else ())}
+
+    @override
+    def read_mark(self, name: str) -> dict[str, Any]:
+        return _parsed(self._read(f"{MARKS}/{name}.json") or b"", name)
+
+    @override
+    def write_mark(self, name: str, mark: dict[str, Any]) -> None:
+        with tempfile.TemporaryDirectory(prefix="bert_jax-") as directory:
+            (Path(directory) / f"{name}.json").write_bytes(json.dumps(mark).encode())
+            upload(Path(directory), f"{self.url}/{MARKS}")
+
+    @override
+    def write_manifest(
+        self, store: str, names: Sequence[str], tokenizer: Tokenizer, meta: dict[str, Any]
+    ) -> None:
+        with tempfile.TemporaryDirectory(prefix="bert_jax-") as directory:
+            local = Path(directory) / "store"
+            for name in names:
+                self._outline(f"{store}/shards/{name}", local / "shards" / name)
+            write_manifest(local, names, tokenizer, **meta)
+            shutil.rmtree(local / "shards")
+            upload(local, f"{self.url}/{store}")
+
+    def _outline(self, shard: str, local: Path) -> None:
+        """Write a shard's header and counts, and in place of its arrays holes of their size."""
+        local.mkdir(parents=True)
+        header = self._read(f"{shard}/corpus.json") or b""
+        counts = self._read(f"{shard}/unigram_counts.bin") or b""
+        (local / "corpus.json").write_bytes(header)
+        (local / "unigram_counts.bin").write_bytes(counts)
+        found = parse_json(header, where=f"{self.url}/{shard}/corpus.json")
+        sizes = {
+            "tokens": found["num_tokens"] * token_dtype(found["vocab_size"]).itemsize,
+            "sentence_offsets": (found["num_sentences"] + 1) * OFFSET_DTYPE.itemsize,
+            "document_offsets": (found["num_documents"] + 1) * OFFSET_DTYPE.itemsize,
+        }
+        for name, size in sizes.items():
+            with open(local / f"{name}.bin", "wb") as file:
+                file.truncate(size)
+
+    @override
+    def keep_only(self, shards: Iterable[str]) -> None:
+        files, kept = self._files(), tuple(f"{self._key(each)}/" for each in shards)
+        for key in files.find(self._key()):
+            name = key.removeprefix(f"{self._key()}/")
+            if re.search(r"(^|/)shards/", name) and not key.startswith(kept):
+                files.rm_file(key)
+
+    @override
+    def remove_marks(self) -> None:
+        files = self._files()
+        for name in self.marks():
+            files.rm_file(self._key(f"{MARKS}/{name}.json"))
+
+    def is_corpus(self) -> bool:
+        """Return true where a complete corpus is there."""
+        files = self._files()
+        if not files.exists(self._key()):
+            return False
+        found = files.find(self._key())
+        return any(re.search(r"(^|/)(train|heldout)/corpus\.json$", key) for key in found)
+
+    def remove_manifests(self) -> None:
+        """Make a corpus that is there, and is replaced, no corpus."""
+        files = self._files()
+        for key in files.find(self._key()):
+            if re.search(r"/(train|heldout)/corpus\.json$", key):
+                files.rm_file(key)
+
+    def claim(self) -> Callable[[], None]:
+        """Take the directory for this process, and return a function that gives it back.
+
+        Raises:
+            UserError: another build has it.
+        """
+        mine = {"host": socket.gethostname(), "process": os.getpid()}
+        claims = BucketClaims(self._files(), self.url)
+        while not claims.create(1, json.dumps(mine).encode()):
+            found = claims.read(1)
+            if found is None:
+                continue
+            other = _parsed(found[0], "lease")
+            if other.get("host") != mine["host"] or _runs(int(other.get("process", 0))):
+                raise UserError(
+                    f"another build is writing {self.url}: process {other.get('process')} on "
+                    f"{other.get('host')}. Wait for it, or name another place; where that process "
+                    f"is dead, remove {self.url}/lease-1.json and rerun the command."
+                )
+            claims.remove(1)
+        return lambda: claims.remove(1)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            data: bytes = self._files().cat_file(self._key(name))
+        except FileNotFoundError:
+            return None
+        return data
+
+    def _files(self) -> Any:
+        return file_system(self.url)
+
+    def _key(self, name: str = "") -> str:
+        return f"{self.url.partition('://')[2]}/{name}".rstrip("/")
+
+
+def is_corpora(path: Path) -> bool:
+    """Return true when `path` holds a corpus, or corpora of `--by-field` and nothing else."""
+    if is_store(path / "train"):
+        return True
+    found = list(path.iterdir()) if path.is_dir() else []
+    return bool(found) and all(is_store(each / "train") for each in found)
+
+
+@contextlib.contextmanager
+def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterator[Workspace]:
+    """Yield the workspace of a build; it is the corpus when the block ends well.
+
+    With `resume`, what is complete is kept for the next build when it does not.
+
+    Raises:
+        UserError: there is something at `out` that may not be replaced, or another build has it.
+    """
+    if not is_url(out):
+        with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:
+            yield LocalWorkspace(staged.path)
+            try:
+                staged.commit()
+            except OSError as error:
+                raise disk_full(Path(out), error) from error
+        return
+    bucket = BucketWorkspace(str(out))
+    if bucket.is_corpus() and not overwrite:
+        raise UserError(
+            f"{out} already exists and is complete. Name another place, or ask for it to be "
+            "overwritten (--overwrite)."
+        )
+    release = bucket.claim()
+    try:
+        bucket.remove_manifests()
+        yield bucket
+    finally:
+        release()
+
+
+def _parsed(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        found = parse_json(data, where=f"{MARKS}/{name}.json")
+    except UserError:
+        return {}  # the task is done again
+    return found if isinstance(found, dict) else {}
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return process > 0
