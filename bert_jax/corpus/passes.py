@@ -16,6 +16,7 @@ from bert_jax.corpus.cleaning.report import CleaningReport
 from bert_jax.corpus.documents import Document, Source
 from bert_jax.corpus.encode import Block, Cleaning, EncodedBlock, clean_and_encode, start_worker
 from bert_jax.corpus.workers import map_ordered
+from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
 from bert_jax.data.store_writer import StoreWriter
 from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -185,6 +186,14 @@ class Pass:
             for part, writer in writers.items():
                 setattr(self._written[corpus], part, writer.num_documents)
         return self._written
+
+    def sizes(self) -> tuple[int, int]:
+        """Return the tokens so far, and the bytes of the arrays of all stores."""
+        writers = [writer for each in self._writers.values() for writer in each.values()]
+        tokens = sum(writer.num_tokens for writer in writers)
+        offsets = sum(writer.num_sentences + writer.num_documents + 2 for writer in writers)
+        token_bytes = token_dtype(self._recipe.tokenizer.vocab_size).itemsize
+        return tokens, tokens * token_bytes + offsets * OFFSET_DTYPE.itemsize
 
     def finish(self) -> None:
         """Complete the stores that have documents."""

@@ -7,16 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bert_jax.errors import UserError
+from bert_jax.verbs.cleaning_options import add_cleaning, cleaning_config
 from bert_jax.verbs.options import Parser
 
 _INPUT_HELP = (
-    "a file, a quoted glob, `tfds:NAME[:SPLIT]`, or `python-docs` (the documentation that Python "
-    "and the installed packages carry). Files: .txt with a blank line between documents, .jsonl, "
-    "each also as .gz, .xz or .zst, and .parquet. May be repeated"
+    "a file or gs://BUCKET/FILE, a quoted glob, `hf:OWNER/NAME[:CONFIG[:SPLIT]]` (a data set of "
+    "the Hugging Face Hub, read where it lies), `tfds:NAME[:SPLIT]`, or `python-docs` (the "
+    "documentation that Python and the installed packages carry). Files: .txt with a blank line "
+    "between documents, .jsonl, .csv, .tsv, each also as .gz, .xz, .zst or .bz2, .parquet, "
+    ".warc.gz, .wet.gz, and dumps of Wikipedia (.xml.bz2). May be repeated"
 )
 
 
 _FIELD = "text"
+_TEXT_OPTIONS = (
+    "by-field", "estimate", "engine", "address", "shard-mb", "scratch", "filter", "language",
+    "language-threshold", "drop-duplicate-paragraphs", "drop-near-duplicates", "without",
+    "keep-dropped",
+)  # fmt: skip
+"""Options of `bert-jax corpus` for text alone."""
 
 
 def add(verb: Callable[..., Parser]) -> None:
@@ -66,6 +75,9 @@ def add(verb: Callable[..., Parser]) -> None:
     sub = verb(
         "corpus", corpus_, "tokenize text, or pairs of texts, into a corpus directory",
         "bert-jax corpus --input 'my/*.txt' --tokenizer work/tokenizer --out work/corpus\n"
+        "  bert-jax corpus --input hf:allenai/c4:en --tokenizer work/tokenizer --estimate\n"
+        "  bert-jax corpus --input 'gs://raw/*.jsonl.gz' --tokenizer work/tokenizer \\\n"
+        "      --engine=ray --address=auto --out gs://corpora/mine\n"
         "  bert-jax corpus --pairs train.en train.de --heldout-pairs val.en val.de \\\n"
         "      --tokenizer work/tokenizer --out work/en-de",
     )  # fmt: skip
@@ -76,14 +88,17 @@ def add(verb: Callable[..., Parser]) -> None:
         nargs="+", action="append", metavar="FILE",
     )  # fmt: skip
     sub.flag("--swap", "pairs: translate the other way, from the second side to the first")
-    sub.flag("--drop-duplicates", "pairs: keep the first of equal training pairs alone")
+    sub.flag(
+        "--drop-duplicates",
+        "keep the first of documents with the same words, or of equal training pairs alone",
+    )
     sub.option(
         "--tokenizer",
         "directory from `bert-jax tokenizer`, or a vocab.txt, tokenizer.json or SentencePiece "
         "model",
         required=True, type=Path,
     )  # fmt: skip
-    sub.option("--out", "directory to write", required=True, type=Path)
+    sub.option("--out", "directory to write, or gs://BUCKET/DIRECTORY")
     sub.option(
         "--heldout-rate",
         "share of the documents, or of the pairs, kept for evaluation (default: 0.01)", type=float,
@@ -94,6 +109,32 @@ def add(verb: Callable[..., Parser]) -> None:
     )  # fmt: skip
     sub.option("--num-workers", "default: all cores", type=int)
     sub.flag("--overwrite", "replace a corpus at --out once the new one is complete")
+    sub.option(
+        "--by-field", "make a corpus for each value of this field, such as lang, below --out",
+        metavar="FIELD",
+    )  # fmt: skip
+    sub.flag("--estimate", "read a sample and say what the build takes; nothing is written")
+    sub.option(
+        "--engine", "processes of this machine, or of a Ray cluster (default: local)",
+        choices=["local", "ray"],
+    )  # fmt: skip
+    sub.option(
+        "--address",
+        "Ray: HOST:PORT of the cluster's head, or `auto` on one of its nodes (default: a Ray of "
+        "this machine alone)",
+        metavar="HOST:PORT",
+    )  # fmt: skip
+    sub.option(
+        "--shard-mb",
+        "size of the files that make one shard, a task of the engine; twice as much and more makes "
+        "a corpus of shards (default: 1024)",
+        type=float, metavar="MB",
+    )  # fmt: skip
+    sub.option(
+        "--scratch", "directory that all nodes reach, for the search for duplicates (default: "
+        "beside --out)", type=Path, metavar="DIR",
+    )  # fmt: skip
+    add_cleaning(sub)
 
     sub = verb(
         "tfds", tfds_,
@@ -182,45 +223,81 @@ def tokenizer_(arguments: argparse.Namespace) -> int:
 
 def corpus_(arguments: argparse.Namespace) -> int:
     """Build token stores, of text or of pairs."""
-    from bert_jax.corpus.build import build_corpus
+    _check_form(arguments)
+    return _pairs_corpus(arguments) if arguments.pairs else _text_corpus(arguments)
+
+
+def _text_corpus(arguments: argparse.Namespace) -> int:
+    from bert_jax.corpus.build import build_corpora
     from bert_jax.corpus.documents import ReadOptions
+    from bert_jax.corpus.passes import Recipe
+    from bert_jax.corpus.sharded.engine import open_engine
+    from bert_jax.corpus.sharded.estimate import estimate_corpus
+    from bert_jax.corpus.sharded.tasks import SHARD_BYTES
+    from bert_jax.corpus.sources import resolve_sources
+    from bert_jax.corpus.workers import worker_count
     from bert_jax.tokenization.load import load_tokenizer
 
-    _check_form(arguments)
+    shard_bytes = SHARD_BYTES
+    if (size := arguments.shard_mb) is not None:
+        if not (math.isfinite(size) and size * 1e6 >= 1):
+            raise UserError(f"--shard-mb is {size:g}; it must be a number above 0")
+        shard_bytes = int(size * (1 << 20))
+    rate = {} if arguments.heldout_rate is None else {"heldout_rate": arguments.heldout_rate}
+    recipe = Recipe(
+        load_tokenizer(arguments.tokenizer),
+        splitter=arguments.splitter or "fast",
+        by_field=arguments.by_field or "",
+        cleaning=cleaning_config(arguments),
+        **rate,
+    )
+    keep = (arguments.by_field,) if arguments.by_field else ()
+    options = ReadOptions(arguments.field, keep, arguments.line_documents)
+    if arguments.estimate:
+        sources = resolve_sources(arguments.input, options)
+        found = estimate_corpus(sources, recipe, shard_bytes=shard_bytes)
+        print("\n".join(found.lines(worker_count(arguments.num_workers))))
+        return 0
+    engine = open_engine(
+        arguments.engine or "local", address=arguments.address, num_workers=arguments.num_workers
+    )
+    try:
+        built = build_corpora(
+            arguments.input, recipe, arguments.out, engine=engine, shard_bytes=shard_bytes,
+            options=options, overwrite=arguments.overwrite, keep_dropped=arguments.keep_dropped,
+            scratch=arguments.scratch,
+        )  # fmt: skip
+    finally:
+        engine.close()
+    for corpus in built:
+        print(corpus.summary())
+    return 0
+
+
+def _pairs_corpus(arguments: argparse.Namespace) -> int:
+    from bert_jax.corpus.build_pairs import build_pairs
+    from bert_jax.corpus.pairs import open_pairs
+    from bert_jax.tokenization.load import load_tokenizer
+
     given = {
         name: value
         for name in ("heldout_rate", "num_workers")
         if (value := getattr(arguments, name)) is not None
     }
-    if arguments.pairs:
-        from bert_jax.corpus.build_pairs import build_pairs
-        from bert_jax.corpus.pairs import open_pairs
-
-        sources, heldout = (
-            [open_pairs(names, arguments.columns, swap=arguments.swap) for names in several or ()]
-            for several in (arguments.pairs, arguments.heldout_pairs)
-        )
-        built = build_pairs(
-            sources,
-            load_tokenizer(arguments.tokenizer),
-            arguments.out,
-            heldout=heldout,
-            drop_duplicates=arguments.drop_duplicates,
-            overwrite=arguments.overwrite,
-            **given,
-        )
-        print(built.summary())
-        return 0
-    text = build_corpus(
-        arguments.input,
+    sources, heldout = (
+        [open_pairs(names, arguments.columns, swap=arguments.swap) for names in several or ()]
+        for several in (arguments.pairs, arguments.heldout_pairs)
+    )
+    built = build_pairs(
+        sources,
         load_tokenizer(arguments.tokenizer),
         arguments.out,
-        splitter=arguments.splitter or "fast",
-        options=ReadOptions(arguments.field, arguments.line_documents),
+        heldout=heldout,
+        drop_duplicates=arguments.drop_duplicates,
         overwrite=arguments.overwrite,
         **given,
     )
-    print(text.summary())
+    print(built.summary())
     return 0
 
 
@@ -231,18 +308,27 @@ def _check_form(arguments: argparse.Namespace) -> None:
             "give --input for text, or --pairs for sources and targets"
             + ("; not both" if arguments.input else "")
         )
+    if (arguments.out is None) != arguments.estimate:
+        raise UserError(
+            "--estimate writes nothing; leave --out or --estimate out"
+            if arguments.estimate
+            else "give --out, the directory to write, or --estimate"
+        )
     form, other = ("--pairs", "--input") if arguments.pairs else ("--input", "--pairs")
     of_other = {
         "--input": {
             "splitter": arguments.splitter is not None,
             "field": arguments.field != _FIELD,
             "line-documents": arguments.line_documents,
+            **{
+                name: getattr(arguments, name.replace("-", "_")) not in (None, False, [])
+                for name in _TEXT_OPTIONS
+            },
         },
         "--pairs": {
             "heldout-pairs": bool(arguments.heldout_pairs),
             "columns": arguments.columns is not None,
             "swap": arguments.swap,
-            "drop-duplicates": arguments.drop_duplicates,
         },
     }[other]
     for name, is_given in of_other.items():

@@ -236,7 +236,8 @@ class FileSource(Source):
                 hint = next((f"It looks {_MAGIC[m]}." for m in _MAGIC if head.startswith(m)), hint)
             raise UserError(
                 f"{self.name}, line {self._line(number)}: not UTF-8: byte "
-                f"0x{data[error.start]:02x} at byte {column} of the line, {offset + error.start} of the text. {hint}"
+                f"0x{data[error.start]:02x} at byte {column} of the line, {offset + error.start} "
+                f"of the text. {hint}"
             ) from error
         if not offset:
             text = text.removeprefix("\ufeff")  # byte order mark

@@ -1,0 +1,151 @@
+"""What a build would take, from a sample of its sources."""
+
+import contextlib
+import resource
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from bert_jax.corpus.cleaning.scan import scan
+from bert_jax.corpus.documents import Document, Source
+from bert_jax.corpus.passes import Pass, Recipe
+from bert_jax.corpus.sharded.tasks import SHARD_BYTES, plan_tasks
+from bert_jax.errors import UserError
+
+SAMPLE_BYTES = 32 << 20
+"""Bytes of files that are read."""
+_PIECES, _ROWS = 32, 10_000
+_SCAN_BYTES = 400
+"""Memory that the search for duplicates takes for each document of a task."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Sizes of a corpus that is not built yet, scaled from a sample of it."""
+
+    total: int
+    """Bytes of all sources; rows or examples where a source counts those."""
+    sampled: int
+    """Bytes of them that were read."""
+    documents: int
+    tokens: int
+    text_bytes: int
+    store_bytes: int
+    processor_seconds: float
+    """Seconds of one core of this machine."""
+    process_bytes: int
+    """Largest memory of one process."""
+    shards: int
+    """Shards, or 1 for a store without them."""
+
+    def lines(self, num_workers: int) -> list[str]:
+        """Return the estimate for people."""
+        hours = self.processor_seconds / 3600
+        share = self.sampled / self.total
+        return [
+            f"estimate from {self.sampled / 1e6:,.1f} MB of {self.total / 1e6:,.1f} MB "
+            f"({min(share, 1):.2%} of the sources); nothing is built",
+            f"  documents        {self.documents:,}",
+            f"  text             {self.text_bytes / 1e6:,.1f} MB",
+            f"  tokens           {self.tokens:,}",
+            f"  store            {self.store_bytes / 1e6:,.1f} MB in {self.shards:,} shard(s)",
+            f"  processor hours  {hours:,.3g} (with {num_workers} processes like this one: "
+            f"{hours / num_workers:,.3g} hours)",
+            f"  memory           {self.process_bytes / 2**30:.2f} GiB a process, "
+            f"{self.process_bytes * (num_workers + 1) / 2**30:.2f} GiB with {num_workers} of them "
+            "on one machine",
+        ]
+
+
+def estimate_corpus(
+    sources: Sequence[Source],
+    recipe: Recipe,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    sample_bytes: int = SAMPLE_BYTES,
+) -> Estimate:
+    """Build a sample, evenly spread over the sources, in a temporary directory and scale it up.
+
+    Of a file that cannot be divided the beginning is read.
+
+    Raises:
+        UserError: bad input, or no text in the sample.
+    """
+    tasks = plan_tasks(sources, shard_bytes)
+    sample = _sample(sources, sample_bytes)
+    with tempfile.TemporaryDirectory(prefix="bert_jax-") as name:
+        directory = Path(name)
+        begin = time.process_time()
+        if recipe.cleaning.needs_scan:
+            (directory / "scan").mkdir()
+            texts = (document.text for head in sample for document in head.documents())
+            scan(texts, recipe.cleaning, directory / "scan")
+        with Pass(recipe, lambda corpus, part: directory / f"{corpus}-{part}") as made:
+            made.run(sample)
+            seconds = time.process_time() - begin
+            tokens, store_bytes = made.sizes()
+            documents = sum(source["documents"] for source in made.sources)
+    total, sampled = sum(each.size for each in sources), sum(each.bytes_read for each in sample)
+    if not tokens or not sampled:
+        raise UserError("the sample of the sources holds no text that gives a token.")
+    scale = max(1.0, total / sampled)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if recipe.cleaning.needs_scan:
+        memory += int(_SCAN_BYTES * documents * scale / len(tasks))
+    return Estimate(
+        total=total,
+        sampled=sampled,
+        documents=int(documents * scale),
+        tokens=int(tokens * scale),
+        text_bytes=int(made.text_bytes * scale),
+        store_bytes=int(store_bytes * scale),
+        processor_seconds=seconds * scale,
+        process_bytes=memory,
+        shards=len(tasks),
+    )
+
+
+class _Head(Source):
+    """The first documents of a source."""
+
+    def __init__(self, source: Source, limit: int) -> None:
+        super().__init__(source.name, source.size)
+        self._source, self._limit = source, limit
+
+    @override
+    def documents(self) -> Iterator[Document]:
+        with contextlib.closing(self._source.documents()) as documents:
+            for document in documents:
+                yield document
+                self.bytes_read = self._source.bytes_read
+                if self.bytes_read >= self._limit:
+                    break
+
+    @override
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        return ((document.text, document.fields) for document in self.documents())
+
+
+def _sample(sources: Sequence[Source], sample_bytes: int) -> list[Source]:
+    """Return pieces of the sources, evenly spread over all of them."""
+    total = sum(source.size for source in sources)
+    if total <= sample_bytes:
+        # A source that knows its size only once it is open counts rows.
+        return [_Head(source, source.size + 1 if source.size else _ROWS) for source in sources]
+    wanted = [total * (2 * number + 1) // (2 * _PIECES) for number in range(_PIECES)]
+    pieces: list[Source] = []
+    begin = 0
+    for source in sources:
+        mine = [at for at in wanted if begin <= at < begin + source.size]
+        begin += source.size
+        if not mine:
+            continue
+        parts = source.divided(max(1, source.size // len(mine)))
+        limit = sample_bytes * len(mine) // (_PIECES * min(len(parts), len(mine)))
+        pieces += [_Head(part, max(1, limit)) for part in parts[: len(mine)]]
+    return pieces
