@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from made_texts import make_text
 from word_tokenizer import Dying, Failing, OutOfRange, WordTokenizer
 
 from bert_jax.corpus import build as build_module
@@ -23,21 +23,6 @@ from bert_jax.corpus.sentences import get_splitter
 from bert_jax.data.store import open_store
 from bert_jax.errors import UserError
 from bert_jax.training.config import PretrainConfig
-
-
-def make_text(num_documents: int, seed: int = 0) -> str:
-    draw = random.Random(seed)
-    words = [f"word{n}" for n in range(200)]
-
-    def sentence() -> str:
-        return " ".join(draw.choices(words, k=draw.randint(1, 12))).capitalize() + "."
-
-    def paragraph() -> str:
-        return " ".join(sentence() for _ in range(draw.randint(1, 5)))
-
-    return "\n\n".join(
-        "\n".join(paragraph() for _ in range(draw.randint(1, 4))) for _ in range(num_documents)
-    )
 
 
 @pytest.fixture
@@ -282,7 +267,8 @@ def start_slow_build(tmp_path) -> subprocess.Popen:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
     from bert_jax.corpus import build, passes
-    from word_tokenizer import WordTokenizer
+    from made_texts import make_text
+from word_tokenizer import WordTokenizer
     passes.BLOCK_BYTES = 2000
     append = passes.Pass._append
     def slow(self, corpus, block):
@@ -341,7 +327,8 @@ def test_full_disk(text, tmp_path):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
     from bert_jax.corpus.build import build_corpus
-    from word_tokenizer import WordTokenizer
+    from made_texts import make_text
+from word_tokenizer import WordTokenizer
     resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
     build_corpus([{str(text)!r}], WordTokenizer(), {str(tmp_path / "corpus")!r}, num_workers=1)
     """

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +26,15 @@ class Hub:
     requests: list[str] = field(default_factory=list)
     """Method and path."""
 
+    card: Mapping[str, Any] | None = None
+    """What the card of each repository says in its YAML."""
+
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers, content."""
         parts = unquote(urlsplit(path).path).strip("/").split("/")
-        api = parts[:2] == ["api", "models"]
+        api = parts[0] == "api" and parts[1] in ("models", "datasets")
+        if parts[0] == "datasets":  # their files; models have theirs at the top
+            parts = parts[1:]
         name = "/".join(parts[2:4] if api else parts[:2])
         rest = parts[4:] if api else parts[2:]
         if name in self.refusals:
@@ -38,11 +44,12 @@ class Hub:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
         revisions = self.models[name]
         if api and rest[:1] == ["tree"]:
-            files = revisions[rest[1]]
+            files, folder = revisions[rest[1]], "/".join(rest[2:])
             return _json([
                 {"type": "file", "path": path, "size": len(data),
                  "oid": hashlib.sha1(data).hexdigest()}
                 for path, data in files.items()
+                if not folder or path.startswith(f"{folder}/")
             ])  # fmt: skip
         revision = "/".join(rest[1:]) if api else rest[1]
         commit = {"": MAIN, "main": MAIN, "refs/pr/1": OTHER}.get(revision, revision)
@@ -51,7 +58,8 @@ class Hub:
         files = revisions[commit]
         if api:
             siblings = [{"rfilename": path} for path in files]
-            return _json({"id": name, "sha": commit, "siblings": siblings})
+            found = {"id": name, "sha": commit, "siblings": siblings}
+            return _json(found if self.card is None else {**found, "cardData": self.card})
         data = files["/".join(rest[2:])]
         return 200, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": commit}, data
 
@@ -68,6 +76,11 @@ def running(hub: Hub) -> Iterator[Hub]:
         def do_GET(self) -> None:
             hub.requests.append(f"{self.command} {self.path}")
             status, headers, content = hub.answer(self.path)
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if wanted and status == 200:
+                begin, end = int(wanted[1]), int(wanted[2]) + 1
+                headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
+                status, content = 206, content[begin:end]
             self.send_response(status)
             for key, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(key, value)

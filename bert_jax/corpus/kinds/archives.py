@@ -1,5 +1,6 @@
 """Text in archives: WARC and WET files of web crawls, and dumps of Wikipedia."""
 
+import contextlib
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ _HEADERS = {
     "lang": "WARC-Identified-Content-Language",
 }
 """Fields of a document of a web archive, and the headers that they come from."""
+_NO_PROSE = {"ref", "references", "table", "gallery", "math", "timeline", "score"}
 _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
 """Numbers of MediaWiki's namespaces."""
 
@@ -165,10 +167,10 @@ def _plain(wikitext: str, left_out: re.Pattern[str]) -> str:
     """Return the running text of an article: no tables, references, pictures or categories."""
     import mwparserfromhell
 
-    code = mwparserfromhell.parse(wikitext, skip_style_tags=True)
-    for link in code.ifilter_wikilinks(recursive=False):
-        if left_out.match(str(link.title)):
-            code.remove(link)
-    for tag in code.ifilter_tags(recursive=False, matches=lambda node: node.tag == "table"):
-        code.remove(tag)
+    code = mwparserfromhell.parse(wikitext)
+    links = [each for each in code.filter_wikilinks() if left_out.match(str(each.title))]
+    tags = [each for each in code.filter_tags() if str(each.tag).lower() in _NO_PROSE]
+    for node in (*links, *tags):
+        with contextlib.suppress(ValueError):  # it went with one around it
+            code.remove(node)
     return paragraphs(replace_surrogates(code.strip_code().replace("\0", " ")))

@@ -1,0 +1,86 @@
+"""A Ray cluster of this machine that stays on loopback: one process group for each node."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Variables by which Ray takes 127.0.0.1 for the address of this machine, and calls nobody."""
+
+
+class Cluster:
+    """Nodes that `ray start` made."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.nodes: list[subprocess.Popen] = []
+
+    def add(self, num_cpus: int = 1) -> None:
+        """Start a node; the first is the head."""
+        port = self.address.partition(":")[2]
+        head = ["--head", f"--port={port}", "--include-dashboard=false",
+                f"--temp-dir={self.directory}"]  # fmt: skip
+        log = open(self.directory / f"node{len(self.nodes)}.log", "wb")  # noqa: SIM115
+        with log:
+            self.nodes.append(
+                subprocess.Popen(
+                    [Path(sys.executable).with_name("ray"), "start", "--block",
+                     "--node-ip-address=127.0.0.1", f"--num-cpus={num_cpus}",
+                     "--object-store-memory=80000000", "--disable-usage-stats",
+                     *(head if not self.nodes else [f"--address={self.address}"])],
+                    stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                    env={**os.environ, **LOOPBACK},
+                )
+            )  # fmt: skip
+
+    def kill(self, number: int) -> None:
+        """Kill all processes of a node at once, as when its machine is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.nodes[number].pid, signal.SIGKILL)
+        self.nodes[number].wait()
+
+    def wait(self, count: int) -> None:
+        """Return when so many nodes are there."""
+        script = (
+            "import sys, time, ray\n"
+            f"end = time.time() + 120\n"
+            "while True:\n"
+            "    try:\n"
+            f"        ray.init({self.address!r}, logging_level='ERROR')\n"
+            "        break\n"
+            "    except Exception:\n"
+            "        assert time.time() < end\n"
+            "        time.sleep(0.5)\n"
+            f"while sum(node['Alive'] for node in ray.nodes()) < {count}:\n"
+            "    assert time.time() < end\n"
+            "    time.sleep(0.2)\n"
+        )
+        subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **LOOPBACK},
+                       capture_output=True, timeout=180)  # fmt: skip
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path, nodes: int) -> Iterator[Cluster]:
+    """A cluster of nodes of one core each, which this process and its children may join."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in LOOPBACK.items():
+            patch.setenv(name, value)
+        cluster = Cluster(directory)
+        try:
+            for number in range(nodes):
+                cluster.add()
+                cluster.wait(number + 1)
+            yield cluster
+        finally:
+            for number in reversed(range(len(cluster.nodes))):
+                cluster.kill(number)
