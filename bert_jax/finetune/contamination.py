@@ -27,22 +27,16 @@ def known_texts(workdir: Path | str, reports: Sequence[Path]) -> dict[str, tuple
     return merged(found)
 
 
-def scores_apart(
-    split: Split,
-    outputs: Outputs,
-    scores: Mapping[str, float],
-    texts: Mapping[str, tuple[int, int]],
-    *,
-    needed: bool,
-) -> dict[str, float]:
-    """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
+def divide(
+    split: Split, texts: Mapping[str, tuple[int, int]], *, needed: bool
+) -> dict[str, list[int]]:
+    """Return the numbers of the examples that are clean, seen and not judged, by these names.
 
     Args:
-        split: Examples with labels.
-        outputs: Logits of all rows.
-        scores: Scores of all examples, for a null threshold.
+        split: Examples.
         texts: See `known_texts`.
-        needed: Whether a split of which no example is known is an error; else it has no entries.
+        needed: Whether a split of which no example is known is an error; else it is not divided,
+            and nothing is returned.
 
     Raises:
         UserError: See `needed`.
@@ -55,12 +49,27 @@ def scores_apart(
                 "--contamination, which is on other texts; name the report on this file"
             )
         return {}
-    values = np.array([share_of(texts, each) for each in keys])
-    found = {"unjudged/examples": float(np.isnan(values).sum())}
-    for name, chosen in (("clean", values == 0), ("seen", values > 0)):
-        found[f"{name}/examples"] = float(chosen.sum())
-        if chosen.any():
-            part, rows = split.select(np.flatnonzero(chosen).tolist())
+    shares = np.array([share_of(texts, each) for each in keys])
+    parts = {"clean": shares == 0, "seen": shares > 0, "unjudged": np.isnan(shares)}
+    return {name: np.flatnonzero(chosen).tolist() for name, chosen in parts.items()}
+
+
+def scores_apart(
+    split: Split, outputs: Outputs, scores: Mapping[str, float], parts: Mapping[str, Sequence[int]]
+) -> dict[str, float]:
+    """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
+
+    Args:
+        split: Examples with labels.
+        outputs: Logits of all rows.
+        scores: Scores of all examples, for a null threshold.
+        parts: See `divide`.
+    """
+    found: dict[str, float] = {}
+    for name, examples in parts.items():
+        found[f"{name}/examples"] = float(len(examples))
+        if examples and name != "unjudged":
+            part, rows = split.select(examples)
             some = part.score([outputs[row] for row in rows], scores)
             found |= {f"{name}/{metric}": value for metric, value in some.items()}
     return found

@@ -15,7 +15,7 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.finetune.batches import choose_buckets, eval_batches
-from bert_jax.finetune.contamination import known_texts, scores_apart
+from bert_jax.finetune.contamination import divide, known_texts, scores_apart
 from bert_jax.finetune.trials import place_params, place_rows
 from bert_jax.objectives.objective import Forward
 from bert_jax.objectives.task import TaskObjective
@@ -133,10 +133,10 @@ def evaluate_finetuned(
     texts = known_texts(workdir, reports)
     if data is not None:
         split = _open(model, data)
+        parts = divide(split, texts, needed=bool(reports))
         outputs = split_outputs(model, split)
         scores = split.score(outputs, model.origin.metrics)
-        apart = scores_apart(split, outputs, scores, texts, needed=bool(reports))
-        return scores | apart
+        return scores | scores_apart(split, outputs, scores, parts)
     # Rows may have been held out of the training data, so all of it is read as the run did.
     config = build(TaskConfig, model.origin.config["task"], f"{workdir}: task")
     task = open_task(config, model.tokenizer, model.config.num_positions)
@@ -147,9 +147,10 @@ def evaluate_finetuned(
         )
     values: dict[str, float] = {}
     for number, split in enumerate(task.dev_splits()):
+        parts = divide(split, texts, needed=bool(reports))
         outputs = split_outputs(model, split)
         scores = split.score(outputs)
-        scores |= scores_apart(split, outputs, scores, texts, needed=bool(reports))
+        scores |= scores_apart(split, outputs, scores, parts)
         values |= named(split, number, scores)
     return values
 

@@ -182,8 +182,9 @@ def check_scores_apart(work: Path, dev: str, tmp_path: Path, capsys) -> None:
     assert seen + clean == len(texts)
     hits = seen * found["seen/accuracy"] + clean * found["clean/accuracy"]
     assert hits == pytest.approx(len(texts) * found["accuracy"], rel=1e-4)
-    other = write_table(tmp_path / "other.csv", 1, 99)
-    assert main(["evaluate", f"{work}", "--data", other, "--contamination", f"{report}"]) == 2
+    other = tmp_path / "other.csv"
+    other.write_text("text,label\nthe dog sat down by the cat .,dog\n")
+    assert main(["evaluate", f"{work}", "--data", f"{other}", "--contamination", f"{report}"]) == 2
     assert "which is on other texts" in capsys.readouterr().err
 
 
