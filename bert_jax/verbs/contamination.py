@@ -79,7 +79,7 @@ def contamination(arguments: argparse.Namespace) -> int:
             place = arguments.out or store / DIRECTORY / report.file_name
         else:
             sources = resolve_sources([arguments.corpus])
-            documents = (text for source in sources for text in source.documents())
+            documents = (text for source in sources for text in source.texts())
             report = search_texts(arguments.corpus, documents, each, num_workers=workers)
             place = arguments.out
         if place is not None:
