@@ -211,7 +211,7 @@ def build_corpora(
                 recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress
             )
         if drops is not None:
-            shutil.rmtree(drops.parent)
+            shutil.rmtree(drops.parent, ignore_errors=True)
         if dropped is not None:
             built.report.write_samples(dropped.path)
             dropped.commit()

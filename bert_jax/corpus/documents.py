@@ -1,10 +1,13 @@
 """Documents, and the sources that they come from."""
 
+import contextlib
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
+
+from typing_extensions import override
 
 from bert_jax.errors import UserError, nearest
 from bert_jax.files.urls import FileState, file_state
@@ -76,7 +79,7 @@ class Source(ABC):
         Sets `_sha256` and `bytes_read`.
         """
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Generator[Document, None, None]:
         """Read the source from its beginning.
 
         Raises:
@@ -108,6 +111,10 @@ class Source(ABC):
         del size
         return [self]
 
+    def head(self, size: int) -> "Source":
+        """Return a source of about the first bytes of this one, at least one document."""
+        return _Head(self, size)
+
     def check_state(self) -> None:
         """Refuse, with a UserError, a file that is another one than when the source was named."""
         if self.state is None:
@@ -135,6 +142,26 @@ class Source(ABC):
         if self.part is not None:
             found["part"] = list(self.part)
         return found | self._details
+
+
+class _Head(Source):
+    """The first documents of a source that is read from its beginning."""
+
+    def __init__(self, source: Source, limit: int) -> None:
+        super().__init__(source.name, source.size)
+        self._source, self._limit = source, limit
+
+    @override
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        complete = 0  # bytes whose documents were all yielded: a source reads ahead
+        with contextlib.closing(self._source.documents()) as documents:
+            for document in documents:
+                if self._source.bytes_read != complete:
+                    if self.bytes_read >= self._limit:
+                        return
+                    self.bytes_read, complete = complete, self._source.bytes_read
+                yield document.text, document.fields
+        self.bytes_read = self._source.bytes_read
 
 
 def paragraphs(text: str) -> str:

@@ -59,6 +59,7 @@ class ParquetSource(Source):
             for batch in batches:
                 texts = batch.column(self._field).to_pylist()
                 others = [batch.column(name).to_pylist() for name in kept]
+                self.bytes_read = self.size * (done + batch.num_rows) // total
                 for row, value in enumerate(texts):
                     if value is None:
                         continue
@@ -70,7 +71,6 @@ class ParquetSource(Source):
                     fields = {name: column[row] for name, column in zip(kept, others, strict=True)}
                     yield paragraphs(text), fields or NO_FIELDS
                 done += batch.num_rows
-                self.bytes_read = self.size * done // total
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -98,17 +98,23 @@ class ParquetSource(Source):
                 raise UserError(f"{self.name} is not a sound parquet file: {error}") from error
 
     @override
+    def head(self, size: int) -> Source:
+        return self.divided(size)[0]
+
+    @override
     def divided(self, size: int) -> Sequence[Source]:
         if self.size <= size:
             return [self]
-        cuts, total = [0], 0
+        cuts, rows = [0], 0
         with self._opened() as file:
-            for group in range(file.num_row_groups):
-                total += file.metadata.row_group(group).total_byte_size
-                if total >= size * len(cuts) and group + 1 < file.num_row_groups:
-                    cuts.append(group + 1)
-            cuts.append(file.num_row_groups)
-        parts = list(itertools.pairwise(cuts))
+            total = max(1, file.metadata.num_rows)
+            for group in range(1, file.num_row_groups):
+                rows += file.metadata.row_group(group - 1).num_rows
+                if self.size * rows >= total * size * len(cuts):
+                    cuts.append(group)
+            parts = list(itertools.pairwise([*cuts, file.num_row_groups]))
+        if len(parts) < 2:
+            return [self]
         return [
             ParquetSource(
                 self.name, self.options, part=part,

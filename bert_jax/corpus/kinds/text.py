@@ -76,15 +76,29 @@ class FileSource(Source):
     def divided(self, size: int) -> Sequence[Source]:
         if self.size <= size or Path(self.name).suffix.lower() in COMPRESSED:
             return [self]
-        begin, end = self.part or (0, self.size)
         count = -(-self.size // size)
+        cuts = self._cuts(self.size * number // count for number in range(1, count))
+        return [self._of(part) for part in itertools.pairwise(cuts)]
+
+    @override
+    def head(self, size: int) -> Source:
+        if self.size <= size:
+            return self
+        if len(self.divided(self.size - 1)) < 2:  # it is read from its beginning
+            return super().head(size)
+        begin, end, *_ = self._cuts([size])
+        return self._of((begin, end))
+
+    def _of(self, part: tuple[int, int]) -> "FileSource":
+        return FileSource(
+            self.name, self.options, is_json=self.is_json, part=part, state=self.state
+        )
+
+    def _cuts(self, sizes: Iterable[int]) -> list[int]:
+        """Return where documents begin behind so many bytes, between both ends."""
+        begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
-            targets = (begin + self.size * number // count for number in range(1, count))
-            cuts = sorted({begin, end, *(self._cut(file, target, end) for target in targets)})
-        return [
-            FileSource(self.name, self.options, is_json=self.is_json, part=part, state=self.state)
-            for part in itertools.pairwise(cuts)
-        ]
+            return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
 
     def _cut(self, file: BinaryIO, position: int, end: int) -> int:
         """Return where the first document that begins behind a position does; else `end`."""

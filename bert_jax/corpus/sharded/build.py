@@ -85,7 +85,11 @@ def make_shard(job: Job, task: Task) -> dict[str, Any]:
             mark = {
                 "key": job.key(task),
                 "corpora": {name: asdict(each) for name, each in made.written().items()},
-                "report": asdict(made.report),
+                "report": {
+                    "documents": dict(made.report.documents),
+                    "lines": dict(made.report.lines),
+                    "samples": made.report.samples,
+                },
                 "sources": made.sources,
             }
     job.workspace.write_mark(task.name, mark)

@@ -1,18 +1,14 @@
 """What a build would take, from a sample of its sources."""
 
-import contextlib
 import resource
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import override
 
 from bert_jax.corpus.cleaning.scan import scan
-from bert_jax.corpus.documents import Document, Source
+from bert_jax.corpus.documents import Source
 from bert_jax.corpus.passes import Pass, Recipe
 from bert_jax.corpus.sharded.tasks import SHARD_BYTES, plan_tasks
 from bert_jax.errors import UserError
@@ -110,33 +106,12 @@ def estimate_corpus(
     )
 
 
-class _Head(Source):
-    """The first documents of a source."""
-
-    def __init__(self, source: Source, limit: int) -> None:
-        super().__init__(source.name, source.size)
-        self._source, self._limit = source, limit
-
-    @override
-    def documents(self) -> Iterator[Document]:
-        with contextlib.closing(self._source.documents()) as documents:
-            for document in documents:
-                yield document
-                self.bytes_read = self._source.bytes_read
-                if self.bytes_read >= self._limit:
-                    break
-
-    @override
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        return ((document.text, document.fields) for document in self.documents())
-
-
 def _sample(sources: Sequence[Source], sample_bytes: int) -> list[Source]:
     """Return pieces of the sources, evenly spread over all of them."""
     total = sum(source.size for source in sources)
     if total <= sample_bytes:
         # A source that knows its size only once it is open counts rows.
-        return [_Head(source, source.size + 1 if source.size else _ROWS) for source in sources]
+        return [source if source.size else source.head(_ROWS) for source in sources]
     wanted = [total * (2 * number + 1) // (2 * _PIECES) for number in range(_PIECES)]
     pieces: list[Source] = []
     begin = 0
@@ -145,7 +120,7 @@ def _sample(sources: Sequence[Source], sample_bytes: int) -> list[Source]:
         begin += source.size
         if not mine:
             continue
-        parts = source.divided(max(1, source.size // len(mine)))
-        limit = sample_bytes * len(mine) // (_PIECES * min(len(parts), len(mine)))
-        pieces += [_Head(part, max(1, limit)) for part in parts[: len(mine)]]
+        parts = source.divided(max(1, source.size // len(mine)))[: len(mine)]
+        limit = sample_bytes * len(mine) // (_PIECES * len(parts))
+        pieces += [part.head(max(1, limit)) for part in parts]
     return pieces

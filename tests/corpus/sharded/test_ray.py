@@ -91,8 +91,6 @@ def test_a_ray_of_its_own(texts, tmp_path):
 def start(texts, out: Path, cluster: Cluster, marks: Path) -> subprocess.Popen:
     """A build on the cluster whose tasks take some seconds, in a process of its own."""
     script = f"""
-import sys
-sys.path[:0] = {[str(Path(__file__).parents[2] / "support"), str(Path(__file__).parent)]!r}
 from pathlib import Path
 from dataclasses import replace
 from test_ray import RECIPE, Waiting, build
@@ -101,12 +99,10 @@ recipe = replace(RECIPE, tokenizer=Waiting(Path({str(marks)!r})))
 print(*build({texts!r}, {str(out)!r}, open_engine("ray", address={cluster.address!r}), recipe))
 """
     marks.mkdir()
-    paths = [str(Path(__file__).parents[2] / "support"), str(Path(__file__).parent)]
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), *paths])},
-    )  # fmt: skip
-    while len(list(marks.iterdir())) < 2:  # both nodes work
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while len(list(marks.iterdir())) < 2:  # both nodes are at work
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     return process
@@ -152,5 +148,5 @@ def test_two_nodes_and_what_is_killed(texts, tmp_path, directory, monkeypatch):
 
 
 def test_no_cluster():
-    with pytest.raises(UserError, match="no Ray cluster at 127.0.0.1:1: .*ray start --head"):
+    with pytest.raises(UserError, match=r"no Ray cluster at 127\.0\.0\.1:1: .*ray start --head"):
         open_engine("ray", address="127.0.0.1:1")
