@@ -1,8 +1,7 @@
 """Coverage of text by a tokenizer, script by script."""
 
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -31,8 +30,14 @@ class ScriptCounts:
     fallback: int = 0
     """Tokens that are single bytes, or another part of a character."""
 
+    def add(self, other: "ScriptCounts | Mapping[str, Any]") -> None:
+        """Add other counts, or what `as_json` made of them."""
+        values = other if isinstance(other, Mapping) else asdict(other)
+        for name in asdict(self):
+            setattr(self, name, getattr(self, name) + values[name])
+
     def as_json(self) -> dict[str, Any]:
-        """Return the counts and their ratios as JSON values."""
+        """Return the counts and their ratio as JSON values."""
         return {**asdict(self), "tokens_per_word": self.tokens / self.words if self.words else None}
 
 
@@ -70,16 +75,16 @@ def find_fallback(tokenizer: Tokenizer) -> Callable[[int], bool]:
     return is_part
 
 
-def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, ScriptCounts]:
     """Tokenize texts and count words, tokens, [UNK] and byte fallback by script.
 
-    A token belongs to the script of its first letter in the text. Scripts come by their number of
-    tokens, the largest first.
+    A token belongs to the script of its first letter in the text.
     """
     counts: dict[str, ScriptCounts] = {}
     is_part, unknown = find_fallback(tokenizer), tokenizer.special_ids.unk
     continues = tokenizer.continues_word
-    for text in texts:
+    for each in texts:
+        text = tokenizer.word_prefix + each  # as a build has it: sentences follow one another
         encoding = tokenizer.encode(text)
         ids, offsets = encoding.ids.tolist(), encoding.offsets.tolist()
         for id, (begin, end) in zip(ids, offsets, strict=True):
@@ -88,10 +93,10 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, di
             one.words += not continues[id]
             one.unknown += id == unknown
             one.fallback += id != unknown and is_part(id)
-    return _sorted(counts)
+    return counts
 
 
-def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, dict[str, Any]]:
+def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, ScriptCounts]:
     """Divide the tokens of a corpus by the scripts of the vocabulary's entries; reads no text.
 
     Args:
@@ -117,9 +122,10 @@ def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, di
         one.words += number * (not tokenizer.continues_word[id])
         one.unknown += number * (id == unknown)
         one.fallback += number * (script == "parts of characters")
-    return _sorted(found)
+    return found
 
 
-def _sorted(counts: dict[str, ScriptCounts]) -> dict[str, dict[str, Any]]:
-    order = Counter({script: one.tokens for script, one in counts.items()})
-    return {script: counts[script].as_json() for script, _ in order.most_common()}
+def scripts_as_json(counts: Mapping[str, ScriptCounts]) -> dict[str, dict[str, Any]]:
+    """Return the counts as JSON values, the script with most tokens first."""
+    order = sorted(counts, key=lambda script: -counts[script].tokens)
+    return {script: counts[script].as_json() for script in order}

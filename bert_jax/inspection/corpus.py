@@ -5,6 +5,7 @@ of them, or evenly spread ones of a corpus that is large.
 """
 
 import heapq
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from bert_jax.corpus.coverage import vocabulary_scripts
+from bert_jax.corpus.coverage import scripts_as_json, vocabulary_scripts
 from bert_jax.data.pairings import PAIRINGS, DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import ExampleStream
@@ -170,7 +171,7 @@ def inspect_corpus(
         lengths=Lengths(lengths),
         longest=[described(index) for index in longest],
         shortest=[described(index) for index in shortest],
-        scripts=vocabulary_scripts(tokenizer, store.unigram_counts),
+        scripts=scripts_as_json(vocabulary_scripts(tokenizer, store.unigram_counts)),
         duplicates=int(lengths.size - firsts.size),
         duplicate_groups=[{"count": int(counts[at]), **described(int(firsts[at]))} for at in often],
     )
@@ -201,8 +202,8 @@ def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray
         starts = np.asarray(shard.sentence_offsets)[np.asarray(shard.document_offsets)]
         cuts = np.searchsorted(starts, np.arange(_BLOCK, starts[-1], _BLOCK))
         edges = np.unique([0, *cuts.tolist(), starts.size - 1])
-        for first, last in list(zip(edges[:-1], edges[1:], strict=True))[::by_block]:
-            yield number, int(first), starts[first : last + 1]
+        for first, last in list(itertools.pairwise(edges.tolist()))[::by_block]:
+            yield number, first, starts[first : last + 1]
 
 
 def _hashes(shard: Shard, starts: np.ndarray) -> np.ndarray:

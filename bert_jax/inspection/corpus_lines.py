@@ -90,7 +90,8 @@ def lengths_figure(look: CorpusLook) -> Any:
     figure = Figure(figsize=(8, 4.8), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
-    edges = np.unique(np.geomspace(1, max(2, tokens.max() + 1), 49).round())
+    least, most = tokens.min(), tokens.max()
+    edges = np.unique(np.geomspace(least, most + 1, 49).round())
     for axis, weights, label in (
         (upper, np.full(tokens.size, 1 / tokens.size), "share of the documents"),
         (lower, tokens / tokens.sum(), "share of the tokens"),
@@ -106,7 +107,7 @@ def lengths_figure(look: CorpusLook) -> Any:
     upper.axvline(median, color=_MARK, linestyle="--", linewidth=1.2)
     upper.annotate(
         f"half have at most {median:,}", (median, 1), xycoords=("data", "axes fraction"),
-        xytext=(4, -10), textcoords="offset points", color=_MARK, fontsize=8,
+        xytext=(0, 3), textcoords="offset points", ha="center", color=_MARK, fontsize=8,
     )  # fmt: skip
     lower.set_xscale("log")
     lower.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

@@ -116,7 +116,9 @@ def describe_batch(
         lines = [f"{lines[0]}, {to_predict} to predict.", legend]
     for row in range(count):
         one = {name: array[row] for name, array in arrays.items()}
-        described = _describe_row(one, inputs[row], predicted[row], tokenizer, pairing)
+        described = _describe_row(
+            one, inputs[row], predicted[row], tokenizer, pairing, is_shown=shown is not None
+        )
         described[0] = f"row {row}, stream {first_row + row}, {described[0]}"
         lines += ["", *described]
     if count < num_rows:
@@ -130,6 +132,8 @@ def _describe_row(
     predicted: np.ndarray,
     tokenizer: Tokenizer,
     pairing: str,
+    *,
+    is_shown: bool,
 ) -> list[str]:
     """Return the row's title, then a paragraph for each sentence, segment or target."""
     types, segments = row["type_ids"], row["segment_ids"]
@@ -142,8 +146,8 @@ def _describe_row(
         title.append(label)
     if num_segments > 1:
         title.append(f"{num_segments} segments")
-    if to_predict := int(predicted.sum()) + num_targets:
-        title.append(f"{to_predict} to predict")
+    if is_shown:
+        title.append(f"{int(predicted.sum()) + num_targets} to predict")
 
     places = np.flatnonzero(segments)
     is_pair = bool(types.any())

@@ -22,6 +22,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.objectives.objective import Metric, num_params
+from bert_jax.run.corpora import CorpusCurve, corpus_curves
 from bert_jax.run.events import read_events
 from bert_jax.run.goodput import Start, down_seconds, read_starts, total_seconds
 from bert_jax.run.loss_curve import draw_loss_curve
@@ -109,6 +110,8 @@ class PretrainStatus(RunStatus):
     curve: list[tuple[float, float]]
     """Points (step, first metric of training), thinned by means."""
     heldout_curve: list[tuple[float, float]]
+    corpora: list[CorpusCurve]
+    """Corpora of a mixture: text seen and held-out loss; empty for one corpus."""
 
     @property
     def phase(self) -> int:
@@ -180,6 +183,7 @@ def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatu
         branches=branches_of(work.checkpoints),
         curve=_thinned(_points(rows, f"train/{watched}")),
         heldout_curve=_points(rows, f"eval/{watched}"),
+        corpora=corpus_curves(rows, metrics[0]),
     )
 
 

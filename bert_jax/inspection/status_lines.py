@@ -50,6 +50,9 @@ def pretrain_lines(status: PretrainStatus, *, width: int = 80, plain: bool = Tru
     ):  # fmt: skip
         if text := readout(status.metrics, row, name, status.unigram_entropy):
             subjects.append((label, f"{text} (step {row['step']:,})"))
+    if status.corpora:
+        texts = [f"{each.label}: {each.describe()}" for each in status.corpora]
+        subjects.append(("mixture", "; ".join(texts)))
     subjects.append(("checkpoints", _checkpoints(status)))
     if status.branches:
         texts = [f"step {step:,}: {', '.join(names)}" for step, names in status.branches.items()]

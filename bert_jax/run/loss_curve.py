@@ -10,6 +10,7 @@ import numpy as np
 from bert_jax.data.phases import Phase
 from bert_jax.files.staging import staged_file
 from bert_jax.objectives.objective import Metric
+from bert_jax.run.corpora import CorpusCurve, corpus_curves
 from bert_jax.run.telemetry import read_metrics
 
 Points = Sequence[tuple[float, float]]
@@ -17,6 +18,7 @@ Points = Sequence[tuple[float, float]]
 _HEIGHT = 16
 _LEAST_WIDTH = 40
 _TO_ASCII = str.maketrans("─┈│┊┌┐└┘├┤┬┴┼", "--||+++++++++")
+_CORPORA = ("#2f855a", "#6b46c1", "#b7791f", "#0987a0", "#b83280", "#718096")
 _TRAIN, _EVAL, _BASELINE, _INK = "#2b6cb0", "#c2410c", "#4a5568", "#1a202c"
 
 
@@ -80,6 +82,9 @@ def loss_figure(
     _points(loss, held_out, "held-out", _EVAL)
     loss.set_ylabel(first.title + (f" ({first.unit})" if first.unit else ""))
     values = np.concatenate([train[1], held_out[1]])
+    for number, corpus in enumerate(corpus_curves(rows, first)):
+        values = np.concatenate([values, [loss for _, loss in corpus.heldout]])
+        _corpus(axes[0], corpus, _CORPORA[number % len(_CORPORA)])
     if len(values):
         low, high, margin = limits(values, baseline)
         loss.set_ylim(low - margin, high + margin)
@@ -166,6 +171,15 @@ def _points(axis: Any, series: tuple[np.ndarray, np.ndarray], label: str, colour
     axis.plot(
         steps, values, color=colour, marker="o", markersize=4, linewidth=0.9, zorder=4,
         label=f"{label}: {values[-1]:.2f}",
+    )  # fmt: skip
+
+
+def _corpus(axis: Any, corpus: CorpusCurve, colour: str) -> None:
+    """Draw the held-out loss of one corpus of a mixture; the legend has its amounts."""
+    steps, values = _columns(corpus.heldout)
+    axis.plot(
+        steps, values, color=colour, marker=".", markersize=4, linewidth=0.9, zorder=3,
+        label=f"{corpus.label}: {corpus.describe()}",
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from bert_jax.checkpoint import saved_steps, verified_steps
 from bert_jax.checkpoint.record import RecordFaultError, read_record
 from bert_jax.config.mapping import build
-from bert_jax.data.store import MAX_HEADER_BYTES
+from bert_jax.data.shard import MAX_HEADER_BYTES
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir, scheme
 from bert_jax.formats.huggingface_files import INDEX, MAX_CONFIG_BYTES, WEIGHTS, model_class
