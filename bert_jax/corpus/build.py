@@ -18,6 +18,12 @@ from tqdm import tqdm
 
 from bert_jax.corpus.cleaning.drops import Drops
 from bert_jax.corpus.cleaning.report import SAMPLES
+from bert_jax.corpus.datasheet import (
+    LANGUAGE_FIELDS,
+    LICENCE_FIELDS,
+    Provenance,
+    write_datasheet,
+)
 from bert_jax.corpus.documents import ReadOptions, Source
 from bert_jax.corpus.passes import BLOCK_BYTES, Pass, Recipe, Written, better_thresholds
 from bert_jax.corpus.sentences import get_splitter
@@ -150,6 +156,7 @@ def build_corpora(
     progress: bool = True,
     keep_dropped: Path | None = None,
     scratch: Path | None = None,
+    provenance: Provenance | None = None,
 ) -> list[BuiltCorpus]:
     """Make a corpus of sources, or one for each value of a field: token stores of documents.
 
@@ -174,6 +181,7 @@ def build_corpora(
         keep_dropped: new directory for samples of the documents that cleaning dropped.
         scratch: directory that all processes reach, for the search for duplicates; by default
             below the unfinished corpus.
+        provenance: statements for `corpus.json` and the datasheet.
 
     Raises:
         UserError: bad input (see `sources`), no text at all, `out` exists or another build has it,
@@ -183,8 +191,8 @@ def build_corpora(
     engine = engine or LocalEngine()
     get_splitter(recipe.splitter)  # says now what is missing
     options = options or ReadOptions()
-    if recipe.by_field and recipe.by_field not in options.keep:
-        options = replace(options, keep=(*options.keep, recipe.by_field))
+    wanted = (*options.keep, recipe.by_field, *LANGUAGE_FIELDS, *LICENCE_FIELDS)
+    options = replace(options, keep=tuple(dict.fromkeys(filter(None, wanted))))
     tasks = plan_tasks(resolve_sources(sources, options), shard_bytes)
     samples = SAMPLES if keep_dropped is not None else 0
     with contextlib.ExitStack() as stack:
@@ -204,12 +212,13 @@ def build_corpora(
             drops = find_drops(recipe, tasks, directory, engine, progress=progress)
         if len(tasks) == 1:
             built = _build_flat(
-                recipe, tasks[0], space, engine.num_workers, drops, samples, progress
+                recipe, tasks[0], space, engine.num_workers, drops, samples, progress, provenance
             )
         else:
             built = build_shards(
-                recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress
-            )
+                recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress,
+                provenance=provenance,
+            )  # fmt: skip
         if drops is not None:
             shutil.rmtree(drops.parent, ignore_errors=True)
         if dropped is not None:
@@ -229,6 +238,7 @@ def _build_flat(
     drops: Path | None,
     samples: int,
     progress: bool,
+    provenance: Provenance | None,
 ) -> Built:
     """Write a store without shards of each corpus and part; blocks are spread over processes."""
     thresholds: dict[str, int] = {}
@@ -237,7 +247,7 @@ def _build_flat(
         while True:
             with Pass(
                 recipe, lambda corpus, part: root / corpus / part, thresholds=thresholds,
-                drops=found, samples=samples,
+                drops=found, samples=samples, provenance=provenance,
             ) as made:  # fmt: skip
                 _run_with_bar(made, task.sources, num_workers, progress)
                 written = made.written()
@@ -248,7 +258,9 @@ def _build_flat(
                             "the sources hold no text that gives a token: the corpus is empty."
                         )
                     made.finish()
-                    return Built(written, made.report, made.sources)
+                    for corpus in written:
+                        write_datasheet(root / corpus)
+                    return Built(written, made.report, made.sources, made.tallies)
                 thresholds |= better
 
 

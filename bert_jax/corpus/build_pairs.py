@@ -9,13 +9,15 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from bert_jax.corpus.build import is_corpus
+from bert_jax.corpus.datasheet import Provenance, Tally, account, write_datasheet
 from bert_jax.corpus.encode import EncodedPairs, PairBlock, encode_pairs, start_worker
 from bert_jax.corpus.pair_report import (
     BuiltPairs,
@@ -50,6 +52,7 @@ def build_pairs(
     num_workers: int | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    provenance: Provenance | None = None,
 ) -> BuiltPairs:
     """Make the directory `out` with the token stores `train` and `heldout`.
 
@@ -65,6 +68,7 @@ def build_pairs(
         drop_duplicates: whether of equal pairs of `sources` the first alone is kept.
         num_workers: processes; all cores by default. 1 runs in this process.
         overwrite: replace a corpus that is there already, once the new one is complete.
+        provenance: statements for `corpus.json` and the datasheet.
 
     Raises:
         UserError: bad input (see `pairs`), no pair at all, `out` exists, disk full, or a worker was
@@ -98,9 +102,15 @@ def build_pairs(
         if not train.writer.num_documents:
             raise _empty(sources)
         round_trip = RoundTrip.measure(tokenizer, sample)
+        tally = Tally(tokenizer)
+        for text in sample:
+            tally.measure(text)
         for part, read in ((train, sources), (held, heldout or sources)):
             if part.writer.num_documents:  # an empty held-out store is left out
-                part.finish(read, text_bytes, heldout_rate=0.0 if heldout else heldout_rate)
+                records = [record for source in read for record in source.records()]
+                accounted = account(tally, records, provenance or Provenance())
+                part.finish(accounted, text_bytes, 0.0 if heldout else heldout_rate)
+        write_datasheet(staged.path)
         staged.commit()
     out = Path(out)
     heldout_store = open_store(out / "heldout") if is_store(out / "heldout") else None
@@ -175,7 +185,7 @@ class _Part:
         self.writer.append(kept, lengths.ravel(), np.full(len(lengths), 2))
         self.hashes.append(block.hashes[chosen])
 
-    def finish(self, sources: Sequence[PairSource], text_bytes: int, heldout_rate: float) -> None:
+    def finish(self, accounted: Mapping[str, Any], text_bytes: int, heldout_rate: float) -> None:
         """Complete the store."""
         targets = self.counts[1].copy()
         targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # the end of each
@@ -185,7 +195,7 @@ class _Part:
             target_entropy=entropy(targets),
             heldout_rate=heldout_rate,
             text_bytes=text_bytes,
-            sources=[record for source in sources for record in source.records()],
+            **accounted,
         )
 
     def __enter__(self) -> "_Part":

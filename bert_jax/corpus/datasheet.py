@@ -9,6 +9,7 @@ import datetime
 import platform
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +22,8 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.untrusted.json_file import read_json_object
 
 DATASHEET = "CORPUS.md"
-LANGUAGE_FIELDS = ("language", "lang")
-"""Fields of a document that name its language."""
-LICENCE_FIELDS = ("licence", "license")
+LANGUAGE_FIELDS, LICENCE_FIELDS = ("language", "lang"), ("licence", "license")
+"""Fields of a document that name its language and its licence."""
 _SAMPLE, _OF_SOURCE = 1 << 18, 1 << 16
 """Characters on which coverage is measured, in all and of one source."""
 _MOST_ROWS = 100
@@ -96,20 +96,25 @@ class Tally:
         }
 
 
+@dataclass(frozen=True)
+class Provenance:
+    """Statements of whoever builds a corpus."""
+
+    licence: str = ""
+    """Licence of the text; empty where nobody has named one."""
+    command: str = ""
+    """Command line of the build; empty from Python."""
+
+
 def account(
-    tally: Tally,
-    sources: Sequence[Mapping[str, Any]],
-    *,
-    licence: str = "",
-    command: str = "",
+    tally: Tally, sources: Sequence[Mapping[str, Any]], provenance: Provenance
 ) -> dict[str, Any]:
     """Return the entries of `corpus.json` that account for a build.
 
     Args:
         tally: Counts of what went in.
         sources: Records of the sources, as `Source.record` returns them.
-        licence: Licence that whoever builds the corpus has named; empty where nobody has.
-        command: Command line of the build; empty from Python.
+        provenance: Statements of whoever builds the corpus.
 
     Returns:
         `sources` with the dates of their files, and `account`.
@@ -119,8 +124,7 @@ def account(
         "sources": [_dated(each) for each in sources],
         "account": {
             "built": now.isoformat(timespec="seconds"),
-            "command": command,
-            "licence": licence,
+            **asdict(provenance),
             "languages": {key: amount._asdict() for key, amount in tally.languages.items()},
             "licences": {key: amount._asdict() for key, amount in tally.licences.items()},
             "tokenizer": tally.tokenizer.kind,

@@ -13,6 +13,7 @@ import numpy as np
 from bert_jax.corpus.cleaning.config import CleaningConfig
 from bert_jax.corpus.cleaning.drops import Drops
 from bert_jax.corpus.cleaning.report import CleaningReport
+from bert_jax.corpus.datasheet import Provenance, Tally, account
 from bert_jax.corpus.documents import Document, Source
 from bert_jax.corpus.encode import Block, Cleaning, EncodedBlock, clean_and_encode, start_worker
 from bert_jax.corpus.workers import map_ordered
@@ -121,6 +122,7 @@ class Pass:
         drops: decisions of a scan of the same sources.
         samples: dropped documents to keep for each reason.
         shard: whether the stores are shards of larger ones.
+        provenance: statements for the record of the stores.
     """
 
     def __init__(
@@ -132,8 +134,10 @@ class Pass:
         drops: Drops | None = None,
         samples: int = 0,
         shard: bool = False,
+        provenance: Provenance | None = None,
     ) -> None:
         self._recipe, self._place, self._shard = recipe, place, shard
+        self._provenance = provenance or Provenance()
         self._thresholds = thresholds or {}
         self._cleaning = Cleaning(recipe.cleaning, drops, samples)
         self._writers: dict[str, dict[str, StoreWriter]] = {}
@@ -142,6 +146,8 @@ class Pass:
         """Counts and samples of what was dropped."""
         self.sources: list[dict[str, Any]] = []
         """Records of the sources, each with the number of its documents."""
+        self.tallies: dict[str, Tally] = {}
+        """Languages, licences and coverage of each corpus, before cleaning."""
 
     @property
     def text_bytes(self) -> int:
@@ -202,7 +208,8 @@ class Pass:
                 if not writer.num_documents:  # an empty store is left out
                     continue
                 meta = {} if self._shard else store_meta(
-                    self._recipe, part, written.text_bytes, self.report, self.sources
+                    self._recipe, part, written.text_bytes, self.report,
+                    account(self.tallies[corpus], self.sources, self._provenance),
                 )  # fmt: skip
                 writer.finish(**meta)
 
@@ -245,7 +252,7 @@ class Pass:
         waiting: dict[str, list[tuple[int, bytes]]] = {}
         sizes: dict[str, int] = {}
         number, cleaned = 0, not self._recipe.cleaning.is_empty
-        self.sources = []
+        self.sources, self.tallies = [], {}
 
         def block(corpus: str, source: str) -> Block:
             numbers, texts = zip(*waiting.pop(corpus), strict=True)
@@ -257,6 +264,9 @@ class Pass:
             name = source.name if cleaned else ""
             for document in source.documents():
                 corpus, data = self._corpus(document), document.text.encode()
+                if corpus not in self.tallies:
+                    self.tallies[corpus] = Tally(self._recipe.tokenizer)
+                self.tallies[corpus].count(document.text, document.source, document.fields)
                 waiting.setdefault(corpus, []).append((number, data))
                 sizes[corpus] = sizes.get(corpus, 0) + len(data)
                 number += 1
@@ -307,9 +317,12 @@ def store_meta(
     part: str,
     text_bytes: int,
     report: CleaningReport,
-    sources: Sequence[Mapping[str, Any]],
+    accounted: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the entries of a store's `corpus.json` that say what was read and how."""
+    """Return the entries of a store's `corpus.json` that say what was read and how.
+
+    `accounted` is what `datasheet.account` returns.
+    """
     cleaning = {} if recipe.cleaning.is_empty else {
         "cleaning": dataclasses.asdict(recipe.cleaning), **report.record()
     }  # fmt: skip
@@ -318,6 +331,6 @@ def store_meta(
         "heldout_rate": recipe.heldout_rate,
         "splitter": recipe.splitter,
         "text_bytes": text_bytes,
-        "sources": list(sources),
+        **accounted,
         **cleaning,
     }

@@ -63,6 +63,7 @@ class Checked:
             "digest": one.digest,
             "recorded": one.recorded,
             "note": one.note,
+            "part": one.part,
             "state": self.state,
             "said": self.said,
             "parents": [each.as_json() for each in self.parents],
@@ -89,10 +90,10 @@ def check_lineage(
     """
     directory, step = (name, None) if Path(name).exists() else split_name(name)
     root = trace(directory, step, near)
-    known: dict[tuple[str, int | None], tuple[State, str]] = {}
+    known: dict[tuple[str, Any], tuple[State, str]] = {}
 
     def check(ancestor: Ancestor) -> Checked:
-        key = (ancestor.place, ancestor.step)
+        key = (ancestor.place, ancestor.step or ancestor.part)
         if not ancestor.found:
             state, said = _missing(ancestor)
         else:
@@ -130,7 +131,7 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
         elif ancestor.kind in RECORD_FILES.values():
             fault = _files_fault(Path(ancestor.place))
         elif ancestor.kind == "file":
-            digest = file_digest(Path(ancestor.place))
+            digest = file_digest(Path(ancestor.place), ancestor.part)
             if not digest:
                 return "unread", "it cannot be read"
             return "verified", digest
@@ -204,6 +205,8 @@ def _lines(checked: Checked, depth: int) -> Iterator[str]:
         what += f", step {one.step:,}"
     if one.kind == "corpus" and one.note:
         what += f", {one.note}"
+    if one.part is not None:
+        what += f", bytes {one.part[0]:,} to {one.part[1]:,}"
     said = _WORDS[checked.state] + (f": {checked.said}" if checked.said else "")
     role = f"{one.role}: " if one.role else ""
     yield f"{'  ' * depth}{role}{one.place or one.name} ({what}) - {said}"

@@ -29,6 +29,7 @@ RECORD_FILES = {"parity.json": "export", "import.json": "import", "growth.json":
 """Kinds of ancestors by the file that describes them."""
 _MAX_RECORD_BYTES = 1 << 24
 _MAX_DEPTH = 20  # of 64 levels that a JSON file may have, each ancestor takes two
+_BLOCK = 1 << 20
 _MAX_FILES = 20  # sources of a corpus that descendants name; the corpus names all
 
 
@@ -55,6 +56,8 @@ class Ancestor:
     """Digest that the descendant has recorded; empty where it has recorded none."""
     note: str = ""
     """Remark for people: the class of an export, sources that are not listed."""
+    part: tuple[int, int] | None = None
+    """Bytes of a file that were read, from and to; None: all."""
     parents: tuple["Ancestor", ...] = ()
 
     def entry(self, role: str = "") -> dict[str, Any]:
@@ -123,11 +126,18 @@ def weights_entry(name: str, weights: Iterable[Path]) -> dict[str, Any]:
     return Ancestor("source", "model", _last(name), recorded=_joint(weights)).entry()
 
 
-def file_digest(path: Path) -> str:
-    """Return the sha256 of a file in hex; empty where there is none."""
+def file_digest(path: Path, part: tuple[int, int] | None = None) -> str:
+    """Return the sha256 of a file, or of the bytes of a part, in hex; empty without a file."""
     try:
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            if part is None:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            digest, left = hashlib.sha256(), part[1] - part[0]
+            file.seek(part[0])
+            while left > 0 and (data := file.read(min(left, _BLOCK))):
+                digest.update(data)
+                left -= len(data)
+            return digest.hexdigest()
     except (OSError, ValueError):
         return ""
 
@@ -207,15 +217,17 @@ def _corpus(path: Path, file: Path) -> Ancestor:
     """Return a corpus, or one store, with the files that it was built from."""
     header = read_json_object(file, max_bytes=MAX_HEADER_BYTES)
     sources = header.get("sources")
-    parents = []
+    parents: list[Ancestor] = []
     for each in sources if isinstance(sources, list) else []:
         if not isinstance(each, Mapping) or not isinstance(name := each.get("name"), str):
             raise UserError(f"{file}: an entry of sources is {short(each)}; expected a source")
-        digest = each.get("sha256")
+        digest, part = each.get("sha256"), each.get("part")
+        is_part = isinstance(part, list) and [*map(type, part)] == [int, int]
         parents.append(
             Ancestor(
                 "source", "file", name, name, Path(name).is_file(),
                 recorded=digest if isinstance(digest, str) else "",
+                part=(part[0], part[1]) if is_part else None,
             )
         )  # fmt: skip
     name = _last(path.absolute().parent if path.name in ("train", "heldout") else path)

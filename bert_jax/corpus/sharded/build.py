@@ -18,12 +18,14 @@ from bert_jax.corpus.cleaning.drops import Drops
 from bert_jax.corpus.cleaning.duplicates import find_duplicates
 from bert_jax.corpus.cleaning.report import CleaningReport
 from bert_jax.corpus.cleaning.scan import scan
+from bert_jax.corpus.datasheet import Provenance, Tally, account
 from bert_jax.corpus.passes import PARTS, Pass, Recipe, Written, better_thresholds, store_meta
 from bert_jax.corpus.sharded.engine import Engine, LocalEngine
 from bert_jax.corpus.sharded.tasks import Task
 from bert_jax.corpus.sharded.workspace import Workspace
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 _FORMAT = 1
 """Number of the way in which tasks make shards; a mark of another is done again."""
@@ -63,6 +65,8 @@ class Built:
     """Counts by corpus."""
     report: CleaningReport
     sources: list[dict[str, Any]]
+    tallies: dict[str, Tally]
+    """Languages, licences and coverage, by corpus."""
 
 
 def make_shard(job: Job, task: Task) -> dict[str, Any]:
@@ -91,6 +95,7 @@ def make_shard(job: Job, task: Task) -> dict[str, Any]:
                     "samples": made.report.samples,
                 },
                 "sources": made.sources,
+                "tallies": {name: each.as_json() for name, each in made.tallies.items()},
             }
     job.workspace.write_mark(task.name, mark)
     return mark
@@ -105,6 +110,7 @@ def build_shards(
     drops: Path | None = None,
     samples: int = 0,
     progress: bool = True,
+    provenance: Provenance | None = None,
 ) -> Built:
     """Run the tasks that are not complete, and write the manifests of all corpora.
 
@@ -117,7 +123,7 @@ def build_shards(
     while True:
         job = Job(recipe, workspace, thresholds, samples, drops)
         marks = _run(job, tasks, engine, progress)
-        built = _merged(marks, samples)
+        built = _merged(marks, samples, recipe.tokenizer)
         better = better_thresholds(recipe, thresholds, built.written)
         if not better:
             break
@@ -136,8 +142,11 @@ def build_shards(
     )
     for (corpus, part), names in stores.items():
         text_bytes = built.written[corpus].text_bytes
-        meta = store_meta(recipe, part, text_bytes, built.report, built.sources)
+        accounted = account(built.tallies[corpus], built.sources, provenance or Provenance())
+        meta = store_meta(recipe, part, text_bytes, built.report, accounted)
         workspace.write_manifest(paths[corpus, part], names, recipe.tokenizer, meta)
+    for corpus in built.written:
+        workspace.write_datasheet(corpus)
     workspace.remove_marks()
     return built
 
@@ -241,9 +250,11 @@ def _exhaust(
     return found
 
 
-def _merged(marks: Sequence[Mapping[str, Any]], samples: int) -> Built:
-    built = Built({}, CleaningReport(samples), [])
+def _merged(marks: Sequence[Mapping[str, Any]], samples: int, tokenizer: Tokenizer) -> Built:
+    built = Built({}, CleaningReport(samples), [], {})
     for mark in marks:
+        for corpus, counts in mark["tallies"].items():
+            built.tallies.setdefault(corpus, Tally(tokenizer)).add(counts)
         for corpus, counts in mark["corpora"].items():
             built.written.setdefault(corpus, Written()).add(Written(**counts))
         built.sources += mark["sources"]

@@ -18,6 +18,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from bert_jax.corpus.datasheet import DATASHEET, write_datasheet
 from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
 from bert_jax.data.store import is_store
 from bert_jax.data.store_writer import write_manifest
@@ -59,6 +60,10 @@ class Workspace(ABC):
         self, store: str, names: Sequence[str], tokenizer: Tokenizer, meta: dict[str, Any]
     ) -> None:
         """Make one store of the shards below a path."""
+
+    @abstractmethod
+    def write_datasheet(self, corpus: str) -> None:
+        """Write the datasheet of a corpus whose manifests are there."""
 
     @abstractmethod
     def keep_only(self, shards: Iterable[str]) -> None:
@@ -103,6 +108,10 @@ class LocalWorkspace(Workspace):
     ) -> None:
         shutil.rmtree(self.path / store / "tokenizer", ignore_errors=True)  # of a cut-off manifest
         write_manifest(self.path / store, names, tokenizer, **meta)
+
+    @override
+    def write_datasheet(self, corpus: str) -> None:
+        write_datasheet(self.path / corpus)
 
     @override
     def keep_only(self, shards: Iterable[str]) -> None:
@@ -162,6 +171,20 @@ class BucketWorkspace(Workspace):
             write_manifest(local, names, tokenizer, **meta)
             shutil.rmtree(local / "shards")
             upload(local, f"{self.url}/{store}")
+
+    @override
+    def write_datasheet(self, corpus: str) -> None:
+        with tempfile.TemporaryDirectory(prefix="bert_jax-") as directory:
+            for part in ("train", "heldout"):
+                name = "/".join(filter(None, (corpus, part, "corpus.json")))
+                if header := self._read(name):
+                    (Path(directory) / part).mkdir()
+                    (Path(directory) / part / "corpus.json").write_bytes(header)
+            write_datasheet(Path(directory))
+            sheet = Path(directory) / "sheet"
+            sheet.mkdir()
+            (Path(directory) / DATASHEET).rename(sheet / DATASHEET)
+            upload(sheet, "/".join(filter(None, (self.url, corpus))))
 
     def _outline(self, shard: str, local: Path) -> None:
         """Write a shard's header and counts, and in place of its arrays holes of their size."""
