@@ -67,6 +67,7 @@ class HeldOut:
         store: TokenStore,
         settings: Sequence[StepConfig],
         mesh: Mesh,
+        corpora: Mapping[str, TokenStore] | None = None,
     ):
         """Plan the rows.
 
@@ -75,35 +76,56 @@ class HeldOut:
             store: Held-out text.
             settings: Settings of the evaluation step of each phase.
             mesh: Mesh of the run.
+            corpora: Held-out text of the corpora of a mixture, by label.
 
         Raises:
-            UserError: The store is too small for a row.
+            UserError: A store is too small for a row.
         """
         self._settings, self._mesh = settings, mesh
         self._steps = made_once(settings, lambda each: make_eval_step(each, mesh, EVAL_SEED))
-        index, count = data_shard(mesh)
-        try:
-            self._batches = [
-                EvalBatches(
-                    store,
-                    config.data,
-                    phase.length,
-                    phase.batch_size // config.training.accumulation,  # that of a micro-batch
-                    max_rows=config.training.eval_rows,
-                    process_index=index,
-                    process_count=count,
-                )
-                for phase in config.phases
-            ]
-        except UserError as error:
-            raise UserError(
-                f"the held-out store {store.path} cannot be evaluated: {error}. "
-                "Build the corpus with a larger --heldout-rate"
-            ) from error
+        self._batches = _planned(config, store, mesh, config.training.eval_rows)
+        rows = config.training.eval_rows
+        share = rows and -(-rows // max(1, len(corpora or {})))
+        self._corpora = {
+            label: _planned(config, each, mesh, share) for label, each in (corpora or {}).items()
+        }
 
     def evaluate(
         self, params: Any, phase: int, *, alive: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """Evaluate on the rows of a phase."""
+        """Evaluate on the rows of a phase; of each corpus of a mixture the first metric alone."""
         step, objective = self._steps[phase], self._settings[phase].objective
-        return evaluate(objective, step, params, self._batches[phase], self._mesh, alive=alive)
+
+        def found(batches: Sequence[EvalBatches]) -> dict[str, float]:
+            return evaluate(objective, step, params, batches[phase], self._mesh, alive=alive)
+
+        first = f"eval/{objective.metrics[0].name}"
+        of_corpora = {
+            f"{first}/{label}": found(batches)[first] for label, batches in self._corpora.items()
+        }
+        return found(self._batches) | of_corpora
+
+
+def _planned(
+    config: PretrainConfig, store: TokenStore, mesh: Mesh, max_rows: int | None
+) -> list[EvalBatches]:
+    """Plan the rows of a store for each phase."""
+    index, count = data_shard(mesh)
+    try:
+        return [
+            EvalBatches(
+                store,
+                config.data,
+                phase.length,
+                phase.batch_size // config.training.accumulation,  # that of a micro-batch
+                max_rows=max_rows,
+                process_index=index,
+                process_count=count,
+            )
+            for phase in config.phases
+        ]
+    except UserError as error:
+        raise UserError(
+            f"the held-out store {store.path} cannot be evaluated: {error}. "
+            "Build the corpus with a larger --heldout-rate"
+        ) from error

@@ -40,6 +40,7 @@ from bert_jax.training.corpus import (
 )
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.guard import GUARD_METRICS
+from bert_jax.training.mixture import MixedCorpora
 from bert_jax.training.start.branch import open_branch
 from bert_jax.training.start.initial_model import initial_params, resolve_init, starting_line
 from bert_jax.training.state import abstract_state, init_state, made_once
@@ -143,10 +144,12 @@ class _Run:
         self.queue = StepQueue(
             self.train_steps[0], self.objective, self.session, self._read_metrics
         )
-        self.held_out = None
+        self.mixed, self.held_out = MixedCorpora(config), None
         if corpus.heldout is not None:
             evaluations = [evaluation_config(config, corpus, number) for number in numbers]
-            self.held_out = HeldOut(config, corpus.heldout, evaluations, self.mesh)
+            self.held_out = HeldOut(
+                config, corpus.heldout, evaluations, self.mesh, self.mixed.heldout()
+            )
         self.monitor = LossMonitor.of(store, config, self.objective)
         self.means = RunningMeans()
         self.train_metrics: dict[str, float] = {}
@@ -298,7 +301,7 @@ class _Run:
         if due and self.means.count:
             row = {f"train/{name}": value for name, value in self.means.take().items()}
             row["train/learning_rate"] = rate
-            self.train_metrics = row | out.rates()
+            self.train_metrics = row | out.rates() | self.mixed.seen(self.stream, step)
             out.write(step, self.train_metrics)
             out.progress_line(step, self.train_metrics)
 
