@@ -95,7 +95,7 @@ def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ())
     Raises:
         UserError: Nothing of these is there, or a record is malformed.
     """
-    found = _look(f"{place}", step, near, 0)
+    found = _look(f"{place}", step, near, ())
     if found is None:
         raise UserError(
             f"{place} is no directory with a lineage; give a work directory, what `bert-jax "
@@ -165,30 +165,39 @@ def _last(place: str | Path) -> str:
     return name if is_name else Path(name).absolute().name
 
 
-def _look(place: str, step: int | None, near: Sequence[Path], depth: int) -> Ancestor | None:
-    """Return what is at a place, with its ancestors; None: nothing that is known."""
-    if depth > _MAX_DEPTH:
+def _look(
+    place: str, step: int | None, near: Sequence[Path], above: tuple[str, ...]
+) -> Ancestor | None:
+    """Return what is at a place, with its ancestors; None: nothing that is known.
+
+    `above` has the places from which the chain leads here; none of them is its own ancestor.
+    """
+    here = place if scheme(place) is not None else f"{Path(place).resolve()}"
+    if here in above or len(above) > _MAX_DEPTH:
         return None
+    above = (*above, here)
     if scheme(place) is not None:
-        return _run(place, step, near, depth)
+        return _run(place, step, near, above)
     path = Path(place)
     if path.is_file():
         return Ancestor("", "file", path.name, place, True)
     for file, kind in RECORD_FILES.items():
         if (path / file).is_file():
-            return _model(path, kind, path / file, near, depth)
+            return _model(path, kind, path / file, near, above)
     for store in (path / "train", path):
         if (store / "corpus.json").is_file():
             return _corpus(path, store / "corpus.json")
     if not (path / "config.json").is_file():
         return None
     if "bert_jax" in (config := read_json_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)):
-        return _run(place, step, near, depth)
+        return _run(place, step, near, above)
     digest = weights_digest(path)
     return Ancestor("", "model", _last(path), place, True, digest=digest, note=model_class(config))
 
 
-def _model(path: Path, kind: str, file: Path, near: Sequence[Path], depth: int) -> Ancestor:
+def _model(
+    path: Path, kind: str, file: Path, near: Sequence[Path], above: tuple[str, ...]
+) -> Ancestor:
     """Return a directory that an export, an import or a growth has made, from its record."""
     record = read_json_object(file, max_bytes=_MAX_RECORD_BYTES)
     known = _known(record, file)
@@ -203,8 +212,8 @@ def _model(path: Path, kind: str, file: Path, near: Sequence[Path], depth: int) 
         step=before if type(before) is int and before else None,
     )  # fmt: skip
     source = known.pop("source", unknown)
-    look_in = (*near, path.absolute().parent)
-    parents = (_found(source, [place] if place else [], look_in, depth), *known.values())
+    look_in = tuple(dict.fromkeys((*near, path.absolute().parent)))
+    parents = (_found(source, [place] if place else [], look_in, above), *known.values())
     format, made = record.get("format", ""), record.get("class", "")
     note = f"{made} as {format}" if format else f"{made}"
     return Ancestor(
@@ -239,7 +248,9 @@ def _corpus(path: Path, file: Path) -> Ancestor:
     )  # fmt: skip
 
 
-def _run(place: str, step: int | None, near: Sequence[Path], depth: int) -> Ancestor | None:
+def _run(
+    place: str, step: int | None, near: Sequence[Path], above: tuple[str, ...]
+) -> Ancestor | None:
     """Return a run or an average at one of its checkpoints."""
     work = open_workdir(place)
     file = work.local / "config.json"
@@ -264,7 +275,7 @@ def _run(place: str, step: int | None, near: Sequence[Path], depth: int) -> Ance
     else:
         links = list(_links(record, config if isinstance(config, Mapping) else {}, file))
     parents = tuple(
-        _found(known.pop(link.role, link), [where], near, depth) for link, where in links
+        _found(known.pop(link.role, link), [where], near, above) for link, where in links
     )
     return Ancestor(
         "", kind, _last(work.name), work.name, True, step, digest, note=note,
@@ -305,6 +316,7 @@ def _links(
         return
     if corpus := _text(config.get("data"), "corpus"):
         yield _corpus_link("data.corpus", corpus, record.get("corpus")), corpus
+    yield from _mixed("data", config.get("data"))
     training = config.get("training")
     phases = training.get("phases") if isinstance(training, Mapping) else None
     fingerprints = record.get("phase_corpora")
@@ -313,6 +325,15 @@ def _links(
             known = fingerprints if isinstance(fingerprints, Mapping) else {}
             role = f"training.phases[{number}].corpus"
             yield _corpus_link(role, corpus, known.get(str(number))), corpus
+        yield from _mixed(f"training.phases[{number}]", phase)
+
+
+def _mixed(where: str, section: Any) -> Iterator[tuple[Ancestor, str]]:
+    """Yield the corpora of a mixture, whose fingerprints are known from the record alone."""
+    parts = section.get("mixture") if isinstance(section, Mapping) else None
+    for number, part in enumerate(parts if isinstance(parts, list) else []):
+        if corpus := _text(part, "corpus"):
+            yield _corpus_link(f"{where}.mixture[{number}].corpus", corpus, None), corpus
 
 
 def _corpus_link(role: str, place: str, fingerprint: Any) -> Ancestor:
@@ -325,7 +346,9 @@ def _text(section: Any, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _found(known: Ancestor, places: Sequence[str], near: Sequence[Path], depth: int) -> Ancestor:
+def _found(
+    known: Ancestor, places: Sequence[str], near: Sequence[Path], above: tuple[str, ...]
+) -> Ancestor:
     """Return an ancestor with what is at its place, or of the same digest near by.
 
     Its parents are those that it records itself, where it is still what the descendant read.
@@ -335,7 +358,7 @@ def _found(known: Ancestor, places: Sequence[str], near: Sequence[Path], depth: 
     near_by = [f"{each / known.name}" for each in near] if known.name else []
     for place in [*places, *near_by]:
         try:
-            live = _look(place, known.step, near, depth + 1)
+            live = _look(place, known.step, near, above)
         except (UserError, OSError) as error:
             if place in places:
                 return replace(known, place=place, note=f"{error}")

@@ -185,14 +185,8 @@ def prepare_workdir(
         record["branch"] = branch
 
     def ancestors() -> list[dict[str, Any]]:
-        found = [
-            ancestor_entry(role, each.path)
-            for role, each in (
-                ("data.corpus", store),
-                *((f"training.phases[{n}].corpus", each) for n, each in (stores or {}).items()),
-            )
-            if each.path is not None
-        ]
+        texts = _texts(config, store, stores or {})
+        found = [ancestor_entry(role, each.path) for role, each in texts.items() if each.path]
         if branch:
             found.append(ancestor_entry("branch", branch["workdir"], branch["step"]))
         elif config.init:
@@ -200,6 +194,21 @@ def prepare_workdir(
         return found
 
     begin_workdir(workdir, config, files, None if has_saved else ancestors, **record)
+
+
+def _texts(
+    config: PretrainConfig, store: TokenStore, stores: Mapping[int, TokenStore | Mixture]
+) -> dict[str, TokenStore]:
+    """Return the training text of all phases by the field that names it."""
+    texts = {"data.corpus": store}
+    for number, text in stores.items():
+        where = f"training.phases[{number}]"
+        if isinstance(text, Mixture):
+            where = f"{where}.mixture" if config.training.phases[number].mixture else "data.mixture"
+            texts |= {f"{where}[{n}].corpus": each for n, each in enumerate(text.stores)}
+        else:
+            texts[f"{where}.corpus"] = text
+    return texts
 
 
 def begin_workdir(
