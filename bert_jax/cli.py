@@ -11,6 +11,7 @@ import argparse
 import gc
 import math
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -45,7 +46,7 @@ def _main(argv: Sequence[str]) -> int:
             rest = _take_behind(getattr(arguments, several), rest)
     if rest and not getattr(arguments, "takes_fields", False):
         parser.error(f"unknown argument {rest[0]!r} (see bert-jax {arguments.verb} --help)")
-    arguments.fields = rest
+    arguments.fields, arguments.command_line = rest, shlex.join(["bert-jax", *argv])
     if getattr(arguments, "fields_help", False):
         arguments.run = runs.print_fields
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's start-up notes

@@ -207,7 +207,7 @@ def _stores(headers: Mapping[str, Mapping[str, Any]]) -> str:
     elif "splitter" in header:
         how.append(f"Sentences are those of the splitter `{_plain(header['splitter'])}`.")
     rate = header.get("heldout_rate")
-    if isinstance(rate, float) and rate:
+    if isinstance(rate, float) and rate and "heldout" in headers:
         how.append(f"Held out by a hash of the text: {100 * rate:g}%.")
     return _table(rows) + "\n\n" + " ".join(how)
 
@@ -252,7 +252,7 @@ def _cleaning(headers: Mapping[str, Mapping[str, Any]]) -> str:
         rows += [
             [f"`{_plain(k)}`", _plain(v, 400)]
             for k, v in config.items()
-            if v not in (None, "", [], {})
+            if v not in (None, False, "", [], {})
         ]
         parts.append(_table(rows))
     if isinstance(dropped, Mapping):

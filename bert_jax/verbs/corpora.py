@@ -134,6 +134,10 @@ def add(verb: Callable[..., Parser]) -> None:
         "--scratch", "directory that all nodes reach, for the search for duplicates (default: "
         "beside --out)", type=Path, metavar="DIR",
     )  # fmt: skip
+    sub.option(
+        "--licence", "licence of the text, for corpus.json and the datasheet CORPUS.md (default: "
+        "unknown, but for documents with a field licence or license)",
+    )  # fmt: skip
     add_cleaning(sub)
 
     sub = verb(
@@ -229,6 +233,7 @@ def corpus_(arguments: argparse.Namespace) -> int:
 
 def _text_corpus(arguments: argparse.Namespace) -> int:
     from bert_jax.corpus.build import build_corpora
+    from bert_jax.corpus.datasheet import Provenance
     from bert_jax.corpus.documents import ReadOptions
     from bert_jax.corpus.passes import Recipe
     from bert_jax.corpus.sharded.engine import open_engine
@@ -266,6 +271,7 @@ def _text_corpus(arguments: argparse.Namespace) -> int:
             arguments.input, recipe, arguments.out, engine=engine, shard_bytes=shard_bytes,
             options=options, overwrite=arguments.overwrite, keep_dropped=arguments.keep_dropped,
             scratch=arguments.scratch,
+            provenance=Provenance(arguments.licence or "", arguments.command_line),
         )  # fmt: skip
     finally:
         engine.close()
@@ -276,6 +282,7 @@ def _text_corpus(arguments: argparse.Namespace) -> int:
 
 def _pairs_corpus(arguments: argparse.Namespace) -> int:
     from bert_jax.corpus.build_pairs import build_pairs
+    from bert_jax.corpus.datasheet import Provenance
     from bert_jax.corpus.pairs import open_pairs
     from bert_jax.tokenization.load import load_tokenizer
 
@@ -295,6 +302,7 @@ def _pairs_corpus(arguments: argparse.Namespace) -> int:
         heldout=heldout,
         drop_duplicates=arguments.drop_duplicates,
         overwrite=arguments.overwrite,
+        provenance=Provenance(arguments.licence or "", arguments.command_line),
         **given,
     )
     print(built.summary())
