@@ -59,18 +59,18 @@ def corpus_curves(rows: Sequence[Mapping[str, Any]], metric: Metric) -> list[Cor
             if name.startswith("data/") and name.endswith("/epochs") and _is_number(value):
                 label = name[len("data/") : -len("/epochs")]
                 tokens = row.get(f"data/{label}/tokens")
-                seen[label] = (tokens if _is_number(tokens) else 0.0, value)
+                seen[label] = (float(tokens) if _is_number(tokens) else 0.0, float(value))
     return [
         CorpusCurve(
             label,
-            *amount,
+            *read,
             [
                 (float(row["step"]), float(row[name]))
                 for row in rows
                 if _is_number(row.get(name := f"eval/{metric.name}/{label}"))
             ],
         )
-        for label, amount in seen.items()
+        for label, read in seen.items()
     ]
 
 

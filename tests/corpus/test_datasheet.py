@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bert_jax.corpus import datasheet as module
-from bert_jax.corpus.datasheet import Amount, Tally, account, datasheet
+from bert_jax.corpus.datasheet import Amount, Provenance, Tally, account, datasheet
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
@@ -58,7 +58,8 @@ def header(tmp_path: Path, **more: Any) -> dict[str, Any]:
         {"name": "a.jsonl", "bytes": 99, "documents": 2, "sha256": "ab" * 32},
         {"name": name, "bytes": 12, "sha256": "cd" * 32},
     ]
-    made = account(tally, sources, licence="cc-by-4.0", command="bert-jax corpus --input 'a|b'")
+    said = Provenance("cc-by-4.0", "bert-jax corpus --input 'a|b'")
+    made = account(tally, sources, said)
     counts = {"num_documents": 3, "num_sentences": 4, "num_tokens": 1234, "vocab_size": 9}
     return {**counts, "fingerprint": "ef" * 32, "tokenizer_fingerprint": "01" * 32, **made, **more}
 

@@ -62,7 +62,7 @@ def test_the_plot_has_a_curve_for_each_corpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(950, "950"), (1234, "1.23 k"), (3.4e10, "34 B"), (2e13, "20 T")]
+    ("number", "said"), [(950.0, "950"), (1234.0, "1.23 k"), (3.4e10, "34 B"), (2e13, "20 T")]
 )
 def test_amounts_for_people(number: float, said: str) -> None:
     assert amount(number) == said

@@ -29,6 +29,11 @@ def test_text_seen_and_held_out_loss_of_each_corpus(
     )  # fmt: skip
     train(config, tmp_path / "run", echo=lambda text: None)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    record = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert [(each["role"], each["name"]) for each in record["lineage"]] == [
+        ("data.corpus", "de"), ("data.mixture[0].corpus", "de"), ("data.mixture[1].corpus", "en"),
+        ("training.phases[1].corpus", "en"),
+    ]  # fmt: skip
     seen = [row for row in rows if "data/de/epochs" in row]
     assert [row["step"] for row in seen] == [2, 4]
     assert seen[0]["data/de/tokens"] > seen[0]["data/en/tokens"] > 0
