@@ -370,6 +370,17 @@ def test_other_work_directories_are_refused(files, one_run, tmp_path):
     assert snapshot(tmp_path) == before
 
 
+def test_what_a_run_came_from_is_verified(files, one_run, capsys):
+    assert main(["lineage", str(one_run)]) == 0
+    said = capsys.readouterr().out
+    for role, kind in (
+        ("init", "model"), ("task.table.train", "file"), ("task.table.dev", "file")
+    ):  # fmt: skip
+        assert f"{role}: " in said
+        assert f"({kind}) - verified" in said
+    assert "4 of 4 verified" in said
+
+
 def test_a_file_that_changed_is_refused(files, tmp_path):
     """A run must not go on with other examples under the same name."""
     table = tmp_path / "train.csv"
