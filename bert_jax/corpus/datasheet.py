@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import bert_jax
 from bert_jax.corpus.coverage import ScriptCounts, measure_coverage, scripts_as_json
 from bert_jax.data.shard import MAX_HEADER_BYTES
 from bert_jax.files.staging import write_synced
@@ -27,7 +26,7 @@ LANGUAGE_FIELDS, LICENCE_FIELDS = ("language", "lang"), ("licence", "license")
 _SAMPLE, _OF_SOURCE = 1 << 18, 1 << 16
 """Characters on which coverage is measured, in all and of one source."""
 _MOST_ROWS = 100
-_PACKAGES = ("numpy", "tokenizers", "sentencepiece")
+_PACKAGES = ("bert_jax", "numpy", "tokenizers", "sentencepiece")
 
 
 class Amount(NamedTuple):
@@ -133,9 +132,8 @@ def account(
                 "scripts": scripts_as_json(tally.scripts),
             },
             "versions": {
-                "bert_jax": bert_jax.__version__,
-                "python": platform.python_version(),
                 **{name: metadata.version(name) for name in _PACKAGES},
+                "python": platform.python_version(),
             },
         },
     }

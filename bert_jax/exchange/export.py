@@ -30,8 +30,9 @@ from bert_jax.exchange.translation import files as translator_files
 from bert_jax.files.staging import StagedDirectory, disk_full
 from bert_jax.files.urls import scheme
 from bert_jax.formats.huggingface_names import POOLED_HEADS
+from bert_jax.saved.ancestors import RECORD
 from bert_jax.saved.contamination import reports_on_ancestors
-from bert_jax.saved.lineage import RECORD, ancestor_entry
+from bert_jax.saved.lineage import ancestor_entry
 from bert_jax.saved.model import SavedModel, read_model
 
 FORMATS = {

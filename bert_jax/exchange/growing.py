@@ -26,7 +26,8 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.growth import SIZES, grow_params, grown_config
 from bert_jax.model.heads import has_vocabulary_head
 from bert_jax.parallel.sharding import MeshConfig, make_mesh
-from bert_jax.saved.lineage import RECORD, ancestor_entry
+from bert_jax.saved.ancestors import RECORD
+from bert_jax.saved.lineage import ancestor_entry
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.training.config import PretrainConfig, TrainingConfig
 from bert_jax.training.corpus import Corpus, open_corpus, step_config

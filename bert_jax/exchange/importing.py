@@ -50,7 +50,8 @@ from bert_jax.formats.huggingface_files import (
 from bert_jax.formats.huggingface_names import PRETRAINING_HEADS
 from bert_jax.formats.modern import ModernForm
 from bert_jax.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
-from bert_jax.saved.lineage import RECORD, ancestor_entry, weights_entry
+from bert_jax.saved.ancestors import RECORD, weights_entry
+from bert_jax.saved.lineage import ancestor_entry
 from bert_jax.saved.model import SavedModel, saved_from
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import CONFIG_NAME, make_row

@@ -25,7 +25,8 @@ from bert_jax.finetune.progress import Losses, Progress
 from bert_jax.finetune.setup import RANDOM, Setup
 from bert_jax.finetune.trials import SweepState, abstract_trials, earlier, from_earlier
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.saved.lineage import ancestor_entry, file_entries
+from bert_jax.saved.ancestors import file_entries
+from bert_jax.saved.lineage import ancestor_entry
 from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Outcome, Trial
 from bert_jax.tasks.task import Task

@@ -9,14 +9,10 @@ from typing import Any, Literal
 from bert_jax.checkpoint import find_fault
 from bert_jax.data.store import is_store, open_store
 from bert_jax.errors import UserError
-from bert_jax.files.remote import open_workdir, scheme
-from bert_jax.saved.lineage import (
-    RECORD_FILES,
-    RUNS,
-    Ancestor,
-    file_digest,
-    trace,
-)
+from bert_jax.files.remote import open_workdir
+from bert_jax.files.urls import scheme
+from bert_jax.saved.ancestors import Ancestor, file_digest
+from bert_jax.saved.lineage import MAX_RECORD_BYTES, RECORD_FILES, RUNS, trace
 from bert_jax.saved.runs import split_name
 from bert_jax.untrusted.json_file import read_json_object
 
@@ -24,7 +20,6 @@ State = Literal["verified", "unrecorded", "differs", "missing", "unread"]
 """Result of a check: `verified`: the content has the digest that the descendant has recorded.
 `unrecorded`: sound, and nothing was recorded to compare with. `missing`: nothing is there.
 `unread`: there, and the content cannot be read or was not asked for."""
-_MAX_RECORD_BYTES = 1 << 24
 _MOST_FILES = 8
 _WORDS: dict[State, str] = {
     "verified": "verified",
@@ -159,7 +154,7 @@ def _files_fault(directory: Path) -> str:
     for file in RECORD_FILES:
         if not (directory / file).is_file():
             continue
-        digests = read_json_object(directory / file, max_bytes=_MAX_RECORD_BYTES).get("sha256")
+        digests = read_json_object(directory / file, max_bytes=MAX_RECORD_BYTES).get("sha256")
         if isinstance(digests, str):  # of an import, that of its weights
             digests = {"model.safetensors": digests}
         for name, digest in digests.items() if isinstance(digests, dict) else ():

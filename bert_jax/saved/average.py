@@ -37,7 +37,8 @@ from bert_jax.files.remote import open_workdir
 from bert_jax.files.staging import StagedDirectory, disk_full, write_synced
 from bert_jax.files.urls import scheme
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.saved.lineage import RECORD, ancestor_entry
+from bert_jax.saved.ancestors import RECORD
+from bert_jax.saved.lineage import ancestor_entry
 from bert_jax.saved.runs import named_steps, split_name
 from bert_jax.saved.runs import read_record as read_run
 from bert_jax.tokenization.load import load_tokenizer

@@ -1,14 +1,12 @@
-"""Ancestors of a directory: the runs, models, corpora and files that its content came from.
+"""The chain from a directory back to what it came from, as far as records and places lead.
 
-A run, an average, an export, an import and a grown model record their ancestors when they are made:
-names, steps and digests, recursively, without places on a machine. `trace` reads these records and
-follows the places that configurations name. A directory that was made before has fewer of them.
+`trace` reads the ancestors that a directory has recorded (`ancestors`) and follows the places that
+configurations name. A directory that was made before has fewer of them.
 """
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from bert_jax.checkpoint import saved_steps, verified_steps
@@ -16,71 +14,26 @@ from bert_jax.checkpoint.record import RecordFaultError, read_record
 from bert_jax.config.mapping import build
 from bert_jax.data.shard import MAX_HEADER_BYTES
 from bert_jax.errors import UserError
-from bert_jax.files.remote import open_workdir, scheme
-from bert_jax.formats.huggingface_files import INDEX, MAX_CONFIG_BYTES, WEIGHTS, model_class
+from bert_jax.files.remote import open_workdir
+from bert_jax.files.urls import scheme
+from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, model_class
+from bert_jax.saved.ancestors import (
+    Ancestor,
+    file_digest,
+    known_ancestors,
+    last_part,
+    sources_of,
+    weights_digest,
+)
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.untrusted.json_file import read_json_object, short
 
-RECORD = "lineage"
-"""Key of the ancestors in config.json of a run, parity.json, import.json and growth.json."""
 RUNS = ("pretraining", "fine-tuning", "average")
 """Kinds of ancestors with checkpoints."""
 RECORD_FILES = {"parity.json": "export", "import.json": "import", "growth.json": "growth"}
 """Kinds of ancestors by the file that describes them."""
-_MAX_RECORD_BYTES = 1 << 24
+MAX_RECORD_BYTES = 1 << 24
 _MAX_DEPTH = 20  # of 64 levels that a JSON file may have, each ancestor takes two
-_BLOCK = 1 << 20
-_MAX_FILES = 20  # sources of a corpus that descendants name; the corpus names all
-
-
-@dataclass(frozen=True)
-class Ancestor:
-    """A directory or file that something was made from, and its own ancestors."""
-
-    role: str
-    """Use of the ancestor, such as init or data.corpus; empty for the directory that is traced."""
-    kind: str
-    """pretraining, fine-tuning, average, export, import, growth, model, corpus or file."""
-    name: str
-    """Last part of the path, or a name such as tfds:wikipedia."""
-    place: str = ""
-    """Path on this machine; empty where none is known."""
-    found: bool = False
-    """Whether something of that kind is at `place`."""
-    step: int | None = None
-    """Updates of the checkpoint of a run."""
-    digest: str = ""
-    """Digest by the ancestor's own record: of a checkpoint's arrays, of a corpus (its fingerprint),
-    of weights (sha256); empty of a file, which has no record."""
-    recorded: str = ""
-    """Digest that the descendant has recorded; empty where it has recorded none."""
-    note: str = ""
-    """Remark for people: the class of an export, sources that are not listed."""
-    part: tuple[int, int] | None = None
-    """Bytes of a file that were read, from and to; None: all."""
-    parents: tuple["Ancestor", ...] = ()
-
-    def entry(self, role: str = "") -> dict[str, Any]:
-        """Return the record for a descendant, as JSON values."""
-        files = [each for each in self.parents if each.role == "source" and each.kind == "file"]
-        others = [each for each in self.parents if each not in files[_MAX_FILES:]]
-        more = len(self.parents) - len(others)
-        values = {
-            "role": role or self.role,
-            "kind": self.kind,
-            "name": PurePath(self.name).name if self.kind == "file" else self.name,
-            "step": self.step,
-            "digest": self.digest or self.recorded,
-            "note": f"{more:,} sources more" if more else self.note,
-            "parents": [each.entry() for each in others],
-        }
-        return {name: value for name, value in values.items() if value not in ("", None, [])}
-
-    def walk(self) -> Iterator["Ancestor"]:
-        """Yield this ancestor and all before it, depth first."""
-        yield self
-        for each in self.parents:
-            yield from each.walk()
 
 
 def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ()) -> Ancestor:
@@ -110,59 +63,7 @@ def ancestor_entry(role: str, place: str | Path, step: int | None = None) -> dic
     try:
         return trace(place, step or None).entry(role)
     except (UserError, OSError, RecursionError):
-        return {"role": role, "kind": "model", "name": _last(place)}
-
-
-def file_entries(files: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the records of files by their roles; one that is no file is named without digest."""
-    return [
-        Ancestor(role, "file", _last(name), recorded=file_digest(Path(name))).entry()
-        for role, name in files.items()
-    ]
-
-
-def weights_entry(name: str, weights: Iterable[Path]) -> dict[str, Any]:
-    """Return the record of a model of other software, by the files of its weights."""
-    return Ancestor("source", "model", _last(name), recorded=_joint(weights)).entry()
-
-
-def file_digest(path: Path, part: tuple[int, int] | None = None) -> str:
-    """Return the sha256 of a file, or of the bytes of a part, in hex; empty without a file."""
-    try:
-        with open(path, "rb") as file:
-            if part is None:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-            digest, left = hashlib.sha256(), part[1] - part[0]
-            file.seek(part[0])
-            while left > 0 and (data := file.read(min(left, _BLOCK))):
-                digest.update(data)
-                left -= len(data)
-            return digest.hexdigest()
-    except (OSError, ValueError):
-        return ""
-
-
-def weights_digest(directory: Path) -> str:
-    """Return the sha256 of the weights in Hugging Face's format; empty where there are none."""
-    if (directory / WEIGHTS).is_file():
-        return file_digest(directory / WEIGHTS)
-    return _joint(directory.glob("*.safetensors")) if (directory / INDEX).is_file() else ""
-
-
-def _joint(files: Iterable[Path]) -> str:
-    """Return the sha256 of files: that of the only one, else of all their names and digests."""
-    digests = {path.name: file_digest(path) for path in sorted(files)}
-    if len(digests) < 2:
-        return "".join(digests.values())
-    lines = "\n".join(f"{name} {digest}" for name, digest in digests.items())
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _last(place: str | Path) -> str:
-    """Return the last part of a path; a name such as tfds:wikipedia stays."""
-    name = f"{place}"
-    is_name = ":" in name and scheme(name) is None
-    return name if is_name else Path(name).absolute().name
+        return {"role": role, "kind": "model", "name": last_part(place)}
 
 
 def _look(
@@ -192,15 +93,17 @@ def _look(
     if "bert_jax" in (config := read_json_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)):
         return _run(place, step, near, above)
     digest = weights_digest(path)
-    return Ancestor("", "model", _last(path), place, True, digest=digest, note=model_class(config))
+    return Ancestor(
+        "", "model", last_part(path), place, True, digest=digest, note=model_class(config)
+    )
 
 
 def _model(
     path: Path, kind: str, file: Path, near: Sequence[Path], above: tuple[str, ...]
 ) -> Ancestor:
     """Return a directory that an export, an import or a growth has made, from its record."""
-    record = read_json_object(file, max_bytes=_MAX_RECORD_BYTES)
-    known = _known(record, file)
+    record = read_json_object(file, max_bytes=MAX_RECORD_BYTES)
+    known = known_ancestors(record, file)
     told = record.get("source")
     if isinstance(told, Mapping):  # of an export, which names no place
         name, place, before = told.get("name"), "", told.get("step")
@@ -208,7 +111,7 @@ def _model(
         name, before = told, None
         place = told.partition(", ")[0] if isinstance(told, str) else ""
     unknown = Ancestor(
-        "source", "model", _last(place or name) if isinstance(name, str) else "not recorded",
+        "source", "model", last_part(place or name) if isinstance(name, str) else "not recorded",
         step=before if type(before) is int and before else None,
     )  # fmt: skip
     source = known.pop("source", unknown)
@@ -217,7 +120,7 @@ def _model(
     format, made = record.get("format", ""), record.get("class", "")
     note = f"{made} as {format}" if format else f"{made}"
     return Ancestor(
-        "", kind, _last(path), f"{path}", True, digest=weights_digest(path), note=note,
+        "", kind, last_part(path), f"{path}", True, digest=weights_digest(path), note=note,
         parents=parents,
     )  # fmt: skip
 
@@ -225,26 +128,12 @@ def _model(
 def _corpus(path: Path, file: Path) -> Ancestor:
     """Return a corpus, or one store, with the files that it was built from."""
     header = read_json_object(file, max_bytes=MAX_HEADER_BYTES)
-    sources = header.get("sources")
-    parents: list[Ancestor] = []
-    for each in sources if isinstance(sources, list) else []:
-        if not isinstance(each, Mapping) or not isinstance(name := each.get("name"), str):
-            raise UserError(f"{file}: an entry of sources is {short(each)}; expected a source")
-        digest, part = each.get("sha256"), each.get("part")
-        is_part = isinstance(part, list) and [*map(type, part)] == [int, int]
-        parents.append(
-            Ancestor(
-                "source", "file", name, name, Path(name).is_file(),
-                recorded=digest if isinstance(digest, str) else "",
-                part=(part[0], part[1]) if is_part else None,
-            )
-        )  # fmt: skip
-    name = _last(path.absolute().parent if path.name in ("train", "heldout") else path)
+    name = last_part(path.absolute().parent if path.name in ("train", "heldout") else path)
     tokens = header.get("num_tokens")
-    note = f"{tokens:,} tokens" if isinstance(tokens, int) else ""
     return Ancestor(
         "", "corpus", name, f"{path}", True, digest=f"{header.get('fingerprint', '')}",
-        parents=tuple(parents), note=note,
+        note=f"{tokens:,} tokens" if isinstance(tokens, int) else "",
+        parents=sources_of(header, file),
     )  # fmt: skip
 
 
@@ -256,7 +145,7 @@ def _run(
     file = work.local / "config.json"
     if not file.is_file():
         return None
-    record = read_json_object(file, max_bytes=_MAX_RECORD_BYTES)
+    record = read_json_object(file, max_bytes=MAX_RECORD_BYTES)
     if step is None:
         steps = verified_steps(work.checkpoints) or saved_steps(work.checkpoints)
         step = steps[-1] if steps else None
@@ -268,7 +157,7 @@ def _run(
             gone = step not in saved_steps(work.checkpoints)
             note = f"the checkpoint of step {step:,} is {'gone' if gone else 'damaged'}"
     kind = "fine-tuning" if record.get("kind") == "finetune" else "pretraining"
-    known, config = _known(record, file), record.get("config")
+    known, config = known_ancestors(record, file), record.get("config")
     links: list[tuple[Ancestor, str]]
     if "average" in record:
         kind, links = "average", list(_averaged(record["average"], file))
@@ -278,7 +167,7 @@ def _run(
         _found(known.pop(link.role, link), [where], near, above) for link, where in links
     )
     return Ancestor(
-        "", kind, _last(work.name), work.name, True, step, digest, note=note,
+        "", kind, last_part(work.name), work.name, True, step, digest, note=note,
         parents=(*parents, *known.values()),
     )  # fmt: skip
 
@@ -296,7 +185,7 @@ def _checkpoint(role: str, record: Any, file: Path) -> tuple[Ancestor, str]:
     workdir, step, digest = (values.get(name) for name in ("workdir", "step", "digest"))
     if not (isinstance(workdir, str) and isinstance(step, int) and isinstance(digest, str)):
         raise UserError(f"{file}: {role} is {short(record)}; expected workdir, step and digest")
-    return Ancestor(role, "pretraining", _last(workdir), step=step, recorded=digest), workdir
+    return Ancestor(role, "pretraining", last_part(workdir), step=step, recorded=digest), workdir
 
 
 def _links(
@@ -308,11 +197,11 @@ def _links(
     baseline = _text(config.get("sweep"), "baseline")
     for role, place in (("init", _text(config, "init")), ("sweep.baseline", baseline)):
         if place and place != "random" and not (role == "init" and "branch" in record):
-            yield Ancestor(role, "model", _last(place)), place
+            yield Ancestor(role, "model", last_part(place)), place
     if record.get("kind") == "finetune":
         task = build(TaskConfig, config.get("task", {}), where=f"{file}: task")
         for role, place in task.sources.items():
-            yield Ancestor(role, "file", _last(place)), place
+            yield Ancestor(role, "file", last_part(place)), place
         return
     if corpus := _text(config.get("data"), "corpus"):
         yield _corpus_link("data.corpus", corpus, record.get("corpus")), corpus
@@ -338,7 +227,7 @@ def _mixed(where: str, section: Any) -> Iterator[tuple[Ancestor, str]]:
 
 def _corpus_link(role: str, place: str, fingerprint: Any) -> Ancestor:
     known = fingerprint if isinstance(fingerprint, str) else ""
-    return Ancestor(role, "corpus", _last(place), recorded=known)
+    return Ancestor(role, "corpus", last_part(place), recorded=known)
 
 
 def _text(section: Any, name: str) -> str:
@@ -357,6 +246,8 @@ def _found(
     """
     near_by = [f"{each / known.name}" for each in near] if known.name else []
     for place in [*places, *near_by]:
+        if known.kind == "corpus" and scheme(place) is not None:
+            return replace(known, place=place, note="in a bucket")
         try:
             live = _look(place, known.step, near, above)
         except (UserError, OSError) as error:
@@ -380,25 +271,3 @@ def _found(
             parents=live.parents if same and live.parents else known.parents,
         )
     return replace(known, place=places[0] if places else "")
-
-
-def _known(record: Mapping[str, Any], file: Path) -> dict[str, Ancestor]:
-    """Return the ancestors that a directory has recorded, by role."""
-    entries = record.get(RECORD, [])
-    if not isinstance(entries, list):
-        raise UserError(f"{file}: {RECORD} is {short(entries)}; expected a list of ancestors")
-    return {each.role: each for each in (_from_entry(entry, file) for entry in entries)}
-
-
-def _from_entry(entry: Any, file: Path) -> Ancestor:
-    """Return an ancestor from `Ancestor.entry`, found nowhere yet."""
-    values = entry if isinstance(entry, Mapping) else {}
-    texts = {name: values.get(name, "") for name in ("role", "kind", "name", "digest", "note")}
-    parents, step = values.get("parents", []), values.get("step")
-    sound = isinstance(parents, list) and (step is None or type(step) is int)
-    if not (values and sound and all(isinstance(text, str) for text in texts.values())):
-        raise UserError(f"{file}: {RECORD} has {short(entry)}; expected role, kind, name, digest")
-    return Ancestor(
-        texts["role"], texts["kind"], texts["name"], step=step, recorded=texts["digest"],
-        note=texts["note"], parents=tuple(_from_entry(each, file) for each in parents),
-    )  # fmt: skip

@@ -18,7 +18,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
 from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES
-from bert_jax.saved.lineage import RECORD, ancestor_entry
+from bert_jax.saved.ancestors import RECORD, corpus_entry
+from bert_jax.saved.lineage import ancestor_entry
 from bert_jax.saved.runs import Kind, read_record
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.config import FREE_FIELDS, PretrainConfig
@@ -186,7 +187,7 @@ def prepare_workdir(
 
     def ancestors() -> list[dict[str, Any]]:
         texts = _texts(config, store, stores or {})
-        found = [ancestor_entry(role, each.path) for role, each in texts.items() if each.path]
+        found = [corpus_entry(role, *text) for role, text in texts.items() if text[0]]
         if branch:
             found.append(ancestor_entry("branch", branch["workdir"], branch["step"]))
         elif config.init:
@@ -198,16 +199,17 @@ def prepare_workdir(
 
 def _texts(
     config: PretrainConfig, store: TokenStore, stores: Mapping[int, TokenStore | Mixture]
-) -> dict[str, TokenStore]:
-    """Return the training text of all phases by the field that names it."""
-    texts = {"data.corpus": store}
+) -> dict[str, tuple[str, TokenStore]]:
+    """Return name and store of the training text of all phases, by the field that names it."""
+    texts = {"data.corpus": (config.data.corpus, store)}
     for number, text in stores.items():
-        where = f"training.phases[{number}]"
+        phase, where = config.training.phases[number], f"training.phases[{number}]"
         if isinstance(text, Mixture):
-            where = f"{where}.mixture" if config.training.phases[number].mixture else "data.mixture"
-            texts |= {f"{where}[{n}].corpus": each for n, each in enumerate(text.stores)}
+            where = f"{where}.mixture" if phase.mixture else "data.mixture"
+            parts = enumerate(zip(text.names, text.stores, strict=True))
+            texts |= {f"{where}[{n}].corpus": part for n, part in parts}
         else:
-            texts[f"{where}.corpus"] = text
+            texts[f"{where}.corpus"] = phase.corpus, text
     return texts
 
 

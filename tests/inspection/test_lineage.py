@@ -24,8 +24,8 @@ from bert_jax.finetune.saves import prepare_finetune_workdir, saved_content
 from bert_jax.inspection.lineage import Checked, check_lineage, lineage_lines
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
+from bert_jax.saved.ancestors import RECORD
 from bert_jax.saved.average import average
-from bert_jax.saved.lineage import RECORD
 from bert_jax.saved.model import read_model
 from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Trial
