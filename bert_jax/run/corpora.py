@@ -7,7 +7,7 @@ and `eval/METRIC/LABEL` with the held-out ones. A run of one corpus has none of 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeGuard
 
 from bert_jax.objectives.objective import Metric
 
@@ -82,5 +82,5 @@ def amount(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float)

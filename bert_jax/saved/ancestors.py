@@ -138,12 +138,12 @@ def sources_of(header: Mapping[str, Any], file: Path | str) -> tuple[Ancestor, .
         if not isinstance(each, Mapping) or not isinstance(name := each.get("name"), str):
             raise UserError(f"{file}: an entry of sources is {short(each)}; expected a source")
         digest, part = each.get("sha256"), each.get("part")
-        is_part = isinstance(part, list) and [*map(type, part)] == [int, int]
+        cut = part if isinstance(part, list) and [*map(type, part)] == [int, int] else None
         parents.append(
             Ancestor(
                 "source", "file", name, name, Path(name).is_file(),
                 recorded=digest if isinstance(digest, str) else "",
-                part=(part[0], part[1]) if is_part else None,
+                part=(cut[0], cut[1]) if cut else None,
             )
         )  # fmt: skip
     return tuple(parents)

@@ -1,13 +1,17 @@
 """Corpora of a run that mixes several: their names, the text seen of each, their held-out text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bert_jax.data.mixture import Mixture
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.data.store import TokenStore
 from bert_jax.run.corpora import amounts, corpus_labels
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import open_corpus
+
+
+Text = TokenStore | Mixture
 
 
 class MixedCorpora:
@@ -27,6 +31,16 @@ class MixedCorpora:
         self.labels = dict(zip(self.names, corpus_labels(self.names), strict=True))
         """Names in metrics, by directory."""
         self._run = config.data.corpus
+
+    def named(self, texts: Mapping[int, Text], config: PretrainConfig) -> dict[int, Text]:
+        """Return the text of phases, in which a phase's own corpus has its name."""
+        own = {n: phase.corpus for n, phase in enumerate(config.training.phases) if phase.corpus}
+        return {
+            number: Mixture((own[number],), (text,), (1.0,))
+            if self.names and isinstance(text, TokenStore)
+            else text
+            for number, text in texts.items()
+        }
 
     def seen(self, stream: ExampleStream, step: int) -> dict[str, Any]:
         """Return the values of a row of metrics for the text that the first steps have read."""

@@ -137,14 +137,15 @@ class _Run:
         self.abstract = abstract_state(self.step_config, self.mesh)
         if self.branch is not None:
             self.branch.check(config, store, self.stores, self.abstract)
-        self.stream = ExampleStream(store, config.data, config.phases, config.seed, self.stores)
+        self.mixed, self.held_out = MixedCorpora(config), None
+        texts = self.mixed.named(self.stores, config)
+        self.stream = ExampleStream(store, config.data, config.phases, config.seed, texts)
         for number in numbers:
             self.stream.plan(number)
         self.train_steps = made_once(self.settings, partial(make_train_step, mesh=self.mesh))
         self.queue = StepQueue(
             self.train_steps[0], self.objective, self.session, self._read_metrics
         )
-        self.mixed, self.held_out = MixedCorpora(config), None
         if corpus.heldout is not None:
             evaluations = [evaluation_config(config, corpus, number) for number in numbers]
             self.held_out = HeldOut(

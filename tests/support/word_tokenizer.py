@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import signal
 import zlib
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.data.shard import SpecialIds
-from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.tokenizer import Encoding, Tokenizer
 
 
 class WordTokenizer(Tokenizer):
@@ -25,7 +26,9 @@ class WordTokenizer(Tokenizer):
         return 5 + zlib.crc32(word.encode()) % (self.vocab_size - 5)
 
     def encode(self, text: str):
-        raise NotImplementedError
+        found = [match for match in re.finditer(r"\S+", text) if match[0] != "-"]
+        ids = np.array([self._id(match[0]) for match in found], np.int32)
+        return Encoding(ids, np.array([m.span() for m in found], np.int32).reshape(-1, 2))
 
     def encode_batch(self, texts):
         # A word of one dash gives no token, as control characters do in real ones.
@@ -35,7 +38,7 @@ class WordTokenizer(Tokenizer):
         ]
 
     def _spell(self, tokens):
-        raise NotImplementedError
+        return " ".join(tokens)
 
     def _files(self):
         raise NotImplementedError
