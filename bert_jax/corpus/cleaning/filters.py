@@ -11,7 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from bert_jax.corpus.cleaning.repetition import repeated_lines, repeated_ngrams, top_ngram
+from bert_jax.corpus.overlap.words import word_hashes
 from bert_jax.corpus.sentences import get_splitter
 from bert_jax.errors import UserError, nearest
 
@@ -40,6 +43,16 @@ class Prose:
     def words(self) -> list[str]:
         """Words with their punctuation: what spaces separate."""
         return self.text.split()
+
+    @functools.cached_property
+    def hashes(self) -> np.ndarray:
+        """Hashes of the words, (n,) uint64."""
+        return word_hashes(self.words)
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """Characters of the words, (n,) int64."""
+        return np.fromiter(map(len, self.words), np.int64, len(self.words))
 
     def share(self, count: int) -> float:
         """Divide by the number of words."""
@@ -133,14 +146,14 @@ FILTERS: dict[str, Filter] = {
     ),
     **{
         f"top-{size}-gram": Filter(
-            lambda p, size=size: top_ngram(p.words, size),  # type: ignore[misc]
+            lambda p, size=size: top_ngram(p.hashes, p.lengths, size),  # type: ignore[misc]
             f"share of characters in the most frequent {size}-gram", _TABLE_A1, high=high,
         )
         for size, high in ((2, 0.2), (3, 0.18), (4, 0.16))
     },
     **{
         f"repeated-{size}-grams": Filter(
-            lambda p, size=size: repeated_ngrams(p.words, size),  # type: ignore[misc]
+            lambda p, size=size: repeated_ngrams(p.hashes, p.lengths, size),  # type: ignore[misc]
             f"share of characters in repeated {size}-grams", _TABLE_A1, high=high,
         )
         for size, high in ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1))

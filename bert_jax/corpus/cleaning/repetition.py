@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.corpus.overlap.words import ngram_hashes, word_hashes
+from bert_jax.corpus.overlap.words import ngram_hashes
 
 
 def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
@@ -24,35 +24,41 @@ def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
     return repeated / max(total, 1)
 
 
-def top_ngram(words: Sequence[str], size: int) -> float:
-    """Return the share of the characters in the n-gram that has most of them; 0 if none repeats."""
-    lengths, total = _lengths(words)
-    hashes = ngram_hashes(word_hashes(words), size)
-    if not len(hashes):
+def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
+    """Return the share of the characters in the n-gram that has most of them; 0 if none repeats.
+
+    Args:
+        hashes: (n,) uint64, of the words.
+        lengths: (n,) int64, characters of the words.
+        size: words of an n-gram.
+    """
+    grams = ngram_hashes(hashes, size)
+    if not _repeats(grams):
         return 0.0
-    _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
-    characters = _sums(lengths, size)[first] * counts
-    return float(characters[counts > 1].max(initial=0)) / total
+    _, first, counts = np.unique(grams, return_index=True, return_counts=True)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    characters = (ends[first + size] - ends[first]) * counts
+    return float(characters[counts > 1].max() / ends[-1])
 
 
-def repeated_ngrams(words: Sequence[str], size: int) -> float:
-    """Return the share of the characters in repeated n-grams; overlaps are counted once."""
-    lengths, total = _lengths(words)
-    hashes = ngram_hashes(word_hashes(words), size)
-    repeated = np.ones(len(hashes), bool)
-    repeated[np.unique(hashes, return_index=True)[1]] = False
-    edges = np.zeros(len(words) + 1, np.int64)
+def repeated_ngrams(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
+    """Return the share of the characters in repeated n-grams; overlaps are counted once.
+
+    For the arguments, see `top_ngram`.
+    """
+    grams = ngram_hashes(hashes, size)
+    if not _repeats(grams):
+        return 0.0
+    repeated = np.ones(len(grams), bool)
+    repeated[np.unique(grams, return_index=True)[1]] = False
     starts = np.flatnonzero(repeated)
+    edges = np.zeros(len(hashes) + 1, np.int64)
     np.add.at(edges, starts, 1)
     np.add.at(edges, starts + size, -1)
-    return float(lengths[np.cumsum(edges)[:-1] > 0].sum()) / total
+    return float(lengths[np.cumsum(edges)[:-1] > 0].sum() / lengths.sum())
 
 
-def _lengths(words: Sequence[str]) -> tuple[np.ndarray, int]:
-    lengths = np.fromiter(map(len, words), np.int64, len(words))
-    return lengths, max(int(lengths.sum()), 1)
-
-
-def _sums(lengths: np.ndarray, size: int) -> np.ndarray:
-    ends = np.concatenate([[0], np.cumsum(lengths)])
-    return ends[size:] - ends[:-size]
+def _repeats(grams: np.ndarray) -> bool:
+    """Return true if two n-grams are equal; to sort is all that most documents take."""
+    ordered = np.sort(grams)
+    return bool((ordered[1:] == ordered[:-1]).any())
