@@ -80,7 +80,7 @@ def contamination(arguments: argparse.Namespace) -> int:
         else:
             sources = resolve_sources([arguments.corpus])
             documents = (text for source in sources for text in source.texts())
-            report = search_texts(arguments.corpus, documents, each, num_workers=workers)
+            report = search_texts(corpus.name, documents, each, num_workers=workers)
             place = arguments.out
         if place is not None:
             report.save(place)
