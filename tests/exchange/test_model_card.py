@@ -48,6 +48,15 @@ def test_the_hub_can_read_it():
     assert "library_name" not in front_matter(card(format="orbax"))
 
 
+def test_it_says_which_evaluation_texts_were_seen():
+    assert "## Contamination" not in card()
+    counts = {"examples": 3277, "short": 2, "seen": 1200, "half": 7, "whole": 5, "share": 0.1}
+    report = {"evaluation": "glue:RTE", "corpus": "web", "ngram": 13, **counts}
+    text = card(contamination=[report])
+    row = "| glue:RTE in web | 1,200 of 3,277 seen, 5 as a whole, 2 too short to be judged |"
+    assert row in text.split("## Contamination")[1]
+
+
 def test_it_says_what_the_run_was():
     text = card()
     for said in (
