@@ -57,8 +57,11 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """Return what equal recipes have in common, as JSON."""
         found = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
-        cleaning = dataclasses.asdict(self.cleaning)
-        return {**found, "tokenizer": self.tokenizer.fingerprint, "cleaning": cleaning}
+        return {
+            **found,
+            "tokenizer": self.tokenizer.fingerprint,
+            "cleaning": self.cleaning.record(),  # with the digests of evaluation texts
+        }
 
 
 @dataclass
@@ -324,7 +327,7 @@ def store_meta(
     `accounted` is what `datasheet.account` returns.
     """
     cleaning = {} if recipe.cleaning.is_empty else {
-        "cleaning": dataclasses.asdict(recipe.cleaning), **report.record()
+        "cleaning": recipe.cleaning.record(), **report.record()
     }  # fmt: skip
     return {
         "part": part,

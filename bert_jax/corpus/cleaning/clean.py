@@ -57,7 +57,8 @@ class Cleaner:
     ) -> None:
         self._config, self._drops, self._source = config, drops, source
         self._edits, self._filters = resolve_filters(config.filters)
-        self._passages = _passages(config.without) if config.without else None
+        digests = tuple(read_evaluation(spec).digest for spec in config.without)
+        self._passages = _passages(config.without, digests) if digests else None
         self.report = CleaningReport(samples)
         """Counts and samples of what was dropped so far."""
 
@@ -136,8 +137,9 @@ class Cleaner:
 
 
 @functools.lru_cache(1)
-def _passages(specs: tuple[str, ...]) -> NgramTable:
-    """Return the n-grams of evaluation files."""
+def _passages(specs: tuple[str, ...], digests: tuple[str, ...]) -> NgramTable:
+    """Return the n-grams of evaluation files that have these digests."""
+    del digests
     sets = (read_evaluation(spec) for spec in specs)
     texts = {text for each in sets for example in each.examples for text in example.texts}
     return NgramTable(map(normalised_words, texts))

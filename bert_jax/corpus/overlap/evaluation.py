@@ -1,11 +1,11 @@
 """Evaluation texts: the examples of labelled files, as texts alone."""
 
 import csv
+import functools
 import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ class EvaluationSet:
     """Name and sha256 of each file."""
     examples: tuple[Example, ...]
 
-    @cached_property
+    @functools.cached_property
     def texts(self) -> tuple[str, ...]:
         """Texts of the examples, of equal normalised words the first alone."""
         found: dict[str, str] = {}
@@ -74,9 +74,22 @@ def read_evaluation(spec: str) -> EvaluationSet:
         spec: squad:FILE, glue:DIR or the name of a file, see `_FORMS`. Of GLUE, the dev and test
             splits that are there are read; of tables every column, numbers too.
 
+    Files that are as they were are not read again.
+
     Raises:
         UserError: nothing there, not readable as said, or without examples.
     """
+    kind, colon, place = spec.partition(":")
+    path = Path(place if colon and kind in ("squad", "glue") else spec)
+    files = sorted(path.rglob("*.t*")) if path.is_dir() else [path]
+    states = (each.stat() for each in files if each.is_file())
+    return _read(spec, tuple((state.st_size, state.st_mtime_ns) for state in states))
+
+
+@functools.lru_cache(4)
+def _read(spec: str, states: tuple[tuple[int, int], ...]) -> EvaluationSet:
+    """Read evaluation texts whose files have these sizes and times."""
+    del states
     kind, colon, place = spec.partition(":")
     if colon and kind == "squad":
         path = _file(place, spec)

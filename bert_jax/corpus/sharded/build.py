@@ -187,7 +187,7 @@ class _ScanJob:
     num_workers: int = 1
 
     def key(self, task: Task) -> str:
-        return _digest([asdict(self.recipe.cleaning), task.identity()])
+        return _digest([self.recipe.cleaning.record(), task.identity()])
 
     def is_done(self, task: Task) -> bool:
         mark = self.directory / task.name / "key"
