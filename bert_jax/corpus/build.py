@@ -297,9 +297,11 @@ def iter_texts(
     documents = (
         text.encode() for source in resolve_sources(sources, options) for text in source.texts()
     )
-    blocks = (b"\n\n".join(group) for group in grouped(documents, len, BLOCK_BYTES))
+    blocks: Iterable[bytes] = (
+        b"\n\n".join(group) for group in grouped(documents, len, BLOCK_BYTES)
+    )
     if max_bytes is not None:
-        blocks = iter(_spread(blocks, max_bytes))
+        blocks = _spread(blocks, max_bytes)
     for block in blocks:
         yield from filter(None, block.decode().split("\n"))
 

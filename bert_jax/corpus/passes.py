@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -250,7 +250,7 @@ class Pass:
                 shard=self._shard,
             )
 
-    def _blocks(self, sources: Iterable[Source]) -> Iterator[Block]:
+    def _blocks(self, sources: Iterable[Source]) -> Generator[Block, None, None]:
         """Yield about a megabyte of documents each, of one corpus."""
         waiting: dict[str, list[tuple[int, bytes]]] = {}
         sizes: dict[str, int] = {}

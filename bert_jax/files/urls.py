@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from bert_jax.errors import UserError
 
@@ -26,6 +26,20 @@ class FileState(NamedTuple):
     """Bytes."""
     version: str
     """Time of the last change in nanoseconds; in a store, its number of the content."""
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A file that is read, wherever it lies."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read bytes; fewer at the end of the file."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a position."""
+
+    def tell(self) -> int:
+        """Return the position."""
 
 
 def scheme(path: str | Path) -> str | None:
@@ -91,7 +105,7 @@ def file_state(name: str) -> FileState:
 
 
 @contextlib.contextmanager
-def open_binary(name: str) -> Iterator[BinaryIO]:
+def open_binary(name: str) -> Iterator[Readable]:
     """Open a file for reading; a file in a store is read in ranges.
 
     Raises:
@@ -125,7 +139,7 @@ def upload(directory: Path, url: str) -> None:
         UserError: The store cannot be written.
     """
     files = file_system(url)
-    with _failures(f"cannot write {url}", url):
+    with failures_named(f"cannot write {url}", url):
         found = [path for path in directory.rglob("*") if path.is_file()]
         for path in sorted(found, key=lambda each: (each.name == "corpus.json", each)):
             files.put_file(str(path), f"{url}/{path.relative_to(directory).as_posix()}")
@@ -133,7 +147,7 @@ def upload(directory: Path, url: str) -> None:
 
 @contextlib.contextmanager
 def _read_failures(name: str) -> Iterator[None]:
-    with _failures(f"cannot read {name}", name):
+    with failures_named(f"cannot read {name}", name):
         try:
             yield
         except FileNotFoundError as error:
@@ -141,8 +155,8 @@ def _read_failures(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _failures(what: str, name: str) -> Iterator[None]:
-    """Raise failures of a file as UserErrors that begin with `what`."""
+def failures_named(what: str, name: str) -> Iterator[None]:
+    """Raise failures of a file, or of a store, as UserErrors that begin with `what`."""
     try:
         if scheme(name) in ("gs", "gcs"):
             with bucket_failures(what, name):

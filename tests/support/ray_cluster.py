@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+LOOPBACK = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",  # it writes a token into the home directory
+}
 """Variables by which Ray takes 127.0.0.1 for the address of this machine, and calls nobody."""
 
 
@@ -53,7 +57,7 @@ class Cluster:
         """Return when so many nodes are there."""
         script = (
             "import sys, time, ray\n"
-            f"end = time.time() + 120\n"
+            "end = time.time() + 120\n"
             "while True:\n"
             "    try:\n"
             f"        ray.init({self.address!r}, logging_level='ERROR')\n"

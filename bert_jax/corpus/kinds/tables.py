@@ -84,11 +84,11 @@ class ParquetSource(Source):
             ) from error
         with open_binary(self.name) as content:
             if not is_url(self.name) and self.part is None:
-                self._sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-                content.seek(0)
+                with open(self.name, "rb") as file:
+                    self._sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             try:
-                with pq.ParquetFile(content) as file:
-                    yield file
+                with pq.ParquetFile(content) as parquet:
+                    yield parquet
             except UserError:
                 raise
             except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:

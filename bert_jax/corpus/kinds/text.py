@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from typing_extensions import override
 
 from bert_jax.corpus.documents import NO_FIELDS, ReadOptions, Source, field_text, paragraphs
 from bert_jax.errors import UserError
-from bert_jax.files.urls import FileState, file_state, open_binary
+from bert_jax.files.urls import FileState, Readable, file_state, open_binary
 from bert_jax.untrusted.compressed import SUFFIXES as COMPRESSED
 from bert_jax.untrusted.compressed import decompress
 
@@ -100,7 +100,7 @@ class FileSource(Source):
         with open_binary(self.name) as file:
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
 
-    def _cut(self, file: BinaryIO, position: int, end: int) -> int:
+    def _cut(self, file: Readable, position: int, end: int) -> int:
         """Return where the first document that begins behind a position does; else `end`."""
         ends = _LINE_END if self.is_json or self.options.line_documents else _BLANK_LINE
         file.seek(position)

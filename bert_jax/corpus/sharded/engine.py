@@ -91,12 +91,13 @@ class RayEngine:
                 log_to_driver=False,
                 logging_level="WARNING",
             )
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        except Exception as error:  # Ray's have no class of their own
+            ray.shutdown()
             where = f" at {address}" if address else ""
             reason = (str(error).strip().splitlines() or [""])[0]
             raise UserError(
-                f"no Ray cluster{where}: {reason}. `ray start --head` starts one, `ray status` "
-                "tells of one."
+                f"no Ray cluster{where}: {reason}. `ray start --head` starts one, and `ray status` "
+                "says how one does."
             ) from error
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:

@@ -25,7 +25,7 @@ from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
 from bert_jax.files.claims import BucketClaims
 from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
-from bert_jax.files.urls import file_system, is_url, upload
+from bert_jax.files.urls import failures_named, file_system, is_url, upload
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.untrusted.json_file import parse_json
 
@@ -294,12 +294,13 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
                 raise disk_full(Path(out), error) from error
         return
     bucket = BucketWorkspace(str(out))
-    if bucket.is_corpus() and not overwrite:
-        raise UserError(
-            f"{out} already exists and is complete. Name another place, or ask for it to be "
-            "overwritten (--overwrite)."
-        )
-    release = bucket.claim()
+    with failures_named(f"cannot write {out}", str(out)):
+        if bucket.is_corpus() and not overwrite:
+            raise UserError(
+                f"{out} already exists and is complete. Name another place, or ask for it to be "
+                "overwritten (--overwrite)."
+            )
+        release = bucket.claim()
     try:
         bucket.remove_manifests()
         yield bucket

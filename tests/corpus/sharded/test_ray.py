@@ -8,12 +8,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 from made_texts import make_text
-from ray_cluster import Cluster, running_cluster
+from ray_cluster import LOOPBACK, Cluster, running_cluster
 from word_tokenizer import Failing, WordTokenizer
 
 from bert_jax.corpus.build import build_corpora
@@ -22,8 +23,12 @@ from bert_jax.corpus.passes import Recipe
 from bert_jax.corpus.sharded.engine import Engine, LocalEngine, open_engine
 from bert_jax.errors import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
-pytest.importorskip("ray", reason="Ray is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    # Ray reads its variables when it is imported.
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+]
 
 RECIPE = Recipe(WordTokenizer(), heldout_rate=0.1, cleaning=CleaningConfig(duplicates=True))
 
@@ -41,6 +46,17 @@ class Waiting(WordTokenizer):
             mark.touch()
             time.sleep(3)
         return super().encode_batch(texts)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loopback() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        paths = [str(Path(__file__).parents[2] / "support"), str(Path(__file__).parent)]
+        before = os.environ.get("PYTHONPATH", "")
+        patch.setenv("PYTHONPATH", os.pathsep.join([before, *paths]))  # of the workers
+        for name, value in LOOPBACK.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +130,7 @@ def fingerprints(process: subprocess.Popen) -> tuple[str, ...]:
     return tuple(output.split()[-2:])
 
 
-def test_two_nodes_and_what_is_killed(texts, tmp_path, directory, monkeypatch):
-    paths = [str(Path(__file__).parents[2] / "support"), str(Path(__file__).parent)]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ.get("PYTHONPATH", ""), *paths]))
+def test_two_nodes_and_what_is_killed(texts, tmp_path, directory):
     local = build(texts, tmp_path / "local", LocalEngine(1))
     with running_cluster(directory, 2) as cluster:
         # A worker.
