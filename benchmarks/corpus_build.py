@@ -18,7 +18,7 @@ before the clock starts, and nothing is done with what comes back, not even read
 against `ray`: the build by a Ray of this machine (peer: the processes of this machine), both with a
 shard for each eighth of the text; the start of Ray, and of the processes, is part of it.
 
-against `datatrove`: its reader and tokenizer stage, with the same tokenizer.json. `datatrove-dedup`:
+against `datatrove`: its reader and tokenizer stage, with the same tokenizer.json; with -dedup,
 near-duplicates dropped before that, by its MinHash of 14 buckets x 8 hashes over 5-grams, and by
 ours at a similarity of 0.8. Both read the same documents as JSON lines, in as many files as there
 are cores. Datatrove needs an environment of its own: --peer-python is its interpreter.
