@@ -238,14 +238,14 @@ class BucketWorkspace(Workspace):
         Raises:
             UserError: another build has it.
         """
-        mine = {"host": socket.gethostname(), "process": os.getpid()}
+        mine = _this_process()
         claims = BucketClaims(self._files(), self.url)
         while not claims.create(1, json.dumps(mine).encode()):
             found = claims.read(1)
             if found is None:
                 continue
             other = _parsed(found[0], "lease")
-            if other.get("host") != mine["host"] or _runs(int(other.get("process", 0))):
+            if other.get("host") != mine["host"] or _runs(other):
                 raise UserError(
                     f"another build is writing {self.url}: process {other.get('process')} on "
                     f"{other.get('host')}. Wait for it, or name another place; where that process "
@@ -316,11 +316,27 @@ def _parsed(data: bytes, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _runs(process: int) -> bool:
+def _this_process() -> dict[str, Any]:
+    process = os.getpid()
+    return {"host": socket.gethostname(), "process": process, "started": _started(process)}
+
+
+def _runs(claim: dict[str, Any]) -> bool:
+    """Return true where the process of a claim, on this machine, is alive."""
+    process = int(claim.get("process", 0))
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    return process > 0
+        pass
+    # A container that was started anew has the numbers of the last one.
+    return process > 0 and _started(process) == claim.get("started")
+
+
+def _started(process: int) -> str | None:
+    """Return when a process began, in ticks since the system did; None where /proc is not there."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +96,9 @@ def test_a_corpus_in_a_bucket(bucket, local, tmp_path, shard_bytes):
     built = build(f"{bucket}/raw/*", out, shard_bytes=shard_bytes)
     assert f"{out}: " in built.summary()
     train, heldout = fetched(out, tmp_path / "fetched")
-    assert not {name for name in names(out) if not name.startswith(("train/", "heldout/"))}
+    assert {name for name in names(out) if not name.startswith(("train/", "heldout/"))} == {
+        "CORPUS.md"
+    }
     if shard_bytes == 5000:
         assert train.fingerprint == local.train.fingerprint
         assert heldout.fingerprint == local.heldout.fingerprint
@@ -135,6 +139,11 @@ def test_two_builds_into_one_place(bucket):
     with pytest.raises(UserError, match=r"process 7 on elsewhere.* remove .*lease-1\.json"):
         build(f"{bucket}/raw/*", out)
     assert names(out) == {"lease-1.json"}
+    # A container that was started anew: host and number of this process, which began later.
+    claim = json.dumps({"host": socket.gethostname(), "process": os.getpid(), "started": "1"})
+    files().pipe_file(f"{out}/lease-1.json", claim.encode())
+    build(f"{bucket}/raw/0.txt", out)
+    assert "lease-1.json" not in names(out)
 
 
 def test_duplicates_need_a_directory(bucket, tmp_path):
