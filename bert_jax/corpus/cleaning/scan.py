@@ -90,16 +90,11 @@ def open_scan(directory: Path) -> Scan:
     return Scan(sketches=sketches, **arrays)
 
 
-@functools.lru_cache(1)
-def _cleaner(config: CleaningConfig) -> Cleaner:
-    return Cleaner(config)
-
-
 def _sign_block(
     config: CleaningConfig, block: list[tuple[int, str]]
 ) -> tuple[np.ndarray, np.ndarray, Signatures]:
     """Return the numbers of documents that stay, of those that do not, and signatures."""
-    cleaner = _cleaner(config)
+    cleaner = Cleaner(config)
     kept: dict[int, str] = {}
     filtered: list[int] = []
     for number, text in block:
