@@ -184,7 +184,7 @@ def test_vocabulary_size_that_cannot_be(made: Made, run: Run, tmp_path, kind, si
 @pytest.mark.parametrize(
     ("option", "value"),
     [("--heldout-rate", "1"), ("--heldout-rate", "nan"), ("--num-workers", "0"),
-     ("--num-workers", "100000")],
+     ("--num-workers", "100000"), ("--shard-mb", "0"), ("--shard-mb", "nan")],
 )  # fmt: skip
 def test_corpus_option_out_of_range(made: Made, run: Run, tmp_path, option, value):
     refused(
@@ -248,6 +248,27 @@ def test_existing_corpus_needs_overwrite(made: Made, run: Run, tmp_path):
     assert snapshot(out) == snapshot(made.corpus)
     assert run(*how, "--overwrite").code == 0
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_corpus_of_shards_and_its_estimate(made: Made, run: Run, tmp_path):
+    how = ["corpus", "--input", made.text, "--tokenizer", made.tokenizer, "--shard-mb=0.002"]
+    estimated = run(*how, "--estimate")
+    assert estimated.code == 0
+    assert "documents        60\n" in estimated.out
+    assert not list(tmp_path.iterdir())
+    built = run(*how, "--num-workers=1", "--out", tmp_path / "c")
+    assert built.code == 0
+    assert " shards, " in built.out
+    refused(run(*how), "give --out")
+    out = ["--out", tmp_path / "d"]
+    refused(run(*how, *out, "--estimate"), "--estimate writes nothing")
+    refused(run(*how, *out, "--address=auto"), "belongs to --engine=ray")
+    refused(run(*how, *out, "--by-field=lang"), "a.txt, document 1: no field 'lang'")
+    refused(
+        run("corpus", "--pairs", made.text, made.text, *how[3:5], *out, "--estimate"),
+        "--estimate belongs to --input",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 def test_one_document_under_nsp(made: Made, run: Run, tmp_path):
