@@ -75,12 +75,9 @@ def directory() -> Iterator[Path]:
 
 
 def build(texts, out, engine: Engine, recipe=RECIPE):
-    try:
-        (built,) = build_corpora(
-            [texts], recipe, out, engine=engine, shard_bytes=10_000, progress=False
-        )
-    finally:
-        engine.close()
+    (built,) = build_corpora(
+        [texts], recipe, out, engine=engine, shard_bytes=10_000, progress=False
+    )
     return built.train.fingerprint, built.heldout.fingerprint
 
 
@@ -96,12 +93,14 @@ def addresses(processes: list[psutil.Process]) -> set[str]:
 def test_a_ray_of_its_own(texts, tmp_path):
     local = build(texts, tmp_path / "local", LocalEngine(1))
     engine = open_engine("ray", num_workers=2)
-    children = psutil.Process().children(recursive=True)
-    assert addresses(children) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"}
-    assert build(texts, tmp_path / "ray", engine) == local
-    engine = open_engine("ray", num_workers=1)
-    with pytest.raises(ZeroDivisionError, match="in a worker"):
-        build(texts, tmp_path / "failing", engine, replace(RECIPE, tokenizer=Failing()))
+    try:
+        children = psutil.Process().children(recursive=True)
+        assert addresses(children) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"}
+        assert build(texts, tmp_path / "ray", engine) == local
+        with pytest.raises(ZeroDivisionError, match="in a worker"):
+            build(texts, tmp_path / "failing", engine, replace(RECIPE, tokenizer=Failing()))
+    finally:
+        engine.close()
 
 
 def start(texts, out: Path, cluster: Cluster, marks: Path) -> subprocess.Popen:
