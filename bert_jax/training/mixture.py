@@ -10,7 +10,6 @@ from bert_jax.run.corpora import amounts, corpus_labels
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import open_corpus
 
-
 Text = TokenStore | Mixture
 
 
