@@ -15,7 +15,7 @@ from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 
 _PLAN = 0
-"""What a random number is for; part of its key."""
+"""Purpose of a random number; part of its key."""
 
 
 class StoreRows:

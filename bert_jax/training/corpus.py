@@ -1,19 +1,22 @@
 """The token stores of a run, and the step that they determine."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_jax.data.mixture import Mixture, weights_of
 from bert_jax.data.pairings import DataConfig
+from bert_jax.data.pipeline import ExampleStream
 from bert_jax.data.shard import SpecialIds
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.objectives.config import Given
 from bert_jax.objectives.objective import Objective
+from bert_jax.run.corpora import amounts, corpus_labels
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.bucket_corpus import BucketCorpus
 from bert_jax.training.config import PretrainConfig
@@ -200,3 +203,49 @@ def settings_of(
         guard=config.guard,
         phase_starts=config.training.phase_starts,
     )
+
+
+class MixedCorpora:
+    """Corpora of all phases of a run; none where no phase mixes several."""
+
+    def __init__(self, config: PretrainConfig):
+        """Name the corpora; open nothing."""
+        phases = range(len(config.training.phases))
+        names: list[str] = []
+        if any(config.mixture_of(number) for number in phases):
+            for number in phases:
+                parts = config.mixture_of(number)
+                own = config.training.phases[number].corpus or config.data.corpus
+                names += [part.corpus for part in parts] or [own]
+        self.names: Sequence[str] = tuple(dict.fromkeys(names))
+        """Directories, in the order of the phases."""
+        self.labels = dict(zip(self.names, corpus_labels(self.names), strict=True))
+        """Names in metrics, by directory."""
+        self._data = config.data
+
+    def named(
+        self, texts: Mapping[int, TokenStore | Mixture], config: PretrainConfig
+    ) -> dict[int, TokenStore | Mixture]:
+        """Return the text of phases, in which a phase's own corpus has its name."""
+        own = {n: phase.corpus for n, phase in enumerate(config.training.phases) if phase.corpus}
+        return {
+            number: Mixture((own[number],), (text,), (1.0,))
+            if self.names and isinstance(text, TokenStore)
+            else text
+            for number, text in texts.items()
+        }
+
+    def seen(self, stream: ExampleStream, step: int) -> dict[str, Any]:
+        """Return the values of a row of metrics for the text that the first steps have read."""
+        if not self.names:
+            return {}
+        found = stream.progress(step)
+        labels = [self.labels[each.name or self._data.corpus] for each in found]
+        return amounts(labels, [each.tokens for each in found], [each.epochs for each in found])
+
+    def heldout(self) -> dict[str, TokenStore]:
+        """Open the held-out text of each corpus that has some, by label."""
+        stores = {
+            label: open_corpus(name, self._data).heldout for name, label in self.labels.items()
+        }
+        return {label: store for label, store in stores.items() if store is not None}

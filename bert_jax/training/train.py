@@ -33,6 +33,7 @@ from bert_jax.training.baseline import DivergedError, LossMonitor
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import (
     Corpus,
+    MixedCorpora,
     evaluation_config,
     open_corpus,
     phase_stores,
@@ -40,7 +41,6 @@ from bert_jax.training.corpus import (
 )
 from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.guard import GUARD_METRICS
-from bert_jax.training.mixture import MixedCorpora
 from bert_jax.training.start.branch import open_branch
 from bert_jax.training.start.initial_model import initial_params, resolve_init, starting_line
 from bert_jax.training.state import abstract_state, init_state, made_once
