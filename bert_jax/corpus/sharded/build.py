@@ -33,7 +33,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Job:
-    """What all tasks of a build have in common."""
+    """Settings that all tasks of a build have in common."""
 
     recipe: Recipe
     workspace: Workspace
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass
 class Built:
-    """What the tasks of a build wrote."""
+    """Result of the tasks of a build."""
 
     written: dict[str, Written]
     """Counts by corpus."""

@@ -1,4 +1,4 @@
-"""What a build would take, from a sample of its sources."""
+"""Estimates of what a build takes, from a sample of its sources."""
 
 import resource
 import tempfile
