@@ -8,7 +8,7 @@ datasets", as far as a program can answer them.
 import datetime
 import platform
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -239,6 +239,18 @@ def _licences(account: Mapping[str, Any]) -> str:
     return whole + ("\n\n" + _amounts("licence by document", named, "") if named else "")
 
 
+def _rules(config: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, str]]:
+    """Return the names and values of the rules that are set, one of a group each."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values()):
+            yield from _rules(value, f"{name}: ")
+        elif isinstance(value, Mapping):
+            given = (f"{key} {each}" for key, each in value.items() if each is not None)
+            yield f"{group}{name}", ", ".join(given)
+        elif value not in (None, False, "", []):
+            yield f"{group}{name}", "yes" if value is True else str(value)
+
+
 def _cleaning(headers: Mapping[str, Mapping[str, Any]]) -> str:
     header = headers["train"]
     config, dropped = header.get("cleaning"), header.get("dropped")
@@ -247,11 +259,7 @@ def _cleaning(headers: Mapping[str, Mapping[str, Any]]) -> str:
     parts = []
     if isinstance(config, Mapping):
         rows = [["rule", "value"]]
-        rows += [
-            [f"`{_plain(k)}`", _plain(v, 400)]
-            for k, v in config.items()
-            if v not in (None, False, "", [], {})
-        ]
+        rows += [[f"`{_plain(name)}`", _plain(value, 400)] for name, value in _rules(config)]
         parts.append(_table(rows))
     if isinstance(dropped, Mapping):
         rows = [["reason", "dropped"]]
