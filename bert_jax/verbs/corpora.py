@@ -189,7 +189,7 @@ def tokenizer_(arguments: argparse.Namespace) -> int:
     texts = iter_texts(
         [*(arguments.input or ()), *pairs],
         max_bytes=int(arguments.max_mb * 1e6),
-        options=ReadOptions(arguments.field, arguments.line_documents),
+        options=ReadOptions(arguments.field, line_documents=arguments.line_documents),
     )
     options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
     given = {name: value for name in options if (value := getattr(arguments, name)) is not None}
@@ -257,7 +257,7 @@ def _text_corpus(arguments: argparse.Namespace) -> int:
         **rate,
     )
     keep = (arguments.by_field,) if arguments.by_field else ()
-    options = ReadOptions(arguments.field, keep, arguments.line_documents)
+    options = ReadOptions(arguments.field, keep, line_documents=arguments.line_documents)
     if arguments.estimate:
         sources = resolve_sources(arguments.input, options)
         found = estimate_corpus(sources, recipe, shard_bytes=shard_bytes)
