@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -14,6 +15,7 @@ R = TypeVar("R")
 NAMES = ("local", "ray")
 _RETRIES = 20
 """Times that Ray runs a task again whose process or node was killed; spot nodes go often."""
+_REACH_SECONDS = 30.0
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Variable by which Ray takes 127.0.0.1 for the address of this machine: a Ray of this process's
 own is nobody else's."""
@@ -85,6 +87,8 @@ class RayEngine:
         self._ray: Any = ray
         options: dict[str, Any] = {"num_cpus": self.num_workers, "include_dashboard": False}
         try:
+            if address is not None:
+                _reach(address)
             ray.init(
                 address=address or "local",
                 **({} if address else options),
@@ -149,6 +153,18 @@ def open_engine(
     if address is not None:
         raise UserError(f"--address={address} belongs to --engine=ray.")
     return LocalEngine(num_workers)
+
+
+def _reach(address: str) -> None:
+    """Connect to the head of a cluster once; Ray itself tries for minutes.
+
+    Raises:
+        OSError: there is no host of the name, or nothing answers.
+        ValueError: the port is no number.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon:
+        socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()
 
 
 def _call(function: Callable[[T], R], item: T) -> R:
