@@ -11,6 +11,9 @@ for a slice of TPUs, before there is one:
 
     bert-jax plan --config=configs/translate/transformer_base.py --topology=v5e:4x4 \
         --config.model.vocab_size=37000
+
+Predicted for these 16 chips: 19.3 ms a step of 128 rows, 1.7 of 16 GiB a chip, MFU 0.22, at 8
+rows a chip. Nothing was run on a TPU.
 """
 
 from ml_collections import ConfigDict
