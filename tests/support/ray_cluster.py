@@ -1,4 +1,7 @@
-"""A Ray cluster of this machine that stays on loopback: one process group for each node."""
+"""A Ray cluster of this machine that stays on loopback: one process group for each node.
+
+Nodes have addresses of their own, 127.0.0.2 and so on: Ray translates 127.0.0.1 into the machine's.
+"""
 
 import contextlib
 import os
@@ -12,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-LOOPBACK = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+QUIET = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # a Ray of its own takes it away
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # it writes a token into the home directory
 }
-"""Variables by which Ray takes 127.0.0.1 for the address of this machine, and calls nobody."""
+"""Variables by which Ray calls nobody and leaves the home directory alone."""
+_HEAD = "127.0.0.2"
 
 
 class Cluster:
@@ -26,8 +30,8 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+            free.bind((_HEAD, 0))
+            self.address = f"{_HEAD}:{free.getsockname()[1]}"
         self.nodes: list[subprocess.Popen] = []
 
     def add(self, num_cpus: int = 1) -> None:
@@ -40,11 +44,11 @@ class Cluster:
             self.nodes.append(
                 subprocess.Popen(
                     [Path(sys.executable).with_name("ray"), "start", "--block",
-                     "--node-ip-address=127.0.0.1", f"--num-cpus={num_cpus}",
+                     f"--node-ip-address=127.0.0.{2 + len(self.nodes)}", f"--num-cpus={num_cpus}",
                      "--object-store-memory=80000000", "--disable-usage-stats",
                      *(head if not self.nodes else [f"--address={self.address}"])],
                     stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                    env={**os.environ, **LOOPBACK},
+                    env={**os.environ, **QUIET},
                 )
             )  # fmt: skip
 
@@ -69,7 +73,7 @@ class Cluster:
             "    time.sleep(1)\n"
         )
         watcher = subprocess.Popen([sys.executable, "-c", script],
-                                   env={**os.environ, **LOOPBACK}, stdout=subprocess.DEVNULL,
+                                   env={**os.environ, **QUIET}, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL)  # fmt: skip
         try:
             while watcher.poll() is None and self.nodes[-1].poll() is None:
@@ -88,7 +92,7 @@ def running_cluster(directory: Path, nodes: int) -> Iterator[Cluster]:
     to do; such a node is started again.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in LOOPBACK.items():
+        for name, value in QUIET.items():
             patch.setenv(name, value)
         cluster = Cluster(directory)
         try:

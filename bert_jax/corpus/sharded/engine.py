@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -111,10 +112,12 @@ class RayEngine:
             num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
         )
         shared = ray.put(function)  # the tokenizer in it goes to each node once
-        pending = [remote.remote(shared, item) for item in items]
+        pending = deque(remote.remote(shared, item) for item in items)
         try:
-            for result in pending:
-                yield ray.get(result)
+            while pending:
+                result = ray.get(pending[0])
+                pending.popleft()
+                yield result
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except ray.exceptions.OutOfMemoryError as error:
@@ -129,9 +132,9 @@ class RayEngine:
                 "command; what is complete is kept."
             ) from error
         finally:
-            for result in pending:
+            for left in pending:
                 with contextlib.suppress(ray.exceptions.RayError):
-                    ray.cancel(result, force=False)
+                    ray.cancel(left, force=False)
 
     def close(self) -> None:
         """Leave the cluster; a Ray that was started here ends."""

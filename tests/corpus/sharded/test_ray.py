@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from made_texts import make_text
-from ray_cluster import LOOPBACK, Cluster, running_cluster
+from ray_cluster import QUIET, Cluster, running_cluster
 from word_tokenizer import Failing, WordTokenizer
 
 from bert_jax.corpus.build import build_corpora
@@ -34,27 +34,25 @@ RECIPE = Recipe(WordTokenizer(), heldout_rate=0.1, cleaning=CleaningConfig(dupli
 
 
 class Waiting(WordTokenizer):
-    """Takes its time, once for each process, and says so in a file."""
+    """Takes a second for each task, and names its process in a file."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self.directory = directory
 
     def encode_batch(self, texts):
-        mark = self.directory / f"{os.getpid()}"
-        if not mark.exists():
-            mark.touch()
-            time.sleep(3)
+        (self.directory / f"{os.getpid()}").touch()
+        time.sleep(1)
         return super().encode_batch(texts)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def loopback() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         paths = [str(Path(__file__).parents[2] / "support"), str(Path(__file__).parent)]
         before = os.environ.get("PYTHONPATH", "")
         patch.setenv("PYTHONPATH", os.pathsep.join([before, *paths]))  # of the workers
-        for name, value in LOOPBACK.items():
+        for name, value in QUIET.items():
             patch.setenv(name, value)
         yield
 
@@ -118,7 +116,7 @@ print(*build({texts!r}, {str(out)!r}, open_engine("ray", address={cluster.addres
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     while len(list(marks.iterdir())) < 2:  # both nodes are at work
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.communicate()[1][-5000:]
         time.sleep(0.1)
     return process
 
