@@ -265,7 +265,7 @@ def test_a_corpus_of_shards_and_its_estimate(made: Made, run: Run, tmp_path):
     refused(run(*how, *out, "--address=auto"), "belongs to --engine=ray")
     refused(run(*how, *out, "--by-field=lang"), "a.txt, document 1: no field 'lang'")
     refused(
-        run("corpus", "--pairs", made.text, made.text, *how[3:5], *out, "--estimate"),
+        run("corpus", "--pairs", made.text, made.text, *how[3:5], "--estimate"),
         "--estimate belongs to --input",
     )
     assert [path.name for path in tmp_path.iterdir()] == ["c"]

@@ -64,7 +64,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class CorpusLook:
-    """What `inspect_corpus` has found."""
+    """Findings of `inspect_corpus`."""
 
     path: str
     counts: dict[str, int]

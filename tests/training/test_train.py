@@ -214,7 +214,7 @@ def test_the_run_ends_when_it_stands_still_for_as_long_as_it_says(tmp_path, corp
     class StoppedError(Exception):
         pass
 
-    def hang(*_):
+    def hang(*_, **__):
         ended.wait(20)
         raise StoppedError
 

@@ -17,7 +17,7 @@ _SAMPLE_CHARS = 2000
 
 @dataclass
 class CleaningReport:
-    """What was dropped from some documents, by reason; reports of tasks are merged."""
+    """Counts of what was dropped from some documents, by reason; reports of tasks are merged."""
 
     samples_limit: int = 0
     """Samples kept for each reason; 0 keeps none."""
