@@ -267,8 +267,7 @@ def start_slow_build(tmp_path) -> subprocess.Popen:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
     from bert_jax.corpus import build, passes
-    from made_texts import make_text
-from word_tokenizer import WordTokenizer
+    from word_tokenizer import WordTokenizer
     passes.BLOCK_BYTES = 2000
     append = passes.Pass._append
     def slow(self, corpus, block):
@@ -327,8 +326,7 @@ def test_full_disk(text, tmp_path):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
     from bert_jax.corpus.build import build_corpus
-    from made_texts import make_text
-from word_tokenizer import WordTokenizer
+    from word_tokenizer import WordTokenizer
     resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
     build_corpus([{str(text)!r}], WordTokenizer(), {str(tmp_path / "corpus")!r}, num_workers=1)
     """

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.checkpoint import storage
 from bert_jax.errors import UserError
-from bert_jax.files import remote
+from bert_jax.files import remote, urls
 from bert_jax.files.remote import WorkDir, open_workdir
 
 
@@ -231,7 +231,7 @@ def test_no_credentials(emulator, monkeypatch):
 
 
 def test_without_gcsfs(monkeypatch):
-    monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(urls.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bert_jax\[gcs\]'"):
         open_workdir("gs://bucket/run")
 
