@@ -287,7 +287,14 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
     """
     if not is_url(out):
         with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:
-            yield LocalWorkspace(staged.path)
+            space = LocalWorkspace(staged.path)
+            try:
+                yield space
+            except BaseException:
+                # Without a mark of a shard or of a scan there is nothing to go on with.
+                if not space.marks() and not any(staged.path.rglob("key")):
+                    shutil.rmtree(staged.path, ignore_errors=True)
+                raise
             try:
                 staged.commit()
             except OSError as error:
