@@ -22,6 +22,7 @@ the host's rate at least 10 M tokens/s, which is what eight fast chips consume.
 """
 
 import argparse
+import functools
 import itertools
 import os
 import statistics
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 HOST_BAR, MASKED_BAR, RATE_BAR = 20.0, 3.0, 10e6
 SHARDED_BAR = 0.95
+ORDER_BLOCK = 1 << 14
+"""Rows whose order was made at once before there were shards."""
 Shape = tuple[int, int, Literal["nsp", "sop", "none"]]
 SHAPES: tuple[Shape, ...] = (  # L, B, pairing: 32,768 places a batch
     (128, 256, "nsp"),
@@ -103,13 +106,20 @@ def compare_shards(store: "TokenStore", arguments: argparse.Namespace) -> int:
     from bert_jax.data.shuffle import permute
 
     class StepByStep(ExampleStream):
-        """One shard, read as before there were shards, from a permutation that is made before."""
-
-        order: np.ndarray
+        """One shard, read as before there were shards: the order in blocks, rows step by step."""
 
         def batch(self, step: int, *_: int) -> dict[str, Any]:
-            rows = self.order[step * self.phases[0].batch_size :][: self.phases[0].batch_size]
+            size = self.phases[0].batch_size
+            block, within = divmod(step * size, ORDER_BLOCK)  # sizes divide it
+            rows = self.order(block)[within : within + size]
             return self.plan(0).batch(store.shards[0], rows)
+
+        @functools.lru_cache(maxsize=4)  # noqa: B019 - one stream a shape
+        def order(self, block: int) -> np.ndarray:
+            num_rows = self.corpora(0)[0].order.num_rows
+            epoch, first = divmod(block * ORDER_BLOCK, num_rows)
+            positions = np.arange(first, first + ORDER_BLOCK) % num_rows
+            return permute(positions, num_rows, epoch)
 
     num_batches, passed = arguments.batches, True
     several = cut(store, arguments.shards)
@@ -121,8 +131,6 @@ def compare_shards(store: "TokenStore", arguments: argparse.Namespace) -> int:
         phase = Phase(length, batch_size, num_batches * (arguments.repeats + 1))
         config = DataConfig(pairing=pairing)
         before = StepByStep(store, config, [phase])
-        rows = before.corpora(0)[0].order.num_rows
-        before.order = permute(np.arange(phase.num_rows) % rows, rows, 0)
         streams = [before, *(ExampleStream(each, config, [phase]) for each in (store, several))]
 
         def read(stream: ExampleStream, first: int) -> int:

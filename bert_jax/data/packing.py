@@ -57,12 +57,13 @@ class PackedPlan:
         """
         piece, counts = pieces_of(self.row_offsets, rows)
         tokens, segment_ids = lay_out(
-            shard, self.piece_start[piece], self.piece_len[piece], counts, self.length
-        )
+            shard, self.piece_start[piece], self.piece_len[piece], counts, self.length,
+            segment_dtype(self.length),
+        )  # fmt: skip
         return {
             "tokens": tokens,
             "type_ids": np.zeros(tokens.shape, np.uint8),
-            "segment_ids": segment_ids.astype(segment_dtype(self.length)),
+            "segment_ids": segment_ids,
             "pair_labels": np.full(rows.size, -1, np.int32),
         }
 
@@ -81,6 +82,7 @@ def lay_out(
     lens: np.ndarray,
     counts: np.ndarray,
     length: int,
+    dtype: np.dtype,
     *,
     closed: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -91,10 +93,11 @@ def lay_out(
         lens: (n,) tokens of each piece.
         counts: (B,) pieces of each row, at least 1; of sum n.
         length: L.
+        dtype: type of the segment ids; holds the largest number of pieces in a row.
         closed: whether a piece ends in [SEP]; else it is [CLS] piece.
 
     Returns:
-        Tokens (B, L) of the shard's dtype, and segment ids (B, L) int64: 0 padding, 1.. pieces.
+        Tokens (B, L) of the shard's dtype, and segment ids (B, L): 0 padding, 1.. pieces.
     """
     last_piece = np.cumsum(counts)
     first_piece = last_piece - counts
@@ -110,7 +113,7 @@ def lay_out(
     if closed:
         flat[begins + sizes - 1] = shard.special_ids.sep
     numbers = np.arange(1, starts.size + 1) - np.repeat(first_piece, counts)
-    segment_ids = np.repeat(numbers, spans).reshape(tokens.shape)
+    segment_ids = np.repeat(numbers.astype(dtype), spans).reshape(tokens.shape)
     segment_ids *= real
     return tokens, segment_ids
 

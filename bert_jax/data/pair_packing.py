@@ -77,21 +77,22 @@ class TranslationPlan:
         pair, counts = pieces_of(self.row_offsets, rows)
         dtype = pair_segment_dtype(self.length, self.target_length)
         start, source_len = self.source_start[pair], self.source_len[pair]
-        tokens, segment_ids = lay_out(shard, start, source_len, counts, self.length)
+        tokens, segment_ids = lay_out(shard, start, source_len, counts, self.length, dtype)
         target_tokens, target_segment_ids = lay_out(
             shard,
             start.astype(np.int64) + source_len,
             self.target_len[pair],
             counts,
             self.target_length,
+            dtype,
             closed=False,
         )
         return {
             "tokens": tokens,
             "type_ids": np.zeros(tokens.shape, np.uint8),
-            "segment_ids": segment_ids.astype(dtype),
+            "segment_ids": segment_ids,
             "target_tokens": target_tokens,
-            "target_segment_ids": target_segment_ids.astype(dtype),
+            "target_segment_ids": target_segment_ids,
         }
 
 

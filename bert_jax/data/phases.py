@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.config.mapping import check_values
@@ -136,7 +137,7 @@ class Phase:
     batch_warmup_steps: int = 0
     """Steps with fewer rows, at the beginning (see `PhaseConfig`)."""
 
-    @property
+    @cached_property
     def stages(self) -> tuple[tuple[int, int], ...]:
         """Steps and rows of each step, from the start to the end of the phase."""
         warmup, parts = self.batch_warmup_steps, (8, 4, 2)

@@ -38,9 +38,9 @@ from bert_jax.errors import UserError
 
 _MOST = 2**32  # rows of a batch, and steps of a phase
 
-_BLOCK_POSITIONS = (1 << 20, 1 << 17, 1 << 23)
+_BLOCK_POSITIONS = (1 << 20, 1 << 18, 1 << 23)
 """Positions (rows x L) that are built at once: at least, for each shard, and at most. Rows that lie
-side by side are then read together, 1.6 times as fast as step by step."""
+side by side are then read together."""
 _BLOCK_STEPS = 4096  # at most
 _BLOCKS = 4  # kept
 
@@ -54,6 +54,8 @@ def row_keys(first: int, count: int) -> np.ndarray:
     Up to 2^32 rows each is the row's number. Each later 2^32 rows have the same keys in another
     order, so that a text that comes again is masked otherwise.
     """
+    if first + count <= 1 << 32:
+        return np.arange(first, first + count, dtype=np.uint32)
     numbers = np.arange(first, first + count, dtype=np.uint64)
     keys = numbers.astype(np.uint32)
     high = numbers >> np.uint64(32)

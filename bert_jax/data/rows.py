@@ -16,6 +16,8 @@ from bert_jax.errors import UserError
 
 _PLAN = 0
 """Purpose of a random number; part of its key."""
+_POSITIONS = 1 << 17
+"""Positions (rows x L) whose indices, 8 bytes each, stay in a core's cache while they are built."""
 
 
 class StoreRows:
@@ -64,20 +66,26 @@ class StoreRows:
     def batch(self, places: Places) -> dict[str, np.ndarray]:
         """Build rows, all of a batch but `row_index`: a shard's together, as they lie there."""
         shards, visits = places
-        batch: dict[str, np.ndarray] = {}
-        by_shard = np.argsort(shards, kind="stable")
+        at_once = max(1, _POSITIONS // self._length)
+        # Of narrow integers numpy sorts by radix.
+        by_shard = np.argsort(shards.astype(np.min_scalar_type(shards.max())), kind="stable")
         ends = np.flatnonzero(np.diff(shards[by_shard])) + 1
+        parts, order = [], []
         for chosen in np.split(by_shard, ends):
             number = int(shards[chosen[0]])
-            plan = self.plan(number)
+            plan, shard = self.plan(number), self.store.shards[number]
             rows = visits[chosen] % len(plan)
             lie = np.argsort(rows, kind="stable")
-            part = plan.batch(self.store.shards[number], rows[lie])
-            for name, array in part.items():
-                if name not in batch:
-                    batch[name] = np.empty((shards.size, *array.shape[1:]), array.dtype)
-                batch[name][chosen[lie]] = array
-        return batch
+            for first in range(0, lie.size, at_once):
+                parts.append(plan.batch(shard, rows[lie[first : first + at_once]]))
+            order.append(chosen[lie])
+        place = np.empty(shards.size, np.int64)
+        place[np.concatenate(order)] = np.arange(shards.size)
+        # `take` copies rows twice as fast as a store by index does.
+        return {
+            name: np.concatenate([part[name] for part in parts]).take(place, axis=0, mode="clip")
+            for name in parts[0]
+        }
 
     def prepare(self, shards: Iterable[int]) -> None:
         """Plan shards ahead, in a thread.
