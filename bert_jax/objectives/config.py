@@ -60,11 +60,11 @@ class ObjectiveConfig:
             UserError: No objective of that name.
         """
         name = values.get("name", ObjectiveConfig.name)
-        if name not in OBJECTIVES:
+        if not isinstance(name, str) or name not in OBJECTIVES:
             near = nearest(str(name), OBJECTIVES)
             hint = f" (did you mean {near!r}?)" if near else ""
             raise UserError(
-                f"objective.name is {name!r}{hint}; it must be one of {', '.join(OBJECTIVES)}"
+                f"objective.name is {name!r:.80}{hint}; it must be one of {', '.join(OBJECTIVES)}"
             )
         return OBJECTIVES[name]
 

@@ -133,6 +133,7 @@ def test_phases_cover_the_run():
         ({"model": {"pooler": False}}, r"model.pooler is false, but data.pairing 'nsp' learns"),
         ({"checkpoint": {"keep": 0}}, r"checkpoint: keep is 0; it must be at least 1"),
         ({"seed": -1}, r"seed is -1"),
+        ({"objective": {"name": []}}, r"objective\.name is \[\]; it must be one of masked_lm"),
     ],
 )
 def test_contradictions_are_named(given, message):
