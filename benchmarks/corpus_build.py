@@ -25,7 +25,7 @@ are cores. Datatrove needs an environment of its own: --peer-python is its inter
 
 All run in fresh processes, alternately; the medians of wall time are compared. CPU time is printed
 as well: it tells more than wall time on a machine that does other work. Of processes that are not
-children (Ray's) it is not counted.
+children (Ray's, datatrove's) it is not counted.
 """
 
 import argparse
