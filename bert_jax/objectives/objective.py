@@ -157,6 +157,36 @@ class Objective(ABC):
         return tokens, types, segments, None if seed is None else DropoutStream(seed, index)
 
 
+@dataclass(frozen=True)
+class CoupledObjective(Objective):
+    """Objective whose loss compares the rows of a batch with each other.
+
+    The loss of some rows depends on all rows, through arrays that are far smaller than what makes
+    them. Micro-batches therefore make these arrays first, then their gradient, and then that of the
+    parameters, in parts (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size).
+    """
+
+    @abstractmethod
+    def represent(
+        self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Array:
+        """Make an array of prepared rows, rows on axis 0, each row's of this row alone."""
+
+    @abstractmethod
+    def compare(self, outputs: Array, rows: Batch, layout: Layout | None) -> Scalars:
+        """Compute the sums of the device's rows, all rows of the batch considered.
+
+        `layout.all_rows` gives all of them.
+        """
+
+    def forward(
+        self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Forward:
+        """Represent the rows and compare them."""
+        outputs = self.represent(params, rows, seed, layout)
+        return Forward(self.compare(outputs, rows, layout), outputs)
+
+
 def num_params(objective: Objective) -> int:
     """Count the parameters of an objective, without the rows that pad the vocabulary."""
     model = objective.model
