@@ -54,7 +54,7 @@ class BM25:
         return found
 
     def ranked(self, query: Sequence[str], k: int) -> Int64[np.ndarray, " K"]:
-        """Return the best `k` documents that share a word; of equal scores the first comes first."""
+        """Return the best documents that share a word, at most k; equal scores keep their order."""
         scores = self.scores(query)
         some = np.flatnonzero(scores)
         if len(some) > k:
