@@ -36,7 +36,7 @@ _HIDDEN_SCORE = -1e30
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """What makes the vector of a text."""
+    """Pooling, length, prefixes and dimensions of the vectors of texts."""
 
     pooling: TokenPooling = "mean"
     """mean: the mean of all tokens' states, special tokens included. cls: the first token's state.

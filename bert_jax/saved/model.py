@@ -94,7 +94,7 @@ class SavedModel:
     network: Network | None = None
     """Network of a model that translates; None of any other."""
     embedding: EmbeddingConfig | None = None
-    """What makes the vector of a text; None of a model that was not trained for vectors. The
+    """Form of the vectors of texts; None of a model that was not trained for vectors. The
     weights of tokens, where they are learned, are the entry `pooling` of the parameters."""
 
     @property
