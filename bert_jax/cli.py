@@ -22,7 +22,16 @@ from typing import Any
 import bert_jax
 from bert_jax.errors import UserError, report_error
 from bert_jax.terminal import safe_streams
-from bert_jax.verbs import accounting, contamination, corpora, evaluation, exchange, inference, runs
+from bert_jax.verbs import (
+    accounting,
+    contamination,
+    corpora,
+    evaluation,
+    exchange,
+    inference,
+    runs,
+    search,
+)
 from bert_jax.verbs.options import Parser
 
 _TEXTS = ("texts", "text", "text_b", "context", "prefix", "query")
@@ -249,6 +258,7 @@ def _parser(*, needed: bool = True) -> Parser:
     sub.option("--corpus", "default: that of the run")
 
     inference.add(verb)
+    search.add(verb)
     exchange.add(verb)
     accounting.add(verb)
     return parser
