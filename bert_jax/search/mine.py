@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -148,12 +149,28 @@ def mine(
     return Mined(pairs, found, len(documents), too_near, cuts.warning())
 
 
-def write_mined(path: Path, mined: Mined) -> None:
-    """Write JSON lines with query, document and negatives, as `task.embedding` reads them."""
+def write_mined(path: Path, mined: Mined, *, labelled: bool = False) -> None:
+    """Write JSON lines with query, document and negatives, as `task.embedding` reads them.
+
+    Args:
+        path: The file, which appears whole or not at all.
+        mined: Pairs and negatives.
+        labelled: Whether each pair and each negative has a line, with the label 1 or 0, as
+            `task.table` reads them to train a reranker.
+    """
     with staged_file(path) as file:
         for pair, negatives in zip(mined.pairs, mined.negatives, strict=True):
-            row = {"query": pair.query, "document": pair.document, "negatives": list(negatives)}
-            file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
+            rows: list[dict[str, Any]] = [
+                {"query": pair.query, "document": pair.document, "negatives": list(negatives)}
+            ]
+            if labelled:
+                labels = [(pair.document, 1), *((text, 0) for text in negatives)]
+                rows = [
+                    {"query": pair.query, "document": text, "label": label}
+                    for text, label in labels
+                ]
+            for row in rows:
+                file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
 
 
 def _key(text: str) -> str:

@@ -96,6 +96,11 @@ def add(verb: Callable[..., Parser]) -> None:
     sub.option(
         "--margin", "how far a negative's cosine stays below the pair's; may be negative", 0.05
     )
+    sub.flag(
+        "--labelled",
+        "write a line for each pair and for each negative, with the label 1 or 0: to train a "
+        "reranker on",
+    )
     sub.option("--ranks", "ranks of negatives, among the documents that are no answer", "1-100")
     _add_device(sub)
 
@@ -295,11 +300,15 @@ def mine(arguments: argparse.Namespace) -> int:
     more = [text for source in sources for text in source.texts()]
     with tqdm(unit=" texts", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
         found = mining.mine(model, pairs, config, corpus=more, advance=bar.update)
-    mining.write_mined(arguments.out, found)
+    mining.write_mined(arguments.out, found, labelled=arguments.labelled)
     if found.warning:
         print(f"Warning: {found.warning}", file=sys.stderr)
     print("\n".join(found.lines()))
-    print(f"{arguments.out}: train on it with --config.task.embedding.negatives=negatives")
+    if arguments.labelled:
+        fields = "table.text=query --config.task.table.text_pair=document"
+    else:
+        fields = "embedding.negatives=negatives"
+    print(f"{arguments.out}: train on it with --config.task.{fields}")
     return 0
 
 
