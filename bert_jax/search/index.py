@@ -26,7 +26,7 @@ _SUFFIX = ".parquet"
 
 @dataclass(frozen=True)
 class IndexedBy:
-    """What made the vectors of an index."""
+    """Model that made the vectors of an index."""
 
     model: str
     """Absolute path of the model."""

@@ -24,7 +24,7 @@ from bert_jax.tasks.text.tables import read_texts
 
 @dataclass(frozen=True)
 class MineConfig:
-    """Which documents are negatives."""
+    """Choice of the negatives."""
 
     negatives: int = 5
     """Greatest number of negatives of a pair; the nearest are taken."""
@@ -115,7 +115,7 @@ def mine(
     Args:
         model: A model on a device.
         pairs: Pairs.
-        config: Which documents are negatives.
+        config: Choice of the negatives.
         corpus: More documents beside those of the pairs.
         advance: Takes the number of texts after each part of them.
     """

@@ -32,8 +32,8 @@ def add(verb: Callable[..., Parser]) -> None:
     )  # fmt: skip
     _add_model(sub)
     sub.add_argument(
-        "files",
-        nargs="+",
+        "texts",
+        nargs="*",
         metavar="FILE",
         help="text files (.txt, .md), JSON lines and tables (.jsonl, .csv, .tsv, .parquet), also "
         "compressed; a directory or a glob of these; hf:OWNER/NAME",
@@ -168,7 +168,9 @@ def index(arguments: argparse.Namespace) -> int:
     from bert_jax.tokenization.tokenizer import num_special
 
     check_index_name(arguments.out)
-    sources, passed = found_sources(arguments.files, arguments.field)
+    if not arguments.texts:
+        raise UserError("there is nothing to index: name files, a directory or a glob")
+    sources, passed = found_sources(arguments.texts, arguments.field)
     model = _model(arguments, arguments.model)
     Embedder(model, kind="document", dimensions=arguments.dimensions)  # refuses what cannot be
     room = min(arguments.passage_tokens or _PASSAGE_TOKENS, model.max_length)
