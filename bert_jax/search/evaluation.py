@@ -16,8 +16,9 @@ from bert_jax.retrieval.collection import Collection
 from bert_jax.retrieval.metrics import DEPTH, ranking_scores
 from bert_jax.saved.model import SavedModel
 from bert_jax.search.rerank import Reranker, reranked
-from bert_jax.search.vectors import shortened, text_vectors
+from bert_jax.search.vectors import text_vectors
 from bert_jax.tasks.config import TableConfig
+from bert_jax.tasks.embedding.ranking import unit
 from bert_jax.tasks.text.metrics import pearson, spearman
 from bert_jax.tasks.text.tables import read_texts
 
@@ -61,7 +62,7 @@ def evaluate_retrieval(
     scores: dict[str, dict[str, float]] = {}
     ranked: dict[str, list[str]] = {}
     for width in widths:
-        _, numbers = top_k(shortened(asked, width), shortened(known, width), DEPTH + 1)
+        _, numbers = top_k(unit(asked[:, :width]), unit(known[:, :width]), DEPTH + 1)
         rankings = _named(collection, numbers)
         ranked = ranked or rankings
         scores[f"{width}"] = ranking_scores(rankings, collection.relevant)
@@ -107,7 +108,7 @@ def evaluate_similarity(
     known = text_vectors(model, seconds, "document", normalize=False, cuts=cuts, advance=advance)
     scores = {}
     for width in widths:
-        pairs = shortened(asked, width).astype(np.float64), shortened(known, width)
+        pairs = unit(asked[:, :width]).astype(np.float64), unit(known[:, :width])
         cosines = np.multiply(*pairs).sum(1)
         scores[f"{width}"] = {
             "spearman": spearman(wanted, cosines), "pearson": pearson(wanted, cosines)
@@ -149,7 +150,7 @@ def evaluate_clustering(
     vectors = text_vectors(model, texts, "document", normalize=False, cuts=cuts, advance=advance)
     scores = {}
     for width in widths:
-        own = shortened(vectors, width)
+        own = unit(vectors[:, :width])
         found = [v_measure(classes, k_means(own, count, seed)) for seed in range(CLUSTERINGS)]
         scores[f"{width}"] = {"v_measure": float(np.mean(found)), "deviation": float(np.std(found))}
     counts = {"texts": len(texts), "classes": count}

@@ -19,6 +19,7 @@ from bert_jax.infer.search import top_k
 from bert_jax.saved.model import SavedModel
 from bert_jax.search.vectors import text_vectors
 from bert_jax.tasks.config import TableConfig
+from bert_jax.tasks.embedding.sources import text_key
 from bert_jax.tasks.text.tables import read_texts
 
 
@@ -119,13 +120,13 @@ def mine(
         corpus: More documents beside those of the pairs.
         advance: Takes the number of texts after each part of them.
     """
-    documents: dict[str, str] = {}
+    documents: dict[bytes, str] = {}
     for text in (*(pair.document for pair in pairs), *corpus):
-        documents.setdefault(_key(text), text)
-    queries = {_key(pair.query): pair.query for pair in pairs}
-    own: dict[str, set[str]] = {query: {query} for query in queries}
+        documents.setdefault(text_key(text), text)
+    queries = {text_key(pair.query): pair.query for pair in pairs}
+    own: dict[bytes, set[bytes]] = {query: {query} for query in queries}
     for pair in pairs:
-        own[_key(pair.query)].add(_key(pair.document))
+        own[text_key(pair.query)].add(text_key(pair.document))
     cuts = Cuts()
     asked = text_vectors(model, [*queries.values()], "query", cuts=cuts, advance=advance)
     known = text_vectors(model, [*documents.values()], "document", cuts=cuts, advance=advance)
@@ -135,14 +136,14 @@ def mine(
     row_of = {query: row for row, query in enumerate(queries)}
     found, too_near = [], 0
     for pair in pairs:
-        query = _key(pair.query)
+        query = text_key(pair.query)
         row = row_of[query]
         others = [
             (float(score), int(number))
             for score, number in zip(scores[row], numbers[row], strict=True)
             if keys[number] not in own[query]
         ][config.first - 1 : config.last]
-        limit = float(asked[row] @ known[number_of[_key(pair.document)]]) - config.margin
+        limit = float(asked[row] @ known[number_of[text_key(pair.document)]]) - config.margin
         kept = [texts[number] for score, number in others if score <= limit]
         too_near += len(others) - len(kept)
         found.append(kept[: config.negatives])
@@ -171,7 +172,3 @@ def write_mined(path: Path, mined: Mined, *, labelled: bool = False) -> None:
                 ]
             for row in rows:
                 file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
-
-
-def _key(text: str) -> str:
-    return " ".join(text.casefold().split())

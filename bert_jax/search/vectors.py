@@ -56,13 +56,6 @@ def text_vectors(
     return np.concatenate(found)
 
 
-def shortened(vectors: Float[np.ndarray, "N D"], dimensions: int) -> Float[np.ndarray, "N d"]:
-    """Return the first numbers of vectors, scaled to length 1."""
-    kept = vectors[:, :dimensions]
-    scaled: np.ndarray = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
-    return scaled
-
-
 def model_digest(model: SavedModel) -> str:
     """Compute the SHA-256 of what determines vectors: weights, tokenizer, pooling, prefixes."""
     own = None if model.embedding is None else asdict(model.embedding)

@@ -24,7 +24,8 @@ from bert_jax.retrieval.metrics import ranking_scores
 from bert_jax.search import index as indexing
 from bert_jax.search.evaluation import evaluate_retrieval
 from bert_jax.search.rerank import Reranker
-from bert_jax.search.vectors import model_digest, shortened, text_vectors
+from bert_jax.search.vectors import model_digest, text_vectors
+from bert_jax.tasks.embedding.ranking import unit
 
 TEXTS = ["the cat sat on a mat", "kim met lee in rome", "who ran under the hill ?", "a dog ran .",
          "lee sat", "the mat , the hill", "in rome the cat met a dog"]  # fmt: skip
@@ -107,7 +108,7 @@ def test_fewer_numbers(home, run, tmp_path, cosines):
     out = tmp_path / "8.parquet"
     run("index", home / "model", home / "texts.jsonl", "--out", out, "--dimensions=8")
     vectors = bert_jax.load(home / "model").embed([*TEXTS, "the dog"], normalize=False)
-    short = shortened(vectors, 8)
+    short = unit(vectors[:, :8])
     answer = json.loads(run("search", out, "the dog", "--top=1", "--json").out)
     assert answer["hits"][0]["id"] == f"t{np.argmax(short[:-1] @ short[-1])}"
     assert answer["hits"][0]["score"] == pytest.approx(np.max(short[:-1] @ short[-1]), abs=1e-5)
@@ -223,7 +224,7 @@ def test_evaluate_retrieval(home, run, tmp_path):
     assert (result["documents"], result["queries"]) == (7, 2)
     vectors = bert_jax.load(home / "model").embed([*TEXTS, *queries.values()])
     for width in (16, 8):
-        short = shortened(vectors, width)
+        short = unit(vectors[:, :width])
         ranked = {
             query: [f"t{n}" for n in np.argsort(-(short[:7] @ row)) if f"t{n}" != query]
             for query, row in zip(queries, short[7:], strict=True)
