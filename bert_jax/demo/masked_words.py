@@ -18,11 +18,11 @@ from bert_jax.demo.workdir import config_there
 from bert_jax.errors import UserError
 from bert_jax.files.staging import staged_file
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.infer.masks import MASK
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.saved.model import read_model
 from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.masks import MASK
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.wordpiece_training import train_wordpiece
 from bert_jax.training.config import PretrainConfig

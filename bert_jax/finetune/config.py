@@ -6,6 +6,7 @@ from typing import Literal
 
 from bert_jax.config.mapping import check_values
 from bert_jax.errors import UserError
+from bert_jax.objectives.embedding import ContrastConfig
 from bert_jax.parallel.sharding import MeshConfig
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.training.guard import GuardConfig
@@ -36,7 +37,8 @@ class FinetuneTrainingConfig:
     batch_size: int = 32
     """Rows per step of each run, over all devices and micro-batches."""
     accumulation: int = 1
-    """Micro-batches per step: memory for time, the result is the same within rounding."""
+    """Micro-batches per step: memory for time, the result is the same within rounding. Vectors
+    (task.kind=embedding) are then made twice, once to be compared with all of the batch."""
     eval_batch_size: int = 64
     """Rows per step of an evaluation."""
     evals_per_epoch: int = 1
@@ -155,6 +157,8 @@ class FinetuneConfig:
     """Choice of a classification by a model without a pooler (ModernBERT, EuroBERT): the first
     token's state, the mean of the tokens' states, or, with `late`, the mean of the tokens' logits.
     auto: what the files of `init` say (`classifier_pooling`), else mean."""
+    embedding: ContrastConfig = field(default_factory=ContrastConfig)
+    """Vectors and their loss (task.kind=embedding)."""
     training: FinetuneTrainingConfig = field(default_factory=FinetuneTrainingConfig)
     optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -17,7 +17,8 @@ from bert_jax.files.urls import scheme
 from bert_jax.finetune.batches import choose_buckets, eval_batches
 from bert_jax.finetune.contamination import divide, known_texts, scores_apart
 from bert_jax.finetune.trials import place_params, place_rows
-from bert_jax.objectives.objective import Forward
+from bert_jax.finetune.vectors import saved_objective
+from bert_jax.objectives.objective import Forward, Objective
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.parallel.in_flight import in_flight
 from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
@@ -178,9 +179,7 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
 
 def split_outputs(model: SavedModel, split: Split) -> Outputs:
     """Compute the logits of the rows of a split, as `Split.score` takes them, on all devices."""
-    assert model.outputs is not None
-    objective = TaskObjective(model.config, model.outputs.head, model.outputs.objective)
-    config = StepConfig(objective, OptimizerConfig(), num_steps=1)
+    config = StepConfig(_objective(model, split), OptimizerConfig(), num_steps=1)
     mesh = make_trial_mesh(MeshConfig(), 1)
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.params)
     params = place_params(config, mesh, one)
@@ -192,6 +191,13 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
             batch_size=_BATCH_SIZE, pad_id=model.tokenizer.special_ids.pad, done=bar.update,
         )  # fmt: skip
     return scored.outputs
+
+
+def _objective(model: SavedModel, split: Split) -> Objective:
+    if model.embedding is not None:
+        return saved_objective(model.embedding, model.config, _task(model).config, split.rows)
+    assert model.outputs is not None  # from `read_finetuned`
+    return TaskObjective(model.config, model.outputs.head, model.outputs.objective)
 
 
 def _task(model: SavedModel) -> Task:

@@ -24,6 +24,7 @@ from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
 from bert_jax.finetune.progress import Losses, Progress
 from bert_jax.finetune.setup import RANDOM, Setup
 from bert_jax.finetune.trials import SweepState, abstract_trials, earlier, from_earlier
+from bert_jax.objectives.embedding import EmbeddingObjective
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.saved.ancestors import file_entries
 from bert_jax.saved.lineage import ancestor_entry
@@ -238,7 +239,7 @@ class Saves:
 
 def saved_content(
     config: FinetuneConfig,
-    objective: TaskObjective,
+    objective: TaskObjective | EmbeddingObjective,
     task: Task,
     scores: dict[str, float],
     member: Trial,

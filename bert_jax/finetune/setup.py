@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,8 +14,10 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.vectors import with_vectors
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig, starting_params
+from bert_jax.objectives.embedding import ContrastConfig, EmbeddingObjective
 from bert_jax.objectives.task import HEADS, TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.sweep.statistics import Trial
@@ -55,9 +57,9 @@ class Setup:
     repetitions of its last member."""
 
     @property
-    def objective(self) -> TaskObjective:
+    def objective(self) -> TaskObjective | EmbeddingObjective:
         """Objective of the step."""
-        return cast(TaskObjective, self.step.objective)
+        return cast(TaskObjective | EmbeddingObjective, self.step.objective)
 
     def evaluates_after(self, step: int) -> bool:
         """Say whether the dev splits are scored after `step` updates; always after the last."""
@@ -87,24 +89,12 @@ def set_up(config: FinetuneConfig) -> Setup:
         raise UserError(f"sweep.baseline is {config.sweep.baseline!r}, the same as init")
     model = _encoder(initial, config)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
-    network = HEADS[task.objective].network
-    pools = network == "classification" and model.pooler
-    if pools and not (initial.has_pooler or config.reinitialise):
-        _log.warning(
-            "%s has no pooler, which this task reads: it begins at random, as the head does",
-            initial.name,
-        )
     train, dev = task.train_split(), tuple(task.dev_splits())
-    rate = config.training.dropout_rate
-    head = TaskHeadConfig(
-        network,
-        num_labels=task.num_outputs,
-        # BERT's SQuAD head reads the encoder's output as it is.
-        dropout_rate=0.0 if task.objective == "span" else _HEAD_DROPOUT if rate is None else rate,
-        pooling=_pooling(config, initial, network),
-    )
-    starts = tuple(params and starting_params(model, head, params) for params in given)
-    objective = TaskObjective(model, head, task.objective)
+    objective: TaskObjective | EmbeddingObjective
+    if task.objective == "embedding":
+        objective, starts = with_vectors(config, model, task, given)
+    else:
+        objective, starts = _with_head(config, initial, model, task, given)
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
@@ -153,6 +143,38 @@ def set_up(config: FinetuneConfig) -> Setup:
         steps_per_eval=max(1.0, batches.num_batches / config.training.evals_per_epoch),
         waves=tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves),
     )
+
+
+def _with_head(
+    config: FinetuneConfig,
+    initial: SavedModel,
+    model: ModelConfig,
+    task: Task,
+    given: Sequence[Any],
+) -> tuple[TaskObjective, tuple[Any, ...]]:
+    """Return the objective of a head, and what each initialisation gives of its parameters."""
+    if config.embedding != ContrastConfig():
+        raise UserError(
+            f"the section embedding is set, but task.kind is {config.task.kind!r}; set task.kind "
+            "to 'embedding', or leave the section out"
+        )
+    network = HEADS[task.objective].network
+    pools = network == "classification" and model.pooler
+    if pools and not (initial.has_pooler or config.reinitialise):
+        _log.warning(
+            "%s has no pooler, which this task reads: it begins at random, as the head does",
+            initial.name,
+        )
+    rate = config.training.dropout_rate
+    head = TaskHeadConfig(
+        network,
+        num_labels=task.num_outputs,
+        # BERT's SQuAD head reads the encoder's output as it is.
+        dropout_rate=0.0 if task.objective == "span" else _HEAD_DROPOUT if rate is None else rate,
+        pooling=_pooling(config, initial, network),
+    )
+    starts = tuple(params and starting_params(model, head, params) for params in given)
+    return TaskObjective(model, head, task.objective), starts
 
 
 def _baseline(name: str, initial: SavedModel) -> Any:
@@ -226,6 +248,6 @@ def _rows_fingerprint(splits: Iterable[Rows]) -> str:
     digest = hashlib.sha256()
     for rows in splits:
         labels = () if rows.labels is None else rows.labels
-        for array in (rows.lengths, rows.second_start, *rows.tokens, *labels):
+        for array in (rows.row_lengths, rows.second_start, *rows.tokens, *labels):
             digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

@@ -13,6 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.setup import Setup
+from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.task_heads import has_transform
 from bert_jax.saved.runs import STATISTICS
 from bert_jax.sweep.report import summary_lines, write_summary
@@ -24,6 +25,12 @@ _POOLINGS = {
     "first": "the first token's state",
     "mean": "the mean of the tokens' states",
     "late": "the mean of the tokens' logits",
+}
+_VECTORS = {
+    "mean": "mean of the tokens' states",
+    "cls": "the first token's state",
+    "last": "the last token's state",
+    "weighted": "mean of the tokens' states, with learned weights",
 }
 
 
@@ -64,7 +71,8 @@ def summary_of_run(
         + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items()),
     ]
     if head := _head(setup):
-        lines.append(f"head     {head}")
+        name = "vectors" if setup.task.objective == "embedding" else "head"
+        lines.append(f"{name:8} {head}")
     if math.isfinite(constant):
         lines.append(
             f"goal     {setup.task.metric} above {goal:.4g} at the end of training (a "
@@ -75,8 +83,10 @@ def summary_of_run(
 
 
 def _head(setup: Setup) -> str:
-    """Describe what a head without a pooler reads, and how its map begins."""
+    """Describe what vectors are, or what a head without a pooler reads and how its map begins."""
     model, head = setup.objective.model, setup.objective.config
+    if isinstance(head, EmbeddingConfig):
+        return _VECTORS[head.pooling]
     said = []
     if head.kind == "classification" and not model.pooler:
         said.append(f"from {_POOLINGS[head.pooling]}")

@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
-from bert_jax.infer.masks import MASK, encode_masked, filled, mask_spans, token_text
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows
+from bert_jax.tokenization.masks import MASK, encode_masked, filled, mask_spans, token_text
 from bert_jax.tokenization.tokenizer import make_row
 
 _SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the mask

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from bert_jax.errors import UserError
 from bert_jax.model.config import LayerKind, ModelConfig
+from bert_jax.model.embedding import EmbeddingConfig, TokenPooling, pool_tokens
 from bert_jax.model.encoder import Embeddings, Layer
 from bert_jax.model.heads import end_norm, pool, vocabulary_logits, with_params
 from bert_jax.model.rotation import Context, make_context
@@ -23,19 +25,32 @@ from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tok
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Batch
 
-Pooling = Literal["mean", "max", "cls", "pooler"]
+Pooling = Literal["mean", "max", "cls", "pooler", "last", "weighted"]
 FEW_TOKENS = 128
 """Tokens in a batch up to which the last layer computes all places."""
 
 
-def on_device(saved: SavedModel) -> SavedModel:
-    """Lay a model out for the functions below: on the first device, its layers in a list.
+def on_device(
+    saved: SavedModel, device: str | None = None, max_length: int | None = None
+) -> SavedModel:
+    """Lay a model out for the functions below: on one device, its layers in a list.
 
     A model that translates keeps its own layout.
+
+    Args:
+        saved: From `read_model`.
+        device: Platform, such as cpu, gpu or tpu, or one of its devices, such as gpu:1; None: the
+            first device of all.
+        max_length: Tokens in a row at most; None: as the model says.
+
+    Raises:
+        UserError: There is no such device, or the length is out of range.
     """
+    chosen = _device(device)
+    if max_length is not None:
+        saved = dataclasses.replace(saved, max_length=_checked_length(saved, max_length))
     if saved.network is not None:
-        params = jax.device_put(saved.params, jax.devices()[0])
-        return dataclasses.replace(saved, params=params)
+        return dataclasses.replace(saved, params=jax.device_put(saved.params, chosen))
     encoder = saved.params["encoder"]
     layers = [
         jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], encoder["layers"])
@@ -45,8 +60,42 @@ def on_device(saved: SavedModel) -> SavedModel:
     return dataclasses.replace(
         saved,
         config=dataclasses.replace(saved.config, remat="none"),  # there is no backward pass
-        params=jax.device_put(params, jax.devices()[0]),
+        params=jax.device_put(params, chosen),
     )
+
+
+def layers_stacked(model: SavedModel) -> SavedModel:
+    """Return a model of `on_device` with its layers stacked on axis 0, as `read_model` has them."""
+    if model.network is not None:
+        return model
+    encoder = model.params["encoder"]
+    layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *encoder["layers"])
+    return dataclasses.replace(
+        model, params={**model.params, "encoder": {**encoder, "layers": layers}}
+    )
+
+
+def _device(name: str | None) -> jax.Device:
+    if name is None:
+        return jax.devices()[0]
+    platform, colon, number = name.partition(":")
+    try:
+        there = jax.devices(platform or None)
+        return there[int(number) if colon else 0]
+    except (RuntimeError, ValueError, IndexError):
+        found = ", ".join(f"{each.platform}:{n}" for n, each in enumerate(jax.devices()))
+        raise UserError(
+            f"device is {name!r:.40}; JAX finds {found} here, and cpu is always there"
+        ) from None
+
+
+def _checked_length(saved: SavedModel, length: int) -> int:
+    if not 8 <= length <= saved.config.num_positions:
+        raise UserError(
+            f"max_length is {length}; {saved.name} takes 8 to {saved.config.num_positions} tokens, "
+            "special ones included"
+        )
+    return length
 
 
 def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[Array, "B L C"]:
@@ -106,6 +155,10 @@ def pooled(
     wanted = [states[n] for n in layers]
     if layers[-1] == config.num_layers:
         wanted[-1] = _normed(config, model.params, wanted[-1])
+    if pooling in ("last", "weighted"):
+        weights = {"pooling": model.params.get("pooling", {})}
+        found: Array = _pool_tokens(config, pooling, weights, wanted, segment_ids)
+        return found
     vectors: Array = _pool(pooling, ignored, wanted, batch["tokens"], segment_ids)
     return vectors
 
@@ -252,8 +305,7 @@ def _pool(
     tokens: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"],
 ) -> Float[Array, "B D"]:
-    wanted = [each.astype(jnp.float32) for each in states]
-    hidden = sum(wanted[1:], wanted[0]) / len(wanted)
+    hidden = _mean_of(states)
     if pooling == "cls":
         return hidden[:, 0]
     counts = segment_ids > 0
@@ -266,7 +318,25 @@ def _pool(
     return total / jnp.maximum(counts.sum(1, keepdims=True), 1)
 
 
+@_program(0, 1)
+def _pool_tokens(
+    config: ModelConfig,
+    pooling: TokenPooling,
+    params: Any,
+    states: list[Float[Array, "B L D"]],
+    segment_ids: Int[Array, "B L"],
+) -> Float[Array, "B D"]:
+    embedding = EmbeddingConfig(pooling)
+    return pool_tokens(config, embedding, params, _mean_of(states), segment_ids)
+
+
 # Parts of a program, while it is traced
+
+
+def _mean_of(states: list[Float[Array, "B L D"]]) -> Float[Array, "B L D"]:
+    wanted = [each.astype(jnp.float32) for each in states]
+    mean: Array = sum(wanted[1:], wanted[0]) / len(wanted)
+    return mean
 
 
 def _last(

@@ -144,9 +144,47 @@ class Objective(ABC):
 
     @staticmethod
     def inputs(rows: Batch, seed: Array | None) -> tuple[Array, Array, Array, DropoutStream | None]:
-        """Return what `model.heads.encode` reads of rows: tokens, types, segments, dropout."""
-        stream = None if seed is None else DropoutStream(seed, rows["row_index"])
-        return rows["tokens"], rows["type_ids"], rows["segment_ids"], stream
+        """Return what `model.heads.encode` reads of rows: tokens, types, segments, dropout.
+
+        Rows that belong together (B, G, L) follow one another (B * G, L).
+        """
+        index = rows["row_index"]
+        tokens, types, segments = (rows[name] for name in ("tokens", "type_ids", "segment_ids"))
+        if tokens.ndim == 3:
+            _, group, length = tokens.shape
+            index = (index[:, None] * group + jnp.arange(group, dtype=index.dtype)).reshape(-1)
+            tokens, types, segments = (x.reshape(-1, length) for x in (tokens, types, segments))
+        return tokens, types, segments, None if seed is None else DropoutStream(seed, index)
+
+
+@dataclass(frozen=True)
+class CoupledObjective(Objective):
+    """Objective whose loss compares the rows of a batch with each other.
+
+    The loss of some rows depends on all rows, through arrays that are far smaller than what makes
+    them. Micro-batches therefore make these arrays first, then their gradient, and then that of the
+    parameters, in parts (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size).
+    """
+
+    @abstractmethod
+    def represent(
+        self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Array:
+        """Make an array of prepared rows, rows on axis 0, each row's of this row alone."""
+
+    @abstractmethod
+    def compare(self, outputs: Array, rows: Batch, layout: Layout | None) -> Scalars:
+        """Compute the sums of the device's rows, all rows of the batch considered.
+
+        `layout.all_rows` gives all of them.
+        """
+
+    def forward(
+        self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Forward:
+        """Represent the rows and compare them."""
+        outputs = self.represent(params, rows, seed, layout)
+        return Forward(self.compare(outputs, rows, layout), outputs)
 
 
 def num_params(objective: Objective) -> int:

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from bert_jax.errors import UserError
+from bert_jax.tasks.embedding_config import EmbeddingTaskConfig
 from bert_jax.tasks.glue import TASKS, glue_sources, glue_task
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tokenization.tokenizer import MAX_SPECIAL
@@ -216,18 +217,19 @@ class SquadConfig:
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """The task; of the four sections that of `kind` is read."""
+    """The task; of the sections that of `kind` is read."""
 
-    kind: Literal["glue", "table", "tagging", "squad"] = "table"
+    kind: Literal["glue", "table", "tagging", "squad", "embedding"] = "table"
     """Section that describes the data."""
     max_length: int = 0
-    """Tokens in a row, special tokens included; 0: 128, for squad 384, or the model's positions
-    where they are fewer. Longer texts are cut and counted in a warning; tagged sentences and the
-    contexts of squad are read in windows."""
+    """Tokens in a row, special tokens included; 0: 128, for squad 384, for embedding 256, or the
+    model's positions where they are fewer. Longer texts are cut and counted in a warning; tagged
+    sentences and the contexts of squad are read in windows."""
     glue: GlueConfig = field(default_factory=GlueConfig)
     table: TableConfig = field(default_factory=TableConfig)
     tagging: TaggingConfig = field(default_factory=TaggingConfig)
     squad: SquadConfig = field(default_factory=SquadConfig)
+    embedding: EmbeddingTaskConfig = field(default_factory=EmbeddingTaskConfig)
 
     def __post_init__(self) -> None:
         """Refuse lengths that leave no room."""
@@ -250,7 +252,8 @@ class TaskConfig:
     @property
     def unread(self) -> tuple[str, ...]:
         """Names of the sections that `kind` does not read."""
-        return tuple(name for name in ("glue", "table", "tagging", "squad") if name != self.kind)
+        names = ("glue", "table", "tagging", "squad", "embedding")
+        return tuple(name for name in names if name != self.kind)
 
     def check_sections(self) -> None:
         """Refuse a section that would not be read.
@@ -272,7 +275,7 @@ class TaskConfig:
     @property
     def length(self) -> int:
         """Tokens in a row at most, special tokens included."""
-        return self.max_length or (384 if self.kind == "squad" else 128)
+        return self.max_length or _LENGTHS.get(self.kind, 128)
 
     def fitted(self, max_positions: int) -> "TaskConfig":
         """Lower the default length, and squad's default question, to what a model has room for."""
@@ -283,6 +286,11 @@ class TaskConfig:
             question = min(squad.max_question, max_positions // 4)
             squad = dataclasses.replace(squad, max_question=question)
         return dataclasses.replace(self, max_length=max_positions, squad=squad)
+
+    @property
+    def query_length(self) -> int:
+        """Tokens in a query of an embedding task at most, special tokens included."""
+        return min(self.embedding.max_query or self.length, self.length)
 
     @property
     def tag_stride(self) -> int:
@@ -316,12 +324,14 @@ class TaskConfig:
         return value
 
 
+_LENGTHS = {"squad": 384, "embedding": 256}
 _NEEDED = {
     ("glue", "name"): f"name one of {', '.join(name for name in TASKS if name != 'ax')}",
     ("glue", "data"): "name the directory of its TSV files, or say tfds",
     ("table", "train"): "name a file with texts and labels (.csv, .tsv, .jsonl, .parquet)",
     ("tagging", "train"): "name a file of words with tags",
     ("tagging", "dev"): "name a second file of words with tags, to choose the best checkpoint by",
+    ("embedding", "train"): "name a file of texts (.csv, .tsv, .jsonl, .parquet)",
     ("squad", "train"): "name a file in SQuAD's JSON",
     ("squad", "dev"): "name a second file in SQuAD's JSON, to choose the best checkpoint by",
 }

@@ -6,7 +6,7 @@ do, on axis 0 of every array.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.model.counter_hash import hash_u32
 from bert_jax.model.layers import compute_dtype
-from bert_jax.objectives.objective import Batch, Forward, Scalars, measure
+from bert_jax.model.layout import Layout
+from bert_jax.objectives.objective import Batch, CoupledObjective, Forward, Scalars, measure
 from bert_jax.parallel import collectives
 from bert_jax.parallel.sharding import (
     TRIAL,
@@ -162,17 +163,21 @@ def gradients(
                 of_parts = _with_layers(specs, partial(_of_each_layer, config))
             params = collectives.gather(params, of_parts, mesh, dtype, layers=True)
 
-        def loss(changing: Any, part: Batch) -> tuple[Float[Array, ""], Scalars]:
+        def used(changing: Any) -> Any:
             whole = {**params, **changing}
             if at_once:
-                whole = _with_layers(whole, _stack)
-            else:
-                whole = collectives.gather(whole, specs, mesh, dtype)
-            sums = objective.forward(whole, part, seed, layout).sums
+                return _with_layers(whole, _stack)
+            return collectives.gather(whole, specs, mesh, dtype)
+
+        def loss(changing: Any, part: Batch) -> tuple[Float[Array, ""], Scalars]:
+            sums = objective.forward(used(changing), part, seed, layout).sums
             return objective.loss(sums, counts), sums
 
-        differentiate = jax.grad(loss, has_aux=True)
-        grads, sums = _summed(config, differentiate, trained(objective, params), rows)
+        changing = trained(objective, params)
+        if config.accumulation > 1 and isinstance(objective, CoupledObjective):
+            grads, sums = _cached(config, used, layout, changing, rows, seed, counts)
+        else:
+            grads, sums = _summed(config, jax.grad(loss, has_aux=True), changing, rows)
         if mesh.size == mesh.shape.get(TRIAL, 1):
             return _with_layers(grads, _stack), sums
         of_parts = trained(objective, of_parts)
@@ -232,9 +237,9 @@ def _param_specs(config: StepConfig, mesh: Mesh) -> Any:
 
 def _summed(
     config: StepConfig,
-    differentiate: Callable[[Any, Batch], tuple[Any, Scalars]],
+    differentiate: Callable[[Any, Any], tuple[Any, Scalars]],
     params: Any,
-    rows: Batch,
+    rows: Any,
 ) -> tuple[Any, Scalars]:
     """Add up the gradients and sums of all rows, part by part, in float32.
 
@@ -244,7 +249,7 @@ def _summed(
     """
     unstacks = _is_unrolled(config) and config.accumulation > 1
 
-    def part_gradients(params: Any, part: Batch) -> tuple[Any, Scalars]:
+    def part_gradients(params: Any, part: Any) -> tuple[Any, Scalars]:
         grads, sums = differentiate(params, part)
         grads = jax.tree.map(lambda grad: grad.astype(jnp.float32), grads)
         return _with_layers(grads, _unstack) if unstacks else grads, sums
@@ -252,13 +257,55 @@ def _summed(
     if config.accumulation == 1:
         return part_gradients(params, rows)
 
-    def add_part(total: Any, part: Batch) -> tuple[Any, None]:
+    def add_part(total: Any, part: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, part_gradients(params, part)), None
 
     split = split_rows(rows, config.accumulation)
     like = jax.eval_shape(part_gradients, params, jax.tree.map(lambda x: x[0], split))
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
     return jax.lax.scan(add_part, zero, split)[0]
+
+
+def _cached(
+    config: StepConfig,
+    used: Callable[[Any], Any],
+    layout: Layout,
+    params: Any,
+    rows: Batch,
+    seed: Array | None,
+    counts: Scalars,
+) -> tuple[Any, Scalars]:
+    """Compute gradient and sums of a loss that compares all rows, part by part (see `_summed`).
+
+    One pass makes the arrays that are compared, without gradients. Their gradient is that of one
+    large batch. A second pass multiplies it by the gradient of each part's arrays. Dropout is a
+    function of the row, and hence the same in both passes.
+
+    Args:
+        config: Step of a `CoupledObjective`.
+        used: Map of the parameters that change to all parameters, as the objective takes them.
+        layout: Layout of the rows.
+        params: Parameters that change.
+        rows: Rows of this device.
+        seed: Seed of dropout.
+        counts: Denominators of the loss.
+    """
+    objective = cast(CoupledObjective, config.objective)
+
+    def represent(params: Any, part: Batch) -> Array:
+        return objective.represent(used(params), part, seed, layout)
+
+    def loss(outputs: Array) -> tuple[Float[Array, ""], Scalars]:
+        sums = objective.compare(outputs, rows, layout)
+        return objective.loss(sums, counts), sums
+
+    def product(params: Any, part: tuple[Batch, Array]) -> tuple[Float[Array, ""], Scalars]:
+        return jnp.vdot(represent(params, part[0]), part[1]), {}
+
+    outputs = jax.lax.map(partial(represent, params), split_rows(rows, config.accumulation))
+    slopes, sums = jax.grad(loss, has_aux=True)(outputs.reshape(-1, *outputs.shape[2:]))
+    grads, _ = _summed(config, jax.grad(product, has_aux=True), params, (rows, slopes))
+    return grads, sums
 
 
 def _is_unrolled(config: StepConfig) -> bool:
@@ -297,6 +344,6 @@ def _of_each_layer(config: StepConfig, specs: Any) -> list[Any]:
     return [one] * config.objective.model.num_layers
 
 
-def split_rows(rows: Batch, parts: int) -> Batch:
+def split_rows(rows: Any, parts: int) -> Any:
     """Reshape (B, ...) arrays of one device to (parts, B / parts, ...)."""
     return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), rows)

@@ -9,17 +9,19 @@ from pathlib import Path
 from bert_jax.errors import UserError
 from bert_jax.verbs.inference import add_search, search_settings
 from bert_jax.verbs.options import Parser
+from bert_jax.verbs.search import add_scores, evaluate_vectors
 
 
 def add(verb: Callable[..., Parser]) -> None:
     """Add the verb; `verb` makes a parser of a name, a function, a description and an example."""
     sub = verb(
         "evaluate", evaluate,
-        "evaluate the newest checkpoint on held-out text, a fine-tuned model on labelled data, or "
-        "the translations of pairs of files",
+        "evaluate the newest checkpoint on held-out text, a fine-tuned model on labelled data, the "
+        "vectors of a model on a test set, or the translations of pairs of files",
         "bert-jax evaluate work/tiny\n"
         "  bert-jax evaluate work/modern --by-position --length=8192 --rows=64\n"
         "  bert-jax evaluate work/mrpc --data dev\n"
+        "  bert-jax evaluate work/embedder --retrieval scifact --dimensions 256,128\n"
         "  bert-jax evaluate work/ende --pairs test.en test.de",
     )  # fmt: skip
     sub.option("workdir", "of a pretraining or a fine-tuning run")
@@ -64,6 +66,7 @@ def add(verb: Callable[..., Parser]) -> None:
         nargs=2, metavar=("SOURCES", "REFERENCES"),
     )  # fmt: skip
     add_search(sub)
+    add_scores(sub)
 
 
 def check_rows(rows: int | None) -> None:
@@ -76,6 +79,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """Evaluate the newest checkpoint, a fine-tuned model, or translations."""
     if arguments.pairs is not None:
         return _evaluate_pairs(arguments)
+    if any(getattr(arguments, name) is not None for name in ("retrieval", "sts", "clustering")):
+        return evaluate_vectors(arguments)
     from bert_jax.files.remote import open_workdir
     from bert_jax.finetune.evaluate import evaluate_finetuned
     from bert_jax.inspection.evaluate import evaluate_run

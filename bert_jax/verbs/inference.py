@@ -65,7 +65,7 @@ def add(verb: Callable[..., Parser]) -> None:
         'bert-jax translate work/ende "Two dogs play." --nbest 3 --alignments\n'
         "  bert-jax translate work/ende --input test.en --out test.de",
     )  # fmt: skip
-    _add_source(sub, "a text", out="translations, a line each, or a .jsonl file")
+    _add_source(sub, "a text", out="translations, a line each, or a .jsonl file", limited=False)
     add_search(sub)
     sub.option("--nbest", "list so many translations of a text, at most --num-beams", 1)
     sub.option("--prefix", "the beginning of every translation", metavar="TEXT")
@@ -83,8 +83,13 @@ def add(verb: Callable[..., Parser]) -> None:
     _add_source(sub, "a text", out="a .npy, .parquet or .jsonl file")
     sub.option("--text-b", "the second text of a pair, to every text", metavar="TEXT")
     sub.option(
-        "--pooling", "of the states of the tokens, which", "mean",
-        choices=["mean", "max", "cls", "pooler"],
+        "--kind", "put the model's own prefix for queries or for documents before each text",
+        choices=["query", "document"],
+    )  # fmt: skip
+    sub.option("--dimensions", "first numbers of each vector (default: all)", type=int, metavar="N")
+    sub.option(
+        "--pooling", "of the states of the tokens, which (default: as the model says, else mean)",
+        choices=["mean", "max", "cls", "pooler", "last", "weighted"],
     )  # fmt: skip
     sub.add_argument(
         "--layers",
@@ -95,7 +100,12 @@ def add(verb: Callable[..., Parser]) -> None:
         "is taken; 0 is the embeddings, -1 the last (default: %(default)s)",
     )
     sub.flag("--no-special-tokens", "leave [CLS] and [SEP] out of mean and max")
-    sub.flag("--normalize", "to length 1")
+    sub.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="to length 1 (default: as the model says, else not)",
+    )
 
     sub = verb(
         "attend", attend,
@@ -144,8 +154,15 @@ def search_settings(arguments: argparse.Namespace) -> "SearchConfig":
     )
 
 
-def _add_source(sub: Parser, what: str, out: str = "a .jsonl file", field: str = "text") -> None:
-    """Add the arguments that these verbs share."""
+def _add_source(
+    sub: Parser,
+    what: str,
+    out: str = "a .jsonl file",
+    field: str = "text",
+    *,
+    limited: bool = True,
+) -> None:
+    """Add the arguments that these verbs share; `limited` adds a limit of the rows."""
     sub.option("workdir", "of a run, or a directory in Hugging Face's format", metavar="DIR")
     sub.add_argument(
         "texts", nargs="*", metavar="TEXT", help=f"{what}; - (or none) for standard input"
@@ -180,6 +197,19 @@ def _add_source(sub: Parser, what: str, out: str = "a .jsonl file", field: str =
     )
     sub.option("--out", f"write {out}; it appears whole or not at all", type=Path, metavar="FILE")
     sub.flag("--json", "print JSON lines for texts too")
+    sub.option(
+        "--device", "cpu, gpu, tpu, or one of several as gpu:1 (default: the first that JAX finds)",
+        metavar="NAME",
+    )  # fmt: skip
+    sub.option("--batch-tokens", "most tokens in a batch (default: 1024)", type=int, metavar="N")
+    if limited:
+        sub.option(
+            "--max-length", "most tokens of a row, special ones included; what is longer is cut, "
+            "or read in windows (default: the model's)",
+            type=int, metavar="N", dest="max_row",
+        )  # fmt: skip
+    else:
+        sub.set_defaults(max_row=None)
     sub.option(
         "--on-error", "at a line that cannot be read or asked about: stop, or say so in its place",
         "fail", choices=["fail", "skip"],
@@ -280,6 +310,8 @@ def embed(arguments: argparse.Namespace) -> int:
 
     make = partial(
         Embedder,
+        kind=arguments.kind,
+        dimensions=arguments.dimensions,
         pooling=arguments.pooling,
         layers=parse_layers(arguments.layers),
         special_tokens=not arguments.no_special_tokens,
@@ -293,8 +325,8 @@ def attend(arguments: argparse.Namespace) -> int:
     from bert_jax.files.staging import replace_file
     from bert_jax.files.urls import scheme
     from bert_jax.infer.attend import attention_page
-    from bert_jax.infer.masks import mask_spans
     from bert_jax.saved.model import read_model
+    from bert_jax.tokenization.masks import mask_spans
 
     out = arguments.out
     if scheme(out) is not None or out.is_dir():

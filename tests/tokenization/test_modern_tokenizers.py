@@ -13,8 +13,8 @@ from modern_files import CODE, KINDS, LLAMA, ROLES, TEXTS, definition, write_mod
 from tokenizers import Tokenizer as Library
 
 from bert_jax.errors import UserError
-from bert_jax.infer.masks import encode_masked, filled
 from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.masks import encode_masked, filled
 from bert_jax.tokenization.split_pattern import takes_linear_time
 from bert_jax.tokenization.tokenizer import make_row
 

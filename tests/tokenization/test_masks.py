@@ -4,8 +4,8 @@ import pytest
 from fast_files import write_fast
 from tokenizers import decoders
 
-from bert_jax.infer.masks import encode_masked, filled, mask_spans, token_text
 from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.masks import encode_masked, filled, mask_spans, token_text
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 WORDS = ["the", "cat", "##s", ".", "[", "]", "mask", "猫"]

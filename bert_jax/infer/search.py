@@ -1,0 +1,119 @@
+"""Exact search: the vectors with the largest inner products, in blocks, on all local devices."""
+
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Float32, Int, Int64
+
+from bert_jax.infer.predictor import check_count
+
+BLOCK = 1 << 14
+"""Documents on a device at a time."""
+QUERIES = 256
+"""Queries that are compared with a block at a time: 16 MiB of scores."""
+
+
+def top_k(
+    queries: Float[np.ndarray, "Q D"], documents: Float[np.ndarray, "N D"], k: int
+) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
+    """Find the documents with the largest inner products with each query.
+
+    Args:
+        queries: Vectors of queries.
+        documents: Vectors of documents; a memory-mapped file is read block by block.
+        k: Number of documents for each query.
+
+    Returns:
+        Inner products in float32, best first, and numbers of documents; K is the smaller of k and
+        N. Of equal products the document with the smaller number comes first.
+
+    Raises:
+        UserError: k is below 1.
+    """
+    step = BLOCK * jax.local_device_count()
+    return top_k_of_blocks(
+        queries, (documents[at : at + step] for at in range(0, len(documents), step)), k
+    )
+
+
+def top_k_of_blocks(
+    queries: Float[np.ndarray, "Q D"], blocks: Iterable[Float[np.ndarray, "n D"]], k: int
+) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
+    """Find what `top_k` finds among documents that come in blocks, as from the shards of a disk.
+
+    One block and the one before it are in memory. The rows of a block are divided among the
+    devices, each finds its own best, and these are merged with the best of the blocks before.
+    """
+    check_count("k", k)
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ("documents",))
+    rows, whole = NamedSharding(mesh, P("documents")), NamedSharding(mesh, P())
+    size = min(QUERIES, 1 << max(len(queries) - 1, 0).bit_length())
+    parts: list[Array] = []
+    best: list[tuple[Array, Array]] = []
+    for at in range(0, len(queries), size):
+        part = _padded(queries[at : at + size], size)
+        parts.append(jax.device_put(part, whole))
+        empty = np.full((size, k), -np.inf, np.float32), np.full((size, k), -1, np.int32)
+        best.append(jax.device_put(empty, whole))
+    count = 0
+    for block in blocks:
+        each = mesh.size << max(-(-len(block) // mesh.size) - 1, 0).bit_length()
+        on_devices = jax.device_put(_padded(block, each), rows)
+        limits = np.int32(count), np.int32(len(block))
+        jax.block_until_ready(best)  # the block before is done with
+        merge = _merge(mesh, k)
+        best = [
+            merge(part, on_devices, *limits, *found)
+            for part, found in zip(parts, best, strict=True)
+        ]
+        count += len(block)
+    if not best:
+        return np.zeros((0, min(k, count)), np.float32), np.zeros((0, min(k, count)), np.int64)
+    scores, indices = map(np.concatenate, zip(*jax.device_get(best), strict=True))
+    kept = np.s_[: len(queries), : min(k, count)]
+    return scores[kept], indices[kept].astype(np.int64)
+
+
+def _padded(vectors: np.ndarray, rows: int) -> np.ndarray:
+    missing = rows - len(vectors)
+    return np.pad(np.asarray(vectors, np.float32), ((0, missing), (0, 0)))
+
+
+@cache
+def _merge(mesh: jax.sharding.Mesh, k: int) -> Callable[..., tuple[Array, Array]]:
+    """Compile the search of one block, and its merge with the best so far.
+
+    `jax.lax.top_k` puts the smaller index first among equal numbers. Blocks, and devices in a
+    block, are in the order of the documents, so the merge keeps that order.
+    """
+
+    def own(
+        queries: Float[Array, "q D"], block: Float[Array, "n D"], first: Int[Array, ""],
+        count: Int[Array, ""],
+    ) -> tuple[Float[Array, "q K"], Int[Array, "q K"]]:  # fmt: skip
+        begin = jax.lax.axis_index("documents") * len(block)
+        scores = jnp.matmul(queries, block.T, precision="highest")
+        there = begin + jnp.arange(len(block)) < count
+        found, places = jax.lax.top_k(jnp.where(there, scores, -jnp.inf), min(k, len(block)))
+        return found, (first + begin + places).astype(jnp.int32)
+
+    search = partial(jax.shard_map, mesh=mesh, out_specs=P(None, "documents"))(
+        own, in_specs=(P(), P("documents"), P(), P())
+    )
+
+    @partial(jax.jit, out_shardings=NamedSharding(mesh, P()))
+    def merge(
+        queries: Array, block: Array, first: Array, count: Array, scores: Array, indices: Array
+    ) -> tuple[Array, Array]:
+        found, places = search(queries, block, first, count)
+        scores = jnp.concatenate([scores, found], axis=1)
+        indices = jnp.concatenate([indices, places], axis=1)
+        best, order = jax.lax.top_k(scores, k)
+        return best, jnp.take_along_axis(indices, order, axis=1)
+
+    return merge

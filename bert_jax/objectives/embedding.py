@@ -1,0 +1,306 @@
+"""Embedding models: texts that belong together get vectors that point the same way.
+
+An example is a group of rows: a query and its document, then hard negatives; a pair with a score; a
+text with a class; or a text twice, dropped out differently (SimCSE). A batch is one problem: the
+other examples, on all devices, are what an example is told apart from.
+
+Sources: van den Oord et al. 2018 (InfoNCE); Henderson et al. 2017, section 4.4 (negatives of the
+batch); Gao, Yao and Chen 2021 (SimCSE); Su 2022 (CoSENT, kexue.fm/archives/8847); Khosla et al.
+2020, equation 2 (classes); Kusupati et al. 2022, equation 1 (Matryoshka).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Integer
+from typing_extensions import override
+
+from bert_jax.config.mapping import check_values
+from bert_jax.errors import UserError
+from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.embedding import (
+    EmbeddingConfig,
+    EmbeddingModel,
+    TokenPooling,
+    apply_embedding,
+    init_embedding_params,
+    unit,
+)
+from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
+from bert_jax.model.heads import logical_axes
+from bert_jax.model.layout import Layout
+from bert_jax.objectives.losses import ratio
+from bert_jax.objectives.objective import Batch, CoupledObjective, Metric, Scalars, Shown
+
+Comparison = Literal["ranking", "scores", "classes"]
+"""Loss: by which document is a query's, by the order of scores, or by equal classes."""
+
+_HIDDEN = -1e30
+"""Logit of a text that is no candidate."""
+
+
+@dataclass(frozen=True)
+class ContrastConfig:
+    """Vectors of an embedding model, and the loss that trains them."""
+
+    pooling: TokenPooling = "mean"
+    """Vector of a text: mean of its tokens' states, cls (first token), last (last token), or
+    weighted, a mean with learned weights."""
+    normalize: bool = True
+    """Whether the model gives vectors of length 1. The loss compares by cosine either way."""
+    temperature: float = 0.05
+    """Number that divides cosines in the loss."""
+    symmetric: bool = False
+    """Whether queries are also told apart by document, with half of the loss (pairs, texts)."""
+    dimensions: tuple[int, ...] = ()
+    """Numbers of leading entries that are trained as vectors of their own, descending, such as
+    128,64 (Matryoshka); the whole width always is."""
+    dimension_weights: tuple[float, ...] = ()
+    """Weight of the loss of each of `dimensions`; empty: 1 each, as the whole width has."""
+
+    def __post_init__(self) -> None:
+        """Refuse a loss that is none."""
+        check_values("embedding", self, temperature=(self.temperature > 0, "above 0"))
+        weights = self.dimension_weights
+        if weights and (len(weights) != len(self.dimensions) or min(weights) <= 0):
+            raise UserError(
+                f"embedding.dimension_weights is {weights} for the dimensions {self.dimensions}; "
+                "give one weight above 0 for each, or none"
+            )
+        self.of_model()  # refuses dimensions that do not descend
+
+    def of_model(self, query_prefix: str = "", document_prefix: str = "") -> EmbeddingConfig:
+        """Return what the trained model keeps."""
+        return EmbeddingConfig(
+            self.pooling, self.normalize, query_prefix, document_prefix, self.dimensions
+        )
+
+
+class Compared(NamedTuple):
+    """Groups of rows as the loss reads them."""
+
+    vectors: Float[Array, "B G D"]
+    """Vectors of length 1: a query, its document and hard negatives; or a text."""
+    row_index: Integer[Array, " B"]
+    """Names of the groups."""
+    weights: Float[Array, " B"]
+    """Weights of the groups; a group of weight 0 only fills the batch."""
+    text_ids: Integer[Array, "B G"]
+    """Numbers of the texts, the same for the same text."""
+    present: Bool[Array, "B G"]
+    """Whether there is a text."""
+    labels: Array | None = None
+    """(B,) scores or classes, where examples have them."""
+
+    def leading(self, size: int) -> "Compared":
+        """Return the groups with the first numbers of each vector as vectors of length 1."""
+        return self._replace(vectors=unit(self.vectors[..., :size]))
+
+
+def ranking_losses(
+    own: Compared, every: Compared, temperature: float, symmetric: bool = False
+) -> Float[Array, " b"]:
+    """Compute the cross entropy of each query's document among all documents (InfoNCE).
+
+    Candidates are the documents and hard negatives of all groups. A candidate is left out where its
+    text is that of the query or of its document, or where it is the document of the same query.
+
+    Args:
+        own: Groups whose losses are computed.
+        every: Groups of the whole batch, `own` among them.
+        temperature: Number that divides cosines.
+        symmetric: Whether the mean with the loss of each document's query among all queries is
+            returned. A query is left out where its text is one of the group's own, or where it
+            belongs to the same document.
+    """
+    same_group = own.row_index[:, None] == every.row_index  # (b, B)
+    real = every.weights > 0
+    target = same_group & real
+    ids = own.text_ids[:, :, None]  # (b, G, 1)
+    query, document = every.text_ids[:, 0], every.text_ids[:, 1]
+    same_query, same_document = query == ids[:, 0], document == ids[:, 1]
+
+    candidates = every.text_ids[None, :, 1:]
+    repeated = (candidates == ids[:, :1]) | (candidates == ids[:, 1:2])  # (b, B, G - 1)
+    repeated = repeated.at[..., 0].set(repeated[..., 0] | same_query)
+    counts = every.present[:, 1:] & real[:, None] & ~repeated
+    counts = counts.at[..., 0].set(counts[..., 0] | target)
+    cosines = jnp.einsum("iD,jcD->ijc", own.vectors[:, 0], every.vectors[:, 1:])
+    logits = jnp.where(counts, cosines / temperature, _HIDDEN)
+    right = jnp.sum(jnp.where(target, logits[..., 0], 0.0), axis=1)
+    losses = jax.nn.logsumexp(logits, axis=(1, 2)) - right
+    if not symmetric:
+        return losses
+    repeated = same_query | (query == ids[:, 1]) | same_document
+    cosines = jnp.einsum("iD,jD->ij", own.vectors[:, 1], every.vectors[:, 0])
+    logits = jnp.where((real & ~repeated) | target, cosines / temperature, _HIDDEN)
+    right = jnp.sum(jnp.where(target, logits, 0.0), axis=1)
+    return (losses + jax.nn.logsumexp(logits, axis=1) - right) / 2
+
+
+def score_losses(own: Compared, every: Compared, temperature: float) -> Float[Array, " b"]:
+    """Compute CoSENT: log(1 + sum of e^(cosine of a pair - cosine of a pair with a higher score)).
+
+    The loss is one number of the whole batch, which every group has.
+    """
+    assert every.labels is not None
+    cosines = jnp.sum(every.vectors[:, 0] * every.vectors[:, 1], axis=-1) / temperature
+    real = every.weights > 0
+    wrong = (every.labels[:, None] < every.labels) & real[:, None] & real
+    differences = jnp.where(wrong, cosines[:, None] - cosines, _HIDDEN)
+    whole = jax.nn.logsumexp(jnp.append(differences.ravel(), 0.0))
+    return jnp.broadcast_to(whole, own.weights.shape)
+
+
+def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Array, " b"]:
+    """Compute the mean cross entropy of the texts of the same class among all other texts.
+
+    A text with no other of its class in the batch has the loss 0, and is not counted (`counted`).
+    """
+    assert own.labels is not None
+    assert every.labels is not None
+    others = _others(own, every)
+    alike = others & (own.labels[:, None] == every.labels)
+    cosines = jnp.einsum("iD,jD->ij", own.vectors[:, 0], every.vectors[:, 0])
+    logits = jnp.where(others, cosines / temperature, _HIDDEN)
+    whole = jax.nn.logsumexp(logits, axis=1, keepdims=True)
+    total = jnp.sum(jnp.where(alike, whole - logits, 0.0), axis=1)
+    return total / jnp.maximum(jnp.sum(alike, axis=1), 1)
+
+
+def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
+    """Return which texts a text is compared with: those of other groups that differ from it."""
+    differs = own.text_ids[:, :1] != every.text_ids[:, 0]
+    return differs & (own.row_index[:, None] != every.row_index) & (every.weights > 0)
+
+
+@dataclass(frozen=True)
+class EmbeddingObjective(CoupledObjective):
+    """Vectors of texts that belong together, near to each other and far from all others.
+
+    Batches are those of `tasks.rows.Batch`. Outputs are (B, G, D) float32, of any length.
+    """
+
+    config: EmbeddingConfig
+    """Vectors of the model."""
+    comparison: Comparison = "ranking"
+    group: int = 2
+    """Rows of an example."""
+    contrast: ContrastConfig = field(default_factory=ContrastConfig)
+    """Temperature, symmetry and weights of the loss."""
+    query_length: int = 0
+    """Tokens of the longest query: the first row of a group is cut to them, which loses padding
+    alone. 0: as long as the others."""
+
+    kind: ClassVar[Literal["embedding"]] = "embedding"
+
+    @property
+    @override
+    def metrics(self) -> tuple[Metric, ...]:
+        unit = "nats per batch" if self.comparison == "scores" else "nats per row"
+        return (Metric("loss", "loss", "loss", "count", unit, short="loss"),)
+
+    @override
+    def init(self, key: Array) -> Any:
+        return init_embedding_params(self.model, self.config, key)
+
+    @override
+    def axes(self) -> Any:
+        return logical_axes(self.model, EmbeddingModel, self.config)
+
+    @override
+    def counts(self, rows: Batch) -> Scalars:
+        compared = _compared(None, rows)
+        return {"count": jnp.sum(self._counted(compared, compared))}
+
+    @override
+    def represent(
+        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Float[Array, "B G D"]:
+        length, size = self.query_length, rows["tokens"].shape[-1]
+        parts = [(0, self.group, size)]
+        if self.group > 1 and 0 < length < size:
+            parts = [(0, 1, length), (1, self.group, size)]
+        found = []
+        for start, end, length in parts:
+            inputs = _inputs(rows, self.group, start, end, length, seed)
+            vectors = apply_embedding(self.model, self.config, params, *inputs, layout)
+            found.append(vectors.reshape(-1, end - start, vectors.shape[-1]))
+        return jnp.concatenate(found, axis=1)
+
+    @override
+    def compare(
+        self, outputs: Float[Array, "B G D"], rows: Batch, layout: Layout | None
+    ) -> Scalars:
+        if self.comparison != "ranking" and "labels" not in rows:
+            return {"loss": jnp.float32(0), "count": jnp.float32(0)}
+        own = _compared(outputs, rows)
+        every = own if layout is None else layout.all_rows(own)
+        counted = self._counted(own, every)
+        width = outputs.shape[-1]
+        sizes, weights = self.config.dimensions, self.contrast.dimension_weights
+        weighted = dict(zip(sizes, weights or (1.0,) * len(sizes), strict=True))
+        losses = sum(
+            weight * self._losses(own.leading(size), every.leading(size))
+            for size, weight in {width: 1.0, **weighted}.items()
+        )
+        return {"loss": jnp.sum(losses * counted), "count": jnp.sum(counted)}
+
+    def _losses(self, own: Compared, every: Compared) -> Float[Array, " b"]:
+        temperature = self.contrast.temperature
+        if self.comparison == "ranking":
+            return ranking_losses(own, every, temperature, self.contrast.symmetric)
+        losses = score_losses if self.comparison == "scores" else class_losses
+        return losses(own, every, temperature)
+
+    def _counted(self, own: Compared, every: Compared) -> Float[Array, " b"]:
+        """Return the weight of each group's loss."""
+        if self.comparison != "classes" or own.labels is None:
+            return own.weights
+        alike = _others(own, every) & (own.labels[:, None] == every.labels)
+        return own.weights * jnp.any(alike, axis=1)
+
+    @override
+    def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
+        return ratio(sums["loss"], counts["count"])
+
+    @override
+    def flops(self, rows: Batch) -> int:
+        """Count the operations of one row of a group, on average (see `model.flops`)."""
+        length = rows["tokens"].shape[-1]
+        first = encoder_flops(self.model, min(self.query_length or length, length))
+        others = (self.group - 1) * encoder_flops(self.model, length)
+        return TRAIN_OVER_FORWARD * (first + others) // self.group
+
+    @override
+    def shown(self, rows: Batch) -> Shown:
+        tokens = self.inputs(rows, None)[0]
+        return Shown(jnp.asarray(tokens), jnp.zeros(tokens.shape, bool))
+
+
+def _inputs(
+    rows: Batch, group: int, start: int, end: int, length: int, seed: Array | None
+) -> tuple[Array, Array, Array, DropoutStream | None]:
+    """Return what the encoder reads of some rows of each group (b (end - start), length)."""
+    names = ("tokens", "type_ids", "segment_ids")
+    whole = [rows[name].reshape(len(rows["row_index"]), group, -1) for name in names]
+    tokens, types, segments = (x[:, start:end, :length].reshape(-1, length) for x in whole)
+    if seed is None:
+        return tokens, types, segments, None
+    index = rows["row_index"]
+    index = index[:, None] * group + jnp.arange(start, end, dtype=index.dtype)
+    return tokens, types, segments, DropoutStream(seed, index.reshape(-1))
+
+
+def _compared(vectors: Float[Array, "B G D"] | None, rows: Batch) -> Compared:
+    """Return what the loss reads of rows; without vectors, what it counts."""
+    size = len(rows["row_index"])
+    segments = rows["segment_ids"]
+    present = jnp.any(segments.reshape(size, -1, segments.shape[-1]) > 0, axis=-1)
+    if vectors is None:
+        vectors = jnp.zeros((*present.shape, 1), jnp.float32)
+    return Compared(
+        vectors, rows["row_index"], rows["weights"], rows["text_ids"], present, rows.get("labels")
+    )

@@ -1,0 +1,207 @@
+"""An index: passages with their vectors in one parquet file, and what is near a query in it."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from bert_jax.config.mapping import build
+from bert_jax.errors import UserError
+from bert_jax.files.staging import staged_file
+from bert_jax.infer.predictor import Cuts
+from bert_jax.infer.search import BLOCK, top_k_of_blocks
+from bert_jax.saved.model import SavedModel
+from bert_jax.search.passages import Passage
+from bert_jax.search.vectors import model_digest, text_vectors
+from bert_jax.untrusted.json_file import parse_json
+
+_KEY = b"bert_jax.index"
+_SUFFIX = ".parquet"
+
+
+@dataclass(frozen=True)
+class IndexedBy:
+    """Model that made the vectors of an index."""
+
+    model: str
+    """Absolute path of the model."""
+    digest: str
+    """Digest of the model; see `model_digest`."""
+    dimensions: int
+    """Numbers in a vector."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A passage that a query found."""
+
+    score: float
+    """Cosine of the two vectors, or the score of a reranker."""
+    passage: Passage
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        return {"score": round(self.score, 6), **self.passage._asdict()}
+
+
+def check_index_name(path: Path) -> None:
+    """Refuse a name that is not a parquet file's.
+
+    Raises:
+        UserError: Names the suffix.
+    """
+    if path.suffix.lower() != _SUFFIX or path.is_dir():
+        raise UserError(f"{path}: an index is one parquet file; name a file that ends in {_SUFFIX}")
+
+
+def write_index(
+    path: Path,
+    model: SavedModel,
+    place: str | Path,
+    passages: Iterable[Passage],
+    *,
+    dimensions: int | None = None,
+    advance: Callable[[int], object] = lambda count: None,
+) -> tuple[int, str]:
+    """Write an index; the file appears whole or not at all.
+
+    The file has the columns id, source, text and vector (float32, of length 1), in row groups of
+    `infer.search.BLOCK` passages, so that memory does not grow with their number.
+
+    Args:
+        path: File that `check_index_name` accepts.
+        model: The model on a device.
+        place: Directory of the model.
+        passages: Passages.
+        dimensions: Numbers of each vector that are kept; None: all.
+        advance: Takes the number of passages after each part of them.
+
+    Returns:
+        The number of passages, and a warning about passages that were cut, or "".
+
+    Raises:
+        UserError: There is no passage, pyarrow is not installed, or the file cannot be written.
+    """
+    pa, pq = _arrow()
+    width = dimensions or model.config.hidden_dim
+    by = IndexedBy(f"{Path(place).resolve()}", model_digest(model), width)
+    columns = [(name, pa.string()) for name in Passage._fields]
+    schema = pa.schema(
+        [*columns, ("vector", pa.list_(pa.float32(), width))],
+        metadata={_KEY: json.dumps(asdict(by))},
+    )
+    rest, cuts, count = iter(passages), Cuts(), 0
+    with staged_file(path) as file:
+        with pq.ParquetWriter(file, schema) as writer:
+            while some := list(islice(rest, BLOCK)):
+                texts = [passage.text for passage in some]
+                vectors = text_vectors(
+                    model, texts, "document", dimensions=dimensions, cuts=cuts, advance=advance
+                )
+                flat = pa.array(vectors.reshape(-1), pa.float32())
+                arrays = [
+                    *(pa.array(column, pa.string()) for column in zip(*some, strict=True)),
+                    pa.FixedSizeListArray.from_arrays(flat, width),
+                ]
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+                count += len(some)
+        if not count:
+            raise UserError(f"there is no text to index, so {path} is not written")
+    return count, cuts.warning()
+
+
+class Index:
+    """An index on the disk; vectors are read block by block, passages when they are found.
+
+    Args:
+        path: File that `write_index` wrote.
+
+    Raises:
+        UserError: The file is no index, or pyarrow is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        pa, pq = _arrow()
+        self.path = path
+        self._damage = (pa.ArrowException, OSError, ValueError)
+        if not path.is_file():
+            raise UserError(f"there is no file {path}; `bert-jax index` writes one")
+        try:
+            self._file = pq.ParquetFile(path)
+        except self._damage as error:
+            raise UserError(f"{path} is not a sound parquet file: {error}") from error
+        found = (self._file.schema_arrow.metadata or {}).get(_KEY)
+        if found is None:
+            raise UserError(f"{path} is a parquet file, but no index of `bert-jax index`")
+        where = f"{path}: metadata {_KEY.decode()}"
+        self.by = build(IndexedBy, parse_json(found, where=where), where)
+        groups = range(self._file.num_row_groups)
+        sizes = [self._file.metadata.row_group(group).num_rows for group in groups]
+        self._ends = np.cumsum(sizes)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def check_model(self, model: SavedModel) -> None:
+        """Refuse a model whose vectors are not those of the index.
+
+        Raises:
+            UserError: Names both.
+        """
+        if model_digest(model) != self.by.digest:
+            raise UserError(
+                f"{self.path} has the vectors of another model than {model.name}: {self.by.model} "
+                "as it was when the index was made. Name the model that made it (--model), or "
+                "rerun `bert-jax index`"
+            )
+
+    def search(self, queries: Float[np.ndarray, "Q D"], top: int) -> list[list[Hit]]:
+        """Find the nearest passages of each query, best first; exact.
+
+        Args:
+            queries: Vectors of length 1.
+            top: Number of passages.
+        """
+        scores, numbers = top_k_of_blocks(queries, self._blocks(), top)
+        known = self._passages(numbers)
+        return [
+            [Hit(float(score), known[int(number)]) for score, number in zip(*row, strict=True)]
+            for row in zip(scores, numbers, strict=True)
+        ]
+
+    def _blocks(self) -> Iterator[Float[np.ndarray, "n D"]]:
+        for group in range(len(self._ends)):
+            column = self._read(group, ["vector"]).column(0).combine_chunks()
+            yield column.flatten().to_numpy().reshape(-1, self.by.dimensions)
+
+    def _passages(self, numbers: np.ndarray) -> Mapping[int, Passage]:
+        """Read passages by their numbers; each row group that has some is read once."""
+        wanted = np.unique(numbers)
+        groups = np.searchsorted(self._ends, wanted, side="right")
+        found: dict[int, Passage] = {}
+        for group in np.unique(groups):
+            own = wanted[groups == group]
+            first = int(self._ends[group - 1]) if group else 0
+            rows = self._read(int(group), list(Passage._fields)).take(own - first).to_pylist()
+            found.update((int(n), Passage(**row)) for n, row in zip(own, rows, strict=True))
+        return found
+
+    def _read(self, group: int, columns: Sequence[str]) -> Any:
+        try:
+            return self._file.read_row_group(group, columns=columns)
+        except self._damage as error:
+            raise UserError(f"{self.path} is damaged: {error}; rerun `bert-jax index`") from error
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError("an index needs pyarrow: pip install 'bert_jax[data]'") from error
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,1 @@
+"""Texts that belong together: files, rows and scores of an embedding model."""

@@ -1,0 +1,169 @@
+"""Vectors of texts that belong together: pairs, scored pairs, classes, texts alone."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.embedding.ranking import chance, search_scores, unit
+from bert_jax.tasks.embedding.rows import group_rows
+from bert_jax.tasks.embedding.sources import GroupData, halved, open_groups, read_groups
+from bert_jax.tasks.embedding_config import EMBEDDING_METRICS
+from bert_jax.tasks.examples import LabelSet
+from bert_jax.tasks.task import HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.text.metrics import METRICS
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+
+class EmbeddingTask(Task):
+    """A task of an embedding model."""
+
+    objective: HeadKind = "embedding"
+    num_outputs = 0
+
+    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+        super().__init__(config, spec, tokenizer)
+        self.metric = config.embedding.metric or config.embedding.metrics[0]
+
+    @classmethod
+    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
+        """Read training and dev data."""
+        train, dev = open_groups(config.embedding, config.source("train"))
+        spec = LabelSpec(train.labels.names if train.labels is not None else ())
+        task = cls(config, spec, tokenizer)
+        return task._with_splits(
+            EmbeddingSplit(task, train, trains=True), [EmbeddingSplit(task, dev)]
+        )
+
+    def open_split(self, source: str, *, labelled: bool = True) -> "EmbeddingSplit":
+        """Read another file, of the kind of the dev rows; see `Task.open_split`."""
+        section = self.config.embedding
+        labels = LabelSet(self.spec.labels) if self.spec.labels and labelled else None
+        kind = section.kind_of_dev
+        data = read_groups(source, section, kind, labels, labelled=labelled)
+        return EmbeddingSplit(self, halved(data) if kind == "texts" else data)
+
+
+class EmbeddingSplit(Split):
+    """Texts of one file.
+
+    Args:
+        task: Task of the texts.
+        data: Texts.
+        trains: Whether the rows are for training, where a text alone is a pair with itself.
+    """
+
+    def __init__(self, task: EmbeddingTask, data: GroupData, *, trains: bool = False) -> None:
+        self._task, self._data = task, data
+        rows, cut = group_rows(data, task.config, task.tokenizer, twice=trains)
+        super().__init__(data.name, rows, [*data.warnings, *cut], EMBEDDING_METRICS[data.kind])
+        self._labels = rows.labels
+
+    @cached_property
+    def constant_score(self) -> float:
+        """Score of documents in random order, or of one value for all pairs; NaN without labels."""
+        if self._data.kind == "scores":
+            return math.nan if self._labels is None else 0.0
+        if self._data.kind == "classes" and self._labels is None:
+            return math.nan
+        _, documents, relevant, hidden = self._search
+        counts = np.array([len(found) for found in relevant if len(found)])
+        # A query's own text is not among the documents that it can find.
+        return chance(self._task.metric, counts, len(documents) - (min(hidden) >= 0))
+
+    def texts(self) -> list[tuple[str, ...]]:
+        """Return the texts of each row."""
+        return [group.texts for group in self._data.groups]
+
+    def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
+        """Return a split of some rows, and their numbers; see `Split.select`."""
+        some = tuple(self._data.groups[number] for number in examples)
+        part = EmbeddingSplit(self._task, replace(self._data, groups=some))
+        return part, np.array(examples, int)
+
+    @cached_property
+    def _search(
+        self,
+    ) -> tuple[Int64[np.ndarray, " Q"], Int64[np.ndarray, " N"], list[list[int]], list[int]]:
+        """Return what is searched for what.
+
+        Places of the queries and of the documents among all rows (N G); the documents that answer
+        each query, and the document that is the query's own text, or -1, by their numbers.
+        """
+        group = self.rows.group
+        assert self.rows.text_ids is not None
+        ids = self.rows.text_ids.reshape(-1, group)
+        places = np.arange(ids.size).reshape(ids.shape)
+        there = self.rows.row_lengths.reshape(ids.shape) > 0
+        first = 1 if group > 1 else 0
+        known, at = np.unique(ids[:, first:][there[:, first:]], return_index=True)
+        documents = places[:, first:][there[:, first:]][at]
+        number_of = {int(text): number for number, text in enumerate(known)}
+        queries, at = np.unique(ids[:, 0], return_index=True)
+        relevant: list[list[int]] = [[] for _ in queries]
+        query_of = {int(text): number for number, text in enumerate(queries)}
+        if group > 1:
+            for query, document in {(int(q), int(d)) for q, d in ids[:, :2]}:
+                relevant[query_of[query]].append(number_of[document])
+        elif self._labels is not None:
+            classes = np.asarray(self._labels)[at]
+            for query, label in enumerate(classes):
+                alike = np.flatnonzero(classes == label)
+                relevant[query] = [int(n) for n in alike if n != query]
+        hidden = [number_of.get(int(text), -1) for text in queries]
+        own = zip(hidden, relevant, strict=True)
+        hidden = [-1 if number in found else number for number, found in own]
+        return places[at, 0], documents, relevant, hidden
+
+    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+        del saved
+        vectors = self._vectors(outputs)
+        if self._data.kind == "scores":
+            if self._labels is None:
+                raise UserError(f"{self.name} has no scores, so it cannot be scored; predict it")
+            found = self._cosines(vectors)
+            return {name: METRICS[name](self._labels, found) for name in self._score_names}
+        queries, documents, relevant, hidden = self._search
+        if not any(relevant):
+            raise UserError(
+                f"{self.name} has no two texts of a class, so no text has one to find; give texts "
+                "with a class that occurs twice"
+            )
+        flat = vectors.reshape(-1, vectors.shape[-1])
+        scores = search_scores(flat[queries], flat[documents], relevant, hidden)
+        return {name: scores[name] for name in self._score_names}
+
+    def _prediction_files(
+        self, outputs: Outputs, scores: Mapping[str, float]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield predictions.jsonl: the cosine of the two texts of each row."""
+        del scores
+        if self.rows.group == 1:
+            raise UserError(
+                f"{self.name} has texts alone, and no pairs to compare; `bert-jax embed` writes "
+                "the vectors of texts"
+            )
+        found = zip(self._data.groups, self._cosines(self._vectors(outputs)), strict=True)
+        lines = [json.dumps({"id": each.id, "cosine": round(float(x), 6)}) for each, x in found]
+        yield "predictions.jsonl", "\n".join(lines) + "\n"
+
+    @staticmethod
+    def _cosines(vectors: Float[np.ndarray, "N G D"]) -> Float[np.ndarray, " N"]:
+        pairs = unit(vectors[:, :2].astype(np.float64))
+        cosines: np.ndarray = (pairs[:, 0] * pairs[:, 1]).sum(axis=-1)
+        return cosines
+
+    def _is_finite(self, outputs: Outputs) -> bool:
+        return bool(np.isfinite(self._vectors(outputs)).all())
+
+    def _vectors(self, outputs: Outputs) -> Float[np.ndarray, "N G D"]:
+        vectors = np.asarray(outputs, np.float32)
+        if vectors.shape[:2] != (expected := (len(self.rows), self.rows.group)):
+            raise ValueError(f"{self.name}: outputs {vectors.shape}, {expected} vectors are needed")
+        return vectors
