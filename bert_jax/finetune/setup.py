@@ -20,7 +20,7 @@ from bert_jax.objectives.task import HEADS, TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.opening import open_task
-from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.overlap import example_keys, overlap_warning
 from bert_jax.tasks.task import Split, Task
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.config import MAX_STEPS
@@ -47,6 +47,8 @@ class Setup:
     members: tuple[Trial, ...]
     train: Split
     dev: tuple[Split, ...]
+    test: tuple[Split, ...]
+    """Splits that are scored once, after training."""
     batches: TrainBatches
     steps_per_eval: float
     """Updates from one evaluation of the dev splits to the next; at least 1."""
@@ -58,6 +60,17 @@ class Setup:
     def objective(self) -> TaskObjective:
         """Objective of the step."""
         return cast(TaskObjective, self.step.objective)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """All splits, the training data first."""
+        return (self.train, *self.dev, *self.test)
+
+    def overlaps(self) -> list[str]:
+        """Return a warning for each split that shares texts with the training data."""
+        known = example_keys(self.train.texts())
+        others = [(split.name, split.texts()) for split in (*self.dev, *self.test)]
+        return [said for other in others if (said := overlap_warning(*other, known))]
 
     def evaluates_after(self, step: int) -> bool:
         """Say whether the dev splits are scored after `step` updates; always after the last."""
@@ -95,6 +108,7 @@ def set_up(config: FinetuneConfig) -> Setup:
             initial.name,
         )
     train, dev = task.train_split(), tuple(task.dev_splits())
+    test = tuple(task.test_splits())
     rate = config.training.dropout_rate
     head = TaskHeadConfig(
         network,
@@ -144,11 +158,13 @@ def set_up(config: FinetuneConfig) -> Setup:
                 name: _fingerprint(start, initial.tokenizer)
                 for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
             },
-            "task": _rows_fingerprint(split.rows for split in (train, *dev)),
+            "task": rows_fingerprint((train, *dev)),
+            **{f"task.{config.task.kind}.test": split.fingerprint for split in test},
         },
         members=members,
         train=train,
         dev=dev,
+        test=test,
         batches=batches,
         steps_per_eval=max(1.0, batches.num_batches / config.training.evals_per_epoch),
         waves=tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves),
@@ -221,10 +237,10 @@ def _fingerprint(start: Any, tokenizer: Tokenizer) -> str:
     return digest.hexdigest()
 
 
-def _rows_fingerprint(splits: Iterable[Rows]) -> str:
+def rows_fingerprint(splits: Iterable[Split]) -> str:
     """Return the SHA-256 of the tokens and labels of all splits."""
     digest = hashlib.sha256()
-    for rows in splits:
+    for rows in (split.rows for split in splits):
         labels = () if rows.labels is None else rows.labels
         for array in (rows.lengths, rows.second_start, *rows.tokens, *labels):
             digest.update(np.ascontiguousarray(array).tobytes())

@@ -23,7 +23,10 @@ Kind = Literal["pretrain", "finetune"]
 
 STATISTICS = "statistics.json"
 """Written when all members have ended: then a run is finished."""
-
+TRAIN_TEXTS = "train_texts.u64"
+"""Keys of the training texts of a fine-tuning run, see `tasks.overlap`."""
+REPORT = "report.json"
+"""Report on the model that a fine-tuning run has saved."""
 
 NO_MODEL = (
     "no run gave a finite score, so there is no model to save: all have diverged. Lower "

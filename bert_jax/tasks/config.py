@@ -1,11 +1,13 @@
 """Tasks: which data, and how the data are written. One section for each kind of task."""
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal
 
 from bert_jax.errors import UserError
+from bert_jax.files.urls import scheme
 from bert_jax.tasks.glue import TASKS, glue_sources, glue_task
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tokenization.tokenizer import MAX_SPECIAL
@@ -28,6 +30,8 @@ class GlueConfig:
     data: str = ""
     """The directory of the task's TSV files or the one that holds all tasks; or tfds, for what
     TensorFlow Datasets has prepared."""
+    test: str = ""
+    """A split with labels, or a file, that is scored once, after training; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class TableConfig:
     """The file to train on."""
     dev: str = ""
     """The file to choose the best checkpoint by; empty holds rows of the training file out."""
+    test: str = ""
+    """A file that is scored once, after training; empty: none."""
     dev_rate: float = 0.1
     """Share of the distinct texts that is held out where dev is empty; rows with the same text go
     together."""
@@ -119,6 +125,8 @@ class TaggingConfig:
     """The file to train on."""
     dev: str = ""
     """The file to choose the best checkpoint by."""
+    test: str = ""
+    """A file that is scored once, after training; empty: none."""
     format: Literal["columns", "conllu", "wikiann", "rows"] = "columns"
     """columns: a word a line, as CoNLL has it; CoNLL-U is known by its columns. conllu: CoNLL-U
     alone. wikiann: en:WORD, tab, tag. rows: lists of words and of tags in JSON lines, parquet or
@@ -193,6 +201,8 @@ class SquadConfig:
     """The file to train on."""
     dev: str = ""
     """The file to choose the best checkpoint by."""
+    test: str = ""
+    """A file that is scored once, after training; empty: none."""
     misplaced: Literal["fail", "skip", "keep"] = "fail"
     """Answers that are not at their offset: fail, leave them out, or keep them for the scores
     alone. What is left out or kept is counted in a warning."""
@@ -305,8 +315,35 @@ class TaskConfig:
         if self.kind == "glue":
             names = glue_sources(section.name, section.data)
             return {f"task.glue.data/{PurePath(name).name}": name for name in names}
-        named = {f"task.{self.kind}.{part}": getattr(section, part) for part in ("train", "dev")}
+        parts = ("train", "dev", "test")
+        named = {f"task.{self.kind}.{part}": getattr(section, part) for part in parts}
         return {name: value for name, value in named.items() if value}
+
+    @property
+    def dev_sources(self) -> dict[str, str]:
+        """Dev data by the name of the split; none where rows of the training file are held out."""
+        if self.kind == "glue":
+            splits = glue_task(self.glue.name).files
+            return {split: split for split in splits if split.startswith("dev")}
+        dev: str = getattr(self, self.kind).dev
+        return {"dev": dev} if dev else {}
+
+    @property
+    def test_sources(self) -> dict[str, str]:
+        """Test data by the name of the split; none where no test data are named."""
+        test: str = getattr(self, self.kind).test
+        return {"test": test} if test else {}
+
+    def located(self) -> "TaskConfig":
+        """Return the configuration with absolute paths, for another working directory."""
+        section: Any = getattr(self, self.kind)
+        splits = glue_task(section.name).files if self.kind == "glue" and section.name else ()
+        paths = {}
+        for part in ("train", "dev", "test", "data"):
+            value = getattr(section, part, "")
+            if value and value not in ("tfds", *splits) and not value.startswith("tfds:"):
+                paths[part] = value if scheme(value) else os.path.abspath(value)
+        return dataclasses.replace(self, **{self.kind: dataclasses.replace(section, **paths)})
 
     def source(self, field: str) -> str:
         """Return a field of the section of `kind`, such as "train", that must not be empty."""

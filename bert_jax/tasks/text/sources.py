@@ -1,6 +1,5 @@
 """Where texts with labels come from: tables, and the tasks of GLUE."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.config import GlueConfig, TableConfig
 from bert_jax.tasks.examples import LabelSet, TextExample
 from bert_jax.tasks.glue import TASKS, GlueTask, glue_task
+from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.problems import MissingColumn
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tasks.tables.files import read_rows
@@ -42,7 +42,7 @@ def _read_labelled(path: str, config: TableConfig, labels: LabelSet | None) -> T
 
 def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextData, TextData]:
     """Hold a part out; rows with the same texts fall on the same side, whatever their order."""
-    keys = [_key(example) for example in data.examples]
+    keys = [example_key([e.text, e.text_pair or ""]) for e in data.examples]
     ranked = sorted(set(keys))
     if len(ranked) < 2:
         raise UserError(
@@ -64,12 +64,6 @@ def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextData,
             )
     notes.append(f"{path}: {len(dev):,} of {len(data.examples):,} rows are held out as dev")
     return TextData("train", train, data.labels, tuple(notes)), TextData("dev", dev, data.labels)
-
-
-def _key(example: TextExample) -> bytes:
-    """Hash the texts; case and blanks do not make another text."""
-    texts = [" ".join(text.casefold().split()) for text in (example.text, example.text_pair or "")]
-    return hashlib.blake2b("\0".join(texts).encode(), digest_size=16).digest()
 
 
 def _classes_of(examples: Sequence[TextExample]) -> set[Any]:

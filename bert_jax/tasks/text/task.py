@@ -14,8 +14,9 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.config import METRICS, TaskConfig
 from bert_jax.tasks.examples import LabelSet
 from bert_jax.tasks.glue import glue_task, submission_file
-from bert_jax.tasks.task import HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text import metrics
+from bert_jax.tasks.text.report import text_bootstrap, text_details
 from bert_jax.tasks.text.rows import text_rows
 from bert_jax.tasks.text.sources import open_glue, open_table, read_glue_source
 from bert_jax.tasks.text.tables import TextData, read_other_texts
@@ -140,6 +141,10 @@ class TextSplit(Split):
         """Return the text or the two texts of each example."""
         return [tuple(filter(None, (each.text, each.text_pair))) for each in self._examples]
 
+    def truth(self) -> list[Any]:
+        """Return the class or score of each example, or the numbers of its labels."""
+        return [example.label for example in self._examples]
+
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some examples, and their rows; see `Split.select`."""
         some = tuple(self._examples[number] for number in examples)
@@ -150,6 +155,19 @@ class TextSplit(Split):
         if self._labels is None:
             raise UserError(f"{self.name} has no labels, so it cannot be scored; predict it")
         return self._task.scores(self._labels, self._task.predicted(self._logits(outputs)))
+
+    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+        """Return classes, confusion, residuals and mistakes, and the metrics of resamples."""
+        assert self._labels is not None  # scored before
+        task, logits = self._task, self._logits(outputs)
+        predicted = task.predicted(logits)
+        found = text_bootstrap(task.objective, self._labels, predicted)
+        return Examined(
+            {name: values for name, values in found.items() if name in scores},
+            text_details(
+                task.objective, task.spec.labels, self._examples, self._labels, logits, predicted
+            ),
+        )
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
