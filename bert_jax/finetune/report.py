@@ -128,7 +128,7 @@ def write_reports(
     content = json.dumps({**record, "splits": reports}, indent=1, allow_nan=False) + "\n"
     files = [directory / REPORT_LINES]
     replace_file(files[0], text.encode())
-    for name, report in reversed(reports.items()):
+    for name, report in reversed([*reports.items()]):
         kind = next((kind for kind in _PICTURES if report.get(kind)), None)
         if kind is not None:
             files.append(directory / _PICTURES[kind])

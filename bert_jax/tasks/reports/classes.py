@@ -11,7 +11,7 @@ MOST_CONFUSED = 60
 """Classes up to which a report has the whole matrix of confusion."""
 
 
-def shares(correct: float, predicted: float, support: float) -> dict[str, float]:
+def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
     """Return precision, recall and F1 of counts; 0 where nothing can be divided."""
     total = predicted + support
     return {
@@ -52,7 +52,7 @@ def confusion(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -
         worst = np.argsort(-(wrong.sum(axis=0) + wrong.sum(axis=1)), kind="stable")
         which = np.sort(worst[:MOST_CONFUSED])
     return {
-        "labels": [labels[number] for number in which],
+        "labels": [labels[number] for number in which.tolist()],
         "counts": counts[np.ix_(which, which)].tolist(),
         "classes": size,
     }

@@ -99,7 +99,7 @@ def tag_mistakes(
         truth = example.tags or ()
         wrong = [w for w, (a, b) in enumerate(zip(truth, tags, strict=True)) if a and a != b]
         if wrong:
-            word = max(wrong, key=lambda w, shares_of=shares_of: shares_of[w])
+            word = wrong[int(np.argmax(shares_of[wrong]))]
             places.append((number, word))
             confidence.append(float(shares_of[word]))
     chosen = most_confident(np.ones(len(places), bool), np.array(confidence))
