@@ -197,12 +197,32 @@ def _metrics(saved: SavedModel) -> str:
     if not metrics:
         ours = kind in ("pretrain", "finetune")
         return "## Metrics\n\nNone are known for these weights." if ours else ""
-    where = "held-out" if kind == "pretrain" else "dev"
-    rows = [
-        (_plain(key), f"{value:.4g}" if value % 1 else f"{value:,.0f}")
-        for key, value in metrics.items()
-    ]
-    return f"## Metrics\n\nOn the {where} data of the run.\n\n" + _table(("metric", "value"), rows)
+    dev = [(_plain(key), _value(value)) for key, value in metrics.items()]
+    if kind == "pretrain":
+        said = "On the held-out data of the run."
+        return f"## Metrics\n\n{said}\n\n" + _table(("metric", "value"), dev)
+    said, table = "On dev, the set that chose the epoch.", _table(("metric", "dev"), dev)
+    if test := saved.origin.reports.get("test"):
+        ends = test["intervals"]
+        rows = [
+            (_plain(key), _value(value) + (_interval(*ends[key]) if key in ends else ""))
+            for key, value in test["scores"].items()
+            if value is not None
+        ]
+        said = (
+            f"On test, {test['examples']:,} examples that chose nothing, with 95% intervals by "
+            "bootstrap over examples; then on dev, the set that chose the epoch."
+        )
+        table = f"{_table(('metric', 'test'), rows)}\n\n{table}"
+    return f"## Metrics\n\n{said}\n\n{table}"
+
+
+def _value(value: float) -> str:
+    return f"{value:.4g}" if value % 1 else f"{value:,.0f}"
+
+
+def _interval(low: float, high: float) -> str:
+    return f" ({low:.4g} to {high:.4g})"
 
 
 def _contamination(parity: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """A model in a directory, whatever made it: pretraining, fine-tuning, or Transformers."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,9 @@ class Origin:
     """Metrics of these parameters, on held-out or dev data; empty where they were not evaluated."""
     task: "Task | None" = None
     """Task of a fine-tuning run, to predict and to score."""
+    reports: Mapping[str, Any] = field(default_factory=dict)
+    """Reports on the dev and test data of a fine-tuning run by split, see `tasks.task.Split`; empty
+    of a run that has not ended."""
 
     @property
     def pairing(self) -> str | None:
@@ -233,7 +236,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
 
     See `in_units`; raises what `saved.runs.finetuned_checkpoint` raises.
     """
-    from bert_jax.saved.runs import finetuned_checkpoint
+    from bert_jax.saved.runs import finetuned_checkpoint, read_reports
     from bert_jax.tasks.config import TaskConfig
     from bert_jax.tasks.opening import restore_task
 
@@ -254,7 +257,14 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
         tokenizer_files=files,
         max_length=min(task_config.length, model.num_positions),
         name=f"{place.name}, fine-tuned, step {restored.step}",
-        origin=Origin("finetune", restored.step, config, extra["scores"], task),
+        origin=Origin(
+            "finetune",
+            restored.step,
+            config,
+            extra["scores"],
+            task,
+            read_reports(place.local, extra["member"]),
+        ),
     )
 
 
