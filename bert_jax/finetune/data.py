@@ -26,19 +26,30 @@ def task_of(model: SavedModel) -> Task:
     return model.origin.task
 
 
-def run_splits(workdir: Path | str, model: SavedModel) -> list[Split]:
-    """Read the dev and the test data of a run, which must be those of its training.
-
-    The training file is read only where dev data were held out of it, and of runs of version 0.1.0.
+def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[Split]:
+    """Read labelled data: a file, a split of GLUE, `dev` or `test` of the run; None: both of these.
 
     Raises:
-        UserError: Data cannot be read, or have changed since.
+        UserError: Data cannot be read, or are those of the run and have changed since.
+    """
+    config = task_of(model).config
+    own = {"dev", *config.dev_sources, *config.test_sources}
+    if data is None or (data in own and config.kind != "glue" and not Path(data).exists()):
+        return _run_splits(workdir, model, data)
+    return [other_split(workdir, model, data)]
+
+
+def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> list[Split]:
+    """Read the dev and the test data of a run, or one of them.
+
+    The training file is read only where dev data were held out of it, and of runs of version 0.1.0.
     """
     task, record = task_of(model), read_record(open_workdir(workdir).local, "finetune")
     recorded = record.get("splits", {})
     sources = {**task.config.dev_sources, **task.config.test_sources}
-    if task.config.dev_sources and recorded:
-        splits = [_named(task.open_split(source), name) for name, source in sources.items()]
+    if recorded and (task.config.dev_sources or name in sources):
+        named = {each: source for each, source in sources.items() if name in (None, each)}
+        splits = [_named(task.open_split(source), each) for each, source in named.items()]
     else:
         config = build(TaskConfig, model.origin.config["task"], f"{workdir}: task")
         again = open_task(config, model.tokenizer, model.config.num_positions)
@@ -49,6 +60,7 @@ def run_splits(workdir: Path | str, model: SavedModel) -> list[Split]:
             not recorded and joint not in (None, rows_fingerprint(whole))
         ):
             raise UserError(_changed(workdir, "", "other labels or examples"))
+        splits = [split for split in splits if name in (None, split.name)]
     known = train_texts(workdir)
     for split in splits:
         _check_unchanged(workdir, split, recorded.get(split.name), known)
@@ -58,17 +70,14 @@ def run_splits(workdir: Path | str, model: SavedModel) -> list[Split]:
 def other_split(
     workdir: Path | str, model: SavedModel, data: str, *, labelled: bool = True
 ) -> Split:
-    """Read data by the name of a file, or by that of a split of the run.
+    """Read a file, or a split of GLUE.
 
     Faults of the file, and examples that were trained on, are told on standard error.
 
     Raises:
         UserError: There are no such data, or they cannot be read.
     """
-    task = task_of(model)
-    if not Path(data).exists():
-        data = {**task.config.dev_sources, **task.config.test_sources}.get(data, data)
-    split = task.open_split(data, labelled=labelled)
+    split = task_of(model).open_split(data, labelled=labelled)
     overlap = overlap_warning(split.name, split.texts(), train_texts(workdir)) if labelled else ""
     warn([*split.warnings, *filter(None, [overlap])])
     return split

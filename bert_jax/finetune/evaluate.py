@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.finetune.batches import choose_buckets, eval_batches
 from bert_jax.finetune.contamination import divide, known_texts, scores_apart
-from bert_jax.finetune.data import other_split, run_splits, task_of
+from bert_jax.finetune.data import other_split, splits_of, task_of
 from bert_jax.finetune.progress import null
 from bert_jax.finetune.trials import place_params, place_rows
 from bert_jax.objectives.objective import Forward
@@ -154,7 +154,7 @@ def evaluate_finetuned(
     """
     model = read_finetuned(workdir)
     texts = known_texts(workdir, reports)
-    splits = _splits(workdir, model, data)
+    splits = splits_of(workdir, model, data)
     other = None if versus is None else read_finetuned(versus)
     theirs = {} if other is None else _same_splits(versus or "", other, data, model, splits)
     dev = task_of(model).config.dev_sources or {"dev": ""}
@@ -162,9 +162,12 @@ def evaluate_finetuned(
     for number, split in enumerate(splits):
         parts = divide(split, texts, needed=bool(reports))
         outputs = split_outputs(model, split)
-        chosen = data is None and split.name in dev
-        saved = None if chosen else model.origin.metrics
-        report = split.report(outputs, saved)
+        # Thresholds are found on dev; a file's name has a suffix.
+        mine, others = (
+            None if each is None or split.name in dev else each.origin.metrics
+            for each in (model, other)
+        )
+        report = split.report(outputs, mine)
         scores = {
             name: math.nan if value is None else value for name, value in report["scores"].items()
         }
@@ -172,25 +175,24 @@ def evaluate_finetuned(
         found.scores.update(named(split, number, scores | apart))
         found.reports[split.name] = report
         if other is not None:
-            saved = None if chosen else other.origin.metrics
-            answers = split_outputs(other, theirs[split.name])
-            score = theirs[split.name].report(answers, saved)["scores"]
-            ends = differences(
-                split.bootstrap(outputs, None if chosen else model.origin.metrics),
-                theirs[split.name].bootstrap(answers, saved),
-            )
-            found.differences[split.name] = {
-                name: {"difference": value - score[name], "interval": ends.get(name)}
-                for name, value in report["scores"].items()
-                if value is not None and score.get(name) is not None
-            }
+            again = theirs[split.name]
+            answers = split_outputs(other, again)
+            found.differences[split.name] = _differences(
+                report, again.report(answers, others),
+                differences(split.bootstrap(outputs, mine), again.bootstrap(answers, others)),
+            )  # fmt: skip
     return found
 
 
-def _splits(workdir: Path | str, model: SavedModel, data: str | None) -> list[Split]:
-    if data is None:
-        return run_splits(workdir, model)
-    return [other_split(workdir, model, data)]
+def _differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], intervals: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the differences of two reports that have a score of the same name."""
+    return {
+        name: {"difference": value - theirs["scores"][name], "interval": intervals.get(name)}
+        for name, value in ours["scores"].items()
+        if value is not None and theirs["scores"].get(name) is not None
+    }
 
 
 def _same_splits(
@@ -208,7 +210,7 @@ def _same_splits(
             f"{versus} has other labels ({listed(theirs, 5)}) than the model it is compared with "
             f"({listed(mine, 5)}); compare models of one task"
         )
-    found = {split.name: split for split in _splits(versus, other, data)}
+    found = {split.name: split for split in splits_of(versus, other, data)}
     for split in splits:
         if split.name not in found or found[split.name].fingerprint != split.fingerprint:
             raise UserError(
