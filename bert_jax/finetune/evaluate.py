@@ -91,7 +91,7 @@ def score_rows(
                 outputs[row] = value
         done(len(index))
     per_row = bool(found) and found[0][0].ndim == 1
-    losses = sums["loss"] / np.maximum(sums["count"], 1.0)
+    losses = sums["loss"] / np.where(sums["count"] > 0, sums["count"], 1.0)
     return [
         Judged(
             np.stack(outputs) if per_row else outputs,

@@ -16,11 +16,12 @@ from bert_jax.finetune.batches import TrainBatches, choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig, starting_params
-from bert_jax.objectives.task import HEADS, TaskObjective
+from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.overlap import example_keys, overlap_warning
+from bert_jax.tasks.skew import SkewConfig, class_weights, repeats
 from bert_jax.tasks.task import Split, Task
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.config import MAX_STEPS
@@ -118,12 +119,16 @@ def set_up(config: FinetuneConfig) -> Setup:
         pooling=_pooling(config, initial, network),
     )
     starts = tuple(params and starting_params(model, head, params) for params in given)
-    objective = TaskObjective(model, head, task.objective)
+    skew = task.config.skew
+    objective = TaskObjective(model, head, task.objective, _class_loss(skew, task))
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
     pad_id = initial.tokenizer.special_ids.pad
-    batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id)
+    times = None
+    if skew.oversampling:
+        times = repeats(train.rows, task.num_outputs, skew.oversampling)
+    batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id, times)
     steps = config.training.num_epochs * batches.num_batches
     if steps > MAX_STEPS:
         raise UserError(
@@ -225,6 +230,12 @@ def _pooling(config: FinetuneConfig, initial: SavedModel, network: str) -> Poole
     if config.pooling != "auto":
         return config.pooling
     return "first" if why else initial.pooling
+
+
+def _class_loss(skew: SkewConfig, task: Task) -> ClassLoss:
+    where = f"task.{task.config.kind}.class_weights"
+    weights = class_weights(skew.class_weights, task.train_split().rows, task.spec.labels, where)
+    return ClassLoss(weights, skew.focal_gamma, skew.label_smoothing)
 
 
 def _fingerprint(start: Any, tokenizer: Tokenizer) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.tasks.glue import TASKS, glue_sources, glue_task
+from bert_jax.tasks.skew import SkewConfig
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
@@ -21,7 +22,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class GlueConfig:
+class GlueConfig(SkewConfig):
     """A task of GLUE."""
 
     name: str = ""
@@ -35,7 +36,7 @@ class GlueConfig:
 
 
 @dataclass(frozen=True)
-class TableConfig:
+class TableConfig(SkewConfig):
     """A table of texts with labels: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT.
 
     A column is a name; without a header, its number from 1.
@@ -87,6 +88,7 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
+        super().__post_init__()
         if not 0 < self.dev_rate < 1:
             raise UserError(f"task.table.dev_rate is {self.dev_rate}; it must be in (0, 1)")
         metrics = METRICS[self.kind]
@@ -97,6 +99,8 @@ class TableConfig:
             )
         if self.labels and self.kind == "score":
             raise UserError("task.table.labels is set, but kind 'score' has none; leave it out")
+        if self.kind == "score":
+            self.check_has_classes("task.table.kind 'score'")
         if self.kind == "class" and len(self.labels) == 1:
             raise UserError(f"task.table.labels is {self.labels}; at least 2 are needed to choose")
         if self.label_columns and self.labels:
@@ -118,7 +122,7 @@ class TableConfig:
 
 
 @dataclass(frozen=True)
-class TaggingConfig:
+class TaggingConfig(SkewConfig):
     """Words with tags: named entities, parts of speech."""
 
     train: str = ""
@@ -159,6 +163,7 @@ class TaggingConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
+        super().__post_init__()
         if self.lenient and self.scheme == "plain":
             raise UserError("task.tagging.lenient is about entities, scheme is 'plain'; drop one")
 
@@ -249,6 +254,8 @@ class TaskConfig:
                 f"task.glue.name is {name!r}, which has no training data; fine-tune mnli and "
                 f"predict {name!r} with it"
             )
+        if name and not glue_task(name).labels:
+            self.glue.check_has_classes(f"task.glue.name {name!r}")
         if self.kind == "squad":
             _ = self.windows  # refuses its own errors
         if self.kind == "tagging" and not 1 <= self.tag_stride <= self.length - 2:
@@ -256,6 +263,12 @@ class TaskConfig:
                 f"task.tagging.stride is {self.tagging.stride}; it must be from 1 to "
                 f"{self.length - 2}, which is task.max_length less 2"
             )
+
+    @property
+    def skew(self) -> SkewConfig:
+        """Treatment of rare classes; without options where the kind of task has none."""
+        section = getattr(self, self.kind)
+        return section if isinstance(section, SkewConfig) else SkewConfig()
 
     @property
     def unread(self) -> tuple[str, ...]:

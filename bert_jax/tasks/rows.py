@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Float32, Int32, Int64
 
 NO_LABEL = -1
 """Label of the positions that have none, of tags."""
@@ -16,7 +16,8 @@ Batch = dict[str, np.ndarray]
 tokens, type_ids, segment_ids: (..., B, L) int32; segment_ids are 1, and 0 for padding.
 labels: as in `Rows` with a leading axis B, tags (..., B, L) padded with `NO_LABEL`; absent where
     the rows have none.
-weights: (..., B) float32, 1, and 0 for rows that only fill the batch: copies of a real row.
+weights: (..., B) float32, `Rows.weights` or 1, and 0 for rows that only fill the batch: copies of
+    a real row.
 row_index: (..., B) uint32, 0 to B - 1: names the rows for dropout.
 """
 
@@ -34,6 +35,8 @@ class Rows:
     multi_label: (N, K) float32 of 0 and 1; regression: (N,) float32, standardised; span: (N, 2)
     int32, positions of the first and the last token; tags: N arrays (n,) int32 with `NO_LABEL`
     where a position has none."""
+    weights: Float32[np.ndarray, " N"] | None = None
+    """Weight of each row in the loss, above 0; None: 1 each."""
 
     def __post_init__(self) -> None:
         """Refuse lists that are not one entry a row."""
