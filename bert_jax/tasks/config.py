@@ -25,6 +25,8 @@ METRICS = {
 class GlueConfig(SkewConfig):
     """A task of GLUE."""
 
+    SECTION = "task.glue"
+
     name: str = ""
     """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli. The diagnostic set ax is predicted with
     a model of mnli."""
@@ -41,6 +43,8 @@ class TableConfig(SkewConfig):
 
     A column is a name; without a header, its number from 1.
     """
+
+    SECTION = "task.table"
 
     train: str = ""
     """The file to train on."""
@@ -124,6 +128,8 @@ class TableConfig(SkewConfig):
 @dataclass(frozen=True)
 class TaggingConfig(SkewConfig):
     """Words with tags: named entities, parts of speech."""
+
+    SECTION = "task.tagging"
 
     train: str = ""
     """The file to train on."""

@@ -6,10 +6,12 @@ Everything is a function of the training labels, so that it is the same on any m
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from bert_jax.config.mapping import check_values
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet, Origin
 from bert_jax.tasks.rows import Rows
@@ -35,19 +37,22 @@ class SkewConfig:
     frequent class over rows of its own, the rarest of several. 1: all classes are as frequent. 0:
     each row once."""
 
+    SECTION: ClassVar[str] = "task"
+
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        if self.focal_gamma and not (self.focal_gamma > 0 and math.isfinite(self.focal_gamma)):
-            raise UserError(f"focal_gamma is {self.focal_gamma:g}; it must be at least 0")
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(f"label_smoothing is {self.label_smoothing:g}; it must be in [0, 1)")
-        if not 0 <= self.oversampling <= 1:
-            raise UserError(f"oversampling is {self.oversampling:g}; it must be in [0, 1]")
-        if self.focal_gamma and self.label_smoothing:
+        gamma, smoothing = self.focal_gamma, self.label_smoothing
+        check_values(
+            self.SECTION,
+            self,
+            focal_gamma=(gamma >= 0, "at least 0"),
+            label_smoothing=(0 <= smoothing < 1, "in [0, 1)"),
+            oversampling=(0 <= self.oversampling <= 1, "in [0, 1]"),
+        )
+        if gamma and smoothing:
             raise UserError(
-                f"focal_gamma is {self.focal_gamma:g} and label_smoothing "
-                f"{self.label_smoothing:g}; a smoothed label has no one probability to be confident "
-                "of: set one of them to 0"
+                f"{self.SECTION}.focal_gamma is {gamma:g} and label_smoothing {smoothing:g}; a "
+                "smoothed label has no one probability to be confident of: set one of them to 0"
             )
 
     def check_has_classes(self, where: str) -> None:
@@ -58,7 +63,9 @@ class SkewConfig:
         """
         for name in ("class_weights", "focal_gamma", "label_smoothing", "oversampling"):
             if value := getattr(self, name):
-                raise UserError(f"{name} is {value!r}, but {where} has no classes; leave it out")
+                raise UserError(
+                    f"{self.SECTION}.{name} is {value!r}, but {where} has no classes; leave it out"
+                )
 
 
 def class_weights(
@@ -87,8 +94,8 @@ def class_weights(
         weight = _positive(value)
         if not sign or weight is None:
             raise UserError(
-                f"{where} has {part.strip()!r}; expected {BALANCED!r}, or labels with weights above "
-                f"0, such as {names[0]}=2.5"
+                f"{where} has {part.strip()!r}; expected {BALANCED!r}, or labels with weights "
+                f"above 0, such as {names[0]}=2.5"
             )
         labels.id(label, _Field(where, 0))
         if label in met:

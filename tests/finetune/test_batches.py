@@ -279,7 +279,8 @@ def test_rows_are_repeated_as_often_as_said():
 
 def test_rows_have_their_weights():
     rows = make_rows([5, 9, 16])
-    rows = Rows(rows.tokens, rows.second_start, rows.labels, np.array([0.5, 0.25, 1], np.float32))
+    weights = np.array([0.5, 0.25, 1], np.float32)
+    rows = Rows(rows.tokens, rows.second_start, rows.labels, weights=weights)
     (batch,) = TrainBatches(rows, (16,), 4, PAD).epoch(0, [0])
     assert dict(zip(names(batch)[0].tolist(), batch["weights"][0].tolist(), strict=True)) == {
         0: 0.5, 1: 0.25, 2: 1.0

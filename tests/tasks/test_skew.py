@@ -67,11 +67,20 @@ def test_rows_of_rare_classes_are_repeated():
     [
         ({"table": {"kind": "score", "class_weights": "balanced"}}, "class_weights is 'balanced'"),
         ({"table": {"kind": "score", "oversampling": 0.5}}, "task.table.kind 'score'"),
-        ({"kind": "glue", "glue": {"name": "stsb", "focal_gamma": 2.0}}, "focal_gamma is 2.0"),
-        ({"table": {"label_smoothing": 1.0}}, r"label_smoothing is 1; it must be in \[0, 1\)"),
-        ({"table": {"focal_gamma": -1.0}}, "focal_gamma is -1"),
+        (
+            {"kind": "glue", "glue": {"name": "stsb", "focal_gamma": 2.0}},
+            "glue.focal_gamma is 2.0",
+        ),
+        (
+            {"table": {"label_smoothing": 1.0}},
+            r"label_smoothing is 1.0; .* \[0, 1\)",
+        ),
+        ({"table": {"focal_gamma": -1.0}}, "focal_gamma is -1.0"),
         ({"table": {"oversampling": 1.5}}, "oversampling is 1.5"),
-        ({"tagging": {"focal_gamma": 2, "label_smoothing": 0.1}}, "set one of them to 0"),
+        (
+            {"tagging": {"focal_gamma": 2, "label_smoothing": 0.1}},
+            "set one of them",
+        ),
     ],
 )
 def test_options_that_cannot_be(section, field):
