@@ -11,6 +11,7 @@ import jax
 from bert_jax.data.phases import described
 from bert_jax.exchange.huggingface import auto_class
 from bert_jax.exchange.huggingface_files import family_of, state_dict_of, task_of
+from bert_jax.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
 from bert_jax.formats.modern_tables import MODERN
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.saved.model import SavedModel
@@ -94,6 +95,7 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             names = ", ".join(f"`{_plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
             more = len(outputs.labels) - _MAX_LABELS
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
+        text += _answers(saved, outputs)
     text += _untrained(parity)
     if parity["left_out"]:
         text += (
@@ -101,6 +103,34 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             f"{', '.join(parity['left_out'])} of the pretraining."
         )
     return text
+
+
+def _answers(saved: SavedModel, outputs: TaskOutputs) -> str:
+    """Say what lies between logits and answers: temperature, thresholds, windows of long texts."""
+    said = ""
+    if temperature := saved.origin.metrics.get("temperature"):
+        said += (
+            f"\n\nThe logits are divided by {temperature:.4g}, a temperature fitted on the dev data: "
+            "their probabilities are calibrated."
+        )
+    if outputs.thresholds:
+        said += (
+            "\n\nA label holds above its own threshold, the one of its highest F1 on the dev data: "
+            f"`{THRESHOLDS}` in `config.json`, which `bert_jax.load` reads. Other software takes one "
+            "half for all labels."
+        )
+    if outputs.long.how != "cut":
+        how = {
+            "head_tail": "of a longer text the beginning and the end were read",
+            "windows": "longer texts were read in windows, of whose logits the "
+            f"{outputs.long.pooling.replace('_', ' and ')} is the answer",
+        }[outputs.long.how]
+        said += (
+            f"\n\nRows have {saved.max_length} tokens; {how} (`{LONG_TEXTS}` in `config.json`). "
+            "`bert_jax.load` does so; the logits of this export are those of one row, and other "
+            "software cuts longer texts."
+        )
+    return said
 
 
 def _untrained(parity: Mapping[str, Any]) -> str:

@@ -6,11 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.formats.config_fields import check_only, read_field, show, their_activation
 from bert_jax.formats.huggingface_files import model_class
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.tasks.long_texts import CUT, LongTexts
 from bert_jax.tasks.task import HeadKind
 
 _SIZES = {
@@ -48,6 +50,8 @@ _PROBLEMS = {
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
+THRESHOLDS, LONG_TEXTS = "label_thresholds", "long_texts"
+"""Fields of our own in a `config.json`, which Transformers keeps and does not read."""
 _MAX_LABEL_CHARS = 200
 
 
@@ -109,6 +113,10 @@ class TaskOutputs:
     objective: HeadKind
     labels: tuple[str, ...] = ()
     """Labels of classes and tags, in the order of the logits."""
+    thresholds: tuple[float, ...] = ()
+    """Least probability of each of several labels; (): one half."""
+    long: LongTexts = CUT
+    """Treatment of texts with more tokens than a row, of a classification."""
 
 
 def head_from_huggingface(
@@ -146,7 +154,10 @@ def head_from_huggingface(
             "regression has one, single_label_classification two or more, and "
             "multi_label_classification any number"
         )
-    return TaskOutputs(head, objective, () if objective == "regression" else labels)
+    if objective == "regression":
+        return TaskOutputs(head, objective, long=_long_texts(found))
+    thresholds = _thresholds(found, labels) if objective == "multi_label" else ()
+    return TaskOutputs(head, objective, labels, thresholds, _long_texts(found))
 
 
 def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
@@ -158,12 +169,33 @@ def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
     }
     if outputs.objective in _PROBLEMS:
         fields["problem_type"] = _PROBLEMS[outputs.objective]
+    if outputs.thresholds:
+        fields[THRESHOLDS] = dict(zip(outputs.labels, outputs.thresholds, strict=True))
+    if outputs.long != CUT:
+        fields[LONG_TEXTS] = to_dict(outputs.long)
     labels: Sequence[str] = outputs.labels
     if head.kind != "span":
         labels = labels or [f"LABEL_{n}" for n in range(head.num_labels)]
         fields["id2label"] = {str(n): label for n, label in enumerate(labels)}
         fields["label2id"] = {label: n for n, label in enumerate(labels)}
     return fields
+
+
+def _thresholds(found: Mapping[str, Any], labels: Sequence[str]) -> tuple[float, ...]:
+    given = found.get(THRESHOLDS)
+    if given is None:
+        return ()
+    values = [given.get(label) for label in labels] if isinstance(given, Mapping) else []
+    good = [value for value in values if type(value) in (int, float) and 0 <= value <= 1]
+    if len(good) != len(labels) or len(given) != len(labels):
+        raise UserError(
+            f"config.json: {THRESHOLDS} must have a number from 0 to 1 for each label of the head"
+        )
+    return tuple(map(float, good))
+
+
+def _long_texts(found: Mapping[str, Any]) -> LongTexts:
+    return build(LongTexts, found.get(LONG_TEXTS, {}), f"config.json: {LONG_TEXTS}")
 
 
 def _labels(found: Any, number: int) -> tuple[str, ...]:

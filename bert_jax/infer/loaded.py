@@ -70,7 +70,7 @@ class LoadedModel:
         pairs: Pairs | None = None,
         *,
         top: int | None = None,
-        threshold: float = 0.5,
+        threshold: float | None = None,
     ) -> list[Answer]:
         """Predict classes, several labels or a score; one warning counts the texts that are cut.
 
@@ -78,7 +78,8 @@ class LoadedModel:
             texts: First texts.
             pairs: Second texts, None for a text without one.
             top: Number of classes with a probability, best first; None: all.
-            threshold: Least probability of a label among several.
+            threshold: Least probability of a label among several; None: the thresholds that the
+                model was saved with, else one half.
 
         Returns:
             For each text {"label": ..., "probabilities": {...}}, {"labels": [...],

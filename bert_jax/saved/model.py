@@ -252,7 +252,13 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
     return SavedModel(
         config=dataclasses.replace(model, attention_impl="auto"),
         params=restored.state,
-        outputs=TaskOutputs(head, task.objective, tuple(task.describe()["learned"]["labels"])),
+        outputs=TaskOutputs(
+            head,
+            task.objective,
+            tuple(task.describe()["learned"]["labels"]),
+            task.thresholds(extra["scores"]),
+            task.config.text_options.long_texts,
+        ),
         tokenizer=tokenizer,
         tokenizer_files=files,
         max_length=min(task_config.length, model.num_positions),
@@ -269,12 +275,16 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
 
 
 def in_units(saved: SavedModel) -> SavedModel:
-    """Make a head of scores predict scores: a run predicts (score - mean) / deviation."""
+    """Make a head of scores predict scores, and the probabilities of a calibrated one.
+
+    A run predicts (score - mean) / deviation, and logits that a temperature divides.
+    """
     task = saved.origin.task
-    if task is None or task.objective != "regression":
+    if task is None:
         return saved
-    learned = task.describe()["learned"]
-    mean, deviation = np.float32(learned["mean"]), np.float32(learned["deviation"])
+    mean, deviation = map(np.float32, task.units(saved.origin.metrics))
+    if (mean, deviation) == (0, 1):
+        return saved
     kernel, bias = (np.asarray(saved.params["head"][name]) for name in ("kernel", "bias"))
     head = {"kernel": kernel * deviation, "bias": bias * deviation + mean}
     return dataclasses.replace(saved, params={**saved.params, "head": head})

@@ -11,6 +11,7 @@ from bert_jax.files.urls import scheme
 from bert_jax.tasks.glue import TASKS, glue_sources, glue_task
 from bert_jax.tasks.skew import SkewConfig
 from bert_jax.tasks.tables.delimited import TableFormat
+from bert_jax.tasks.text_options import TextConfig
 from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 METRICS = {
@@ -38,7 +39,7 @@ class GlueConfig(SkewConfig):
 
 
 @dataclass(frozen=True)
-class TableConfig(SkewConfig):
+class TableConfig(TextConfig):
     """A table of texts with labels: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT.
 
     A column is a name; without a header, its number from 1.
@@ -93,6 +94,7 @@ class TableConfig(SkewConfig):
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
         super().__post_init__()
+        self.check_kind(self.kind)
         if not 0 < self.dev_rate < 1:
             raise UserError(f"task.table.dev_rate is {self.dev_rate}; it must be in (0, 1)")
         metrics = METRICS[self.kind]
@@ -103,8 +105,6 @@ class TableConfig(SkewConfig):
             )
         if self.labels and self.kind == "score":
             raise UserError("task.table.labels is set, but kind 'score' has none; leave it out")
-        if self.kind == "score":
-            self.check_has_classes("task.table.kind 'score'")
         if self.kind == "class" and len(self.labels) == 1:
             raise UserError(f"task.table.labels is {self.labels}; at least 2 are needed to choose")
         if self.label_columns and self.labels:
@@ -275,6 +275,11 @@ class TaskConfig:
         """Treatment of rare classes; without options where the kind of task has none."""
         section = getattr(self, self.kind)
         return section if isinstance(section, SkewConfig) else SkewConfig()
+
+    @property
+    def text_options(self) -> TextConfig:
+        """Treatment of texts; without options where the kind of task has none."""
+        return self.table if self.kind == "table" else TextConfig()
 
     @property
     def unread(self) -> tuple[str, ...]:

@@ -273,6 +273,23 @@ class Task(ABC):
             found.append(split)
         return found
 
+    def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
+        """Return shift and factor of the logits that mean what the task predicts.
+
+        Args:
+            scores: scores of the dev data.
+        """
+        del scores
+        return 0.0, 1.0
+
+    def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the least probability of each of several labels, from scores of the dev data.
+
+        () stands for one half.
+        """
+        del scores
+        return ()
+
     def describe(self) -> dict[str, Any]:
         """Return everything that `restore_task` needs as JSON, without the training data."""
         return {"task": to_dict(self.config), "learned": to_dict(self.spec)}

@@ -11,10 +11,10 @@ from task_examples import TOKENIZER, opened, pointing_at, put, put_json, read_js
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import METRICS, GlueConfig, TableConfig, TaskConfig
 from bert_jax.tasks.glue import TASKS
+from bert_jax.tasks.long_texts import pair_lengths
 from bert_jax.tasks.opening import open_task, restore_task
 from bert_jax.tasks.task import LabelSpec, Split
 from bert_jax.tasks.text import sources as text_sources
-from bert_jax.tasks.text.rows import pair_lengths
 from bert_jax.tasks.text.sources import read_glue
 from bert_jax.tasks.text.task import TextTask
 from bert_jax.tokenization.load import load_tokenizer
