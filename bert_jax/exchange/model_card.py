@@ -110,14 +110,14 @@ def _answers(saved: SavedModel, outputs: TaskOutputs) -> str:
     said = ""
     if temperature := saved.origin.metrics.get("temperature"):
         said += (
-            f"\n\nThe logits are divided by {temperature:.4g}, a temperature fitted on the dev data: "
-            "their probabilities are calibrated."
+            f"\n\nThe logits are divided by {temperature:.4g}, a temperature fitted on the dev "
+            "data, so that their probabilities are calibrated."
         )
     if outputs.thresholds:
         said += (
-            "\n\nA label holds above its own threshold, the one of its highest F1 on the dev data: "
-            f"`{THRESHOLDS}` in `config.json`, which `bert_jax.load` reads. Other software takes one "
-            "half for all labels."
+            "\n\nA label holds above a threshold of its own, that of its highest F1 on the dev "
+            f"data: `{THRESHOLDS}` in `config.json`, which `bert_jax.load` reads. Other software "
+            "takes one half for all labels."
         )
     if outputs.long.how != "cut":
         how = {
