@@ -21,7 +21,10 @@ from bert_jax.tasks.reports.pictures import report_figure
 from bert_jax.tasks.task import Split
 
 REPORT_LINES = "report.md"
-_PICTURES = {"confusion": "confusion.png", "points": "scatter.png"}
+_PICTURES = {
+    "confusion": "confusion.png", "points": "scatter.png", "calibration": "calibration.png"
+}  # fmt: skip
+"""Files of pictures by the part of a report that they show."""
 
 
 def conclude(
@@ -109,7 +112,7 @@ def write_reports(
     *,
     title: str = "",
 ) -> list[Path]:
-    """Write report.md, a picture of the last split that has one, and report.json, the last.
+    """Write report.md, pictures, each of the last split that has one, and report.json, the last.
 
     Args:
         directory: Made where it is missing; files of the same name in it are replaced.
@@ -128,14 +131,13 @@ def write_reports(
     content = json.dumps({**record, "splits": reports}, indent=1, allow_nan=False) + "\n"
     files = [directory / REPORT_LINES]
     replace_file(files[0], text.encode())
-    for name, report in reversed([*reports.items()]):
-        kind = next((kind for kind in _PICTURES if report.get(kind)), None)
-        if kind is not None:
-            files.append(directory / _PICTURES[kind])
-            figure = report_figure(report, title=f"{title}, {name}")
+    for kind, picture in _PICTURES.items():
+        shown = [name for name, report in reports.items() if report.get(kind)]
+        if shown:
+            files.append(directory / picture)
+            figure = report_figure(kind, reports[shown[-1]], title=f"{title}, {shown[-1]}")
             with staged_file(files[-1]) as file:
                 figure.savefig(file, format="png")
-            break
     files.append(directory / REPORT)
     replace_file(files[-1], content.encode())
     return files

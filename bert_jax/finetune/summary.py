@@ -71,7 +71,7 @@ def summary_of_run(
         lines.append(
             f"goal     {setup.task.metric} above {goal:.4g} at the end of training (a "
             f"constant prediction has {constant:.4g}; {LEVEL:.0%} bound for "
-            f"{len(setup.dev[0].rows):,} rows)"
+            f"{setup.dev[0].num_scored:,} rows)"
         )
     return lines
 

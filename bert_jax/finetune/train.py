@@ -138,7 +138,7 @@ class _Run:
         self.constant = dev.constant_score
         labels = setup.task.num_outputs if setup.task.objective == "single_label" else 0
         self.goal = scale * goal_score(
-            setup.task.metric, self.constant / scale, len(dev.rows), labels
+            setup.task.metric, self.constant / scale, dev.num_scored, labels
         )
         self.outcomes: list[Outcome] = []
         self.saved_at = time.monotonic()

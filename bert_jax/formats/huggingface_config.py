@@ -186,7 +186,7 @@ def _thresholds(found: Mapping[str, Any], labels: Sequence[str]) -> tuple[float,
     if given is None:
         return ()
     values = [given.get(label) for label in labels] if isinstance(given, Mapping) else []
-    good = [value for value in values if type(value) in (int, float) and 0 <= value <= 1]
+    good = [v for v in values if isinstance(v, int | float) and 0 <= v <= 1]
     if len(good) != len(labels) or len(given) != len(labels):
         raise UserError(
             f"config.json: {THRESHOLDS} must have a number from 0 to 1 for each label of the head"

@@ -100,8 +100,7 @@ class Classifier(TextPredictor):
         listed = {names[n]: round(float(shares[n]), 6) for n in best[: self.top]}
         if not several:
             return {"label": names[best[0]], "probabilities": listed}
-        least = self.threshold
-        if least is None:
-            least = np.array(known.thresholds) if known.thresholds else 0.5
+        given = self.threshold
+        least = np.array(known.thresholds or 0.5) if given is None else np.array(given)
         held = [names[n] for n in np.flatnonzero(shares > least)]
         return {"labels": held, "probabilities": listed}

@@ -122,7 +122,7 @@ def _span_losses(
 ) -> Array:
     # Padding is no answer, so that the loss of a row does not depend on the row's padded length.
     places = jnp.where(segment_ids[..., None] > 0, logits, PADDED_LOGIT)
-    each, _ = cross_entropy(jnp.moveaxis(places, -1, 1), labels)  # (B, 2, L) and (B, 2)
+    each = cross_entropy(jnp.moveaxis(places, -1, 1), labels)[0]  # of (B, 2, L) and (B, 2)
     return jnp.mean(each, axis=-1)
 
 

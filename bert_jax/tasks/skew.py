@@ -122,8 +122,9 @@ def _positive(text: str) -> float | None:
 
 def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
     """Return weights with which all classes together count the same; 1 for one without labels."""
-    if not rows.has_tags and np.ndim(rows.labels) == 2:  # several labels: a yes against a no
-        held = np.asarray(rows.labels).sum(axis=0, dtype=np.float64)
+    labels = rows.labels
+    if isinstance(labels, np.ndarray) and labels.ndim == 2:  # several labels: a yes against a no
+        held = labels.sum(axis=0, dtype=np.float64)
         counts = np.where((held > 0) & (held < len(rows)), held, len(rows) / 2)
         return tuple(((len(rows) - counts) / counts).tolist())
     counts = np.bincount(_flat(rows), minlength=num_classes)
@@ -154,12 +155,12 @@ def repeats(rows: Rows, num_classes: int, power: float) -> Float[np.ndarray, " N
 def _membership(rows: Rows, num_classes: int) -> Bool[np.ndarray, "N C"]:
     labels = rows.labels
     assert labels is not None
-    if not rows.has_tags and np.ndim(labels) == 2:
-        return np.asarray(labels) > 0
     has = np.zeros((len(rows), num_classes), bool)
-    if isinstance(labels, np.ndarray):
-        has[np.arange(len(rows)), labels] = True
-    else:
+    if not isinstance(labels, np.ndarray):
         for mine, tags in zip(has, labels, strict=True):
             mine[tags[tags >= 0]] = True
+    elif labels.ndim == 2:
+        has = labels > 0
+    else:
+        has[np.arange(len(rows)), labels] = True
     return has

@@ -63,6 +63,11 @@ class Split(ABC):
         A run that is not above it has failed (Mosbach et al. 2021).
         """
 
+    @property
+    def num_scored(self) -> int:
+        """Number of predictions of which a score is the mean, for its uncertainty."""
+        return len(self.rows)
+
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return the metrics by name; all are NaN where a logit is not finite.
 

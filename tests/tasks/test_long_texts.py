@@ -66,6 +66,7 @@ def test_rows_of_windows(tmp_path):
     assert [row[1:-1].tolist() for row in train.rows.tokens[1:3]] == [ids[:8], ids[4:]]
     assert train.rows.labels.tolist() == [0, 1, 1, 0]
     assert train.rows.weights.tolist() == [1, 0.5, 0.5, 1]
+    assert dev.num_scored == 3
     # By itself the second window is wrong; the mean is not.
     logits = np.array([[2.0, 1.0], [0.0, 5.0], [1.0, 0.0], [2.0, 0.0]], np.float32)
     assert dev.score(logits)["accuracy"] == 1.0

@@ -29,6 +29,8 @@ def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True)
         lines += ["", *_classes(strict["classes"], strict, "strict: tags that keep to IOB2 alone")]
     if report.get("confusion"):
         lines += ["", *_confusion(report["confusion"])]
+    if calibration := report.get("calibration"):
+        lines += ["", *_calibration(calibration)]
     if residuals := report.get("residuals"):
         values = {**residuals, **{f"{k} quantile": v for k, v in residuals["quantiles"].items()}}
         del values["quantiles"]
@@ -103,6 +105,18 @@ def _confusion(found: Mapping[str, Any]) -> list[str]:
     worst = sorted(pairs, key=lambda pair: -pair[0])[:_MOST_PAIRS]
     rows = [[truth, guess, f"{count:,}"] for count, truth, guess in worst]
     return _table(["in the data", "predicted as", "examples"], rows)
+
+
+def _calibration(found: Mapping[str, Any]) -> list[str]:
+    """Describe the bins that hold probabilities, after the temperature."""
+    after, before = found["after"], found["before"]
+    bins = zip(after["counts"], after["confidence"], after["accuracy"], strict=True)
+    rows = [[_number(mean), _number(true), f"{count:,}"] for count, mean, true in bins if count]
+    said = (
+        f"Calibration error {before['ece']:.4f} as trained, {after['ece']:.4f} at temperature "
+        f"{found['temperature']:.4g}; probabilities by bins of a width of 1/{len(after['counts'])}:"
+    )
+    return [said, "", *_table(["mean probability", "came true", "number"], rows)]
 
 
 def _mistake(each: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of a report: the matrix of confusion, or labels against predictions."""
+"""Pictures of a report: confusion, labels against predictions, probabilities against hits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,15 +9,17 @@ _MOST_NUMBERS = 15  # classes up to which each cell has its count
 _COLOUR, _INK, _LINE = "#2b6cb0", "#1a202c", "#4a5568"
 
 
-def report_figure(report: Mapping[str, Any], *, title: str = "") -> Any:
-    """Draw the confusion of a report's classes, or the scores that it predicts.
+def report_figure(kind: str, report: Mapping[str, Any], *, title: str = "") -> Any:
+    """Draw a part of a report: confusion, points or calibration.
 
     Returns:
-        A matplotlib `Figure`; None for a report that has neither.
+        A matplotlib `Figure`.
     """
-    if report.get("confusion"):
-        return _confusion_figure(report["confusion"], title)
-    return _scatter_figure(report["points"], title) if report.get("points") else None
+    draw = {
+        "confusion": _confusion_figure, "points": _scatter_figure,
+        "calibration": _calibration_figure,
+    }[kind]  # fmt: skip
+    return draw(report[kind], title)
 
 
 def _figure(width: float, height: float, title: str) -> Any:
@@ -67,4 +69,36 @@ def _scatter_figure(points: Any, title: str) -> Any:
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(colors=_INK, labelsize=9)
+    return figure
+
+
+def _calibration_figure(calibration: Mapping[str, Any], title: str) -> Any:
+    """Draw the shares that came true over probabilities, before and after the temperature.
+
+    Below, the number of probabilities in each bin.
+    """
+    figure = _figure(7.6, 4.6, title)
+    names = {"before": "as trained", "after": f"temperature {calibration['temperature']:.3g}"}
+    upper, lower = figure.subplots(2, 2, sharex=True, height_ratios=[3, 1])
+    for axis, below, (name, words) in zip(upper, lower, names.items(), strict=True):
+        part = calibration[name]
+        counts, confidence, accuracy = (
+            np.array(part[key], float) for key in ("counts", "confidence", "accuracy")
+        )
+        edges = np.linspace(0, 1, len(counts) + 1)
+        width, full = edges[1], counts > 0
+        axis.plot([0, 1], [0, 1], linestyle="--", color=_LINE, linewidth=1.2)
+        axis.bar(edges[:-1][full], accuracy[full], width, align="edge", color=_COLOUR, alpha=0.35,
+                 edgecolor=_COLOUR)  # fmt: skip
+        axis.plot(confidence[full], accuracy[full], "o", color=_COLOUR, markersize=4)
+        axis.set_title(f"{words}: error {part['ece']:.3f}", fontsize=10, color=_INK)
+        axis.set_ylim(0, 1)
+        below.bar(edges[:-1], counts, width, align="edge", color=_LINE, alpha=0.5)
+        below.set_xlabel("probability")
+        below.set_xlim(0, 1)
+        for each in (axis, below):
+            each.spines[["top", "right"]].set_visible(False)
+            each.tick_params(colors=_INK, labelsize=8)
+    upper[0].set_ylabel("share that came true")
+    lower[0].set_ylabel("number")
     return figure

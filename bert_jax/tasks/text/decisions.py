@@ -85,6 +85,12 @@ class Decisions:
         found = [_TEMPERATURE, *_ERRORS] if calibrate else []
         return found + ([f"{_THRESHOLD}{name}" for name in names] if tune else [])
 
+    def calibration(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
+        """Return the temperature, and the bins before and after it, as JSON values."""
+        parts = {"before": PLAIN, "after": self}
+        bins = {name: each.reliability(logits, labels).to_json() for name, each in parts.items()}
+        return {"temperature": self.temperature, **bins}
+
     def reliability(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> "Reliability":
         """Compare the probability of the best class, or of each of several labels, with hits."""
         if labels.ndim == 2:

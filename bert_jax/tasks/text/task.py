@@ -157,6 +157,11 @@ class TextSplit(Split):
         """Score of the best constant prediction; NaN without labels."""
         return math.nan if self._labels is None else self._task.best_constant(self._labels)
 
+    @property
+    def num_scored(self) -> int:
+        """Number of texts, of which some may have several rows."""
+        return len(self._examples)
+
     def texts(self) -> list[tuple[str, ...]]:
         """Return the text or the two texts of each example."""
         return [tuple(filter(None, (each.text, each.text_pair))) for each in self._examples]
@@ -189,14 +194,14 @@ class TextSplit(Split):
         task, logits = self._task, self._logits(outputs)
         decisions = task.decisions(scores)
         predicted = task.predicted(logits, decisions)
-        logits = logits / decisions.temperature
         found = text_bootstrap(task.objective, self._labels, predicted)
-        return Examined(
-            {name: values for name, values in found.items() if name in scores},
-            text_details(
-                task.objective, task.spec.labels, self._examples, self._labels, logits, predicted
-            ),
-        )
+        details = text_details(
+            task.objective, task.spec.labels, self._examples, self._labels,
+            logits / decisions.temperature, predicted,
+        )  # fmt: skip
+        if task.fits["calibrate"]:
+            details["calibration"] = decisions.calibration(logits, self._labels)
+        return Examined({name: values for name, values in found.items() if name in scores}, details)
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
