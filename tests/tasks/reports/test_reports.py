@@ -158,9 +158,9 @@ def test_a_report_is_json_lines_and_a_picture():
     assert "Mistakes" not in "".join(report_lines("test", report, mistakes=False))
     tables = [line for line in lines if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)
-    axis = report_figure(report, title="x").axes[0]
+    axis = report_figure("confusion", report, title="x").axes[0]
     assert [text.get_text() for text in axis.texts] == [
         f"{count}" for row in report["confusion"]["counts"] for count in row
     ]
-    assert len(report_figure({"points": [[0.0, 1.0], [2.0, 3.0]]}).axes[0].lines) == 2
-    assert report_figure({"examples": 3}) is None
+    points = {"points": [[0.0, 1.0], [2.0, 3.0]]}
+    assert len(report_figure("points", points).axes[0].lines) == 2

@@ -17,6 +17,7 @@ from bert_jax.tasks.config import (
 )
 from bert_jax.tasks.overlap import example_key, example_keys, overlap_warning
 from bert_jax.tasks.reports.lines import report_lines
+from bert_jax.tasks.reports.pictures import report_figure
 
 
 def table(**fields):
@@ -263,3 +264,28 @@ def test_test_data(tmp_path, monkeypatch):
     glue = TaskConfig(kind="glue", glue=GlueConfig("mnli", "x", "dev_mismatched")).located()
     assert glue.glue == GlueConfig("mnli", f"{tmp_path / 'x'}", "dev_mismatched")
     assert [*glue.dev_sources] == ["dev_matched", "dev_mismatched"]
+
+
+@pytest.mark.parametrize("kind", ["class", "classes"])
+def test_calibration_of_a_file_by_the_temperature_of_another(tmp_path, kind):
+    path = put(tmp_path / "a.csv", "text,label", *(f"text {n},{'abc'[n % 3]}" for n in range(30)))
+    [dev] = table(train=path, dev=path, kind=kind, calibrate=True).dev_splits()
+    guess = np.where(np.arange(30) % 5, np.arange(30) % 3, 0)  # too sure
+    logits = 3 * pointing_at(guess, 3) - 5 * (kind == "classes")
+    report = dev.report(logits)
+    found = report["calibration"]
+    assert found["temperature"] == report["scores"]["temperature"] > 1.5
+    assert found["after"]["ece"] == report["scores"]["ece"] < found["before"]["ece"]
+    assert report["intervals"].keys() < report["scores"].keys()
+    sure = max(each["probability"] for each in report["mistakes"])
+    assert sure == pytest.approx(max(found["after"]["confidence"]), abs=0.05)
+    lines = "\n".join(report_lines("dev", report))
+    assert f"{found['before']['ece']:.4f} as trained, {found['after']['ece']:.4f}" in lines
+    axes = report_figure("calibration", report).axes
+    heights = [[bar.get_height() for bar in axis.patches] for axis in axes]
+    shown = [[a for n, a in zip(found[part]["counts"], found[part]["accuracy"], strict=True) if n]
+             for part in ("before", "after")]  # fmt: skip
+    assert heights == [*shown, found["before"]["counts"], found["after"]["counts"]]
+    other = dev.report(logits, {"temperature": 2.0})
+    assert other["calibration"]["temperature"] == other["scores"]["temperature"] == 2
+    json.dumps(report, allow_nan=False)
