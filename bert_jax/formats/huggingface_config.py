@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from bert_jax.errors import UserError
 from bert_jax.formats.config_fields import check_only, read_field, show, their_activation
 from bert_jax.formats.huggingface_files import model_class
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.model.task_heads import HeadNetwork, TaskHeadConfig
 from bert_jax.tasks.long_texts import CUT, LongTexts
 from bert_jax.tasks.task import HeadKind
 
@@ -40,7 +40,7 @@ _ONLY: dict[str, tuple[Any, str]] = {
 }
 """Fields that change what the model computes: the one value that fits, and why."""
 
-CLASSES: Mapping[str, Literal["classification", "tagging", "span"]] = {
+CLASSES: Mapping[str, HeadNetwork] = {
     "BertForSequenceClassification": "classification",
     "BertForTokenClassification": "tagging",
     "BertForQuestionAnswering": "span",
@@ -161,10 +161,20 @@ def head_from_huggingface(
 
 
 def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
-    """Return the fields of a `config.json`, the class among them."""
+    """Return the fields of a `config.json`, the class among them.
+
+    Raises:
+        UserError: No class of theirs has the head.
+    """
     head = outputs.head
+    theirs = next((name for name, kind in CLASSES.items() if kind == head.kind), None)
+    if theirs is None:
+        raise UserError(
+            f"no class of Transformers has a head for {head.kind}, and all formats of an export "
+            "name such a class; use the directory of the run (bert-jax predict)"
+        )
     fields: dict[str, Any] = {
-        "architectures": [next(name for name, kind in CLASSES.items() if kind == head.kind)],
+        "architectures": [theirs],
         "classifier_dropout": head.dropout_rate,
     }
     if outputs.objective in _PROBLEMS:

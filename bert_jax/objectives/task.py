@@ -5,7 +5,7 @@ A kind of head is an entry of `HEADS`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,13 @@ from jaxtyping import Array, Float, Integer
 from bert_jax.model.flops import task_flops
 from bert_jax.model.heads import PADDED_LOGIT, logical_axes
 from bert_jax.model.layout import Layout
-from bert_jax.model.task_heads import TaskHeadConfig, TaskModel, apply_task, init_task_params
+from bert_jax.model.task_heads import (
+    HeadNetwork,
+    TaskHeadConfig,
+    TaskModel,
+    apply_task,
+    init_task_params,
+)
 from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
 from bert_jax.tasks.task import HeadKind
@@ -51,7 +57,7 @@ _PLAIN = ClassLoss()
 class Head:
     """A kind of prediction: its network, its loss, and which labels count."""
 
-    network: Literal["classification", "tagging", "span"]
+    network: HeadNetwork
     """Network of the head (see `model.task_heads`)."""
     losses: Callable[[Array, Array, Array, ClassLoss], Array]
     """Loss of each row (B,), or each token (B, L), from logits, labels and segment ids."""
@@ -61,6 +67,8 @@ class Head:
     """Whether each token has a label; a label below 0 pads."""
     one_class: bool = False
     """Whether a label is one of several classes, by whose weights the mean loss divides."""
+    outputs: Callable[[Array], Array] = lambda logits: logits
+    """What predictions read of the logits, if not the logits."""
 
     def counted(self, labels: Array, weights: Float[Array, " B"]) -> Float[Array, "*counted"]:
         """Return the weight of each loss: 0 for rows that fill the batch, and for padding."""
@@ -183,11 +191,13 @@ class TaskObjective(Objective):
         """Compute logits, and the sum of losses where rows have labels."""
         logits = apply_task(self.model, self.config, params, *self.inputs(rows, seed), layout)
         if "labels" not in rows:
-            return Forward({"loss": jnp.float32(0), "count": jnp.float32(0)}, logits)
+            none = jnp.float32(0)
+            return Forward({"loss": none, "count": none}, self.head.outputs(logits))
         counted = self.head.counted(rows["labels"], rows["weights"])
         losses = self.head.losses(logits, rows["labels"], rows["segment_ids"], self.classes)
         count = self.head.count(rows["labels"], counted, self.classes)
-        return Forward({"loss": jnp.sum(losses * counted), "count": count}, logits)
+        sums = {"loss": jnp.sum(losses * counted), "count": count}
+        return Forward(sums, self.head.outputs(logits))
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Return the mean loss of the labels; 0 in a batch without any."""

@@ -41,6 +41,7 @@ _VERBS = {
     "single_label": "classify", "multi_label": "classify", "regression": "classify",
     "tags": "tag", "span": "answer",
 }  # fmt: skip
+"""Verbs by kind of head; `bert-jax predict` alone asks a head of another kind."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,9 @@ class SavedModel:
         """Verbs of `bert-jax` that the model supports."""
         if self.network is not None:
             return ("translate",)
-        task = () if self.outputs is None else (_VERBS[self.outputs.objective],)
-        return (*task, *(("fill-mask",) if has_vocabulary_head(self.params) else ()), "embed")
+        verb = None if self.outputs is None else _VERBS.get(self.outputs.objective)
+        fills = "fill-mask" if has_vocabulary_head(self.params) else None
+        return tuple(filter(None, (verb, fills, "embed")))
 
     def require(self, verb: str, what: str) -> None:
         """Refuse a model that was not made for a verb.

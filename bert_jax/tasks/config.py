@@ -284,7 +284,12 @@ class TaskConfig:
     @property
     def unread(self) -> tuple[str, ...]:
         """Names of the sections that `kind` does not read."""
-        return tuple(name for name in ("glue", "table", "tagging", "squad") if name != self.kind)
+        sections = (
+            each.name
+            for each in dataclasses.fields(self)
+            if each.default_factory is not dataclasses.MISSING
+        )
+        return tuple(name for name in sections if name != self.kind)
 
     def check_sections(self) -> None:
         """Refuse a section that would not be read.
