@@ -19,6 +19,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
+from bert_jax.model.biaffine import BiaffineHead
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout
 from bert_jax.model.encoder import Encoder, PooledEncoder
@@ -32,9 +33,10 @@ states, or, with `late`, each token's state, and the mean of the logits."""
 _SITE = 1 << 16
 """Number of the head's dropout, beyond those of any encoder."""
 
-HeadNetwork = Literal["classification", "tagging", "span"]
+HeadNetwork = Literal["classification", "tagging", "span", "parsing"]
 NETWORKS: Mapping[HeadNetwork, Build] = {
     "classification": LinearHead, "tagging": LinearHead, "span": LinearHead,
+    "parsing": BiaffineHead,
 }  # fmt: skip
 """Networks that end a head: `module(config, num_labels, rngs)` maps the states (B, D) of
 classifications, (B, L, D) of all others, to logits in float32."""
@@ -46,7 +48,8 @@ class TaskHeadConfig:
 
     kind: HeadNetwork
     """classification: from the pooled first token (regression too, with one label); tagging: from
-    each token; span: two scores a token, that the answer starts there and that it ends there."""
+    each token; span: two scores a token, that the answer starts there and that it ends there;
+    parsing: scores of each pair of tokens, that one is the head of the other."""
     num_labels: int = 2
     dropout_rate: float = 0.1
     """Rate of the dropout before the affine map; 0 for span heads as published."""

@@ -21,6 +21,7 @@ from bert_jax.model.task_heads import (
     apply_task,
     init_task_params,
 )
+from bert_jax.objectives.arcs import arc_losses, arcs_and_best_relations
 from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
 from bert_jax.tasks.task import HeadKind
@@ -140,6 +141,9 @@ HEADS: dict[HeadKind, Head] = {
     "regression": Head("classification", _regression_losses, "squared error"),
     "tags": Head("tagging", _class_losses, "nats per token", per_token=True, one_class=True),
     "span": Head("span", _span_losses),
+    "arcs": Head(
+        "parsing", arc_losses, "nats per word", per_token=True, outputs=arcs_and_best_relations
+    ),
 }
 """Heads by what they predict. The losses are those of Transformers' classes of the same task, but
 for padding, which is no answer of a span here. Adding a head is an entry here."""

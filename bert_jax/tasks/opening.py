@@ -6,6 +6,7 @@ from typing import Any
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.parsing.task import ParsingTask
 from bert_jax.tasks.squad.task import SpanTask
 from bert_jax.tasks.tagging.task import TaggingTask
 from bert_jax.tasks.task import LabelSpec, Task
@@ -14,6 +15,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 TASKS: Mapping[str, type[Task]] = {
     "glue": TextTask, "table": TextTask, "tagging": TaggingTask, "squad": SpanTask,
+    "parsing": ParsingTask,
 }  # fmt: skip
 """Tasks by `TaskConfig.kind`."""
 
