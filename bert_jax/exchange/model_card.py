@@ -22,6 +22,7 @@ _PIPELINES = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
 }
 _OBJECTIVES = {
     "single_label": "one class for a text or a pair of texts",
@@ -29,6 +30,7 @@ _OBJECTIVES = {
     "regression": "a number for a text or a pair of texts",
     "tags": "a tag for each word",
     "span": "the span of a text that answers a question",
+    "choice": "a score for each of several continuations of a text, of which the highest wins",
 }
 _MAX_LABELS = 40
 
@@ -339,7 +341,7 @@ def _loading(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     if saved.network is not None:
         return _TRANSLATING.format(name=parity["class"])
     kind, said = _PIPELINES.get(task_of(saved)), ""
-    if kind and kind != "question-answering":
+    if kind and kind not in ("question-answering", "multiple-choice"):  # there is no such pipeline
         said = _PIPELINE.format(kind)
         if saved.outputs is not None and saved.outputs.objective == "regression":
             said += "\nThe pipeline gives the number itself: `problem_type` is regression.\n"

@@ -45,6 +45,8 @@ CLASSES: Mapping[str, HeadNetwork] = {
     "BertForTokenClassification": "tagging",
     "BertForQuestionAnswering": "span",
 }
+MULTIPLE_CHOICE = "BertForMultipleChoice"
+"""Class with the network of a classification, one output, that compares rows."""
 _PROBLEMS = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
@@ -122,12 +124,13 @@ class TaskOutputs:
 def head_from_huggingface(
     found: Mapping[str, Any], state_dict: Mapping[str, np.ndarray]
 ) -> TaskOutputs | None:
-    """Return the head of one of their three classes; None of any other.
+    """Return the head of one of their classes that are known; None of any other.
 
     Raises:
         UserError: The labels or the type of the problem do not fit the weights.
     """
-    kind = CLASSES.get(model_class(found))
+    made_by = model_class(found)
+    kind = "classification" if made_by == MULTIPLE_CHOICE else CLASSES.get(made_by)
     if kind is None:
         return None
     rate = found.get("classifier_dropout")
@@ -140,6 +143,8 @@ def head_from_huggingface(
     if bias is None or bias.ndim != 1:
         raise UserError("classifier.bias is missing, or no vector: the number of labels is unknown")
     head = TaskHeadConfig(kind, len(bias), float(rate))
+    if made_by == MULTIPLE_CHOICE:
+        return TaskOutputs(head, "choice")
     labels = _labels(found.get("id2label"), len(bias))
     if kind == "tagging":
         return TaskOutputs(head, "tags", labels)
@@ -168,6 +173,8 @@ def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
     """
     head = outputs.head
     theirs = next((name for name, kind in CLASSES.items() if kind == head.kind), None)
+    if outputs.objective == "choice":
+        return {"architectures": [MULTIPLE_CHOICE], "classifier_dropout": head.dropout_rate}
     if theirs is None:
         raise UserError(
             f"no class of Transformers has a head for {head.kind}, and all formats of an export "

@@ -145,8 +145,8 @@ def apply_task(
     segment_ids: Integer[Array, "B L"],
     stream: DropoutStream | None = None,
     layout: Layout | None = None,
-) -> Float[Array, "B C"] | Float[Array, "B L C"]:
-    """Compute the logits in float32: (B, C) of a classification, else (B, L, C).
+) -> Float[Array, "B ..."]:
+    """Compute the logits in float32: (B, C) of a classification, else (B, L, ...).
 
     `params` come from `init_task_params`; the arrays and what follows are those of `heads.encode`.
     """
@@ -161,7 +161,7 @@ def head_logits(
     hidden: Float[Array, "B P D"],
     segment_ids: Integer[Array, "B L"],
     stream: DropoutStream | None = None,
-) -> Float[Array, "B C"] | Float[Array, "B P C"]:
+) -> Float[Array, "B ..."]:
     """Compute the logits of `apply_task` from the last states.
 
     The first token's states are enough where `reads_all_tokens` says no. A row of a classification

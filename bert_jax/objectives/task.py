@@ -135,12 +135,19 @@ def _span_losses(
     return jnp.mean(each, axis=-1)
 
 
+def _choice_losses(
+    logits: Float[Array, "B G 1"], labels: Integer[Array, " B"], *_: Any
+) -> Float[Array, " B"]:
+    return cross_entropy(logits[..., 0], labels)[0]
+
+
 HEADS: dict[HeadKind, Head] = {
     "single_label": Head("classification", _class_losses, one_class=True),
     "multi_label": Head("classification", _multi_label_losses),
     "regression": Head("classification", _regression_losses, "squared error"),
     "tags": Head("tagging", _class_losses, "nats per token", per_token=True, one_class=True),
     "span": Head("span", _span_losses),
+    "choice": Head("classification", _choice_losses, outputs=lambda logits: logits[..., 0]),
     "arcs": Head(
         "parsing", arc_losses, "nats per word", per_token=True, outputs=arcs_and_best_relations
     ),
@@ -154,7 +161,7 @@ class TaskObjective(Objective):
     """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
 
     Batches are those of `tasks.rows.Batch`. Outputs are logits in float32: (B, C), of tags and
-    spans (B, L, C).
+    spans (B, L, C), of the G choices of an example (B, G); of arcs see `objectives.arcs`.
     """
 
     config: TaskHeadConfig
@@ -194,6 +201,8 @@ class TaskObjective(Objective):
     ) -> Forward:
         """Compute logits, and the sum of losses where rows have labels."""
         logits = apply_task(self.model, self.config, params, *self.inputs(rows, seed), layout)
+        if rows["tokens"].ndim == 3:  # rows that belong together
+            logits = logits.reshape(*rows["tokens"].shape[:2], *logits.shape[1:])
         if "labels" not in rows:
             none = jnp.float32(0)
             return Forward({"loss": none, "count": none}, self.head.outputs(logits))

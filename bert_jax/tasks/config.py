@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
+from bert_jax.tasks.choice_config import ChoiceConfig
 from bert_jax.tasks.glue import TASKS, glue_sources, glue_task
 from bert_jax.tasks.parsing_config import ParsingConfig
 from bert_jax.tasks.skew import SkewConfig
@@ -240,7 +241,7 @@ class SquadConfig:
 class TaskConfig:
     """The task; of the four sections that of `kind` is read."""
 
-    kind: Literal["glue", "table", "tagging", "squad", "parsing"] = "table"
+    kind: Literal["glue", "table", "tagging", "squad", "choice", "parsing"] = "table"
     """Section that describes the data."""
     max_length: int = 0
     """Tokens in a row, special tokens included; 0: 128, for squad 384, or the model's positions
@@ -250,6 +251,7 @@ class TaskConfig:
     table: TableConfig = field(default_factory=TableConfig)
     tagging: TaggingConfig = field(default_factory=TaggingConfig)
     squad: SquadConfig = field(default_factory=SquadConfig)
+    choice: ChoiceConfig = field(default_factory=ChoiceConfig)
     parsing: ParsingConfig = field(default_factory=ParsingConfig)
 
     def __post_init__(self) -> None:
@@ -390,6 +392,8 @@ _NEEDED = {
     ("table", "train"): "name a file with texts and labels (.csv, .tsv, .jsonl, .parquet)",
     ("tagging", "train"): "name a file of words with tags",
     ("tagging", "dev"): "name a second file of words with tags, to choose the best checkpoint by",
+    ("choice", "train"): "name a file of texts with choices (.csv, .tsv, .jsonl, .parquet)",
+    ("choice", "dev"): "name a second file with choices, to choose the best checkpoint by",
     ("parsing", "train"): "name a file of trees in CoNLL-U",
     ("parsing", "dev"): "name a second file in CoNLL-U, to choose the best checkpoint by",
     ("squad", "train"): "name a file in SQuAD's JSON",

@@ -5,6 +5,7 @@ from typing import Any
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
+from bert_jax.tasks.choice.task import ChoiceTask
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.parsing.task import ParsingTask
 from bert_jax.tasks.squad.task import SpanTask
@@ -15,7 +16,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 TASKS: Mapping[str, type[Task]] = {
     "glue": TextTask, "table": TextTask, "tagging": TaggingTask, "squad": SpanTask,
-    "parsing": ParsingTask,
+    "choice": ChoiceTask, "parsing": ParsingTask,
 }  # fmt: skip
 """Tasks by `TaskConfig.kind`."""
 

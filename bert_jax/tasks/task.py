@@ -19,9 +19,9 @@ from bert_jax.tasks.reports.bootstrap import interval
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-HeadKind = Literal["single_label", "multi_label", "regression", "tags", "span", "arcs"]
+HeadKind = Literal["single_label", "multi_label", "regression", "tags", "span", "arcs", "choice"]
 """Kind of prediction: one class, any number of classes, a number, a tag for each word, a span, a
-head with a relation for each word."""
+head with a relation for each word, one of the rows that belong together."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
 """float32 logits of the rows in their order: (N, C); for tags and spans N times (n, C), where what
