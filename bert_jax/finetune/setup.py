@@ -137,6 +137,8 @@ def set_up(config: FinetuneConfig) -> Setup:
             f"{MAX_STEPS // batches.num_batches:,} or less"
         )
     num_steps = max(1, round(steps))
+    # A fold that is held out scores the last step and chooses none.
+    apart = num_steps if config.task.fold else batches.num_batches / config.training.evals_per_epoch
     members = tuple(
         Trial(init, rate, config.seed + number)
         for init, rate, number in itertools.product(
@@ -171,7 +173,7 @@ def set_up(config: FinetuneConfig) -> Setup:
         dev=dev,
         test=test,
         batches=batches,
-        steps_per_eval=max(1.0, batches.num_batches / config.training.evals_per_epoch),
+        steps_per_eval=max(1.0, apart),
         waves=tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves),
     )
 

@@ -12,9 +12,9 @@ from bert_jax.tasks.choice_config import ChoiceConfig
 from bert_jax.tasks.glue import TASKS, glue_sources, glue_task
 from bert_jax.tasks.parsing_config import ParsingConfig
 from bert_jax.tasks.skew import SkewConfig
+from bert_jax.tasks.squad_config import SquadConfig, WindowOptions
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tasks.text_options import TextConfig
-from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 METRICS = {
     "class": ("accuracy", "f1", "macro_f1", "matthews"),
@@ -58,6 +58,9 @@ class TableConfig(TextConfig):
     dev_rate: float = 0.1
     """Share of the distinct texts that is held out where dev is empty; rows with the same text go
     together."""
+    group: str = ""
+    """Column of a group, such as an author or a document: rows of one group are held out together,
+    with the same mixture of labels in both parts. Empty: rows with the same text alone."""
     text: str = "text"
     """Column of the text."""
     text_pair: str = ""
@@ -177,67 +180,6 @@ class TaggingConfig(SkewConfig):
 
 
 @dataclass(frozen=True)
-class WindowOptions:
-    """Lengths of the windows of a long context, in tokens; those of BERT's `run_squad.py`.
-
-    Raises:
-        UserError: a length below 1, or lengths with which windows leave tokens out.
-    """
-
-    max_length: int = 384
-    """Tokens of a whole row, special tokens included."""
-    stride: int = 128
-    """Tokens from the beginning of a window to that of the next. (`transformers` calls the overlap
-    by this name.)"""
-    max_question: int = 64
-    """A longer question is cut behind so many tokens; that is counted."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_length", "stride", "max_question"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; 1 is the least")
-        room = self.max_length - self.max_question - MAX_SPECIAL
-        if room < self.stride:
-            raise UserError(
-                f"max_length {self.max_length} leaves {max(room, 0)} tokens for the context beside "
-                f"a question of {self.max_question} and special tokens ({MAX_SPECIAL}), and stride "
-                f"{self.stride} would leave tokens between windows out. Let max_length be at least "
-                f"{self.max_question + MAX_SPECIAL + self.stride}, or lower stride or max_question"
-            )
-
-
-@dataclass(frozen=True)
-class SquadConfig:
-    """Questions about texts, in SQuAD's JSON."""
-
-    train: str = ""
-    """The file to train on."""
-    dev: str = ""
-    """The file to choose the best checkpoint by."""
-    test: str = ""
-    """A file that is scored once, after training; empty: none."""
-    misplaced: Literal["fail", "skip", "keep"] = "fail"
-    """Answers that are not at their offset: fail, leave them out, or keep them for the scores
-    alone. What is left out or kept is counted in a warning."""
-    stride: int = 0
-    """Tokens from one window of a long text to the next; 0: a third of max_length."""
-    max_question: int = 64
-    """A longer question is cut behind so many tokens; that is counted in a warning."""
-    num_best: int = 20
-    """Candidates kept for each question."""
-    max_answer_tokens: int = 30
-    """Longest answer."""
-    rules: Literal["auto", "v1.1", "v2.0"] = "auto"
-    """Rules of the scores; auto: 2.0 where a question of train or dev has no answer, else 1.1."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        for name in ("num_best", "max_answer_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"task.squad.{name} is {getattr(self, name)}; 1 is the least")
-
-
-@dataclass(frozen=True)
 class TaskConfig:
     """The task; of the four sections that of `kind` is read."""
 
@@ -247,6 +189,11 @@ class TaskConfig:
     """Tokens in a row, special tokens included; 0: 128, for squad 384, or the model's positions
     where they are fewer. Longer texts are cut and counted in a warning; tagged sentences and the
     contexts of squad are read in windows."""
+    folds: int = 0
+    """Number of folds of the training data; each is held out of a run once, with the same mixture
+    of labels and with groups kept together. 0: no folds."""
+    fold: int = 0
+    """Fold that a run holds out, from 1; 0: a run for each fold, one after another."""
     glue: GlueConfig = field(default_factory=GlueConfig)
     table: TableConfig = field(default_factory=TableConfig)
     tagging: TaggingConfig = field(default_factory=TaggingConfig)
@@ -258,6 +205,11 @@ class TaskConfig:
         """Refuse lengths that leave no room."""
         if self.max_length < 0 or 0 < self.max_length < 8:
             raise UserError(f"task.max_length is {self.max_length}; it must be at least 8, or 0")
+        if self.folds < 0 or self.folds == 1 or not 0 <= self.fold <= self.folds:
+            raise UserError(
+                f"task.folds is {self.folds} and task.fold {self.fold}; folds are 2 or more, or 0 "
+                "for none, and fold is one of them from 1, or 0 for all"
+            )
         name = self.glue.name if self.kind == "glue" else ""
         if name and "train" not in glue_task(name).files:
             raise UserError(
@@ -355,11 +307,18 @@ class TaskConfig:
     @property
     def dev_sources(self) -> dict[str, str]:
         """Dev data by the name of the split; none where rows of the training file are held out."""
+        if self.folds:
+            return {}
         if self.kind == "glue":
             splits = glue_task(self.glue.name).files
             return {split: split for split in splits if split.startswith("dev")}
         dev: str = getattr(self, self.kind).dev
         return {"dev": dev} if dev else {}
+
+    @property
+    def dev_named(self) -> bool:
+        """Whether a file of dev data is named."""
+        return bool(getattr(getattr(self, self.kind), "dev", ""))
 
     @property
     def test_sources(self) -> dict[str, str]:

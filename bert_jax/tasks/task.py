@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,6 +15,7 @@ from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.reports.bootstrap import interval
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -158,6 +159,14 @@ class Split(ABC):
     @abstractmethod
     def truth(self) -> Sequence[Any]:
         """Return the label of each example as a JSON value, None where it has none."""
+
+    def strata(self) -> Sequence[Hashable]:
+        """Return the kind of each example, of which each fold has its share; here one for all."""
+        return [0] * len(self.texts())
+
+    def group_keys(self) -> list[Sequence[Hashable]]:
+        """Return keys of each example, by one or several rules: of equal keys, one fold."""
+        return [[example_key(texts) for texts in self.texts()]]
 
     @abstractmethod
     def select(self, examples: Sequence[int]) -> "tuple[Split, np.ndarray]":

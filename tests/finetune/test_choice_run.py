@@ -54,7 +54,7 @@ def test_the_right_ending_is_learned_and_predicted(run, tmp_path, capsys):
     assert not outcome["failed"]
     assert outcome["best"] == 1.0
     data = run.parent / "dev.csv"
-    assert evaluate_finetuned(run, str(data))["accuracy"] == 1.0
+    assert evaluate_finetuned(run, str(data)).scores["accuracy"] == 1.0
     assert not main(["predict", str(run), f"--data={data}", f"--out={tmp_path / 'out'}"])
     predicted = read_json_lines(tmp_path / "out" / "predictions.jsonl")
     assert {entry["choice"] for entry in predicted} == {"a under a hill"}

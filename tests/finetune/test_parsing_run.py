@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         files,
         task={"kind": "parsing", "max_length": 16,
               "parsing": {"train": files["train"], "dev": files["dev"]}},
-        training__num_epochs=12.0,
+        training__num_epochs=6.0,
     )  # fmt: skip
     workdir = home / "run"
     assert not main(
@@ -55,7 +55,7 @@ def test_a_parser_learns_and_writes_trees(run, tmp_path, capsys):
     outcome = json.loads((workdir / "statistics.json").read_text())["outcomes"][0]
     assert not outcome["failed"]
     assert outcome["best"] > 0.9
-    scores = evaluate_finetuned(workdir, str(dev))
+    scores = evaluate_finetuned(workdir, str(dev)).scores
     assert scores["las"] == pytest.approx(outcome["best"])
     raw = tmp_path / "raw.conllu"
     rows = [line.split("\t") for line in dev.read_text().split("\n")]

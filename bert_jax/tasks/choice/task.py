@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from bert_jax.tasks.choice.sources import (
 )
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import TextExample
+from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.problems import counted
 from bert_jax.tasks.reports.bootstrap import resampled_sums
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
@@ -89,6 +90,10 @@ class ChoiceSplit(Split):
     def truth(self) -> Sequence[Any]:
         """Return the number of the right choice of each example, None where it has none."""
         return [each.label for each in self._examples]
+
+    def group_keys(self) -> list[Sequence[Hashable]]:
+        """Return the text of each example, without its choices."""
+        return [[example_key([example.text]) for example in self._examples]]
 
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some examples, and their rows; see `Split.select`."""

@@ -1,7 +1,7 @@
 """Answers to questions as spans of a text: SQuAD 1.1 and 2.0, and data in their layout."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.squad.answers import Prediction, answer_files, best_threshold, find_answers
 from bert_jax.tasks.squad.metrics import best_scores, score
@@ -116,6 +117,10 @@ class SpanSplit(Split):
     def truth(self) -> list[Any]:
         """Return the reference answers of each question."""
         return [each.answers for each in self._questions]
+
+    def group_keys(self) -> list[Sequence[Hashable]]:
+        """Return the context of each question."""
+        return [[example_key([each.context]) for each in self._questions]]
 
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some questions, and their rows; see `Split.select`."""

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,13 +12,14 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import METRICS, TaskConfig
 from bert_jax.tasks.examples import LabelSet
+from bert_jax.tasks.folds import strata
 from bert_jax.tasks.glue import glue_task, submission_file
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text import metrics
 from bert_jax.tasks.text.decisions import PLAIN, Decisions
 from bert_jax.tasks.text.report import text_bootstrap, text_details
 from bert_jax.tasks.text.rows import text_rows
-from bert_jax.tasks.text.sources import open_glue, open_table, read_glue_source
+from bert_jax.tasks.text.sources import group_keys, open_glue, open_table, read_glue_source
 from bert_jax.tasks.text.tables import TextData, read_other_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, num_special
 
@@ -169,6 +170,14 @@ class TextSplit(Split):
     def truth(self) -> list[Any]:
         """Return the class or score of each example, or the numbers of its labels."""
         return [example.label for example in self._examples]
+
+    def strata(self) -> Sequence[Hashable]:
+        """Return the label of each example, of scores the fifth they are in."""
+        return strata([example.label for example in self._examples])
+
+    def group_keys(self) -> list[Sequence[Hashable]]:
+        """Return the texts of each example, and its group where the table has groups."""
+        return group_keys(self._examples)
 
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some examples, and their rows; see `Split.select`."""
