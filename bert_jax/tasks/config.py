@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
-from bert_jax.tasks.choice_config import ChoiceConfig
 from bert_jax.tasks.glue import TASKS, glue_sources, glue_task
-from bert_jax.tasks.parsing_config import ParsingConfig
+from bert_jax.tasks.sections.choice import ChoiceConfig
+from bert_jax.tasks.sections.parsing import ParsingConfig
+from bert_jax.tasks.sections.squad import SquadConfig, WindowOptions
 from bert_jax.tasks.skew import SkewConfig
-from bert_jax.tasks.squad_config import SquadConfig, WindowOptions
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tasks.text_options import TextConfig
 
@@ -181,7 +181,7 @@ class TaggingConfig(SkewConfig):
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """The task; of the four sections that of `kind` is read."""
+    """The task; of the sections that of `kind` is read."""
 
     kind: Literal["glue", "table", "tagging", "squad", "choice", "parsing"] = "table"
     """Section that describes the data."""

@@ -15,7 +15,7 @@ from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.setup import Setup, set_up
 from bert_jax.finetune.train import finetune
 from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.squad_config import SquadConfig
+from bert_jax.tasks.sections.squad import SquadConfig
 
 
 @pytest.fixture(scope="module")

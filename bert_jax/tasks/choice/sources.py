@@ -1,13 +1,12 @@
 """Texts with choices, from a table."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.choice_config import ChoiceConfig
 from bert_jax.tasks.examples import LabelSet, Origin
 from bert_jax.tasks.problems import MissingColumn, Problems
+from bert_jax.tasks.sections.choice import ChoiceConfig
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tasks.tables.files import read_rows
 
@@ -106,8 +105,3 @@ def _name(value: Any, config: ChoiceConfig, origin: Origin) -> str:
             f"{', '.join(config.names)}"
         )
     return f"{value}"
-
-
-def numbers_cut(cut: Sequence[int], group: int) -> list[int]:
-    """Return the numbers of the examples of which a choice was cut, ascending."""
-    return sorted({row // group for row in cut})

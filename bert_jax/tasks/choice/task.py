@@ -14,7 +14,6 @@ from scipy.special import softmax
 from bert_jax.errors import UserError
 from bert_jax.tasks.choice.sources import (
     ChoiceExample,
-    numbers_cut,
     read_choices,
     read_other_choices,
 )
@@ -24,7 +23,7 @@ from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.problems import counted
 from bert_jax.tasks.reports.bootstrap import resampled_sums
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
-from bert_jax.tasks.text.rows import cut_rows
+from bert_jax.tasks.text.rows import text_rows
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 
@@ -69,11 +68,13 @@ class ChoiceSplit(Split):
             for each in examples
             for choice in each.choices
         ]
-        rows, cut = cut_rows(pairs, task.tokenizer, length, None)
-        lines = [examples[number].origin.line for number in numbers_cut(cut, group)]
+        found = text_rows(pairs, task.tokenizer, length, None)
+        lines = [
+            examples[number].origin.line for number in sorted({row // group for row in found.long})
+        ]
         what = f"texts of which a choice makes more than {length} tokens, cut there"
         warnings = (counted(examples[0].origin.path, what, lines),) if lines else ()
-        rows = replace(rows, labels=self._labels, group=group)
+        rows = replace(found.rows, labels=self._labels, group=group)
         super().__init__(name, rows, [*notes, *warnings], ["accuracy"])
 
     @cached_property

@@ -9,7 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.opening import restore_task
-from bert_jax.tasks.text.rows import cut_rows
+from bert_jax.tasks.text.rows import text_rows
 
 HEAD = "video-id,sent1,sent2,ending0,ending1,ending2,ending3,label"
 ROWS = (
@@ -33,7 +33,7 @@ def test_rows_are_the_text_with_each_choice(tmp_path):
     assert rows.labels.tolist() == [1, 3, 1]
     endings = ("He eats", "He runs", "He flies off", "He is a big cat")
     pairs = [TextExample("", "a man sits.", end, None, Origin("", 1)) for end in endings]
-    expected, _ = cut_rows(pairs, TOKENIZER, 20, None)
+    expected = text_rows(pairs, TOKENIZER, 20, None).rows
     for ours, theirs in zip(rows.tokens, expected.tokens, strict=False):
         np.testing.assert_array_equal(ours, theirs)
     assert rows.second_start[:4].tolist() == expected.second_start.tolist()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from squad_examples import UNCASED, question, real_file
 
+from bert_jax.tasks.sections.squad import WindowOptions
 from bert_jax.tasks.squad.answers import (
     Candidate,
     Prediction,
@@ -17,7 +18,6 @@ from bert_jax.tasks.squad.answers import (
 )
 from bert_jax.tasks.squad.metrics import score
 from bert_jax.tasks.squad.windows import build_windows
-from bert_jax.tasks.squad_config import WindowOptions
 from bert_jax.tokenization.load import load_tokenizer
 
 SMALL = WindowOptions(max_length=12, stride=3, max_question=4)

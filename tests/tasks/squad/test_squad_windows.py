@@ -9,6 +9,7 @@ from squad_examples import UNCASED, question, real_file
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import Answer
+from bert_jax.tasks.sections.squad import WindowOptions
 from bert_jax.tasks.squad.windows import (
     build_windows,
     encode_context,
@@ -16,7 +17,6 @@ from bert_jax.tasks.squad.windows import (
     token_range,
     window_begins,
 )
-from bert_jax.tasks.squad_config import WindowOptions
 from bert_jax.tokenization.load import load_tokenizer
 
 SMALL = WindowOptions(max_length=12, stride=3, max_question=4)  # 5 to 8 tokens of context
