@@ -155,7 +155,9 @@ def _meaning(model: SavedModel) -> tuple[Any, ...] | None:
     outputs = model.outputs
     if outputs is None:
         return None
-    return outputs.objective, outputs.head.kind, outputs.head.num_labels, outputs.labels
+    head = outputs.head
+    means = outputs.objective, head.kind, head.num_labels, outputs.labels
+    return *means, outputs.thresholds, outputs.long
 
 
 def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]) -> None:

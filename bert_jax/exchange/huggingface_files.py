@@ -85,6 +85,11 @@ def without_pairs(saved: SavedModel) -> SavedModel:
 def class_of(saved: SavedModel) -> str:
     """Return the class of Transformers that has the parts of a model."""
     kind = family_of(saved)
+    if kind != "bert" and saved.outputs is not None and saved.outputs.objective == "choice":
+        raise UserError(
+            f"{saved.name}: multiple choice is written as a class of BERT alone, and this model is "
+            f"of the family {kind}; use the directory of the run (bert-jax predict)"
+        )
     if kind in MODERN:
         return MODERN[kind].class_of(task_of(saved))
     return class_written(kind, task_of(saved))

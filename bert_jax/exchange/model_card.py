@@ -11,6 +11,7 @@ import jax
 from bert_jax.data.phases import described
 from bert_jax.exchange.huggingface import auto_class
 from bert_jax.exchange.huggingface_files import family_of, state_dict_of, task_of
+from bert_jax.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
 from bert_jax.formats.modern_tables import MODERN
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.saved.model import SavedModel
@@ -21,6 +22,7 @@ _PIPELINES = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
 }
 _OBJECTIVES = {
     "single_label": "one class for a text or a pair of texts",
@@ -28,6 +30,7 @@ _OBJECTIVES = {
     "regression": "a number for a text or a pair of texts",
     "tags": "a tag for each word",
     "span": "the span of a text that answers a question",
+    "choice": "a score for each of several continuations of a text, of which the highest wins",
 }
 _MAX_LABELS = 40
 
@@ -94,6 +97,7 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             names = ", ".join(f"`{_plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
             more = len(outputs.labels) - _MAX_LABELS
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
+        text += _answers(saved, outputs)
     text += _untrained(parity)
     if parity["left_out"]:
         text += (
@@ -101,6 +105,34 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             f"{', '.join(parity['left_out'])} of the pretraining."
         )
     return text
+
+
+def _answers(saved: SavedModel, outputs: TaskOutputs) -> str:
+    """Say what lies between logits and answers: temperature, thresholds, windows of long texts."""
+    said = ""
+    if temperature := saved.origin.metrics.get("temperature"):
+        said += (
+            f"\n\nThe logits are divided by {temperature:.4g}, a temperature fitted on the dev "
+            "data, so that their probabilities are calibrated."
+        )
+    if outputs.thresholds:
+        said += (
+            "\n\nA label holds above a threshold of its own, that of its highest F1 on the dev "
+            f"data: `{THRESHOLDS}` in `config.json`, which `bert_jax.load` reads. Other software "
+            "takes one half for all labels."
+        )
+    if outputs.long.how != "cut":
+        how = {
+            "head_tail": "of a longer text the beginning and the end were read",
+            "windows": "longer texts were read in windows, of whose logits the "
+            f"{outputs.long.pooling.replace('_', ' and ')} is the answer",
+        }[outputs.long.how]
+        said += (
+            f"\n\nRows have {saved.max_length} tokens; {how} (`{LONG_TEXTS}` in `config.json`). "
+            "`bert_jax.load` does so; the logits of this export are those of one row, and other "
+            "software cuts longer texts."
+        )
+    return said
 
 
 def _untrained(parity: Mapping[str, Any]) -> str:
@@ -197,12 +229,32 @@ def _metrics(saved: SavedModel) -> str:
     if not metrics:
         ours = kind in ("pretrain", "finetune")
         return "## Metrics\n\nNone are known for these weights." if ours else ""
-    where = "held-out" if kind == "pretrain" else "dev"
-    rows = [
-        (_plain(key), f"{value:.4g}" if value % 1 else f"{value:,.0f}")
-        for key, value in metrics.items()
-    ]
-    return f"## Metrics\n\nOn the {where} data of the run.\n\n" + _table(("metric", "value"), rows)
+    dev = [(_plain(key), _value(value)) for key, value in metrics.items()]
+    if kind == "pretrain":
+        said = "On the held-out data of the run."
+        return f"## Metrics\n\n{said}\n\n" + _table(("metric", "value"), dev)
+    said, table = "On dev, the set that chose the epoch.", _table(("metric", "dev"), dev)
+    if test := saved.origin.reports.get("test"):
+        ends = test["intervals"]
+        rows = [
+            (_plain(key), _value(value) + (_interval(*ends[key]) if key in ends else ""))
+            for key, value in test["scores"].items()
+            if value is not None
+        ]
+        said = (
+            f"On test, {test['examples']:,} examples that chose nothing, with 95% intervals by "
+            "bootstrap over examples; then on dev, the set that chose the epoch."
+        )
+        table = f"{_table(('metric', 'test'), rows)}\n\n{table}"
+    return f"## Metrics\n\n{said}\n\n{table}"
+
+
+def _value(value: float) -> str:
+    return f"{value:.4g}" if value % 1 else f"{value:,.0f}"
+
+
+def _interval(low: float, high: float) -> str:
+    return f" ({low:.4g} to {high:.4g})"
 
 
 def _contamination(parity: Mapping[str, Any]) -> str:
@@ -289,7 +341,7 @@ def _loading(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     if saved.network is not None:
         return _TRANSLATING.format(name=parity["class"])
     kind, said = _PIPELINES.get(task_of(saved)), ""
-    if kind and kind != "question-answering":
+    if kind and kind not in ("question-answering", "multiple-choice"):  # there is no such pipeline
         said = _PIPELINE.format(kind)
         if saved.outputs is not None and saved.outputs.objective == "regression":
             said += "\nThe pipeline gives the number itself: `problem_type` is regression.\n"

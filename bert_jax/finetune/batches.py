@@ -8,14 +8,18 @@ batches, all full but at most one.
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Float, Int64, Integer
 
 from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.errors import UserError
 from bert_jax.tasks.rows import NO_LABEL, Batch, Rows
 
 _MULTIPLE = 8
-_ROWS, _ORDER = 0x726F7773, 0x6F726465  # purposes of random numbers: words of `hash_key`
+_ROWS, _ORDER, _DRAWN = (
+    0x726F7773,
+    0x6F726465,
+    0x64726177,
+)  # purposes of random numbers: words of `hash_key`
 
 
 def choose_buckets(
@@ -76,13 +80,26 @@ class TrainBatches:
     batches_of: dict[int, int]
     """Number of batches of each length, ascending."""
 
-    def __init__(self, rows: Rows, buckets: Sequence[int], batch_size: int, pad_id: int):
-        """Take rows; the buckets ascend, and the last holds the longest row."""
+    def __init__(
+        self,
+        rows: Rows,
+        buckets: Sequence[int],
+        batch_size: int,
+        pad_id: int,
+        repeats: Float[np.ndarray, " N"] | None = None,
+    ):
+        """Take rows; the buckets ascend, and the last holds the longest row.
+
+        `repeats` are how often an epoch has each row on average, at least 1; None: each once.
+        """
         if len(rows) == 0:
             raise UserError("there are no rows to train on")
-        batch_size = min(batch_size, len(rows))
         self._padded = _Padded(rows, pad_id)
-        self._buckets = _Buckets(rows.lengths, buckets, batch_size)
+        self._oversampled = None if repeats is None else _Oversampled(rows, buckets, repeats)
+        lengths = rows.lengths
+        if self._oversampled is not None:
+            lengths = lengths[self._oversampled.epoch(0)]
+        self._buckets = _Buckets(lengths, buckets, min(batch_size, len(lengths)))
         self.num_batches = len(self._buckets.batch_lengths)
         lengths, counts = np.unique(self._buckets.batch_lengths, return_counts=True)
         self.batches_of = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
@@ -106,7 +123,11 @@ class TrainBatches:
             shuffled: np.ndarray = pool[permute(np.arange(len(pool)), max(len(pool), 1), key)]
             return shuffled
 
-        return self._buckets.fill(shuffle)
+        filled = self._buckets.fill(shuffle)
+        if self._oversampled is None:
+            return filled
+        drawn: np.ndarray = self._oversampled.epoch(hash_key(_DRAWN, seed, epoch))[filled]
+        return drawn
 
 
 def eval_batches(
@@ -172,6 +193,36 @@ class _Buckets:
         return np.concatenate(batches).reshape(-1, self.batch_size)
 
 
+class _Oversampled:
+    """Rows of an epoch, of which some are there several times.
+
+    The rows of a bucket with equal `repeats` are there that often, rounded to whole rows of all
+    together: each as often as the whole part says, and some that are drawn once more. Entry i of
+    any two epochs is of one bucket.
+    """
+
+    def __init__(self, rows: Rows, buckets: Sequence[int], repeats: Float[np.ndarray, " N"]):
+        bucket_of = np.searchsorted(np.array(buckets), rows.lengths)
+        kinds = np.unique(np.stack([bucket_of, repeats]), axis=1, return_inverse=True)[1]
+        self._parts: list[tuple[np.ndarray, int]] = []
+        """Rows of one kind, and how many of them are drawn."""
+        for kind in range(kinds.max() + 1):
+            own = np.flatnonzero(kinds == kind)
+            total = round(repeats[own[0]] * len(own))
+            whole, rest = divmod(total, len(own))
+            self._parts += [(own, len(own))] * whole + ([(own, rest)] if rest else [])
+
+    def epoch(self, key: int) -> Int64[np.ndarray, " T"]:
+        """Return the numbers of the rows of an epoch, in a fixed order of buckets."""
+        parts = []
+        for number, (own, count) in enumerate(self._parts):
+            order = np.arange(count)
+            if count < len(own):
+                order = permute(order, len(own), hash_key(_DRAWN, key, number))
+            parts.append(own[order])
+        return np.concatenate(parts)
+
+
 class _Padded:
     """Rows as flat arrays, from which padded blocks are taken."""
 
@@ -184,6 +235,7 @@ class _Padded:
         self._tokens = np.concatenate([np.zeros(0, np.int32), *rows.tokens])
         self._second_start = rows.second_start
         self._has_tags = rows.has_tags
+        self._weights = rows.weights
         labels = rows.labels
         if labels is not None and not isinstance(labels, np.ndarray):
             if [len(tags) for tags in labels] != self._lengths.tolist():
@@ -204,7 +256,7 @@ class _Padded:
             "tokens": np.where(inside, self._tokens[source], np.int32(self._pad_id)),
             "type_ids": (in_second & inside).astype(np.int32),
             "segment_ids": inside.astype(np.int32),
-            "weights": np.broadcast_to((rows < num_real).astype(np.float32), index.shape),
+            "weights": self._weights_of(index, rows < num_real),
             "row_index": np.broadcast_to(rows.astype(np.uint32), index.shape),
         }
         if self._labels is not None:
@@ -216,3 +268,7 @@ class _Padded:
         if self._text_ids is not None:
             batch["text_ids"] = self._text_ids[each].reshape(*index.shape, self._group)
         return batch
+
+    def _weights_of(self, index: np.ndarray, is_real: np.ndarray) -> np.ndarray:
+        real = np.broadcast_to(is_real.astype(np.float32), index.shape)
+        return real if self._weights is None else real * self._weights[index]

@@ -1,5 +1,6 @@
 """Evaluation of the trials of a sweep, and of the best model on other data."""
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.finetune.batches import choose_buckets, eval_batches
 from bert_jax.finetune.contamination import divide, known_texts, scores_apart
+from bert_jax.finetune.data import other_split, splits_of, task_of
+from bert_jax.finetune.progress import null
 from bert_jax.finetune.trials import place_params, place_rows
 from bert_jax.finetune.vectors import saved_objective
 from bert_jax.objectives.objective import Forward, Objective
@@ -23,10 +25,10 @@ from bert_jax.objectives.task import TaskObjective
 from bert_jax.parallel.in_flight import in_flight
 from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.saved.model import SavedModel, read_finetuned
-from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.examples import listed
+from bert_jax.tasks.reports.bootstrap import differences
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.task import Outputs, Split, Task
+from bert_jax.tasks.task import Outputs, Split
 from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.state import StepConfig
 from bert_jax.training.step import make_eval_step
@@ -90,7 +92,7 @@ def score_rows(
                 outputs[row] = value
         done(len(index))
     per_row = bool(found) and found[0][0].ndim == 1
-    losses = sums["loss"] / np.maximum(sums["count"], 1.0)
+    losses = sums["loss"] / np.where(sums["count"] > 0, sums["count"], 1.0)
     return [
         Judged(
             np.stack(outputs) if per_row else outputs,
@@ -111,49 +113,112 @@ def named(split: Split, number: int, scores: Mapping[str, float]) -> dict[str, f
     return {f"{prefix}{name}": value for name, value in scores.items()}
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a fine-tuned model, and what is behind them."""
+
+    scores: dict[str, float]
+    """Scores by name; the name of a second dev split (MNLI) and of test precedes its scores. Where
+    a report knows the examples, also scores of clean and of seen examples (`contamination`)."""
+    reports: dict[str, Mapping[str, Any]]
+    """Results of `Split.report` by the name of the split."""
+    differences: dict[str, dict[str, Any]]
+    """Scores less those of another model, by split and score: `difference`, and `interval` (95%, by
+    bootstrap over examples, paired), None where there is none."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all as JSON values; scores that are not numbers are None."""
+        scores = {name: null(value) for name, value in self.scores.items()}
+        more = {"differences": self.differences} if self.differences else {}
+        return {**scores, "splits": self.reports, **more}
+
+
 def evaluate_finetuned(
-    workdir: Path | str, data: str | None = None, reports: Sequence[Path] = ()
-) -> dict[str, float]:
+    workdir: Path | str,
+    data: str | None = None,
+    reports: Sequence[Path] = (),
+    versus: Path | str | None = None,
+) -> Evaluation:
     """Score the best model of a run.
 
     Args:
         workdir: Work directory of `bert-jax finetune`.
-        data: File with labels, of GLUE also a split; None: the dev data of the run.
+        data: File with labels, of GLUE also a split, or dev or test; None: the dev and test data of
+            the run.
         reports: Files of `bert-jax contamination` on the data; none takes those beside the corpora
             that the lineage of the run names.
-
-    Returns:
-        Scores by name; the name of a second dev split (MNLI) precedes its scores. Where a report
-        knows the examples, also scores of clean and of seen examples (`contamination`).
+        versus: Work directory of another run, whose scores on the same examples are subtracted.
 
     Raises:
-        UserError: No such run, the data cannot be read or have no labels, or a report is on
-            other data.
+        UserError: No such run, the data cannot be read, have changed or have no labels, a report is
+            on other data, or the other run has other labels or examples.
     """
     model = read_finetuned(workdir)
     texts = known_texts(workdir, reports)
-    if data is not None:
-        split = _open(model, data)
+    splits = splits_of(workdir, model, data)
+    other = None if versus is None else read_finetuned(versus)
+    theirs = {} if other is None else _same_splits(versus or "", other, data, model, splits)
+    dev = task_of(model).config.dev_sources or {"dev": ""}
+    found = Evaluation({}, {}, {})
+    for number, split in enumerate(splits):
         parts = divide(split, texts, needed=bool(reports))
         outputs = split_outputs(model, split)
-        scores = split.score(outputs, model.origin.metrics)
-        return scores | scores_apart(split, outputs, scores, parts)
-    # Rows may have been held out of the training data, so all of it is read as the run did.
-    config = build(TaskConfig, model.origin.config["task"], f"{workdir}: task")
-    task = open_task(config, model.tokenizer, model.config.num_positions)
-    if task.describe() != _task(model).describe():
-        raise UserError(
-            f"the data of {workdir} have changed since it was trained: other labels. Name data "
-            "with --data"
+        # Thresholds are found on dev; a file's name has a suffix.
+        mine, others = (
+            None if each is None or split.name in dev else each.origin.metrics
+            for each in (model, other)
         )
-    values: dict[str, float] = {}
-    for number, split in enumerate(task.dev_splits()):
-        parts = divide(split, texts, needed=bool(reports))
-        outputs = split_outputs(model, split)
-        scores = split.score(outputs)
-        scores |= scores_apart(split, outputs, scores, parts)
-        values |= named(split, number, scores)
-    return values
+        report = split.report(outputs, mine)
+        scores = {
+            name: math.nan if value is None else value for name, value in report["scores"].items()
+        }
+        apart = scores_apart(split, outputs, scores, parts)
+        found.scores.update(named(split, number, scores | apart))
+        found.reports[split.name] = report
+        if other is not None:
+            again = theirs[split.name]
+            answers = split_outputs(other, again)
+            found.differences[split.name] = _differences(
+                report, again.report(answers, others),
+                differences(split.bootstrap(outputs, mine), again.bootstrap(answers, others)),
+            )  # fmt: skip
+    return found
+
+
+def _differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], intervals: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the differences of two reports that have a score of the same name."""
+    return {
+        name: {"difference": value - theirs["scores"][name], "interval": intervals.get(name)}
+        for name, value in ours["scores"].items()
+        if value is not None and theirs["scores"].get(name) is not None
+    }
+
+
+def _same_splits(
+    versus: Path | str, other: SavedModel, data: str | None, model: SavedModel,
+    splits: Sequence[Split],
+) -> dict[str, Split]:  # fmt: skip
+    """Return the splits as another model reads them, by name.
+
+    Raises:
+        UserError: The models have other labels, or the splits other examples.
+    """
+    mine, theirs = (task_of(each).spec.labels for each in (model, other))
+    if mine != theirs:
+        raise UserError(
+            f"{versus} has other labels ({listed(theirs, 5)}) than the model it is compared with "
+            f"({listed(mine, 5)}); compare models of one task"
+        )
+    found = {split.name: split for split in splits_of(versus, other, data)}
+    for split in splits:
+        if split.name not in found or found[split.name].fingerprint != split.fingerprint:
+            raise UserError(
+                f"{versus} was trained with other {split.name} data; name the data to compare both "
+                "models on with --data FILE"
+            )
+    return found
 
 
 def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
@@ -173,7 +238,7 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a directory")
     model = read_finetuned(workdir)
-    split = _open(model, data, labelled=False)
+    split = other_split(workdir, model, data, labelled=False)
     return split.write_predictions(split_outputs(model, split), out, model.origin.metrics)
 
 
@@ -195,18 +260,6 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
 
 def _objective(model: SavedModel, split: Split) -> Objective:
     if model.embedding is not None:
-        return saved_objective(model.embedding, model.config, _task(model).config, split.rows)
+        return saved_objective(model.embedding, model.config, task_of(model).config, split.rows)
     assert model.outputs is not None  # from `read_finetuned`
     return TaskObjective(model.config, model.outputs.head, model.outputs.objective)
-
-
-def _task(model: SavedModel) -> Task:
-    assert model.origin.task is not None  # from `read_finetuned`
-    return model.origin.task
-
-
-def _open(model: SavedModel, data: str, *, labelled: bool = True) -> Split:
-    split = _task(model).open_split(data, labelled=labelled)
-    for warning in split.warnings:
-        print(f"Warning: {warning}", file=sys.stderr)
-    return split

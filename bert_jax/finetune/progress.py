@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from scipy.special import bdtrik, stdtrit
 
-from bert_jax.sweep.statistics import LEVEL, Outcome, Trial, quantile
+from bert_jax.sweep.intervals import LEVEL
+from bert_jax.sweep.statistics import Outcome, Trial, quantile
 
 _CORRELATIONS = ("matthews", "pearson", "spearman")
 
@@ -41,8 +42,16 @@ class Progress:
             self.best, self.best_step, self.best_epoch = score, step, epoch
         return better
 
-    def outcome(self, goal: float = -math.inf, seconds: float = 0.0) -> Outcome:
-        """Return the outcome so far, judged by `goal` (see `goal_score`)."""
+    def outcome(
+        self,
+        goal: float = -math.inf,
+        seconds: float = 0.0,
+        test: Mapping[str, float] | None = None,
+    ) -> Outcome:
+        """Return the outcome so far, judged by `goal` (see `goal_score`).
+
+        `test` has the scores on the test data of the best parameters.
+        """
         return Outcome(
             member=self.member,
             scores=self.scores,
@@ -52,6 +61,7 @@ class Progress:
             seconds=seconds,
             best_epoch=self.best_epoch,
             last=self.last,
+            test={name: null(value) for name, value in (test or {}).items()},
         )
 
 

@@ -2,6 +2,7 @@
 
 config.json  tokenizer/  checkpoints/ (the best model)  resume/ (all runs, while they last)
 metrics.jsonl  events.jsonl  statistics.json  statistics.txt  statistics.png
+train_texts.u64 (`example_keys` of the training data)  report.json  report.md  confusion.png
 """
 
 import contextlib
@@ -13,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.checkpoint import Checkpoints, Restored, Retention, SaveFailedError
 from bert_jax.checkpoint.agreement import by_first
-from bert_jax.config.mapping import to_dict
+from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
+from bert_jax.files.staging import replace_file
 from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
 from bert_jax.finetune.progress import Losses, Progress
 from bert_jax.finetune.setup import RANDOM, Setup
@@ -28,9 +31,10 @@ from bert_jax.objectives.embedding import EmbeddingObjective
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.saved.ancestors import file_entries
 from bert_jax.saved.lineage import ancestor_entry
-from bert_jax.saved.runs import FinetunedState
+from bert_jax.saved.runs import TRAIN_TEXTS, FinetunedState
 from bert_jax.sweep.statistics import Outcome, Trial
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.overlap import example_keys
+from bert_jax.tasks.task import Split, Task
 from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import begin_workdir, record_there, refuse_other_run
 
@@ -48,6 +52,9 @@ def check_finetune_workdir(
         return
     known = record.get("fingerprints", {})
     free = (*FREE_FIELDS, *(f"task.{name}" for name in config.task.unread))
+    # Until 0.1.0 paths were saved as they were given.
+    began = build(FinetuneConfig, record["config"], where=f"{work.local / 'config.json'}")
+    record = record | {"config": to_dict(dataclasses.replace(began, task=began.task.located()))}
     found = {f"what {name} names": (known.get(name), given) for name, given in fingerprints.items()}
     refuse_other_run(work, record, config, free, found)
 
@@ -58,8 +65,16 @@ def prepare_finetune_workdir(
     fingerprints: dict[str, str],
     tokenizer_files: Path,
     init_step: int = 0,
+    splits: Sequence[Split] = (),
 ) -> None:
-    """Begin a fine-tuning run in its work directory; `init_step` is that of the checkpoint read."""
+    """Begin a fine-tuning run in its work directory.
+
+    Args:
+        workdir, config, fingerprints: Those of `check_finetune_workdir`.
+        tokenizer_files: Tokenizer of the model.
+        init_step: Step of the checkpoint that the run starts from.
+        splits: Splits of the run, the training data first.
+    """
 
     def ancestors() -> list[dict[str, Any]]:
         found = [ancestor_entry("init", config.init, init_step)]
@@ -68,8 +83,17 @@ def prepare_finetune_workdir(
         return found + file_entries(config.task.sources)
 
     begin_workdir(
-        workdir, config, tokenizer_files, ancestors, kind="finetune", fingerprints=fingerprints
-    )
+        workdir, config, tokenizer_files, ancestors, kind="finetune", fingerprints=fingerprints,
+        splits={each.name: describe_split(each) for each in splits},
+    )  # fmt: skip
+    if splits:
+        keys = np.sort(example_keys(splits[0].texts()))
+        by_first(lambda: replace_file(workdir / TRAIN_TEXTS, keys.tobytes()))
+
+
+def describe_split(split: Split) -> dict[str, Any]:
+    """Return the record by which a split is known again."""
+    return {"examples": len(split.texts()), "fingerprint": split.fingerprint}
 
 
 def remove_resume(work: WorkDir) -> None:

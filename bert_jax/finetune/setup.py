@@ -18,11 +18,12 @@ from bert_jax.finetune.vectors import with_vectors
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig, starting_params
 from bert_jax.objectives.embedding import ContrastConfig, EmbeddingObjective
-from bert_jax.objectives.task import HEADS, TaskObjective
+from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.opening import open_task
-from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.overlap import example_keys, overlap_warning
+from bert_jax.tasks.skew import SkewConfig, class_weights, repeats
 from bert_jax.tasks.task import Split, Task
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.config import MAX_STEPS
@@ -49,6 +50,8 @@ class Setup:
     members: tuple[Trial, ...]
     train: Split
     dev: tuple[Split, ...]
+    test: tuple[Split, ...]
+    """Splits that are scored once, after training."""
     batches: TrainBatches
     steps_per_eval: float
     """Updates from one evaluation of the dev splits to the next; at least 1."""
@@ -60,6 +63,17 @@ class Setup:
     def objective(self) -> TaskObjective | EmbeddingObjective:
         """Objective of the step."""
         return cast(TaskObjective | EmbeddingObjective, self.step.objective)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """All splits, the training data first."""
+        return (self.train, *self.dev, *self.test)
+
+    def overlaps(self) -> list[str]:
+        """Return a warning for each split that shares texts with the training data."""
+        known = example_keys(self.train.texts())
+        others = [(split.name, split.texts()) for split in (*self.dev, *self.test)]
+        return [said for other in others if (said := overlap_warning(*other, known))]
 
     def evaluates_after(self, step: int) -> bool:
         """Say whether the dev splits are scored after `step` updates; always after the last."""
@@ -90,6 +104,8 @@ def set_up(config: FinetuneConfig) -> Setup:
     model = _encoder(initial, config)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     train, dev = task.train_split(), tuple(task.dev_splits())
+    test = tuple(task.test_splits())
+    skew = task.config.skew
     objective: TaskObjective | EmbeddingObjective
     if task.objective == "embedding":
         objective, starts = with_vectors(config, model, task, given)
@@ -99,7 +115,10 @@ def set_up(config: FinetuneConfig) -> Setup:
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
     pad_id = initial.tokenizer.special_ids.pad
-    batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id)
+    times = None
+    if skew.oversampling:
+        times = repeats(train.rows, task.num_outputs, skew.oversampling)
+    batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id, times)
     steps = config.training.num_epochs * batches.num_batches
     if steps > MAX_STEPS:
         raise UserError(
@@ -108,6 +127,8 @@ def set_up(config: FinetuneConfig) -> Setup:
             f"{MAX_STEPS // batches.num_batches:,} or less"
         )
     num_steps = max(1, round(steps))
+    # A fold that is held out scores the last step and chooses none.
+    apart = num_steps if config.task.fold else batches.num_batches / config.training.evals_per_epoch
     members = tuple(
         Trial(init, rate, config.seed + number)
         for init, rate, number in itertools.product(
@@ -134,13 +155,15 @@ def set_up(config: FinetuneConfig) -> Setup:
                 name: _fingerprint(start, initial.tokenizer)
                 for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
             },
-            "task": _rows_fingerprint(split.rows for split in (train, *dev)),
+            "task": rows_fingerprint((train, *dev)),
+            **{f"task.{config.task.kind}.test": split.fingerprint for split in test},
         },
         members=members,
         train=train,
         dev=dev,
+        test=test,
         batches=batches,
-        steps_per_eval=max(1.0, batches.num_batches / config.training.evals_per_epoch),
+        steps_per_eval=max(1.0, apart),
         waves=tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves),
     )
 
@@ -174,7 +197,8 @@ def _with_head(
         pooling=_pooling(config, initial, network),
     )
     starts = tuple(params and starting_params(model, head, params) for params in given)
-    return TaskObjective(model, head, task.objective), starts
+    loss = _class_loss(task.config.skew, task)
+    return TaskObjective(model, head, task.objective, loss), starts
 
 
 def _baseline(name: str, initial: SavedModel) -> Any:
@@ -233,6 +257,12 @@ def _pooling(config: FinetuneConfig, initial: SavedModel, network: str) -> Poole
     return "first" if why else initial.pooling
 
 
+def _class_loss(skew: SkewConfig, task: Task) -> ClassLoss:
+    where = f"task.{task.config.kind}.class_weights"
+    weights = class_weights(skew.class_weights, task.train_split().rows, task.spec.labels, where)
+    return ClassLoss(weights, skew.focal_gamma, skew.label_smoothing)
+
+
 def _fingerprint(start: Any, tokenizer: Tokenizer) -> str:
     """Return the SHA-256 of a tokenizer and of the weights that a run starts from ({}: none)."""
     digest = hashlib.sha256(tokenizer.fingerprint.encode())
@@ -243,10 +273,10 @@ def _fingerprint(start: Any, tokenizer: Tokenizer) -> str:
     return digest.hexdigest()
 
 
-def _rows_fingerprint(splits: Iterable[Rows]) -> str:
+def rows_fingerprint(splits: Iterable[Split]) -> str:
     """Return the SHA-256 of the tokens and labels of all splits."""
     digest = hashlib.sha256()
-    for rows in splits:
+    for rows in (split.rows for split in splits):
         labels = () if rows.labels is None else rows.labels
         for array in (rows.row_lengths, rows.second_start, *rows.tokens, *labels):
             digest.update(np.ascontiguousarray(array).tobytes())

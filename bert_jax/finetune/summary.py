@@ -16,8 +16,9 @@ from bert_jax.finetune.setup import Setup
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.task_heads import has_transform
 from bert_jax.saved.runs import STATISTICS
+from bert_jax.sweep.intervals import LEVEL
 from bert_jax.sweep.report import summary_lines, write_summary
-from bert_jax.sweep.statistics import LEVEL, Outcome, Summary
+from bert_jax.sweep.statistics import Outcome, Summary
 from bert_jax.untrusted.json_file import read_json_object
 
 _MAX_STATISTICS_BYTES = 1 << 28
@@ -52,9 +53,10 @@ def summary_of_run(
     """
     head = f"fine-tuning {', '.join(setup.inits)} in {name}"
     lines = [head if not begun else f"{head}, continued at step {begun:,} of {total:,}"]
-    lines += [f"Warning: {text}" for split in (setup.train, *setup.dev) for text in split.warnings]
+    notes = [text for split in setup.splits for text in split.warnings]
+    lines += [f"Warning: {text}" for text in (*notes, *setup.overlaps())]
     shapes = ", ".join(f"{n} x {length}" for length, n in setup.batches.batches_of.items())
-    sizes = ", ".join(f"{split.name} {len(split.rows):,}" for split in setup.dev)
+    sizes = ", ".join(f"{split.name} {len(split.rows):,}" for split in setup.splits[1:])
     task = config.task
     fitted = task.fitted(setup.objective.model.num_positions)
     if fitted.length < task.length:
@@ -77,7 +79,7 @@ def summary_of_run(
         lines.append(
             f"goal     {setup.task.metric} above {goal:.4g} at the end of training (a "
             f"constant prediction has {constant:.4g}; {LEVEL:.0%} bound for "
-            f"{len(setup.dev[0].rows):,} rows)"
+            f"{setup.dev[0].num_scored:,} rows)"
         )
     return lines
 

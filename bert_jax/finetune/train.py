@@ -1,5 +1,6 @@
 """The fine-tuning loop: waves of members, evaluations, the best model, results."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from bert_jax.checkpoint.agreement import all_agree, by_first
 from bert_jax.finetune import trials
 from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.evaluate import named_scores, score_rows
+from bert_jax.finetune.evaluate import Judged, named_scores, score_rows
 from bert_jax.finetune.progress import (
     Losses,
     Progress,
@@ -23,6 +24,7 @@ from bert_jax.finetune.progress import (
     goal_score,
     median_loss,
 )
+from bert_jax.finetune.report import REPORT_LINES, conclude
 from bert_jax.finetune.saves import (
     Saves,
     Wave,
@@ -40,6 +42,7 @@ from bert_jax.run.session import Session
 from bert_jax.run.telemetry import duration
 from bert_jax.saved.runs import NO_MODEL, STATISTICS
 from bert_jax.sweep.statistics import Outcome, Trial, summarise
+from bert_jax.tasks.task import Split
 from bert_jax.training.bad_step import (
     BadStep,
     BadStepError,
@@ -97,6 +100,7 @@ def finetune(
         SaveFailedError: Several saves in a row have failed.
         DamagedCheckpointError: None of the run's checkpoints is intact.
     """
+    config = dataclasses.replace(config, task=config.task.located())
     setup = set_up(config)
     with hold_workdir(workdir, echo=echo) as work:
         check_finetune_workdir(work, config, setup.fingerprints)
@@ -125,16 +129,16 @@ class _Run:
         self.eval_step = make_eval_step(setup.step, self.mesh, seed=0)
         self.keep_best = trials.make_keep_best(setup.step, self.mesh)
         limit = setup.objective.model.num_positions
-        self.dev_buckets = [
-            choose_buckets(split.rows.lengths, config.training.max_buckets, limit=limit)
-            for split in setup.dev
-        ]
+        self.buckets = {
+            split.name: choose_buckets(split.rows.lengths, config.training.max_buckets, limit=limit)
+            for split in (*setup.dev, *setup.test)
+        }
         self.percent = setup.objective.kind == "span"
         dev, scale = setup.dev[0], 100.0 if self.percent else 1.0
         self.constant = dev.constant_score
         labels = setup.task.num_outputs if setup.task.objective == "single_label" else 0
         self.goal = scale * goal_score(
-            setup.task.metric, self.constant / scale, len(dev.rows), labels
+            setup.task.metric, self.constant / scale, dev.num_scored, labels
         )
         self.outcomes: list[Outcome] = []
         self.saved_at = time.monotonic()
@@ -145,7 +149,7 @@ class _Run:
         def prepare() -> None:
             prepare_finetune_workdir(
                 self.work.local, self.config, setup.fingerprints, setup.initial.tokenizer_files,
-                setup.initial.origin.step,
+                setup.initial.origin.step, setup.splits,
             )  # fmt: skip
 
         def report(kind: str, step: int, message: str) -> None:
@@ -230,8 +234,16 @@ class _Run:
                 self._save()
         with self.clock.spend("save"):
             self.saves.save_best(wave, must=True)
+        with self.clock.spend("evaluation"):
+            tests = conclude(
+                self.setup, wave, self.outcomes, self.work,
+                lambda split: self._answers(wave.best, split),
+            )  # fmt: skip
         seconds = wave.elapsed() / len(wave.progress)
-        self.outcomes += [each.outcome(self.goal, seconds) for each in wave.progress]
+        self.outcomes += [
+            each.outcome(self.goal, seconds, test)
+            for each, test in zip(wave.progress, tests, strict=True)
+        ]
         return True
 
     def _read(self, total: int, flops: int, metrics: dict[str, Any], state: Any) -> None:
@@ -303,14 +315,8 @@ class _Run:
         setup, session, wave = self.setup, self.session, self.wave
         scores: list[dict[str, float]] = [{} for _ in wave.progress]
         dev_losses: list[float | None] = []
-        for number, (split, buckets) in enumerate(zip(setup.dev, self.dev_buckets, strict=True)):
-            scored = score_rows(
-                self.eval_step, self.mesh, wave.state.params, split.rows,
-                buckets=buckets,
-                batch_size=min(self.config.training.eval_batch_size, len(split.rows)),
-                pad_id=setup.initial.tokenizer.special_ids.pad,
-                done=lambda _: session.alive("a batch of an evaluation"),
-            )  # fmt: skip
+        for number, split in enumerate(setup.dev):
+            scored = self._answers(wave.state.params, split)
             for each, mine, theirs in zip(wave.progress, scores, scored, strict=False):
                 if theirs.finite:
                     mine |= named_scores(split, number, theirs.outputs)
@@ -333,6 +339,16 @@ class _Run:
             chosen = trials.place_trials(better, self.mesh)
             wave.best = self.keep_best(wave.best, wave.state.params, chosen)
 
+    def _answers(self, params: Any, split: Split) -> list[Judged]:
+        """Return the answers of each trial to the rows of a split."""
+        return score_rows(
+            self.eval_step, self.mesh, params, split.rows,
+            buckets=self.buckets[split.name],
+            batch_size=min(self.config.training.eval_batch_size, len(split.rows)),
+            pad_id=self.setup.initial.tokenizer.special_ids.pad,
+            done=lambda _: self.session.alive("a batch of an evaluation"),
+        )  # fmt: skip
+
     def _row(self, step: int, losses: Sequence[float | None]) -> dict[str, Any]:
         epoch = step / self.setup.batches.num_batches
         return {"epoch": epoch, "wave": self.wave.number, "train/loss": self._column(losses)}
@@ -343,14 +359,15 @@ class _Run:
 
     def _finish(self, seconds: float) -> None:
         out = self.session.out
-        summary = summarise(self.outcomes, self.setup.task.metric, self.constant, self.goal)
+        test = [each.constant_score for each in self.setup.test]
+        summary = summarise(self.outcomes, self.setup.task.metric, self.constant, self.goal, *test)
         for line in write_statistics(summary, self.work, percent=self.percent):
             out.say(line)
         self.saves.finish()
         _check_model(self.setup, tuple(self.outcomes))
         out.say(
             f"{duration(seconds)}, {len(self.outcomes)} runs; the best of {self.setup.inits[0]} is "
-            f"in {self.work.checkpoints}"
+            f"in {self.work.checkpoints}, a report on it in {Path(self.work.name) / REPORT_LINES}"
         )
 
 

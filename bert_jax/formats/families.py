@@ -41,8 +41,8 @@ from bert_jax.model.heads import Params
 from bert_jax.model.task_heads import TaskHeadConfig
 
 _EMBEDDINGS = "bert.embeddings.{}_embeddings.weight"
-_UNLIKE = {"ForMultipleChoice": "no head here compares rows"}
-"""Classes of every family, without their prefix, whose head is none of ours, and why."""
+_UNLIKE = {"ForMultipleChoice": "multiple choice is read of a BERT alone"}
+"""Classes of families other than BERT, without their prefix, whose head is not read, and why."""
 
 _EXACT_GELU_HEAD = "its masked-LM head has the exact GELU whatever the encoder has, BERT's follows"
 
@@ -124,7 +124,7 @@ def to_bert(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
     notes: list[str] = []
     made_by = model_class(found)
     task = re.sub(f"^(?:{family.classes})(?=For|Model)", "", made_by)
-    why = _UNLIKE.get(task)
+    why = None if family is BERT else _UNLIKE.get(task)
     if why is not None:
         config["architectures"] = ["BertModel"]
         notes.append(f"{made_by}: the head is not imported, the encoder is: {why}")

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.formats.config_fields import check_only, read_field, show, their_activation
 from bert_jax.formats.huggingface_files import model_class
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.model.task_heads import HeadNetwork, TaskHeadConfig
+from bert_jax.tasks.long_texts import CUT, LongTexts
 from bert_jax.tasks.task import HeadKind
 
 _SIZES = {
@@ -38,16 +40,20 @@ _ONLY: dict[str, tuple[Any, str]] = {
 }
 """Fields that change what the model computes: the one value that fits, and why."""
 
-CLASSES: Mapping[str, Literal["classification", "tagging", "span"]] = {
+CLASSES: Mapping[str, HeadNetwork] = {
     "BertForSequenceClassification": "classification",
     "BertForTokenClassification": "tagging",
     "BertForQuestionAnswering": "span",
 }
+MULTIPLE_CHOICE = "BertForMultipleChoice"
+"""Class with the network of a classification, one output, that compares rows."""
 _PROBLEMS = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
+THRESHOLDS, LONG_TEXTS = "label_thresholds", "long_texts"
+"""Fields of our own in a `config.json`, which Transformers keeps and does not read."""
 _MAX_LABEL_CHARS = 200
 
 
@@ -109,17 +115,22 @@ class TaskOutputs:
     objective: HeadKind
     labels: tuple[str, ...] = ()
     """Labels of classes and tags, in the order of the logits."""
+    thresholds: tuple[float, ...] = ()
+    """Least probability of each of several labels; (): one half."""
+    long: LongTexts = CUT
+    """Treatment of texts with more tokens than a row, of a classification."""
 
 
 def head_from_huggingface(
     found: Mapping[str, Any], state_dict: Mapping[str, np.ndarray]
 ) -> TaskOutputs | None:
-    """Return the head of one of their three classes; None of any other.
+    """Return the head of one of their classes that are known; None of any other.
 
     Raises:
         UserError: The labels or the type of the problem do not fit the weights.
     """
-    kind = CLASSES.get(model_class(found))
+    made_by = model_class(found)
+    kind = "classification" if made_by == MULTIPLE_CHOICE else CLASSES.get(made_by)
     if kind is None:
         return None
     rate = found.get("classifier_dropout")
@@ -132,6 +143,8 @@ def head_from_huggingface(
     if bias is None or bias.ndim != 1:
         raise UserError("classifier.bias is missing, or no vector: the number of labels is unknown")
     head = TaskHeadConfig(kind, len(bias), float(rate))
+    if made_by == MULTIPLE_CHOICE:
+        return TaskOutputs(head, "choice")
     labels = _labels(found.get("id2label"), len(bias))
     if kind == "tagging":
         return TaskOutputs(head, "tags", labels)
@@ -146,24 +159,60 @@ def head_from_huggingface(
             "regression has one, single_label_classification two or more, and "
             "multi_label_classification any number"
         )
-    return TaskOutputs(head, objective, () if objective == "regression" else labels)
+    if objective == "regression":
+        return TaskOutputs(head, objective, long=_long_texts(found))
+    thresholds = _thresholds(found, labels) if objective == "multi_label" else ()
+    return TaskOutputs(head, objective, labels, thresholds, _long_texts(found))
 
 
 def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
-    """Return the fields of a `config.json`, the class among them."""
+    """Return the fields of a `config.json`, the class among them.
+
+    Raises:
+        UserError: No class of theirs has the head.
+    """
     head = outputs.head
+    theirs = next((name for name, kind in CLASSES.items() if kind == head.kind), None)
+    if outputs.objective == "choice":
+        return {"architectures": [MULTIPLE_CHOICE], "classifier_dropout": head.dropout_rate}
+    if theirs is None:
+        raise UserError(
+            f"no class of Transformers has a head for {head.kind}, and all formats of an export "
+            "name such a class; use the directory of the run (bert-jax predict)"
+        )
     fields: dict[str, Any] = {
-        "architectures": [next(name for name, kind in CLASSES.items() if kind == head.kind)],
+        "architectures": [theirs],
         "classifier_dropout": head.dropout_rate,
     }
     if outputs.objective in _PROBLEMS:
         fields["problem_type"] = _PROBLEMS[outputs.objective]
+    if outputs.thresholds:
+        fields[THRESHOLDS] = dict(zip(outputs.labels, outputs.thresholds, strict=True))
+    if outputs.long != CUT:
+        fields[LONG_TEXTS] = to_dict(outputs.long)
     labels: Sequence[str] = outputs.labels
     if head.kind != "span":
         labels = labels or [f"LABEL_{n}" for n in range(head.num_labels)]
         fields["id2label"] = {str(n): label for n, label in enumerate(labels)}
         fields["label2id"] = {label: n for n, label in enumerate(labels)}
     return fields
+
+
+def _thresholds(found: Mapping[str, Any], labels: Sequence[str]) -> tuple[float, ...]:
+    given = found.get(THRESHOLDS)
+    if given is None:
+        return ()
+    values = [given.get(label) for label in labels] if isinstance(given, Mapping) else []
+    good = [v for v in values if isinstance(v, int | float) and 0 <= v <= 1]
+    if len(good) != len(labels) or len(given) != len(labels):
+        raise UserError(
+            f"config.json: {THRESHOLDS} must have a number from 0 to 1 for each label of the head"
+        )
+    return tuple(map(float, good))
+
+
+def _long_texts(found: Mapping[str, Any]) -> LongTexts:
+    return build(LongTexts, found.get(LONG_TEXTS, {}), f"config.json: {LONG_TEXTS}")
 
 
 def _labels(found: Any, number: int) -> tuple[str, ...]:

@@ -10,13 +10,19 @@ from typing_extensions import override
 from bert_jax.errors import UserError
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
 from bert_jax.tasks.examples import Origin, TextExample
-from bert_jax.tasks.text.rows import cut_rows
+from bert_jax.tasks.long_texts import CUT, LongTexts
+from bert_jax.tasks.text.rows import text_rows
 
 
 class TextPredictor(Predictor[TextExample]):
-    """A verb for texts and pairs of texts; the end of a long text is cut."""
+    """A verb for texts and pairs of texts."""
 
     FIELDS = ("text", "text_b")
+
+    @property
+    def long(self) -> LongTexts:
+        """Treatment of texts with more tokens than a row."""
+        return CUT
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
@@ -27,9 +33,15 @@ class TextPredictor(Predictor[TextExample]):
     @override
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         length = self.model.max_length
-        rows, cut = cut_rows(examples, self.model.tokenizer, length, None)
-        limit = f"texts are longer than {length} tokens, special ones included,"
-        return Prepared(examples, rows, cut=cut, limit=limit)
+        made = text_rows(examples, self.model.tokenizer, length, None, self.long)
+        return Prepared(
+            examples,
+            made.rows,
+            made.owners,
+            cut=made.long if made.left_out else (),
+            limit=f"texts are longer than {length} tokens, special ones included,",
+            done="lost their middle" if self.long.how == "head_tail" else "were cut there",
+        )
 
 
 @dataclass(eq=False)
@@ -37,23 +49,31 @@ class Classifier(TextPredictor):
     """A model with a classification head; the options are those of `LoadedModel.classify`."""
 
     top: int | None = None
-    threshold: float = 0.5
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse a model without such a head, and options out of range."""
         self.model.require("classify", "classification head")
         if self.top is not None:
             check_count("top", self.top)
-        if not 0 <= self.threshold <= 1:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise UserError(f"threshold is {self.threshold}; a probability lies between 0 and 1")
         if self.model.config.pooler and not self.model.has_pooler:
             raise UserError(f"{self.model.name}: the head reads the pooler, and there is none")
+
+    @property
+    @override
+    def long(self) -> LongTexts:
+        return CUT if self.model.outputs is None else self.model.outputs.long
 
     @override
     def answers(
         self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
     ) -> list[Answer]:
-        return [self._answer(logits) for logits in outputs]
+        if not len(outputs):
+            return []
+        logits = self.long.pooled(np.stack(outputs), prepared.context)
+        return [self._answer(each) for each in logits]
 
     @override
     def lines(self, example: TextExample, answer: Answer) -> list[str]:
@@ -80,5 +100,7 @@ class Classifier(TextPredictor):
         listed = {names[n]: round(float(shares[n]), 6) for n in best[: self.top]}
         if not several:
             return {"label": names[best[0]], "probabilities": listed}
-        held = [names[n] for n in np.flatnonzero(shares > self.threshold)]
+        given = self.threshold
+        least = np.array(known.thresholds or 0.5) if given is None else np.array(given)
+        held = [names[n] for n in np.flatnonzero(shares > least)]
         return {"labels": held, "probabilities": listed}

@@ -106,7 +106,7 @@ class LoadedModel:
         pairs: Pairs | None = None,
         *,
         top: int | None = None,
-        threshold: float = 0.5,
+        threshold: float | None = None,
     ) -> list[Answer]:
         """Predict classes, several labels or a score; one warning counts the texts that are cut.
 
@@ -114,7 +114,8 @@ class LoadedModel:
             texts: Texts, or tuples of two for pairs.
             pairs: Second texts, None for a text without one, where `texts` has no tuples.
             top: Number of classes with a probability, best first; None: all.
-            threshold: Least probability of a label among several.
+            threshold: Least probability of a label among several; None: the thresholds that the
+                model was saved with, else one half.
 
         Returns:
             For each text {"label": ..., "probabilities": {...}}, {"labels": [...],

@@ -33,6 +33,7 @@ class Prepared(Generic[Example]):
         context: Values that `answers` needs beside the rows.
         cut: Positions of the examples that were too long and lost their end.
         limit: Limit that they exceeded, such as "texts are longer than 128 tokens".
+        done: What was done with them.
     """
 
     examples: Sequence[Example]
@@ -40,6 +41,7 @@ class Prepared(Generic[Example]):
     context: Any = None
     cut: Sequence[int] = ()
     limit: str = ""
+    done: str = "were cut there"
 
 
 class Cuts:
@@ -47,7 +49,7 @@ class Cuts:
 
     def __init__(self) -> None:
         self._total = self._cut = 0
-        self._limit, self._first = "", ""
+        self._limit, self._done, self._first = "", "", ""
 
     def add(self, prepared: Prepared[Any]) -> None:
         """Count some more."""
@@ -55,12 +57,12 @@ class Cuts:
             self._first += f"{'; ' if self._first else ''}{prepared.examples[n].origin}"
         self._total += len(prepared.examples)
         self._cut += len(prepared.cut)
-        self._limit = prepared.limit
+        self._limit, self._done = prepared.limit, prepared.done
 
     def warning(self) -> str:
         """Return the warning; empty where nothing was cut."""
         found = self._first + ("; ..." if self._cut > SHOWN else "")
-        warning = f"{self._cut:,} of {self._total:,} {self._limit} and were cut there ({found})"
+        warning = f"{self._cut:,} of {self._total:,} {self._limit} and {self._done} ({found})"
         return warning if self._cut else ""
 
 

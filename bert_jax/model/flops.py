@@ -11,6 +11,7 @@ so that MFU does not rise by recomputing (Chowdhery et al. 2022, PaLM, appendix 
 from collections import Counter
 from itertools import cycle, islice
 
+from bert_jax.model.biaffine import biaffine_flops
 from bert_jax.model.config import ModelConfig
 
 TRAIN_OVER_FORWARD = 3
@@ -80,4 +81,6 @@ def task_flops(config: ModelConfig, length: int, network: str, num_labels: int) 
     d = config.hidden_dim
     pooled = network == "classification"
     head = 2 * d * d + 2 * d * num_labels if pooled else 2 * length * d * num_labels
+    if network == "parsing":
+        head = biaffine_flops(config, length, num_labels)
     return TRAIN_OVER_FORWARD * (encoder_flops(config, length) + head)

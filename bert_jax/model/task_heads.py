@@ -4,11 +4,13 @@
     params = init_task_params(model, config, key, encoder=pretrained["encoder"])
     logits = apply_task(model, config, params, tokens, type_ids, segment_ids)
 
-Parameters are a nested dict with the entries `encoder` and `head`. All three heads are dropout and
-one affine map (Devlin et al. 2018, section 4); they differ in what they look at. Encoders without a
-pooler have an entry `transform` too, a map before that (Warner et al. 2024, ModernBERT).
+Parameters are a nested dict with the entries `encoder` and `head`. A head is dropout and a network
+of `NETWORKS`; the first three are one affine map (Devlin et al. 2018, section 4) and differ in what
+they look at. Encoders without a pooler have an entry `transform` too, a map before that (Warner et
+al. 2024, ModernBERT).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,10 +19,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
+from bert_jax.model.biaffine import BiaffineHead
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout
 from bert_jax.model.encoder import Encoder, PooledEncoder
-from bert_jax.model.heads import LinearHead, Params, encode, init_params, pool, with_params
+from bert_jax.model.heads import Build, LinearHead, Params, encode, init_params, pool, with_params
 from bert_jax.model.layers import ACTIVATIONS, Affine, Norm, output_std
 from bert_jax.model.layout import Layout
 
@@ -30,14 +33,23 @@ states, or, with `late`, each token's state, and the mean of the logits."""
 _SITE = 1 << 16
 """Number of the head's dropout, beyond those of any encoder."""
 
+HeadNetwork = Literal["classification", "tagging", "span", "parsing"]
+NETWORKS: Mapping[HeadNetwork, Build] = {
+    "classification": LinearHead, "tagging": LinearHead, "span": LinearHead,
+    "parsing": BiaffineHead,
+}  # fmt: skip
+"""Networks that end a head: `module(config, num_labels, rngs)` maps the states (B, D) of
+classifications, (B, L, D) of all others, to logits in float32."""
+
 
 @dataclass(frozen=True)
 class TaskHeadConfig:
     """Kind and size of a head."""
 
-    kind: Literal["classification", "tagging", "span"]
+    kind: HeadNetwork
     """classification: from the pooled first token (regression too, with one label); tagging: from
-    each token; span: two scores a token, that the answer starts there and that it ends there."""
+    each token; span: two scores a token, that the answer starts there and that it ends there;
+    parsing: scores of each pair of tokens, that one is the head of the other."""
     num_labels: int = 2
     dropout_rate: float = 0.1
     """Rate of the dropout before the affine map; 0 for span heads as published."""
@@ -92,7 +104,7 @@ class TaskModel(nnx.Module):
         self.encoder = PooledEncoder(config, rngs) if config.pooler else Encoder(config, rngs)
         if has_transform(config, head):
             self.transform = TaskTransform(config, rngs)
-        self.head = LinearHead(config, head.num_labels, rngs)
+        self.head = NETWORKS[head.kind](config, head.num_labels, rngs)
 
 
 def init_task_params(
@@ -133,8 +145,8 @@ def apply_task(
     segment_ids: Integer[Array, "B L"],
     stream: DropoutStream | None = None,
     layout: Layout | None = None,
-) -> Float[Array, "B C"] | Float[Array, "B L C"]:
-    """Compute the logits in float32: (B, C) of a classification, else (B, L, C).
+) -> Float[Array, "B ..."]:
+    """Compute the logits in float32: (B, C) of a classification, else (B, L, ...).
 
     `params` come from `init_task_params`; the arrays and what follows are those of `heads.encode`.
     """
@@ -149,7 +161,7 @@ def head_logits(
     hidden: Float[Array, "B P D"],
     segment_ids: Integer[Array, "B L"],
     stream: DropoutStream | None = None,
-) -> Float[Array, "B C"] | Float[Array, "B P C"]:
+) -> Float[Array, "B ..."]:
     """Compute the logits of `apply_task` from the last states.
 
     The first token's states are enough where `reads_all_tokens` says no. A row of a classification
@@ -161,7 +173,7 @@ def head_logits(
     if has_transform(config, head):
         x = with_params(params["transform"], TaskTransform, config)(x)
     x = dropout(x, head.dropout_rate, stream, _SITE)
-    logits: Array = with_params(params["head"], LinearHead, config, head.num_labels)(x)
+    logits: Array = with_params(params["head"], NETWORKS[head.kind], config, head.num_labels)(x)
     late = head.kind == "classification" and not config.pooler and head.pooling == "late"
     return _mean(logits, segment_ids) if late else logits
 

@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, Int, Num
 
 def ratio(total: Num[Array, ""], count: Num[Array, ""]) -> Float[Array, ""]:
     """Return the mean total / count, and 0 (never NaN) where nothing was counted."""
-    return total.astype(jnp.float32) / jnp.maximum(count.astype(jnp.float32), 1.0)
+    count = count.astype(jnp.float32)  # a sum of weights may be below 1
+    return total.astype(jnp.float32) / jnp.where(count > 0, count, 1.0)
 
 
 def cross_entropy(

@@ -5,7 +5,7 @@ A kind of head is an entry of `HEADS`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,66 +14,143 @@ from jaxtyping import Array, Float, Integer
 from bert_jax.model.flops import task_flops
 from bert_jax.model.heads import PADDED_LOGIT, logical_axes
 from bert_jax.model.layout import Layout
-from bert_jax.model.task_heads import TaskHeadConfig, TaskModel, apply_task, init_task_params
+from bert_jax.model.task_heads import (
+    HeadNetwork,
+    TaskHeadConfig,
+    TaskModel,
+    apply_task,
+    init_task_params,
+)
+from bert_jax.objectives.arcs import arc_losses, arcs_and_best_relations
 from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
 from bert_jax.tasks.task import HeadKind
 
 
 @dataclass(frozen=True)
+class ClassLoss:
+    """Loss of classes that are rare, or of labels that are uncertain (`tasks.skew.SkewConfig`)."""
+
+    weights: tuple[float, ...] = ()
+    """Weight of each class, of several labels that of a yes; (): all 1."""
+    focal_gamma: float = 0.0
+    """Exponent of 1 - p, the probability of what is wrong; 0: cross entropy."""
+    label_smoothing: float = 0.0
+    """Share of a label that is spread over all classes."""
+
+    def of(self, labels: Integer[Array, "*rows"]) -> Float[Array, "*rows"]:
+        """Return the weight of each label."""
+        return jnp.array(self.weights, jnp.float32)[labels]
+
+    def focal(self, losses: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
+        """Lower losses of confident predictions: (1 - p) ** gamma * -log p (Lin et al. 2017)."""
+        if not self.focal_gamma:
+            return losses
+        # Where p is 1 a power below 1 has no slope.
+        wrong = jnp.maximum(-jnp.expm1(-losses), 1e-12)
+        return wrong**self.focal_gamma * losses
+
+
+_PLAIN = ClassLoss()
+
+
+@dataclass(frozen=True)
 class Head:
     """A kind of prediction: its network, its loss, and which labels count."""
 
-    network: Literal["classification", "tagging", "span"]
+    network: HeadNetwork
     """Network of the head (see `model.task_heads`)."""
-    losses: Callable[[Array, Array, Array], Array]
+    losses: Callable[[Array, Array, Array, ClassLoss], Array]
     """Loss of each row (B,), or each token (B, L), from logits, labels and segment ids."""
     unit: str = "nats per row"
     """Unit of the loss."""
     per_token: bool = False
     """Whether each token has a label; a label below 0 pads."""
+    one_class: bool = False
+    """Whether a label is one of several classes, by whose weights the mean loss divides."""
+    outputs: Callable[[Array], Array] = lambda logits: logits
+    """What predictions read of the logits, if not the logits."""
 
     def counted(self, labels: Array, weights: Float[Array, " B"]) -> Float[Array, "*counted"]:
         """Return the weight of each loss: 0 for rows that fill the batch, and for padding."""
         return (labels >= 0) * weights[:, None] if self.per_token else weights
 
+    def count(
+        self, labels: Array, counted: Float[Array, "*counted"], options: ClassLoss
+    ) -> Float[Array, ""]:
+        """Return the denominator of the mean loss of labels that weigh `counted`."""
+        if self.one_class and options.weights:
+            counted = counted * options.of(jnp.maximum(labels, 0))
+        return jnp.sum(counted)
 
-def _single_label_losses(
-    logits: Float[Array, "B C"], labels: Integer[Array, " B"], _: Array
+
+def _class_losses(
+    logits: Float[Array, "*rows C"],
+    labels: Integer[Array, "*rows"],
+    _: Array,
+    options: ClassLoss = _PLAIN,
 ) -> Array:
-    return cross_entropy(logits, labels)[0]
+    """Return weighted losses, those of torch's CrossEntropyLoss; a label below 0 is not counted."""
+    labels = jnp.maximum(labels, 0)
+    if not options.label_smoothing:
+        losses = options.focal(cross_entropy(logits, labels)[0])
+        return losses * options.of(labels) if options.weights else losses
+    each = -jax.nn.log_softmax(logits.astype(jnp.float32))
+    if options.weights:
+        each *= jnp.array(options.weights, jnp.float32)
+    own = jnp.take_along_axis(each, labels[..., None], axis=-1)[..., 0]
+    spread = options.label_smoothing
+    return (1 - spread) * own + spread * jnp.mean(each, axis=-1)
 
 
 def _multi_label_losses(
-    logits: Float[Array, "B C"], labels: Float[Array, "B C"], _: Array
+    logits: Float[Array, "B C"],
+    labels: Float[Array, "B C"],
+    _: Array,
+    options: ClassLoss = _PLAIN,
 ) -> Array:
-    # log(1 + e^x) - x y: the cross entropy of a sigmoid, meant over the classes.
-    return jnp.mean(jax.nn.softplus(logits) - logits * labels, axis=-1)
+    """Return the cross entropy of sigmoids, meant over the classes."""
+    if options == _PLAIN:  # log(1 + e^x) - x y
+        return jnp.mean(jax.nn.softplus(logits) - logits * labels, axis=-1)
+    labels = labels + options.label_smoothing * (0.5 - labels)
+    yes, no = (options.focal(jax.nn.softplus(sign * logits)) for sign in (-1, 1))
+    if options.weights:
+        yes *= jnp.array(options.weights, jnp.float32)
+    return jnp.mean(labels * yes + (1 - labels) * no, axis=-1)
 
 
-def _regression_losses(logits: Float[Array, "B 1"], labels: Float[Array, " B"], _: Array) -> Array:
+def _regression_losses(logits: Float[Array, "B 1"], labels: Float[Array, " B"], *_: Any) -> Array:
     return jnp.square(logits[:, 0] - labels)
 
 
-def _tag_losses(logits: Float[Array, "B L C"], labels: Integer[Array, "B L"], _: Array) -> Array:
-    return cross_entropy(logits, jnp.maximum(labels, 0))[0]
-
-
 def _span_losses(
-    logits: Float[Array, "B L 2"], labels: Integer[Array, "B 2"], segment_ids: Integer[Array, "B L"]
+    logits: Float[Array, "B L 2"],
+    labels: Integer[Array, "B 2"],
+    segment_ids: Integer[Array, "B L"],
+    *_: Any,
 ) -> Array:
     # Padding is no answer, so that the loss of a row does not depend on the row's padded length.
     places = jnp.where(segment_ids[..., None] > 0, logits, PADDED_LOGIT)
-    each, _ = cross_entropy(jnp.moveaxis(places, -1, 1), labels)  # (B, 2, L) and (B, 2)
+    each = cross_entropy(jnp.moveaxis(places, -1, 1), labels)[0]  # of (B, 2, L) and (B, 2)
     return jnp.mean(each, axis=-1)
 
 
+def _choice_losses(
+    logits: Float[Array, "B G 1"], labels: Integer[Array, " B"], *_: Any
+) -> Float[Array, " B"]:
+    return cross_entropy(logits[..., 0], labels)[0]
+
+
 HEADS: dict[HeadKind, Head] = {
-    "single_label": Head("classification", _single_label_losses),
+    "single_label": Head("classification", _class_losses, one_class=True),
     "multi_label": Head("classification", _multi_label_losses),
     "regression": Head("classification", _regression_losses, "squared error"),
-    "tags": Head("tagging", _tag_losses, "nats per token", per_token=True),
+    "tags": Head("tagging", _class_losses, "nats per token", per_token=True, one_class=True),
     "span": Head("span", _span_losses),
+    "choice": Head("classification", _choice_losses, outputs=lambda logits: logits[..., 0]),
+    "arcs": Head(
+        "parsing", arc_losses, "nats per word", per_token=True, outputs=arcs_and_best_relations
+    ),
 }
 """Heads by what they predict. The losses are those of Transformers' classes of the same task, but
 for padding, which is no answer of a span here. Adding a head is an entry here."""
@@ -84,13 +161,15 @@ class TaskObjective(Objective):
     """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
 
     Batches are those of `tasks.rows.Batch`. Outputs are logits in float32: (B, C), of tags and
-    spans (B, L, C).
+    spans (B, L, C), of the G choices of an example (B, G); of arcs see `objectives.arcs`.
     """
 
     config: TaskHeadConfig
     """Sizes of the head."""
     kind: HeadKind
     """Entry of `HEADS`."""
+    classes: ClassLoss = _PLAIN
+    """Options of the loss, of heads with classes."""
 
     @property
     def head(self) -> Head:
@@ -111,21 +190,27 @@ class TaskObjective(Objective):
         return logical_axes(self.model, TaskModel, self.config)
 
     def counts(self, rows: Batch) -> Scalars:
-        """Count the labels."""
+        """Count the labels, each with the weight of its class."""
         if "labels" not in rows:
             return {"count": jnp.float32(0)}
-        return {"count": jnp.sum(self.head.counted(rows["labels"], rows["weights"]))}
+        counted = self.head.counted(rows["labels"], rows["weights"])
+        return {"count": self.head.count(rows["labels"], counted, self.classes)}
 
     def forward(
         self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Forward:
         """Compute logits, and the sum of losses where rows have labels."""
         logits = apply_task(self.model, self.config, params, *self.inputs(rows, seed), layout)
+        if rows["tokens"].ndim == 3:  # rows that belong together
+            logits = logits.reshape(*rows["tokens"].shape[:2], *logits.shape[1:])
         if "labels" not in rows:
-            return Forward({"loss": jnp.float32(0), "count": jnp.float32(0)}, logits)
+            none = jnp.float32(0)
+            return Forward({"loss": none, "count": none}, self.head.outputs(logits))
         counted = self.head.counted(rows["labels"], rows["weights"])
-        losses = self.head.losses(logits, rows["labels"], rows["segment_ids"])
-        return Forward({"loss": jnp.sum(losses * counted), "count": jnp.sum(counted)}, logits)
+        losses = self.head.losses(logits, rows["labels"], rows["segment_ids"], self.classes)
+        count = self.head.count(rows["labels"], counted, self.classes)
+        sums = {"loss": jnp.sum(losses * counted), "count": count}
+        return Forward(sums, self.head.outputs(logits))
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Return the mean loss of the labels; 0 in a batch without any."""

@@ -1,7 +1,7 @@
 """A model in a directory, whatever made it: pretraining, fine-tuning, or Transformers."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ _VERBS = {
     "single_label": "classify", "multi_label": "classify", "regression": "classify",
     "tags": "tag", "span": "answer",
 }  # fmt: skip
+"""Verbs by kind of head; `bert-jax predict` alone asks a head of another kind."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,9 @@ class Origin:
     """Metrics of these parameters, on held-out or dev data; empty where they were not evaluated."""
     task: "Task | None" = None
     """Task of a fine-tuning run, to predict and to score."""
+    reports: Mapping[str, Any] = field(default_factory=dict)
+    """Reports on the dev and test data of a fine-tuning run by split, see `tasks.task.Split`; empty
+    of a run that has not ended."""
 
     @property
     def pairing(self) -> str | None:
@@ -123,8 +127,9 @@ class SavedModel:
         """Verbs of `bert-jax` that the model supports."""
         if self.network is not None:
             return ("translate",)
-        task = () if self.outputs is None else (_VERBS[self.outputs.objective],)
-        return (*task, *(("fill-mask",) if has_vocabulary_head(self.params) else ()), "embed")
+        verb = None if self.outputs is None else _VERBS.get(self.outputs.objective)
+        fills = "fill-mask" if has_vocabulary_head(self.params) else None
+        return tuple(filter(None, (verb, fills, "embed")))
 
     def require(self, verb: str, what: str) -> None:
         """Refuse a model that was not made for a verb.
@@ -248,7 +253,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
 
     See `in_units`; raises what `saved.runs.finetuned_checkpoint` raises.
     """
-    from bert_jax.saved.runs import finetuned_checkpoint
+    from bert_jax.saved.runs import finetuned_checkpoint, read_reports
     from bert_jax.tasks.config import TaskConfig
     from bert_jax.tasks.opening import restore_task
 
@@ -264,8 +269,13 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
         embedding = build(EmbeddingConfig, extra["head"], where)
     else:
         head = build(TaskHeadConfig, extra["head"], where)
-        labels = tuple(task.describe()["learned"]["labels"])
-        outputs = TaskOutputs(head, task.objective, labels)
+        outputs = TaskOutputs(
+            head,
+            task.objective,
+            tuple(task.describe()["learned"]["labels"]),
+            task.thresholds(extra["scores"]),
+            task.config.text_options.long_texts,
+        )
     task_config = build(TaskConfig, config["task"], f"{where}: task")
     return SavedModel(
         config=dataclasses.replace(model, attention_impl="auto"),
@@ -276,17 +286,28 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
         tokenizer_files=files,
         max_length=min(task_config.length, model.num_positions),
         name=f"{place.name}, fine-tuned, step {restored.step}",
-        origin=Origin("finetune", restored.step, config, extra["scores"], task),
+        origin=Origin(
+            "finetune",
+            restored.step,
+            config,
+            extra["scores"],
+            task,
+            read_reports(place.local, extra["member"]),
+        ),
     )
 
 
 def in_units(saved: SavedModel) -> SavedModel:
-    """Make a head of scores predict scores: a run predicts (score - mean) / deviation."""
+    """Make a head of scores predict scores, and the probabilities of a calibrated one.
+
+    A run predicts (score - mean) / deviation, and logits that a temperature divides.
+    """
     task = saved.origin.task
-    if task is None or task.objective != "regression":
+    if task is None:
         return saved
-    learned = task.describe()["learned"]
-    mean, deviation = np.float32(learned["mean"]), np.float32(learned["deviation"])
+    mean, deviation = map(np.float32, task.units(saved.origin.metrics))
+    if (mean, deviation) == (0, 1):
+        return saved
     kernel, bias = (np.asarray(saved.params["head"][name]) for name in ("kernel", "bias"))
     head = {"kernel": kernel * deviation, "bias": bias * deviation + mean}
     return dataclasses.replace(saved, params={**saved.params, "head": head})

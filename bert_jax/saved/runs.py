@@ -1,6 +1,7 @@
 """Work directories of runs: of which kind a run is, and its checkpoints by their names."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,9 +22,14 @@ _log = logging.getLogger("bert_jax")
 Kind = Literal["pretrain", "finetune"]
 """Kind of a run, by its verb; `kind` in the config.json of fine-tuning, not in pretraining's."""
 
+_MAX_REPORT_BYTES = 1 << 26
+
 STATISTICS = "statistics.json"
 """Written when all members have ended: then a run is finished."""
-
+TRAIN_TEXTS = "train_texts.u64"
+"""Keys of the training texts of a fine-tuning run, see `tasks.overlap`."""
+REPORT = "report.json"
+"""Report on the model that a fine-tuning run has saved."""
 
 NO_MODEL = (
     "no run gave a finite score, so there is no model to save: all have diverged. Lower "
@@ -160,6 +166,27 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
             "`bert-jax finetune` command again to continue it"
         )
     return _warned(restored)
+
+
+def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the reports on the best model by split; empty where there are none.
+
+    Args:
+        workdir: Local directory of a fine-tuning run.
+        member: Trial of the model, as the checkpoint has it. Reports on another are left out: the
+            run goes on.
+
+    Raises:
+        UserError: The file is not such a report.
+    """
+    path = workdir / REPORT
+    if not path.is_file():
+        return {}
+    record = read_json_object(path, max_bytes=_MAX_REPORT_BYTES)
+    splits = record.get("splits")
+    if not isinstance(splits, dict):
+        raise UserError(f"{path} is no report of a run: it has no object splits; delete it")
+    return splits if record.get("member") == member else {}
 
 
 def _warned(restored: Restored) -> Restored:

@@ -14,8 +14,9 @@ _LONGEST_NAME = 40
 def statistics_figure(summary: Summary, *, title: str = "", percent: bool = False) -> Any:
     """Draw strips of points with boxes of the quartiles, side by side for each learning rate.
 
-    Failed runs are crosses. Lost runs are crosses on the axis, and boxes reach down to the axis
-    where they count. The whiskers reach the lowest and the highest run.
+    Scores on test data are diamonds to the right of those on dev. Failed runs are crosses. Lost
+    runs are crosses on the axis, and boxes reach down to the axis where they count. The whiskers
+    reach the lowest and the highest run.
 
     Args:
         summary: statistics of the runs.
@@ -55,8 +56,19 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
                 if (outcome.member.init, outcome.member.learning_rate) == (init, rate)
             ]
             at, width = r + (i - (len(inits) - 1) / 2) * step, 0.62 * step
+            if summary.test:  # to the right of dev
+                width /= 2
+                at += width / 2
+                tested = [run.test.get(summary.metric) for run in runs]
+                if len(runs) > 1:
+                    _box(axis, at, width, tested, scale, colour)
+                for run, score in zip(runs, tested, strict=True):
+                    if score is not None:
+                        x = at + 0.8 * width * offsets[run.member.seed]
+                        axis.plot([x], [score * scale], "D", mfc="none", color=colour, markersize=4)
+                at -= width
             if len(runs) > 1:
-                _box(axis, at, width, runs, scale, colour)
+                _box(axis, at, width, [run.best for run in runs], scale, colour)
             for run in runs:
                 _point(axis, at + 0.8 * width * offsets[run.member.seed], run, scale, colour)
     if any(outcome.failed for outcome in summary.outcomes):
@@ -68,7 +80,10 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
         axis.plot([], [], "x", color=_FAILED, markersize=6, label=label)
     axis.set_xticks(range(len(rates)), [rate_name(rate) for rate in rates])
     axis.set_xlim(-0.5, max(len(rates), 1) - 0.5)
-    axis.set_xlabel("learning rate")
+    where = "dev, the set that chose the epoch"
+    if summary.test:
+        axis.plot([], [], "D", mfc="none", color=_INK, markersize=4, label="test, scored once")
+    axis.set_xlabel(f"learning rate\n(scores on {where})")
     several = summary.evaluations > 1
     which = f"best of {summary.evaluations} evaluations" if several else "best evaluation"
     axis.set_ylabel(f"{summary.metric}{'' if percent else ' x 100'}, {which}")
@@ -84,11 +99,11 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
 
 
 def _box(
-    axis: Any, at: float, width: float, runs: list[Outcome], scale: float, colour: str
+    axis: Any, at: float, width: float, scores: list[float | None], scale: float, colour: str
 ) -> None:
     """Draw the quartiles; a quartile of lost runs is at the bottom of the picture."""
     bottom = axis.get_ylim()[0]
-    ends = [quantile([run.best for run in runs], share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    ends = [quantile(scores, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     values = [bottom if end is None else end * scale for end in ends]
     axis.bxp(
         [dict(zip(("whislo", "q1", "med", "q3", "whishi"), values, strict=True))],
@@ -114,7 +129,8 @@ def _point(axis: Any, x: float, run: Outcome, scale: float, colour: str) -> None
 
 def _limits(axis: Any, summary: Summary, scale: float) -> None:
     """Make room for all points and the line; at least four points of a hundred."""
-    scores = [*(run.best for run in summary.outcomes), summary.constant_score]
+    tested = (run.test.get(summary.metric) for run in summary.outcomes)
+    scores = [*(run.best for run in summary.outcomes), *tested, summary.constant_score]
     values = [score for score in scores if score is not None and np.isfinite(score)]
     if not values:
         axis.set_ylim(0, 100)

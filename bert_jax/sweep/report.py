@@ -2,13 +2,15 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bert_jax.files.staging import replace_file, staged_file
+from bert_jax.sweep.intervals import LEVEL
 from bert_jax.sweep.plot import statistics_figure
-from bert_jax.sweep.statistics import LEVEL, Comparison, Group, Summary, rate_name
+from bert_jax.sweep.statistics import Comparison, Group, Summary, TestSummary, rate_name
 
 _MAX_FAILED = 10
 """Number of failed runs that are listed."""
@@ -31,7 +33,7 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
         head = head.replace("evaluation", f"of the {summary.evaluations} evaluations")
     if summary.constant_score is not None:
         head += f"; a constant prediction gets {summary.constant_score * scale:.1f}"
-    lines = [head]
+    lines = [head, f"on dev, the set that chose the epoch; {_tested(summary)}"]
     if summary.goal is not None and math.isfinite(summary.goal):
         goal = f"{summary.goal * scale:.1f}"
         lines.append(f"failed: a run that is not above {goal} at its last evaluation, or diverged")
@@ -41,10 +43,11 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
         lines.append("* the best learning rate by the median")
     if any(group.lost for group in summary.groups):
         lines.append("lost: runs without a finite score; they count as the worst")
-    others = [line for group in summary.groups if (line := _others(summary, group, percent))]
-    if others:
-        lines += ["", "medians of the other scores at the best evaluations:", *others]
-    return [*lines, *_comparison_lines(summary, scale), *_failed_lines(summary)]
+    lines += _others_lines(summary, summary.groups, percent, "at the best evaluations")
+    lines += _comparison_lines(summary.comparisons, scale)
+    if summary.test:
+        lines += _test_lines(summary, summary.test, percent, scale)
+    return [*lines, *_failed_lines(summary)]
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
@@ -75,29 +78,71 @@ def write_summary(
     return files
 
 
+def _tested(summary: Summary) -> str:
+    """Say where scores are that chose nothing."""
+    if summary.test is None:
+        return "no test data are named (task.*.test)"
+    return "below, on test, which chose nothing"
+
+
+def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float) -> list[str]:
+    """Return the table and the comparisons of the test data."""
+    head = (
+        f"{summary.metric}{'' if percent else ' x 100'} on test: each run scored once, with the "
+        "parameters of its best evaluation on dev"
+    )
+    if test.constant_score is not None:
+        head += f"; a constant prediction gets {test.constant_score * scale:.1f}"
+    rows = [["init", "rate", "runs", "lost", "median", "quartiles", "mean", "std"]]
+    rows += [
+        [
+            group.init, rate_name(group.learning_rate), f"{group.runs}", f"{group.lost}",
+            _rank(group.median, scale), _quartiles(group, scale), _cell(group.mean, scale),
+            _cell(group.std, scale),
+        ]
+        for group in test.groups
+    ]  # fmt: skip
+    lines = ["", head, *_aligned(rows)]
+    lines += _others_lines(summary, test.groups, percent, "on test")
+    return lines + _comparison_lines(test.comparisons, scale, ", on test")
+
+
+def _cell(value: float | None, scale: float) -> str:
+    return "-" if value is None else f"{value * scale:.1f}"
+
+
+def _rank(value: float | None, scale: float) -> str:
+    return "lost" if value is None else _cell(value, scale)
+
+
+def _quartiles(group: Group, scale: float) -> str:
+    return f"{_rank(group.low_quartile, scale)} to {_rank(group.high_quartile, scale)}"
+
+
 def _group_table(summary: Summary, scale: float) -> list[str]:
-    def cell(value: float | None) -> str:
-        return "-" if value is None else f"{value * scale:.1f}"
-
-    def rank(value: float | None) -> str:
-        return "lost" if value is None else cell(value)
-
     heads = [
         "init", "rate", "runs", "failed", "lost", "median", "quartiles", "best", "mean", "std",
         "epoch", "last", "seconds",
     ]  # fmt: skip
     rows = []
     for group in summary.groups:
-        quartiles = f"{rank(group.low_quartile)} to {rank(group.high_quartile)}"
         epoch = "-" if group.best_epoch is None else f"{group.best_epoch:.3g}"
         best = summary.best_learning_rates.get(group.init) == group.learning_rate
         mark = "*" if best and len(summary.learning_rates) > 1 else ""
         rows.append([
             group.init, f"{rate_name(group.learning_rate)}{mark}", f"{group.runs}",
-            f"{group.failed}", f"{group.lost}", rank(group.median), quartiles, cell(group.best),
-            cell(group.mean), cell(group.std), epoch, rank(group.last), f"{group.seconds:.0f}",
+            f"{group.failed}", f"{group.lost}", _rank(group.median, scale),
+            _quartiles(group, scale), _cell(group.best, scale), _cell(group.mean, scale),
+            _cell(group.std, scale), epoch, _rank(group.last, scale), f"{group.seconds:.0f}",
         ])  # fmt: skip
     return _aligned([heads, *rows])
+
+
+def _others_lines(
+    summary: Summary, groups: Sequence[Group], percent: bool, where: str
+) -> list[str]:
+    found = [line for group in groups if (line := _others(summary, group, percent))]
+    return ["", f"medians of the other scores {where}:", *found] if found else []
 
 
 def _others(summary: Summary, group: Group, percent: bool) -> str:
@@ -111,14 +156,16 @@ def _others(summary: Summary, group: Group, percent: bool) -> str:
     return f"  {where}: {', '.join(found)}" if found else ""
 
 
-def _comparison_lines(summary: Summary, scale: float) -> list[str]:
+def _comparison_lines(
+    comparisons: Sequence[Comparison], scale: float, where: str = ""
+) -> list[str]:
     tables: dict[str, list[list[str]]] = {}
-    for each in summary.comparisons:
-        head = f"{each.first} less {each.second}"
+    for each in comparisons:
+        head = f"{each.first} less {each.second}{where}"
         columns = [head, "mean", f"{LEVEL:.0%} by t", "by bootstrap", "better in"]
         tables.setdefault(head, [columns]).append(_comparison_row(each, scale))
     lines = [line for table in tables.values() for line in ("", *_aligned(table))]
-    if any(c.seeds == 1 for c in summary.comparisons):
+    if any(c.seeds == 1 for c in comparisons):
         lines.append("one seed in common: no interval")
     return lines
 

@@ -8,21 +8,13 @@ score is lost; a lost run counts as worse than every other.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations, combinations_with_replacement
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, TypeGuard
 
 import numpy as np
-from jaxtyping import Float
-from scipy.special import stdtrit
 
-from bert_jax.data.shuffle import below, hash_key, hash_u64
-
-LEVEL = 0.95
-"""Level of the intervals, and of the bound that a run must exceed."""
-_EXACT_UP_TO = 8  # seeds: 6,435 samples; beyond, so many are drawn:
-_DRAWS = 10_000
-_BOOTSTRAP = 0x626F6F74  # purpose of the random numbers
+from bert_jax.sweep.intervals import bootstrap_interval, student_interval
 
 
 @dataclass(frozen=True)
@@ -52,6 +44,8 @@ class Outcome:
     best_epoch: float | None = None
     last: float | None = None
     """Score of the last evaluation, at the end of training; None where it is not finite."""
+    test: Mapping[str, Any] = field(default_factory=dict)
+    """Scores on the test data, with the parameters of the best evaluation; empty without any."""
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Outcome":
@@ -135,8 +129,23 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class TestSummary:
+    """Statistics of all runs of a sweep on test data, which have chosen nothing.
+
+    Each run is scored once, with the parameters of its best evaluation on dev. Rates that are
+    compared "each at its best" are the best on dev.
+    """
+
+    __test__ = False  # no test of pytest's
+
+    constant_score: float | None
+    groups: tuple[Group, ...]
+    comparisons: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True)
 class Summary:
-    """Statistics of all runs of a sweep; scores are those of the best evaluations."""
+    """Statistics of all runs of a sweep; scores are those of the best evaluations on dev."""
 
     metric: str
     """Score that chooses."""
@@ -155,6 +164,8 @@ class Summary:
     comparisons: tuple[Comparison, ...]
     """Comparisons of each two initialisations: at each learning rate; where there are several, over
     all, and each at its best."""
+    test: TestSummary | None = None
+    """The same on test data; None where the run names none."""
 
     @property
     def inits(self) -> tuple[str, ...]:
@@ -172,37 +183,69 @@ def summarise(
     metric: str,
     constant_score: float | None = None,
     goal: float | None = None,
+    test_constant: float | None = None,
 ) -> Summary:
-    """Compute the statistics and comparisons of the runs of a sweep; see `Summary`."""
+    """Compute the statistics and comparisons of the runs of a sweep; see `Summary`.
+
+    `test_constant` is the score of the best constant prediction of the test data, if any.
+    """
     trials = [outcome.member for outcome in outcomes]
     if len(set(trials)) < len(trials):
         raise ValueError("two outcomes of one trial")
-    groups: list[Group] = []
+    groups = _groups(outcomes)
     best_rates: dict[str, float] = {}
     for init in dict.fromkeys(trial.init for trial in trials):
+        scored = [
+            (group.median, -group.lost, -group.learning_rate)
+            for group in groups
+            if group.init == init and group.learning_rate is not None and group.median is not None
+        ]
+        if scored:
+            best_rates[init] = -max(scored)[2]
+    test = None
+    if any(outcome.test for outcome in outcomes):
+        tested = [_on_test(outcome, metric) for outcome in outcomes]
+        compared = _all_comparisons(tested, best_rates, test_constant)
+        test = TestSummary(test_constant, _groups(tested), compared)
+    return Summary(
+        metric, constant_score, goal, max((len(o.scores) for o in outcomes), default=0),
+        tuple(outcomes), groups, best_rates,
+        _all_comparisons(outcomes, best_rates, constant_score), test,
+    )  # fmt: skip
+
+
+def _on_test(outcome: Outcome, metric: str) -> Outcome:
+    """Return a run as if its only evaluation were on the test data."""
+    row = {"step": outcome.best_step, **outcome.test}
+    return replace(outcome, scores=[row], best=outcome.test.get(metric), last=None, best_epoch=None)
+
+
+def _groups(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
+    """Return the groups of each initialisation: one a learning rate, then all of several."""
+    groups: list[Group] = []
+    for init in dict.fromkeys(outcome.member.init for outcome in outcomes):
         own = [outcome for outcome in outcomes if outcome.member.init == init]
         rates = sorted({outcome.member.learning_rate for outcome in own})
-        each = [
+        groups += [
             _group(init, rate, [o for o in own if o.member.learning_rate == rate]) for rate in rates
         ]
-        scored = [group for group in each if group.median is not None]
-        if scored:
-            best = max(scored, key=lambda g: (g.median, -g.lost, -(g.learning_rate or 0)))
-            best_rates[init] = best.learning_rate or 0.0
-        groups += each if len(rates) == 1 else [*each, _group(init, None, own)]
+        groups += [] if len(rates) == 1 else [_group(init, None, own)]
+    return tuple(groups)
+
+
+def _all_comparisons(
+    outcomes: Sequence[Outcome], best_rates: Mapping[str, float], constant_score: float | None
+) -> tuple[Comparison, ...]:
+    """Compare each two initialisations; see `Comparison` for what a lost run enters with."""
     known = [score for score in (*(o.best for o in outcomes), constant_score) if _is_finite(score)]
-    inits = dict.fromkeys(trial.init for trial in trials)
-    comparisons = [
+    inits = dict.fromkeys(outcome.member.init for outcome in outcomes)
+    return tuple(
         comparison
         for first, second in combinations(inits, 2)
         for comparison in _comparisons(
             outcomes, first, second, best_rates, lost_score=min(known, default=0.0)
         )
-    ]
-    return Summary(
-        metric, constant_score, goal, max((len(o.scores) for o in outcomes), default=0),
-        tuple(outcomes), tuple(groups), best_rates, tuple(comparisons),
-    )  # fmt: skip
+    )
 
 
 def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) -> Group:
@@ -324,37 +367,6 @@ def rate_name(learning_rate: float | None) -> str:
     if learning_rate is None:
         return "all"
     return np.format_float_scientific(learning_rate, trim="-", exp_digits=1)
-
-
-def student_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """Return the interval of the mean at `LEVEL` by Student's t; n at least 2."""
-    n = len(values)
-    half = stdtrit(n - 1, 0.5 + LEVEL / 2) * values.std(ddof=1) / math.sqrt(n)
-    return float(values.mean() - half), float(values.mean() + half)
-
-
-def bootstrap_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """Return the percentile interval of the mean at `LEVEL` over samples with replacement.
-
-    All n^n samples are taken of 2 to 8 values, samples of equal content counted at once; 10,000 of
-    more values, the same each time. For few values the interval is too narrow: believe Student's.
-    """
-    n = len(values)
-    if n <= _EXACT_UP_TO:
-        samples = np.array(list(combinations_with_replacement(range(n), n)))
-        counts = (samples[:, :, None] == np.arange(n)).sum(axis=1)
-        factorial = np.array([math.factorial(i) for i in range(n + 1)])
-        weights = factorial[n] / factorial[counts].prod(axis=1) / n**n
-    else:
-        counters = np.arange(_DRAWS * n).reshape(_DRAWS, n)
-        samples = below(hash_u64(hash_key(_BOOTSTRAP, n), counters), n)
-        weights = np.full(_DRAWS, 1 / _DRAWS)
-    means = values[samples].mean(axis=1)
-    order = np.argsort(means, kind="stable")
-    cumulated = np.cumsum(weights[order])
-    at = np.searchsorted(cumulated, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
-    low, high = means[order][at.clip(max=len(means) - 1)].tolist()
-    return low, high
 
 
 def _is_finite(value: float | None) -> TypeGuard[float]:

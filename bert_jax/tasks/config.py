@@ -1,15 +1,21 @@
 """Tasks: which data, and how the data are written. One section for each kind of task."""
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal
 
 from bert_jax.errors import UserError
+from bert_jax.files.urls import scheme
 from bert_jax.tasks.embedding_config import EmbeddingTaskConfig
 from bert_jax.tasks.glue import TASKS, glue_sources, glue_task
+from bert_jax.tasks.sections.choice import ChoiceConfig
+from bert_jax.tasks.sections.parsing import ParsingConfig
+from bert_jax.tasks.sections.squad import SquadConfig, WindowOptions
+from bert_jax.tasks.skew import SkewConfig
 from bert_jax.tasks.tables.delimited import TableFormat
-from bert_jax.tokenization.tokenizer import MAX_SPECIAL
+from bert_jax.tasks.text_options import TextConfig
 
 METRICS = {
     "class": ("accuracy", "f1", "macro_f1", "matthews"),
@@ -20,8 +26,10 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class GlueConfig:
+class GlueConfig(SkewConfig):
     """A task of GLUE."""
+
+    SECTION = "task.glue"
 
     name: str = ""
     """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli. The diagnostic set ax is predicted with
@@ -29,22 +37,31 @@ class GlueConfig:
     data: str = ""
     """The directory of the task's TSV files or the one that holds all tasks; or tfds, for what
     TensorFlow Datasets has prepared."""
+    test: str = ""
+    """A split with labels, or a file, that is scored once, after training; empty: none."""
 
 
 @dataclass(frozen=True)
-class TableConfig:
+class TableConfig(TextConfig):
     """A table of texts with labels: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT.
 
     A column is a name; without a header, its number from 1.
     """
 
+    SECTION = "task.table"
+
     train: str = ""
     """The file to train on."""
     dev: str = ""
     """The file to choose the best checkpoint by; empty holds rows of the training file out."""
+    test: str = ""
+    """A file that is scored once, after training; empty: none."""
     dev_rate: float = 0.1
     """Share of the distinct texts that is held out where dev is empty; rows with the same text go
     together."""
+    group: str = ""
+    """Column of a group, such as an author or a document: rows of one group are held out together,
+    with the same mixture of labels in both parts. Empty: rows with the same text alone."""
     text: str = "text"
     """Column of the text."""
     text_pair: str = ""
@@ -82,6 +99,8 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
+        super().__post_init__()
+        self.check_kind(self.kind)
         if not 0 < self.dev_rate < 1:
             raise UserError(f"task.table.dev_rate is {self.dev_rate}; it must be in (0, 1)")
         metrics = METRICS[self.kind]
@@ -113,13 +132,17 @@ class TableConfig:
 
 
 @dataclass(frozen=True)
-class TaggingConfig:
+class TaggingConfig(SkewConfig):
     """Words with tags: named entities, parts of speech."""
+
+    SECTION = "task.tagging"
 
     train: str = ""
     """The file to train on."""
     dev: str = ""
     """The file to choose the best checkpoint by."""
+    test: str = ""
+    """A file that is scored once, after training; empty: none."""
     format: Literal["columns", "conllu", "wikiann", "rows"] = "columns"
     """columns: a word a line, as CoNLL has it; CoNLL-U is known by its columns. conllu: CoNLL-U
     alone. wikiann: en:WORD, tab, tag. rows: lists of words and of tags in JSON lines, parquet or
@@ -152,95 +175,51 @@ class TaggingConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
+        super().__post_init__()
         if self.lenient and self.scheme == "plain":
             raise UserError("task.tagging.lenient is about entities, scheme is 'plain'; drop one")
-
-
-@dataclass(frozen=True)
-class WindowOptions:
-    """Lengths of the windows of a long context, in tokens; those of BERT's `run_squad.py`.
-
-    Raises:
-        UserError: a length below 1, or lengths with which windows leave tokens out.
-    """
-
-    max_length: int = 384
-    """Tokens of a whole row, special tokens included."""
-    stride: int = 128
-    """Tokens from the beginning of a window to that of the next. (`transformers` calls the overlap
-    by this name.)"""
-    max_question: int = 64
-    """A longer question is cut behind so many tokens; that is counted."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_length", "stride", "max_question"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; 1 is the least")
-        room = self.max_length - self.max_question - MAX_SPECIAL
-        if room < self.stride:
-            raise UserError(
-                f"max_length {self.max_length} leaves {max(room, 0)} tokens for the context beside "
-                f"a question of {self.max_question} and special tokens ({MAX_SPECIAL}), and stride "
-                f"{self.stride} would leave tokens between windows out. Let max_length be at least "
-                f"{self.max_question + MAX_SPECIAL + self.stride}, or lower stride or max_question"
-            )
-
-
-@dataclass(frozen=True)
-class SquadConfig:
-    """Questions about texts, in SQuAD's JSON."""
-
-    train: str = ""
-    """The file to train on."""
-    dev: str = ""
-    """The file to choose the best checkpoint by."""
-    misplaced: Literal["fail", "skip", "keep"] = "fail"
-    """Answers that are not at their offset: fail, leave them out, or keep them for the scores
-    alone. What is left out or kept is counted in a warning."""
-    stride: int = 0
-    """Tokens from one window of a long text to the next; 0: a third of max_length."""
-    max_question: int = 64
-    """A longer question is cut behind so many tokens; that is counted in a warning."""
-    num_best: int = 20
-    """Candidates kept for each question."""
-    max_answer_tokens: int = 30
-    """Longest answer."""
-    rules: Literal["auto", "v1.1", "v2.0"] = "auto"
-    """Rules of the scores; auto: 2.0 where a question of train or dev has no answer, else 1.1."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        for name in ("num_best", "max_answer_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"task.squad.{name} is {getattr(self, name)}; 1 is the least")
 
 
 @dataclass(frozen=True)
 class TaskConfig:
     """The task; of the sections that of `kind` is read."""
 
-    kind: Literal["glue", "table", "tagging", "squad", "embedding"] = "table"
+    kind: Literal["glue", "table", "tagging", "squad", "choice", "parsing", "embedding"] = "table"
     """Section that describes the data."""
     max_length: int = 0
     """Tokens in a row, special tokens included; 0: 128, for squad 384, for embedding 256, or the
     model's positions where they are fewer. Longer texts are cut and counted in a warning; tagged
     sentences and the contexts of squad are read in windows."""
+    folds: int = 0
+    """Number of folds of the training data; each is held out of a run once, with the same mixture
+    of labels and with groups kept together. 0: no folds."""
+    fold: int = 0
+    """Fold that a run holds out, from 1; 0: a run for each fold, one after another."""
     glue: GlueConfig = field(default_factory=GlueConfig)
     table: TableConfig = field(default_factory=TableConfig)
     tagging: TaggingConfig = field(default_factory=TaggingConfig)
     squad: SquadConfig = field(default_factory=SquadConfig)
     embedding: EmbeddingTaskConfig = field(default_factory=EmbeddingTaskConfig)
+    choice: ChoiceConfig = field(default_factory=ChoiceConfig)
+    parsing: ParsingConfig = field(default_factory=ParsingConfig)
 
     def __post_init__(self) -> None:
         """Refuse lengths that leave no room."""
         if self.max_length < 0 or 0 < self.max_length < 8:
             raise UserError(f"task.max_length is {self.max_length}; it must be at least 8, or 0")
+        if self.folds < 0 or self.folds == 1 or not 0 <= self.fold <= self.folds:
+            raise UserError(
+                f"task.folds is {self.folds} and task.fold {self.fold}; folds are 2 or more, or 0 "
+                "for none, and fold is one of them from 1, or 0 for all"
+            )
         name = self.glue.name if self.kind == "glue" else ""
         if name and "train" not in glue_task(name).files:
             raise UserError(
                 f"task.glue.name is {name!r}, which has no training data; fine-tune mnli and "
                 f"predict {name!r} with it"
             )
+        if name and not glue_task(name).labels:
+            self.glue.check_has_classes(f"task.glue.name {name!r}")
         if self.kind == "squad":
             _ = self.windows  # refuses its own errors
         if self.kind == "tagging" and not 1 <= self.tag_stride <= self.length - 2:
@@ -250,10 +229,25 @@ class TaskConfig:
             )
 
     @property
+    def skew(self) -> SkewConfig:
+        """Treatment of rare classes; without options where the kind of task has none."""
+        section = getattr(self, self.kind)
+        return section if isinstance(section, SkewConfig) else SkewConfig()
+
+    @property
+    def text_options(self) -> TextConfig:
+        """Treatment of texts; without options where the kind of task has none."""
+        return self.table if self.kind == "table" else TextConfig()
+
+    @property
     def unread(self) -> tuple[str, ...]:
         """Names of the sections that `kind` does not read."""
-        names = ("glue", "table", "tagging", "squad", "embedding")
-        return tuple(name for name in names if name != self.kind)
+        sections = (
+            each.name
+            for each in dataclasses.fields(self)
+            if each.default_factory is not dataclasses.MISSING
+        )
+        return tuple(name for name in sections if name != self.kind)
 
     def check_sections(self) -> None:
         """Refuse a section that would not be read.
@@ -313,8 +307,42 @@ class TaskConfig:
         if self.kind == "glue":
             names = glue_sources(section.name, section.data)
             return {f"task.glue.data/{PurePath(name).name}": name for name in names}
-        named = {f"task.{self.kind}.{part}": getattr(section, part) for part in ("train", "dev")}
+        parts = ("train", "dev", "test")
+        named = {f"task.{self.kind}.{part}": getattr(section, part) for part in parts}
         return {name: value for name, value in named.items() if value}
+
+    @property
+    def dev_sources(self) -> dict[str, str]:
+        """Dev data by the name of the split; none where rows of the training file are held out."""
+        if self.folds:
+            return {}
+        if self.kind == "glue":
+            splits = glue_task(self.glue.name).files
+            return {split: split for split in splits if split.startswith("dev")}
+        dev: str = getattr(self, self.kind).dev
+        return {"dev": dev} if dev else {}
+
+    @property
+    def dev_named(self) -> bool:
+        """Whether a file of dev data is named."""
+        return bool(getattr(getattr(self, self.kind), "dev", ""))
+
+    @property
+    def test_sources(self) -> dict[str, str]:
+        """Test data by the name of the split; none where no test data are named."""
+        test: str = getattr(self, self.kind).test
+        return {"test": test} if test else {}
+
+    def located(self) -> "TaskConfig":
+        """Return the configuration with absolute paths, for another working directory."""
+        section: Any = getattr(self, self.kind)
+        splits = glue_task(section.name).files if self.kind == "glue" and section.name else ()
+        paths = {}
+        for part in ("train", "dev", "test", "data"):
+            value = getattr(section, part, "")
+            if value and value not in ("tfds", *splits) and not value.startswith("tfds:"):
+                paths[part] = value if scheme(value) else os.path.abspath(value)
+        return dataclasses.replace(self, **{self.kind: dataclasses.replace(section, **paths)})
 
     def source(self, field: str) -> str:
         """Return a field of the section of `kind`, such as "train", that must not be empty."""
@@ -332,6 +360,10 @@ _NEEDED = {
     ("tagging", "train"): "name a file of words with tags",
     ("tagging", "dev"): "name a second file of words with tags, to choose the best checkpoint by",
     ("embedding", "train"): "name a file of texts (.csv, .tsv, .jsonl, .parquet)",
+    ("choice", "train"): "name a file of texts with choices (.csv, .tsv, .jsonl, .parquet)",
+    ("choice", "dev"): "name a second file with choices, to choose the best checkpoint by",
+    ("parsing", "train"): "name a file of trees in CoNLL-U",
+    ("parsing", "dev"): "name a second file in CoNLL-U, to choose the best checkpoint by",
     ("squad", "train"): "name a file in SQuAD's JSON",
     ("squad", "dev"): "name a second file in SQuAD's JSON, to choose the best checkpoint by",
 }

@@ -38,6 +38,8 @@ class TextExample:
     """Number of a class, a score, or the ascending numbers of all classes that hold (multi-label);
     None where the file has no labels."""
     origin: Origin
+    group: str | None = None
+    """Group of the example; None where the table has none."""
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,29 @@
 """Choice of the task that a configuration or a saved model names."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
+from bert_jax.tasks.choice.task import ChoiceTask
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.embedding.task import EmbeddingTask
+from bert_jax.tasks.folds import deal, joined
+from bert_jax.tasks.overlap import example_key
+from bert_jax.tasks.parsing.task import ParsingTask
 from bert_jax.tasks.squad.task import SpanTask
 from bert_jax.tasks.tagging.task import TaggingTask
-from bert_jax.tasks.task import LabelSpec, Task
+from bert_jax.tasks.task import LabelSpec, Split, Task
 from bert_jax.tasks.text.task import TextTask
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 TASKS: Mapping[str, type[Task]] = {
     "glue": TextTask, "table": TextTask, "tagging": TaggingTask, "squad": SpanTask,
     "embedding": EmbeddingTask,
+    "choice": ChoiceTask, "parsing": ParsingTask,
 }  # fmt: skip
 """Tasks by `TaskConfig.kind`."""
 
@@ -38,7 +46,51 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
             f"task.max_length is {config.length}, but the model has {max_positions} positions; set "
             f"task.max_length to {max_positions} or less"
         )
-    return TASKS[config.kind].open(config, tokenizer)
+    if not config.folds:
+        return TASKS[config.kind].open(config, tokenizer)
+    task = TASKS[config.kind].open(_of_folds(config), tokenizer)
+    return _with_fold(task, config.fold) if config.fold else task
+
+
+def fold_parts(split: Split, count: int) -> np.ndarray:
+    """Return the fold of each example, (N,) from 1, a function of texts, labels and groups alone.
+
+    Raises:
+        UserError: fewer groups than folds.
+    """
+    groups = joined(*split.group_keys())
+    if (there := len(np.unique(groups))) < count:
+        raise UserError(
+            f"task.folds is {count}, and the training data are {there} groups that stay together; "
+            f"set task.folds to {there} or less"
+        )
+    keys = [example_key(texts) for texts in split.texts()]
+    return 1 + deal(split.strata(), groups, keys, [1 / count] * count)
+
+
+def _of_folds(config: TaskConfig) -> TaskConfig:
+    """Return the task with all training data, of which nothing is held out otherwise."""
+    if config.kind == "glue":
+        return config
+    if config.dev_named:
+        raise UserError(
+            f"task.{config.kind}.dev is set, and task.folds is {config.folds}: each fold is held "
+            "out of the training file; leave dev out"
+        )
+    section: Any = getattr(config, config.kind)
+    section = dataclasses.replace(section, dev=config.source("train"))
+    return dataclasses.replace(config, **{config.kind: section})
+
+
+def _with_fold(task: Task, fold: int) -> Task:
+    """Hold a fold out of the training data."""
+    whole = task.train_split()
+    parts = fold_parts(whole, task.config.folds)
+    train, dev = (
+        whole.select(np.flatnonzero((parts == fold) == held).tolist())[0] for held in (False, True)
+    )
+    train.name, dev.name = "train", "dev"
+    return task._with_splits(train, [dev])
 
 
 def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:

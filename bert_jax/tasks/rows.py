@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Float32, Int32, Int64
 
 NO_LABEL = -1
 """Label of the positions that have none, of tags."""
@@ -18,7 +18,8 @@ tokens, type_ids, segment_ids: (..., B, L) int32, or (..., B, G, L) where G rows
 labels: as in `Rows` with a leading axis B, tags (..., B, L) padded with `NO_LABEL`; absent where
     the rows have none.
 text_ids: (..., B, G) int32, as in `Rows`; absent where the rows have none.
-weights: (..., B) float32, 1, and 0 for rows that only fill the batch: copies of a real row.
+weights: (..., B) float32, `Rows.weights` or 1, and 0 for rows that only fill the batch: copies of
+    a real row.
 row_index: (..., B) uint32, 0 to B - 1: names the rows for dropout.
 """
 
@@ -41,6 +42,8 @@ class Rows:
     """Rows of an example, such as a query with its documents, or a question with its choices."""
     text_ids: Int32[np.ndarray, " rows"] | None = None
     """Number of each row's text: equal texts have equal numbers."""
+    weights: Float32[np.ndarray, " N"] | None = None
+    """Weight of each row in the loss, above 0; None: 1 each."""
 
     def __post_init__(self) -> None:
         """Refuse lists that are not one entry a row."""

@@ -1,11 +1,13 @@
 """The shape of a fine-tuning task: labels, splits, and scores and predictions from logits."""
 
+import hashlib
+import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -13,16 +15,30 @@ from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.overlap import example_key
+from bert_jax.tasks.reports.bootstrap import interval
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-HeadKind = Literal["single_label", "multi_label", "regression", "tags", "span", "embedding"]
-"""Kind of prediction: one class, any number of classes, a number, a tag for each word, a span; or
-the vector of a text."""
+HeadKind = Literal[
+    "single_label", "multi_label", "regression", "tags", "span", "arcs", "choice", "embedding"
+]
+"""Kind of prediction: one class, any number of classes, a number, a tag for each word, a span, a
+head with a relation for each word, one of the rows that belong together; or the vector of a
+text."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
 """float32 logits of the rows in their order: (N, C); for tags and spans N times (n, C), where what
 follows the row's tokens is padding and not read; vectors (D,) or, of a group, (G, D)."""
+
+
+class Examined(NamedTuple):
+    """What is behind the scores of a split."""
+
+    resampled: dict[str, np.ndarray]
+    """Scores of resampled examples by name, (DRAWS,) each; see `reports.bootstrap`."""
+    details: dict[str, Any]
+    """Part of the report that only the kind of task has, as JSON values."""
 
 
 class Split(ABC):
@@ -52,6 +68,11 @@ class Split(ABC):
         A run that is not above it has failed (Mosbach et al. 2021).
         """
 
+    @property
+    def num_scored(self) -> int:
+        """Number of predictions of which a score is the mean, for its uncertainty."""
+        return len(self.rows)
+
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return the metrics by name; all are NaN where a logit is not finite.
 
@@ -66,6 +87,52 @@ class Split(ABC):
         if not self._is_finite(outputs):
             return dict.fromkeys(self._score_names, math.nan)
         return self._score(outputs, saved)
+
+    def bootstrap(
+        self, outputs: Outputs, saved: Mapping[str, float] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return scores of resampled examples, `bootstrap.DRAWS` of each that has them.
+
+        Splits of as many examples have the same resamples, so that the scores of two models on the
+        same examples are paired. Arguments and errors are those of `score`.
+        """
+        if not self._is_finite(outputs):
+            return {}
+        return self._examine(outputs, self._score(outputs, saved)).resampled
+
+    def report(
+        self, outputs: Outputs, saved: Mapping[str, float] | None = None
+    ) -> Mapping[str, Any]:
+        """Return scores, their intervals and what is behind them, as JSON values.
+
+        Keys of all splits are `examples`, `scores`, `intervals` (95%, by bootstrap over examples)
+        and `constant`; others are of the kind of task, see `reports.lines`. Arguments and errors
+        are those of `score`.
+        """
+        if not self._is_finite(outputs):
+            nothing: dict[str, float | None] = dict.fromkeys(self._score_names)
+            return {"examples": len(self.texts()), "scores": nothing, "intervals": {}}
+        scores = self._score(outputs, saved)
+        resampled, details = self._examine(outputs, scores)
+        return {
+            "examples": len(self.texts()),
+            "scores": {name: _null(value) for name, value in scores.items()},
+            "intervals": {
+                name: found
+                for name, values in resampled.items()
+                if (found := interval(values)) is not None
+            },
+            "constant": _null(self.constant_score),
+            **details,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the texts and labels of the examples, whatever the tokenizer."""
+        digest = hashlib.sha256()
+        for each in zip(self.texts(), self.truth(), strict=True):
+            digest.update(json.dumps(each).encode())
+        return digest.hexdigest()
 
     def write_predictions(
         self, outputs: Outputs, out: Path, scores: Mapping[str, float]
@@ -93,6 +160,18 @@ class Split(ABC):
         """Return the texts of each example, without labels and answers."""
 
     @abstractmethod
+    def truth(self) -> Sequence[Any]:
+        """Return the label of each example as a JSON value, None where it has none."""
+
+    def strata(self) -> Sequence[Hashable]:
+        """Return the kind of each example, of which each fold has its share; here one for all."""
+        return [0] * len(self.texts())
+
+    def group_keys(self) -> list[Sequence[Hashable]]:
+        """Return keys of each example, by one or several rules: of equal keys, one fold."""
+        return [[example_key(texts) for texts in self.texts()]]
+
+    @abstractmethod
     def select(self, examples: Sequence[int]) -> "tuple[Split, np.ndarray]":
         """Return a split of some examples, by their numbers, ascending, and its rows in this one.
 
@@ -102,6 +181,11 @@ class Split(ABC):
     @abstractmethod
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
         """Score finite logits."""
+
+    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+        """Return what is behind the scores of these finite logits; nothing of some kinds."""
+        del outputs, scores
+        return Examined({}, {})
 
     @abstractmethod
     def _prediction_files(
@@ -189,6 +273,45 @@ class Task(ABC):
             raise UserError("a task read from a checkpoint has no dev data; name a file")
         return self._devs
 
+    def test_splits(self) -> list[Split]:
+        """Read the test data of the configuration; none where it names none.
+
+        Raises:
+            UserError: a file that cannot be read, or has no labels.
+        """
+        found = []
+        for name, source in self.config.test_sources.items():
+            split = self.open_split(source)
+            if math.isnan(split.constant_score):
+                raise UserError(
+                    f"task.{self.config.kind}.test is {source!r}, which has no labels; name data "
+                    "with labels, or predict it after training"
+                )
+            split.name = name
+            found.append(split)
+        return found
+
+    def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
+        """Return shift and factor of the logits that mean what the task predicts.
+
+        Args:
+            scores: scores of the dev data.
+        """
+        del scores
+        return 0.0, 1.0
+
+    def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the least probability of each of several labels, from scores of the dev data.
+
+        () stands for one half.
+        """
+        del scores
+        return ()
+
     def describe(self) -> dict[str, Any]:
         """Return everything that `restore_task` needs as JSON, without the training data."""
         return {"task": to_dict(self.config), "learned": to_dict(self.spec)}
+
+
+def _null(value: float) -> float | None:
+    return value if math.isfinite(value) else None

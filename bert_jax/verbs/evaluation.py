@@ -50,8 +50,19 @@ def add(verb: Callable[..., Parser]) -> None:
     sub.option(
         "--data",
         "fine-tuning: a file like those of the run, of GLUE also a split; default: the dev data "
-        "of the run",
+        "and the test data of the run, which --data dev and --data test score alone",
         metavar="FILE",
+    )
+    sub.option(
+        "--report",
+        "fine-tuning: directory for report.md and report.json (scores by class with intervals, "
+        "confusion, the mistakes that the model is surest of) and a picture",
+        type=Path, metavar="DIR",
+    )  # fmt: skip
+    sub.option(
+        "--versus",
+        "fine-tuning: another run, scored on the same examples; differences with paired intervals",
+        metavar="WORKDIR",
     )
     sub.option(
         "--contamination",
@@ -82,7 +93,6 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if any(getattr(arguments, name) is not None for name in ("retrieval", "sts", "clustering")):
         return evaluate_vectors(arguments)
     from bert_jax.files.remote import open_workdir
-    from bert_jax.finetune.evaluate import evaluate_finetuned
     from bert_jax.inspection.evaluate import evaluate_run
     from bert_jax.saved.runs import is_finetuning
 
@@ -94,32 +104,57 @@ def evaluate(arguments: argparse.Namespace) -> int:
                     f"{arguments.workdir} holds a fine-tuning run; --{name.replace('_', '-')} is "
                     "for pretraining. Name labelled data with --data"
                 )
-        values = evaluate_finetuned(
-            arguments.workdir, arguments.data, arguments.contamination or ()
-        )
-    else:
-        for name in ("data", "contamination"):
-            if getattr(arguments, name) is not None:
-                raise UserError(
-                    f"{arguments.workdir} holds no fine-tuning run; --{name} is for one. A "
-                    "pretrained model is evaluated on a --corpus"
-                )
-        check_rows(arguments.rows)
-        if arguments.by_position or arguments.masking_rates or arguments.png:
-            if arguments.step is not None:
-                raise UserError(
-                    f"--step is {arguments.step}; losses by position are those of the newest "
-                    "checkpoint"
-                )
-            return _evaluate_by_position(arguments)
-        values = evaluate_run(
-            arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
-            length=arguments.length, step=arguments.step,
-        )  # fmt: skip
+        return _evaluate_finetuned(arguments)
+    for name in ("data", "contamination", "report", "versus"):
+        if getattr(arguments, name) is not None:
+            raise UserError(
+                f"{arguments.workdir} holds no fine-tuning run; --{name} is for one. A "
+                "pretrained model is evaluated on a --corpus"
+            )
+    check_rows(arguments.rows)
+    if arguments.by_position or arguments.masking_rates or arguments.png:
+        if arguments.step is not None:
+            raise UserError(
+                f"--step is {arguments.step}; losses by position are those of the newest checkpoint"
+            )
+        return _evaluate_by_position(arguments)
+    values = evaluate_run(
+        arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
+        length=arguments.length, step=arguments.step,
+    )  # fmt: skip
     if arguments.json:
         print(json.dumps(values, indent=2))
     else:
         print("\n".join(f"{name:28} {value:.6g}" for name, value in values.items()))
+    return 0
+
+
+def _evaluate_finetuned(arguments: argparse.Namespace) -> int:
+    """Score a fine-tuned model: scores on standard output, what is behind them on the other."""
+    from bert_jax.finetune.evaluate import evaluate_finetuned
+    from bert_jax.finetune.report import write_reports
+    from bert_jax.tasks.reports.lines import difference_lines, report_lines
+
+    title, versus = (Path(each or "").name for each in (arguments.workdir, arguments.versus))
+    found = evaluate_finetuned(
+        arguments.workdir, arguments.data, arguments.contamination or (), arguments.versus
+    )
+    lines = [
+        line
+        for name, report in found.reports.items()
+        for line in ("", *report_lines(name, report, mistakes=False))
+    ]
+    if found.differences:
+        lines += ["", *difference_lines(title, versus, found.differences)]
+    print("\n".join(lines[1:]), file=sys.stderr)
+    if arguments.report is not None:
+        more = {"differences": found.differences} if found.differences else {}
+        for path in write_reports(arguments.report, found.reports, more, title=title):
+            print(f"report  {path}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(found.as_json(), indent=2, allow_nan=False))
+    else:
+        print("\n".join(f"{name:28} {value:.6g}" for name, value in found.scores.items()))
     return 0
 
 
@@ -166,7 +201,7 @@ def _evaluate_pairs(arguments: argparse.Namespace) -> int:
     from bert_jax.inspection.translation import evaluate_pairs, translation_lines
 
     names = ("data", "rows", "step", "length", "by_position", "masking_rates", "png")
-    for name in (*names, "contamination"):
+    for name in (*names, "contamination", "report", "versus"):
         if getattr(arguments, name) not in (None, False):
             raise UserError(f"--{name.replace('_', '-')} does not go with --pairs")
     sources, references = arguments.pairs

@@ -35,7 +35,12 @@ def add(verb: Callable[..., Parser]) -> None:
     _add_source(sub, "a text")
     sub.option("--text-b", "the second text of a pair, to every text", metavar="TEXT")
     sub.option("--top", "list N classes (default: all)", type=int, metavar="N")
-    sub.option("--threshold", "of several labels, those that are more probable", 0.5)
+    sub.option(
+        "--threshold",
+        "of several labels, those that are more probable (default: the model's own, else 0.5)",
+        type=float,
+        metavar="P",
+    )
 
     sub = verb(
         "tag", tag, "tag words, and find entities, with a fine-tuned model",

@@ -57,11 +57,14 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def finetune(arguments: argparse.Namespace) -> int:
-    """Fine-tune a sweep, or continue it."""
+    """Fine-tune a sweep or the folds of the data, or continue them."""
+    from bert_jax.finetune.folds import cross_validate
     from bert_jax.finetune.train import finetune
     from bert_jax.run.goodput import Clock, process_age
 
     def run(config: Any) -> bool:
+        if config.task.folds and not config.task.fold:
+            return cross_validate(config, arguments.workdir, clock=Clock(age=process_age()))
         return finetune(config, arguments.workdir, clock=Clock(age=process_age())).finished
 
     return _run(arguments, run)

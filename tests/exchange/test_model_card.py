@@ -8,6 +8,7 @@ from export_models import model_of
 
 from bert_jax.exchange.model_card import model_card
 from bert_jax.saved.model import Origin
+from bert_jax.tasks.long_texts import LongTexts
 
 PARITY = {
     "format": "huggingface", "class": "BertForSequenceClassification",
@@ -75,6 +76,22 @@ def test_labels_stay_in_their_place():
     assert "`ähm`" in text
     assert "\n# y" not in text
     assert "<b>" not in text
+
+
+def test_it_says_what_lies_between_logits_and_labels():
+    saved = model_of("classes")
+    assert not any(name in card("classes") for name in ("temperature", "threshold", "windows"))
+    outputs = dataclasses.replace(
+        saved.outputs, thresholds=(0.2, 0.6), long=LongTexts("windows", "first_last")
+    )
+    origin = dataclasses.replace(RUN, metrics={"f1": 0.5, "temperature": 1.25})
+    saved = dataclasses.replace(saved, outputs=outputs, origin=origin)
+    text = model_card(saved, PARITY, license="unknown", name="A model")
+    for said in (
+        "divided by 1.25, a temperature", "`label_thresholds` in `config.json`",
+        "the first and last is the answer (`long_texts`", "those of one row",
+    ):  # fmt: skip
+        assert said in text, said
 
 
 @pytest.mark.parametrize(

@@ -246,3 +246,44 @@ def test_what_is_refused():
         Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), np.zeros(2, np.int32))
     with pytest.raises(ValueError, match="1 rows in groups of 2"):
         Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), group=2)
+
+
+def test_rows_are_repeated_as_often_as_said():
+    """By (seed, epoch): lengths are those of any epoch and trial, and no row is left out."""
+    lengths = [8] * 12 + [16] * 7 + [8] * 2 + [16] * 3
+    times = np.array([1.0] * 19 + [2.5] * 5)
+    batches = TrainBatches(make_rows(lengths), (8, 16), 4, PAD, times)
+    # Of the short rows 12 once and 2 five times together, of the long 7 once and 3 eight times.
+    assert batches.num_batches == -(-(12 + 5 + 7 + 8) // 4)
+    drawn = set()
+    for epoch in range(6):
+        seen = list(batches.epoch(epoch, [3, 4]))
+        again = list(batches.epoch(epoch, [4]))
+        for trial in range(2):
+            held = [
+                i
+                for batch in seen
+                for i, w in zip(names(batch)[trial], batch["weights"][trial], strict=True)
+                if w
+            ]
+            counts = np.bincount(held, minlength=len(lengths))
+            assert (counts[:19] == 1).all()
+            assert set(counts[19:21]) | set(counts[21:]) <= {2, 3}
+            assert (counts[19:21].sum(), counts[21:].sum()) == (5, 8)
+            drawn.add(tuple(counts[19:]))
+        for batch, alone in zip(seen, again, strict=True):
+            np.testing.assert_array_equal(names(batch)[1], names(alone)[0])
+            assert (batch["tokens"] != PAD).any(-1).all()
+    assert len(drawn) > 2  # others in other epochs and trials
+
+
+def test_rows_have_their_weights():
+    rows = make_rows([5, 9, 16])
+    weights = np.array([0.5, 0.25, 1], np.float32)
+    rows = Rows(rows.tokens, rows.second_start, rows.labels, weights=weights)
+    (batch,) = TrainBatches(rows, (16,), 4, PAD).epoch(0, [0])
+    assert dict(zip(names(batch)[0].tolist(), batch["weights"][0].tolist(), strict=True)) == {
+        0: 0.5, 1: 0.25, 2: 1.0
+    }  # fmt: skip
+    ((_, last),) = list(eval_batches(rows, (16,), 4, PAD))
+    assert last["weights"].tolist() == [0.5, 0.25, 1.0, 0.0]

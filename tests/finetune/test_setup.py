@@ -14,7 +14,8 @@ from bert_jax.errors import UserError
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.setup import Setup, set_up
 from bert_jax.finetune.train import finetune
-from bert_jax.tasks.config import SquadConfig, TaskConfig
+from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.sections.squad import SquadConfig
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,8 @@
 """`bert_jax.load`: answers against the training code's own functions, shapes, refusals."""
 
+import dataclasses
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +18,7 @@ from bert_jax.infer.tag import split_words
 from bert_jax.model.heads import layer_outputs
 from bert_jax.model.task_heads import apply_task
 from bert_jax.saved.model import SavedModel
+from bert_jax.tasks.long_texts import LongTexts
 
 TEXTS = ["the cat sat", "", "kim met the dog on a hill . " * 2, "猫 ran"]
 PAIRS = ["a dog", None, "the mat", None]
@@ -113,6 +117,38 @@ def test_several_labels_and_scores():
     assert answer["score"] == pytest.approx(
         float(logits_of(saved, row_of("the cat", "a dog"))[0]), abs=2e-5
     )
+
+
+def test_thresholds_and_long_texts_of_the_model():
+    """Labels above thresholds of their own; the mean of the logits of two windows."""
+    saved = random_model("classes")
+    text = "the cat sat on a mat . " * 8
+    ids = TOKENIZER.encode(text).ids.tolist()
+    room, special = saved.max_length - 2, TOKENIZER.special_ids
+    assert room < len(ids) < room + room // 2
+    rows = [
+        tuple(np.array([row], np.int32) for row in (each, [0] * 48, [1] * 48))
+        for part in (ids[:room], ids[-room:])
+        for each in ([special.cls, *part, special.sep],)
+    ]
+    logits = np.mean([logits_of(saved, row) for row in rows], axis=0)
+    share = 1 / (1 + np.exp(-logits))
+    least = (share[0] - 1e-3, share[1] + 1e-3, share[2] - 1e-3)
+    outputs = dataclasses.replace(
+        saved.outputs, thresholds=tuple(map(float, least)), long=LongTexts("windows")
+    )
+    with warnings.catch_warnings(action="error"):  # nothing is cut
+        short, long = LoadedModel(dataclasses.replace(saved, outputs=outputs)).classify(["a", text])
+    expected = dict(zip("xyz", share.tolist(), strict=True))
+    assert long["probabilities"] == pytest.approx(expected, abs=2e-5)
+    assert long["labels"] == ["x", "z"]
+    alone = LoadedModel(saved).classify("a")[0]["probabilities"]
+    assert short["probabilities"] == pytest.approx(alone, abs=2e-5)
+    ends = dataclasses.replace(
+        saved, outputs=dataclasses.replace(outputs, long=LongTexts("head_tail"))
+    )
+    with pytest.warns(UserWarning, match="1 of 1 texts are longer than 48 .* lost their middle"):
+        LoadedModel(ends).classify(text)
 
 
 def test_tags_of_a_text_with_offsets_and_of_a_long_one():

@@ -1,10 +1,12 @@
 """The loss of each kind of head, written out in float64: sums, counts, and what does not count."""
 
+import importlib.util
+
 import jax
 import numpy as np
 import pytest
 
-from bert_jax.objectives.task import HEADS
+from bert_jax.objectives.task import HEADS, ClassLoss
 from bert_jax.tasks.rows import NO_LABEL
 
 RNG = np.random.default_rng(0)
@@ -52,3 +54,90 @@ def test_sum_and_count_of_each_objective(objective):
     losses = np.asarray(jax.jit(head.losses)(np.float32(logits), labels, SEGMENT_IDS))
     np.testing.assert_allclose(np.sum(losses * counted), sum(expected), rtol=1e-5)
     assert np.sum(counted) == len(expected)
+
+
+CLASSES = ["single_label", "multi_label", "tags"]
+RARE = (0.1, 0.05, 0.2, 0.15)  # the sum over a small batch is below 1
+
+
+def mean_loss(kind, options, logits=None, weights=WEIGHTS):
+    """The mean and its gradient, of the logits of `ROWS` by default."""
+    given, labels = ROWS[kind]
+    head = HEADS[kind]
+
+    def mean(logits, labels, weights, segment_ids):
+        counted = head.counted(labels, weights)
+        losses = head.losses(logits, labels, segment_ids, options)
+        return (losses * counted).sum() / head.count(labels, counted, options)
+
+    logits = np.float32(given if logits is None else logits)
+    found = jax.jit(jax.value_and_grad(mean))(logits, labels, weights, SEGMENT_IDS)
+    return [np.asarray(each) for each in found]
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_focal_loss_is_that_of_the_paper(kind, gamma):
+    """torchvision's formula: cross entropy times (1 - p_t) ** gamma, here times the weight."""
+    logits, labels = (each[:2] for each in ROWS[kind])
+    weights = np.array(RARE)
+    if kind == "multi_label":
+        p = 1 / (1 + np.exp(-logits))
+        right = np.where(labels, p, 1 - p)
+        expected = np.mean((1 - right) ** gamma * -np.log(right) * np.where(labels, weights, 1))
+    else:
+        each = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        right = np.take_along_axis(each, np.maximum(labels, 0)[..., None], -1)[..., 0]
+        mine = weights[labels] * (labels >= 0)
+        expected = np.sum((1 - right) ** gamma * -np.log(right) * mine) / np.sum(mine)
+    loss, _ = mean_loss(kind, ClassLoss(RARE, focal_gamma=gamma))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_confident_rows_have_a_focal_gradient(kind):
+    """1 - p is 0 in float32, and a power below 1 has no slope there."""
+    sure = np.where(np.arange(4) == 2, 200.0, -200.0) + 0 * ROWS[kind][0]
+    for loss, gradient in [mean_loss(kind, ClassLoss(focal_gamma=0.5), sure)]:
+        assert np.isfinite(loss)
+        assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("options", [ClassLoss(RARE), ClassLoss(RARE, 0.0, 0.1)])
+def test_a_loss_over_parts_is_that_over_the_whole(kind, options):
+    """Denominators of parts add up, however unequal their labels."""
+    _, labels = ROWS[kind]
+    head = HEADS[kind]
+
+    @jax.jit
+    def count(labels, weights):
+        return head.count(labels, head.counted(labels, weights), options)
+
+    parts = sum(float(count(labels[n : n + 1], WEIGHTS[n : n + 1])) for n in range(3))
+    np.testing.assert_allclose(parts, float(count(labels, WEIGHTS)), rtol=1e-6)
+
+
+@pytest.mark.parity
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [(), RARE])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_losses_and_gradients_are_torchs(kind, weights, smoothing):
+    import torch
+
+    logits, labels = (torch.tensor(np.asarray(each[:2])) for each in ROWS[kind])
+    logits.requires_grad_()
+    weight = torch.tensor(weights, dtype=torch.float64) if weights else None
+    if kind == "multi_label":
+        loss = torch.nn.BCEWithLogitsLoss(pos_weight=weight)(
+            logits, labels.double() * (1 - smoothing) + smoothing / 2
+        )
+    else:
+        loss = torch.nn.CrossEntropyLoss(weight, label_smoothing=smoothing, ignore_index=NO_LABEL)(
+            logits.reshape(-1, 4), labels.long().reshape(-1)
+        )
+    loss.backward()
+    found, gradient = mean_loss(kind, ClassLoss(weights, label_smoothing=smoothing))
+    np.testing.assert_allclose(found, loss.item(), rtol=1e-5)
+    np.testing.assert_allclose(gradient[:2], logits.grad.numpy(), atol=1e-6)

@@ -29,10 +29,11 @@ from bert_jax.formats.huggingface_names import table_of, to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.saved.model import read_model
+from bert_jax.saved.model import read_finetuned, read_model
 from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.config import TableConfig, TaskConfig
+from bert_jax.tasks.long_texts import LongTexts
 from bert_jax.tasks.opening import restore_task
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.config import PretrainConfig, PretrainModelConfig
@@ -115,8 +116,10 @@ def test_heads_of_hugging_face(tmp_path):
     heads = (
         TaskOutputs(TaskHeadConfig("classification", 3), "single_label", ("a", "b", "c")),
         TaskOutputs(TaskHeadConfig("classification", 2, 0.3), "multi_label", ("x", "LABEL_1")),
-        TaskOutputs(TaskHeadConfig("classification", 1), "multi_label", ("toxic",)),
-        TaskOutputs(TaskHeadConfig("classification", 1), "regression"),
+        TaskOutputs(TaskHeadConfig("classification", 1), "multi_label", ("toxic",), (0.25,)),
+        TaskOutputs(
+            TaskHeadConfig("classification", 1), "regression", long=LongTexts("windows", stride=9)
+        ),
         TaskOutputs(TaskHeadConfig("tagging", 2, 0.0), "tags", ("O", "B-PER")),
         TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span"),
     )
@@ -138,6 +141,10 @@ def test_heads_of_hugging_face(tmp_path):
             for wrong in ({"id2label": {"1": "a"}}, {"problem_type": "x"}):
                 (tmp_path / "config.json").write_text(json.dumps(config | fields | wrong))
                 if (outputs.objective, *wrong) != ("regression", "id2label"):
+                    assert next(iter(wrong)) in refused(tmp_path)
+            for wrong in ({"label_thresholds": {"toxic": 2}}, {"long_texts": {"how": "fold"}}):
+                (tmp_path / "config.json").write_text(json.dumps(config | fields | wrong))
+                if outputs.objective == "multi_label" or "long_texts" in wrong:
                     assert next(iter(wrong)) in refused(tmp_path)
 
 
@@ -291,3 +298,25 @@ def test_a_finetuning_run(tmp_path):
     assert found.max_length == 128
     assert found.origin.metrics == {"accuracy": 0.5}
     assert found.has_pooler
+    np.testing.assert_array_equal(found.params["head"]["kernel"], params["head"]["kernel"])
+
+    # A temperature is in the head; `bert-jax evaluate` divides by it itself.
+    task = restore_task(
+        {
+            "task": to_dict(TaskConfig(table=TableConfig(kind="classes", long="head_tail"))),
+            "learned": {"labels": ["no", "yes"]},
+        },
+        TOKENIZER,
+    )
+    fitted = {"f1": 0.5, "temperature": 2.0, "threshold/no": 0.25, "threshold/yes": 0.75}
+    objective = TaskObjective(model, head, "multi_label")
+    content = saved_content(config, objective, task, fitted, Trial("x", 1e-4, 0))
+    checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=1))
+    checkpoints.save_last(10, FinetunedState(params), read_back=False, **content)
+    checkpoints.close()
+    found, raw = read_model(workdir), read_finetuned(workdir)
+    for name, array in params["head"].items():
+        np.testing.assert_array_equal(found.params["head"][name], array / 2)
+        np.testing.assert_array_equal(raw.params["head"][name], array)
+    meant = TaskOutputs(head, "multi_label", ("no", "yes"), (0.25, 0.75), LongTexts("head_tail"))
+    assert found.outputs == raw.outputs == meant

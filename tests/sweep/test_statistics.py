@@ -10,13 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.finetune.progress import Progress, failure_reason, goal_score
-from bert_jax.sweep.statistics import (
-    Outcome,
-    Trial,
-    bootstrap_interval,
-    student_interval,
-    summarise,
-)
+from bert_jax.sweep.intervals import bootstrap_interval, student_interval
+from bert_jax.sweep.statistics import Outcome, Trial, summarise
 from bert_jax.tasks.text.metrics import METRICS
 
 SCORES = st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=2, max_size=5)

@@ -42,8 +42,9 @@ def sweep():
 
 def test_the_text_says_what_is_known(sweep):
     lines = summary_lines(sweep)
-    assert lines[:21] == [
+    assert lines[:22] == [
         "accuracy x 100: best of the 2 evaluations of each run; a constant prediction gets 68.0",
+        "on dev, the set that chose the epoch; no test data are named (task.*.test)",
         "failed: a run that is not above 72.0 at its last evaluation, or diverged",
         "init     rate  runs  failed  lost  median     quartiles  best  mean  std  epoch  last  "
         "seconds",
@@ -72,7 +73,7 @@ def test_the_text_says_what_is_known(sweep):
         "  random, all: f1 70.0, mean_loss 0.5",
         "",
     ]
-    assert [" ".join(line.split()) for line in lines[21:30]] == [
+    assert [" ".join(line.split()) for line in lines[22:31]] == [
         "wiki less random mean 95% by t by bootstrap better in",
         "2e-5 +14.0 -5.4 to +33.4 +9.0 to +23.0 3 of 3",
         "1e-4 +18.3 -6.8 to +43.5 +12.0 to +30.0 3 of 3",
@@ -102,6 +103,7 @@ def test_one_seed_and_percent():
     lines = summary_lines(summarise(outcomes, "f1"), percent=True)
     assert lines == [
         "f1: best evaluation of each run",
+        "on dev, the set that chose the epoch; no test data are named (task.*.test)",
         "init    rate  runs  failed  lost  median     quartiles  best  mean  std  epoch  last  "
         "seconds",
         "wiki    3e-5     1       0     0    61.2  61.2 to 61.2  61.2  61.2    -      2  60.5  "

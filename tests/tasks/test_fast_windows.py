@@ -8,8 +8,8 @@ from tokenizers import Tokenizer as Library
 
 from bert_jax.corpus.build import build_corpus
 from bert_jax.data.store import open_store
-from bert_jax.tasks.config import WindowOptions
 from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample, TextExample
+from bert_jax.tasks.sections.squad import WindowOptions
 from bert_jax.tasks.squad.windows import build_windows
 from bert_jax.tasks.tagging.windows import tag_windows
 from bert_jax.tasks.text.rows import text_rows
@@ -64,13 +64,13 @@ def test_rows_of_two_texts_are_those_of_the_library(made, kind, tmp_path):
     separators = window.ids.tolist().count(tokenizer.special_ids.sep)
     assert separators == (2 if kind == "pieces" else 3)
     pair = TextExample("0", "the dog?", CONTEXT, None, Origin("a", 1))
-    rows, warnings = text_rows([pair], tokenizer, len(found.ids), None)
-    assert rows.tokens[0].tolist() == found.ids
-    assert rows.second_start[0] == window.context_at
-    assert not warnings
-    rows, warnings = text_rows([pair], tokenizer, len(found.ids) - 1, None)
-    assert len(rows.tokens[0]) == len(found.ids) - 1
-    assert warnings
+    fitted = text_rows([pair], tokenizer, len(found.ids), None)
+    assert fitted.rows.tokens[0].tolist() == found.ids
+    assert fitted.rows.second_start[0] == window.context_at
+    assert not fitted.long
+    fitted = text_rows([pair], tokenizer, len(found.ids) - 1, None)
+    assert len(fitted.rows.tokens[0]) == len(found.ids) - 1
+    assert fitted.long == [0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,8 @@ import numpy as np
 from squad_examples import UNCASED, question
 from task_examples import opened, put
 
-from bert_jax.tasks.config import SquadConfig, TableConfig, TaggingConfig, TaskConfig
+from bert_jax.tasks.config import TableConfig, TaggingConfig, TaskConfig
+from bert_jax.tasks.sections.squad import SquadConfig
 from bert_jax.tasks.squad.sources import SquadFile
 from bert_jax.tasks.squad.task import SpanSplit, SpanTask
 from bert_jax.tasks.task import LabelSpec, Split

@@ -9,13 +9,8 @@ from bert_jax.config.command_line import fields_help, load_config
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.tasks.config import (
-    GlueConfig,
-    SquadConfig,
-    TableConfig,
-    TaggingConfig,
-    TaskConfig,
-)
+from bert_jax.tasks.config import GlueConfig, TableConfig, TaggingConfig, TaskConfig
+from bert_jax.tasks.sections.squad import SquadConfig
 
 RECIPES = Path(__file__).parents[2] / "configs" / "finetune"
 
@@ -26,6 +21,8 @@ RECIPES = Path(__file__).parents[2] / "configs" / "finetune"
         ("glue.py:mrpc", "glue", 128),
         ("glue.py:sst2", "glue", 128),
         ("table.py", "table", 128),
+        ("choice.py", "choice", 128),
+        ("parsing.py", "parsing", 128),
         ("ner.py", "tagging", 128),
         ("ner.py:wikiann", "tagging", 128),
         ("squad.py", "squad", 384),
@@ -56,10 +53,10 @@ def test_rows_can_be_shortened(recipe):
 def test_fields_are_explained():
     lines = fields_help(TaskConfig, "--config.task").splitlines()
     fields = [number for number, line in enumerate(lines) if line.startswith("--config")]
-    assert len(fields) == 1 + 1 + sum(
-        len(dataclasses.fields(each))
-        for each in (GlueConfig, TableConfig, TaggingConfig, SquadConfig)
-    )
+    config = TaskConfig()
+    sections = [getattr(config, name) for name in (config.kind, *config.unread)]
+    plain = len(dataclasses.fields(TaskConfig)) - len(sections)
+    assert len(fields) == plain + sum(len(dataclasses.fields(each)) for each in sections)
     for number in fields:
         assert lines[number + 1].startswith("      "), lines[number]
 

@@ -1,21 +1,23 @@
 """Answers to questions as spans of a text: SQuAD 1.1 and 2.0, and data in their layout."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.squad.answers import Prediction, answer_files, best_threshold, find_answers
 from bert_jax.tasks.squad.metrics import best_scores, score
+from bert_jax.tasks.squad.report import answer_report
 from bert_jax.tasks.squad.sources import SquadFile, question_name, read_squad
 from bert_jax.tasks.squad.windows import build_windows
-from bert_jax.tasks.task import HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _THRESHOLD = "null_threshold"
@@ -112,6 +114,14 @@ class SpanSplit(Split):
         """Return question and context of each question."""
         return [(each.question, each.context) for each in self._questions]
 
+    def truth(self) -> list[Any]:
+        """Return the reference answers of each question."""
+        return [each.answers for each in self._questions]
+
+    def group_keys(self) -> list[Sequence[Hashable]]:
+        """Return the context of each question."""
+        return [[example_key([each.context]) for each in self._questions]]
+
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some questions, and their rows; see `Split.select`."""
         some = tuple(self._questions[number] for number in examples)
@@ -139,6 +149,12 @@ class SpanSplit(Split):
                     scores[which] = found[f"{prefix}f1"]
             scores[_THRESHOLD] = threshold
         return scores
+
+    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+        """Return scores by kind of question, and mistakes."""
+        predictions = self._predictions(outputs, self._task.config.squad.num_best)
+        rules = self._task.spec.rules
+        return Examined(*answer_report(self._questions, predictions, scores.get(_THRESHOLD), rules))
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from scipy.special import softmax
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaggingConfig, TaskConfig
@@ -16,6 +17,7 @@ from bert_jax.tasks.examples import LabelSet, TaggedExample, listed
 from bert_jax.tasks.problems import MissingColumn
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.tagging.metrics import entity_scores
+from bert_jax.tasks.tagging.report import entity_report, tag_mistakes, tag_report
 from bert_jax.tasks.tagging.schemes import (
     convert,
     detect_scheme,
@@ -32,7 +34,7 @@ from bert_jax.tasks.tagging.sources import (
     read_wikiann,
 )
 from bert_jax.tasks.tagging.windows import tag_windows
-from bert_jax.tasks.task import HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
@@ -158,6 +160,10 @@ class TaggingSplit(Split):
         """Return each sentence, its words with spaces between them."""
         return [(" ".join(each.tokens),) for each in self._examples]
 
+    def truth(self) -> list[Any]:
+        """Return the tags of each sentence."""
+        return [each.tags for each in self._examples]
+
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some sentences, and their rows; see `Split.select`."""
         some = [self._examples[number] for number in examples]
@@ -177,6 +183,20 @@ class TaggingSplit(Split):
         scores = entity_scores(self._gold, predicted)
         overall = (scores.overall.f1, scores.overall.precision, scores.overall.recall)
         return dict(zip(_ENTITY_METRICS, (*overall, scores.token_accuracy), strict=True))
+
+    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+        """Return entities by type, lenient and strict, or tags; confusion and mistakes."""
+        assert self._gold is not None  # scored before
+        raw, predicted = self._best_tags(outputs), self._predicted(outputs)
+        if self._task.spec.scheme == "plain":
+            resampled, details = tag_report(self._gold, predicted, self._task.spec.labels)
+        else:
+            resampled, details = entity_report(self._gold, predicted, raw)
+        sure = self._windows.gather(
+            [softmax(np.asarray(logits, np.float64), axis=-1).max(axis=-1) for logits in outputs]
+        )
+        details["mistakes"] = tag_mistakes(self._examples, predicted, sure)
+        return Examined({name: resampled[name] for name in scores}, details)
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
@@ -202,12 +222,16 @@ class TaggingSplit(Split):
 
     def _predicted(self, outputs: Outputs) -> list[tuple[str, ...]]:
         """Return the tags of each sentence; tags of entities are sound IOB2."""
-        best = [np.asarray(logits).argmax(axis=-1) for logits in outputs]
-        names = self._task.spec.labels
-        found = [tuple(names[n] for n in tags) for tags in self._windows.gather(best)]
+        found = self._best_tags(outputs)
         if self._task.spec.scheme == "plain":
             return found
         return [to_tags(entities(tags), len(tags)) for tags in found]
+
+    def _best_tags(self, outputs: Outputs) -> list[tuple[str, ...]]:
+        """Return the most probable tag of each word, whatever stands beside it."""
+        best = [np.asarray(logits).argmax(axis=-1) for logits in outputs]
+        names = self._task.spec.labels
+        return [tuple(names[n] for n in tags) for tags in self._windows.gather(best)]
 
 
 def _format(source: str, config: TaggingConfig) -> str:

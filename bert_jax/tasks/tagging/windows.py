@@ -42,19 +42,20 @@ class TagWindows:
     warnings: tuple[str, ...]
     """Counts of sentences in several windows, of unreadable words and of unknown tags."""
 
-    def gather(self, predictions: Sequence[Integer[np.ndarray, " _"]]) -> list[np.ndarray]:
+    def gather(self, predictions: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return for each sentence a value a word, from one value a position.
 
         Args:
-            predictions: for each window an array that begins with its positions; what follows
-                them, padding, is left out.
+            predictions: for each window an array of whole numbers, or of probabilities, that
+                begins with its positions; what follows them, padding, is left out.
 
         Raises:
             ValueError: not one array for each window, or one that is shorter than its window.
         """
         if len(predictions) != len(self.windows):
             raise ValueError(f"{len(self.windows)} windows, {len(predictions)} predictions")
-        found = [np.full(words, NO_LABEL, np.int32) for words in self.sentence_words]
+        kind = np.float64 if predictions[0].dtype.kind == "f" else np.int32
+        found = [np.full(words, NO_LABEL, kind) for words in self.sentence_words]
         for number, (window, values) in enumerate(zip(self.windows, predictions, strict=True)):
             if len(values) < len(window.ids):
                 raise ValueError(f"window {number}: {len(window.ids)} ids, {len(values)} values")

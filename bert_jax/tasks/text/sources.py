@@ -1,8 +1,7 @@
 """Where texts with labels come from: tables, and the tasks of GLUE."""
 
-import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import GlueConfig, TableConfig
 from bert_jax.tasks.examples import LabelSet, TextExample
+from bert_jax.tasks.folds import deal, joined, strata
 from bert_jax.tasks.glue import TASKS, GlueTask, glue_task
+from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.problems import MissingColumn
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tasks.tables.files import read_rows
@@ -29,7 +30,7 @@ def open_table(config: TableConfig, train: str) -> tuple[TextData, TextData]:
     data = _read_labelled(train, config, LabelSet(config.labels) if config.labels else None)
     if not config.dev:
         return _held_out(train, data, config)
-    dev = _read_labelled(config.dev, config, data.labels)
+    dev = _read_labelled(config.dev, replace(config, group=""), data.labels)
     return replace(data, name="train"), replace(dev, name="dev")
 
 
@@ -41,18 +42,15 @@ def _read_labelled(path: str, config: TableConfig, labels: LabelSet | None) -> T
 
 
 def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextData, TextData]:
-    """Hold a part out; rows with the same texts fall on the same side, whatever their order."""
-    keys = [_key(example) for example in data.examples]
-    ranked = sorted(set(keys))
-    if len(ranked) < 2:
-        raise UserError(
-            f"{path} has {len(ranked)} distinct text; at least 2 are needed to hold one out. Name "
-            "a second file in task.table.dev"
-        )
-    chosen = set(ranked[: min(math.ceil(config.dev_rate * len(ranked)), len(ranked) - 1)])
+    """Hold a part out; rows with the same texts fall on the same side, whatever their order.
+
+    So do rows of the same group, where there are groups; both parts then have the same mixture of
+    labels.
+    """
+    held = _of_groups(path, data, config) if config.group else _of_texts(path, data, config)
     dev, train = (
-        tuple(e for e, key in zip(data.examples, keys, strict=True) if (key in chosen) == held)
-        for held in (True, False)
+        tuple(e for e, mine in zip(data.examples, held, strict=True) if mine == part)
+        for part in (True, False)
     )
     notes = list(data.warnings)
     if data.labels is not None:
@@ -66,10 +64,42 @@ def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextData,
     return TextData("train", train, data.labels, tuple(notes)), TextData("dev", dev, data.labels)
 
 
-def _key(example: TextExample) -> bytes:
-    """Hash the texts; case and blanks do not make another text."""
-    texts = [" ".join(text.casefold().split()) for text in (example.text, example.text_pair or "")]
-    return hashlib.blake2b("\0".join(texts).encode(), digest_size=16).digest()
+def _of_texts(path: str, data: TextData, config: TableConfig) -> list[bool]:
+    """Choose the rows that are held out, by their texts alone."""
+    keys = _keys(data.examples)
+    ranked = sorted(set(keys))
+    if len(ranked) < 2:
+        raise UserError(
+            f"{path} has {len(ranked)} distinct text; at least 2 are needed to hold one out. Name "
+            "a second file in task.table.dev"
+        )
+    chosen = set(ranked[: min(math.ceil(config.dev_rate * len(ranked)), len(ranked) - 1)])
+    return [key in chosen for key in keys]
+
+
+def _of_groups(path: str, data: TextData, config: TableConfig) -> list[bool]:
+    """Choose the rows that are held out, by their groups."""
+    groups = joined(*group_keys(data.examples))
+    kinds = strata([example.label for example in data.examples])
+    shares = (config.dev_rate, 1 - config.dev_rate)
+    held = (deal(kinds, groups, _keys(data.examples), shares) == 0).tolist()
+    if all(held) or not any(held):
+        raise UserError(
+            f"{path}: its {len(set(groups.tolist()))} groups of {config.group!r} that stay "
+            f"together cannot be divided by task.table.dev_rate {config.dev_rate:g}; set another "
+            "share, or name a second file in task.table.dev"
+        )
+    return held
+
+
+def group_keys(examples: Sequence[TextExample]) -> list[Sequence[Hashable]]:
+    """Return the texts of each example, and its group where there are groups."""
+    groups = [example.group for example in examples]
+    return [_keys(examples), *([] if None in groups else [groups])]
+
+
+def _keys(examples: Sequence[TextExample]) -> list[bytes]:
+    return [example_key([each.text, each.text_pair or ""]) for each in examples]
 
 
 def _classes_of(examples: Sequence[TextExample]) -> set[Any]:

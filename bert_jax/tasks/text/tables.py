@@ -56,7 +56,8 @@ def read_texts(
     """
     name = fspath(source)
     problems = Problems(name)
-    present = [column for column in (table.text, table.text_pair, table.id) if column]
+    read = (table.text, table.text_pair, table.id, table.group)
+    present = [column for column in read if column]
     if labelled:
         present += table.label_columns or (table.label,)
     if table.label_columns:
@@ -80,6 +81,9 @@ def read_texts(
             key = f"{next(values)}" if table.id else None
             if key in ("", "None"):
                 raise UserError(f"{origin}: column {table.id!r} is empty; an id is needed")
+            group = f"{next(values)}" if table.group else None
+            if group in ("", "None"):
+                raise UserError(f"{origin}: column {table.group!r} is empty; a group is needed")
             if not text.strip() or (pair is not None and not pair.strip()):
                 if table.empty == "fail":
                     raise UserError(
@@ -95,7 +99,8 @@ def read_texts(
         except UserError as error:
             problems.add(error)
         else:
-            examples.append(TextExample(key or f"{len(examples)}", text, pair, None, origin))
+            number = key or f"{len(examples)}"
+            examples.append(TextExample(number, text, pair, None, origin, group))
             found.append(label)
     if table.kind != "score" and labelled:
         found, labels = _numbered(name, table, examples, found, labels, problems)
@@ -124,7 +129,11 @@ def read_other_texts(
     labelled: bool,
     score_range: ScoreRange | None = None,
 ) -> TextData:
-    """Read a table that may lack the column of the label; a warning then says so."""
+    """Read a table that may lack the column of the label; a warning then says so.
+
+    Groups are of no use here.
+    """
+    table = replace(table, group="")
     try:
         return read_texts(source, table, labels, labelled=labelled, score_range=score_range)
     except MissingColumn as error:

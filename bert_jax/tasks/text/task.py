@@ -2,24 +2,26 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, softmax
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import METRICS, TaskConfig
 from bert_jax.tasks.examples import LabelSet
+from bert_jax.tasks.folds import strata
 from bert_jax.tasks.glue import glue_task, submission_file
-from bert_jax.tasks.task import HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text import metrics
+from bert_jax.tasks.text.decisions import PLAIN, Decisions
+from bert_jax.tasks.text.report import text_bootstrap, text_details
 from bert_jax.tasks.text.rows import text_rows
-from bert_jax.tasks.text.sources import open_glue, open_table, read_glue_source
+from bert_jax.tasks.text.sources import group_keys, open_glue, open_table, read_glue_source
 from bert_jax.tasks.text.tables import TextData, read_other_texts
-from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer, num_special
 
 _KINDS: Mapping[str, HeadKind] = {
     "class": "single_label", "classes": "multi_label", "score": "regression",
@@ -42,6 +44,8 @@ class TextTask(Task):
             if self.objective == "single_label" and len(spec.labels) != 2:
                 self.metrics = [name for name in self.metrics if name != "f1"]
         self.num_outputs = len(spec.labels) or 1
+        options = config.text_options
+        self.long, self.fits = options.long_texts, options.fits
         self.metric = config.table.metric or self.metrics[0]
         if self.metric not in self.metrics:
             raise UserError(
@@ -79,12 +83,26 @@ class TextTask(Task):
 
     # The meaning of outputs
 
-    def predicted(self, logits: np.ndarray) -> np.ndarray:
+    def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
+        """Return mean and deviation of scores; of classes 0 and 1 over the temperature."""
+        if self.objective == "regression":
+            return self.spec.mean, self.spec.deviation
+        return 0.0, 1 / self.decisions(scores).temperature
+
+    def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the thresholds that were tuned."""
+        return self.decisions(scores).thresholds
+
+    def decisions(self, scores: Mapping[str, float]) -> Decisions:
+        """Return how logits become probabilities and labels, from scores of the dev data."""
+        return Decisions.saved(scores, self.spec.labels)
+
+    def predicted(self, logits: np.ndarray, decisions: Decisions = PLAIN) -> np.ndarray:
         """Return (N,) classes or scores, (N, K) bool for several labels."""
         if self.objective == "single_label":
             return logits.argmax(axis=1)
         if self.objective == "multi_label":
-            return logits > 0  # a probability above one half
+            return decisions.held(logits)
         return logits[:, 0] * self.spec.deviation + self.spec.mean
 
     def scores(self, labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
@@ -128,54 +146,96 @@ class TextSplit(Split):
             if task.objective == "regression":
                 labels = (labels - task.spec.mean) / task.spec.deviation
             labels = labels.astype(np.int32 if task.objective == "single_label" else np.float32)
-        rows, cut = text_rows(self._examples, task.tokenizer, task.config.length, labels)
-        super().__init__(data.name, rows, [*data.warnings, *cut], task.metrics)
+        length = task.config.length
+        self._rows = text_rows(self._examples, task.tokenizer, length, labels, task.long)
+        room = length - num_special(task.tokenizer, self._examples[0].text_pair is not None)
+        cut = self._rows.warnings(self._examples, room, task.long)
+        names = [*task.metrics, *Decisions.score_names(task.spec.labels, **task.fits)]
+        super().__init__(data.name, self._rows.rows, [*data.warnings, *cut], names)
 
     @cached_property
     def constant_score(self) -> float:
         """Score of the best constant prediction; NaN without labels."""
         return math.nan if self._labels is None else self._task.best_constant(self._labels)
 
+    @property
+    def num_scored(self) -> int:
+        """Number of texts, of which some may have several rows."""
+        return len(self._examples)
+
     def texts(self) -> list[tuple[str, ...]]:
         """Return the text or the two texts of each example."""
         return [tuple(filter(None, (each.text, each.text_pair))) for each in self._examples]
 
+    def truth(self) -> list[Any]:
+        """Return the class or score of each example, or the numbers of its labels."""
+        return [example.label for example in self._examples]
+
+    def strata(self) -> Sequence[Hashable]:
+        """Return the label of each example, of scores the fifth they are in."""
+        return strata([example.label for example in self._examples])
+
+    def group_keys(self) -> list[Sequence[Hashable]]:
+        """Return the texts of each example, and its group where the table has groups."""
+        return group_keys(self._examples)
+
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some examples, and their rows; see `Split.select`."""
         some = tuple(self._examples[number] for number in examples)
-        return TextSplit(self._task, replace(self._data, examples=some)), np.array(examples, int)
+        split = TextSplit(self._task, replace(self._data, examples=some))
+        return split, np.flatnonzero(np.isin(self._rows.owners, examples))
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        del saved
-        if self._labels is None:
+        task, labels = self._task, self._labels
+        if labels is None:
             raise UserError(f"{self.name} has no labels, so it cannot be scored; predict it")
-        return self._task.scores(self._labels, self._task.predicted(self._logits(outputs)))
+        logits = self._logits(outputs)
+        if saved is None:
+            decisions = Decisions.fitted(logits, labels, **task.fits)
+        else:
+            decisions = task.decisions(saved)
+        scores = task.scores(labels, task.predicted(logits, decisions))
+        return scores | decisions.scores(logits, labels, task.spec.labels, **task.fits)
+
+    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+        """Return classes, confusion, residuals and mistakes, and the metrics of resamples."""
+        assert self._labels is not None  # scored before
+        task, logits = self._task, self._logits(outputs)
+        decisions = task.decisions(scores)
+        predicted = task.predicted(logits, decisions)
+        found = text_bootstrap(task.objective, self._labels, predicted)
+        details = text_details(
+            task.objective, task.spec.labels, self._examples, self._labels,
+            logits / decisions.temperature, predicted,
+        )  # fmt: skip
+        if task.fits["calibrate"]:
+            details["calibration"] = decisions.calibration(logits, self._labels)
+        return Examined({name: values for name, values in found.items() if name in scores}, details)
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
     ) -> Iterator[tuple[str, str]]:
         """Yield predictions.jsonl and, for a test set of GLUE, the leaderboard's file."""
-        del scores
-        logits = self._logits(outputs)
-        predicted = self._task.predicted(logits)
+        logits, decisions = self._logits(outputs), self._task.decisions(scores)
+        predicted = self._task.predicted(logits, decisions)
         ids = [example.id for example in self._examples]
-        entries = zip(ids, self._entries(logits, predicted), strict=True)
+        entries = zip(ids, self._entries(logits, predicted, decisions), strict=True)
         lines = [json.dumps({"id": id, **entry}, ensure_ascii=False) for id, entry in entries]
         yield "predictions.jsonl", "\n".join(lines) + "\n"
         if self._submission is not None:
             yield submission_file(*self._submission, ids, predicted)
 
-    def _entries(self, logits: np.ndarray, predicted: np.ndarray) -> list[dict[str, Any]]:
+    def _entries(
+        self, logits: np.ndarray, predicted: np.ndarray, decisions: Decisions
+    ) -> list[dict[str, Any]]:
         if self._task.objective == "regression":
             return [{"score": score} for score in predicted.tolist()]
-        names = self._task.spec.labels
-        if self._task.objective == "single_label":
-            shares = softmax(logits, axis=1)
-            answers = [{"label": names[number]} for number in predicted.tolist()]
-        else:
-            shares = expit(logits)
+        names, several = self._task.spec.labels, self._task.objective == "multi_label"
+        if several:
             answers = [{"labels": [names[n] for n in np.flatnonzero(held)]} for held in predicted]
-        listed = np.round(shares, 6).tolist()
+        else:
+            answers = [{"label": names[number]} for number in predicted.tolist()]
+        listed = np.round(decisions.shares(logits, several=several), 6).tolist()
         return [
             {**answer, "probabilities": dict(zip(names, row, strict=True))}
             for answer, row in zip(answers, listed, strict=True)
@@ -185,11 +245,12 @@ class TextSplit(Split):
         return bool(np.isfinite(self._logits(outputs)).all())
 
     def _logits(self, outputs: Outputs) -> np.ndarray:
+        """Return (N, C) logits of the examples, from those of their rows."""
         logits = np.asarray(outputs, np.float64)
-        expected = (len(self._examples), self._task.num_outputs)
+        expected = (len(self.rows), self._task.num_outputs)
         if logits.shape != expected:
             raise ValueError(f"{self.name}: outputs {logits.shape}, {expected} are needed")
-        return logits
+        return self._task.long.pooled(logits, self._rows.owners)
 
     def _true_labels(self) -> np.ndarray | None:
         """Return the labels as the file has them: (N,) classes or scores, (N, K) bool."""

@@ -11,8 +11,9 @@ from task_examples import TOKENIZER, opened
 
 from bert_jax.errors import UserError
 from bert_jax.files import staging
-from bert_jax.tasks.config import SquadConfig, TaskConfig
+from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.opening import open_task, restore_task
+from bert_jax.tasks.sections.squad import SquadConfig
 from bert_jax.tasks.squad.metrics import score
 from bert_jax.tasks.squad.sources import read_squad
 from bert_jax.tasks.task import Split

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from squad_examples import UNCASED, question, real_file
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import WindowOptions
 from bert_jax.tasks.examples import Answer
+from bert_jax.tasks.sections.squad import WindowOptions
 from bert_jax.tasks.squad.windows import (
     build_windows,
     encode_context,

@@ -11,10 +11,10 @@ from task_examples import TOKENIZER, opened, pointing_at, put, put_json, read_js
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import METRICS, GlueConfig, TableConfig, TaskConfig
 from bert_jax.tasks.glue import TASKS
+from bert_jax.tasks.long_texts import pair_lengths
 from bert_jax.tasks.opening import open_task, restore_task
 from bert_jax.tasks.task import LabelSpec, Split
 from bert_jax.tasks.text import sources as text_sources
-from bert_jax.tasks.text.rows import pair_lengths
 from bert_jax.tasks.text.sources import read_glue
 from bert_jax.tasks.text.task import TextTask
 from bert_jax.tokenization.load import load_tokenizer
@@ -457,3 +457,31 @@ def test_real_glue(real_data, tmp_path, name, labels, constant):
         assert task.spec.mean == pytest.approx(2.701, abs=1e-3)
         [_, path] = task.open_split("test").write_predictions(np.zeros((1379, 1)), tmp_path, {})
         assert path.read_text().splitlines()[1] == "0\t2.701"
+
+
+def test_what_was_fitted_on_dev_data_is_saved_with_the_scores(tmp_path):
+    rows = ["text,label", "ab,x", "cd,y", "ef,x", "gh,x", "ij,y"]
+    path = put(tmp_path / "a.csv", *rows)
+    fields = {"train": path, "dev": path, "kind": "classes"}
+    task = opened(table(**fields, calibrate=True, thresholds="tuned"))
+    (dev,) = task.dev_splits()
+    # Above -1 and above 3 are the labels that hold, where one half would be above 0.
+    logits = np.array([[3, 1], [-2, 4], [0, 2], [-1, 2], [-3, 5]], np.float32)
+    scores = dev.score(logits)
+    assert scores.keys() == dict.fromkeys(dev._score_names).keys()
+    assert scores["macro_f1"] == 1.0
+    assert dev.score(np.full_like(logits, np.nan)).keys() == scores.keys()
+    dev.write_predictions(logits, tmp_path / "out", scores)
+    found = read_json_lines(tmp_path / "out" / "predictions.jsonl")
+    assert [row["labels"] for row in found] == [["x"], ["y"], ["x"], ["x"], ["y"]]
+    share = 1 / (1 + math.exp(-3 / scores["temperature"]))
+    assert found[0]["probabilities"]["x"] == pytest.approx(share, abs=1e-6)
+    # Others are scored with what was found on dev, in a task that was read back.
+    other = restore_task(task.describe(), TOKENIZER).open_split(path)
+    assert other.score(logits, scores) == scores
+    assert other.score(logits + 9, scores)["temperature"] == scores["temperature"]
+    assert task.thresholds(scores) == (scores["threshold/x"], scores["threshold/y"])
+    assert task.units(scores) == (0.0, 1 / scores["temperature"])
+    plain = opened(table(**fields))
+    assert plain.dev_splits()[0].score(logits).keys() == {"f1", "macro_f1", "accuracy"}
+    assert (plain.thresholds({}), plain.units({})) == ((), (0.0, 1.0))

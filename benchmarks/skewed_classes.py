@@ -1,0 +1,136 @@
+"""A class of 2%: beginnings of paragraphs of textbooks among those of books.
+
+    python benchmarks/skewed_classes.py --init work/tiny --data DATA --out work/skewed
+
+DATA holds pretrain/books-*.txt.xz and pretrain/textbooks.txt.xz, a paragraph a line. Training and
+held-out rows come from different books. Each treatment is one sweep over the same seeds; a sweep
+that is finished in --out is not run again. Scores are those of the last evaluation on the held-out
+rows, after a fixed number of passes: the rows choose nothing. The table is printed and written to
+OUT/table.md.
+"""
+
+import argparse
+import itertools
+import json
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config.mapping import build
+from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.train import finetune
+
+TREATMENTS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "balanced": {"class_weights": "balanced"},
+    "oversampling 0.5": {"oversampling": 0.5},
+    "focal 2": {"focal_gamma": 2.0},
+    "balanced and focal 2": {"class_weights": "balanced", "focal_gamma": 2.0},
+}
+"""Fields of `task.table` by the name of the treatment."""
+
+
+def paragraphs(path: Path, words: int) -> Iterator[str]:
+    """Yield the first words of each paragraph that has as many."""
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            found = line.split()
+            if len(found) >= words:
+                yield " ".join(found[:words])
+
+
+def write_rows(path: Path, common: Iterator[str], rare: Iterator[str], count: int) -> None:
+    """Write `count` rows, of which every fiftieth is of the rare class."""
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(count):
+            label = "textbook" if number % 50 == 49 else "book"
+            text = next(rare if label == "textbook" else common)
+            file.write(json.dumps({"text": text, "label": label}) + "\n")
+
+
+def write_data(data: Path, out: Path, options: argparse.Namespace) -> None:
+    """Write the training and the held-out rows; paragraphs lie apart in their files."""
+    books = sorted((data / "pretrain").glob("books-*.txt.xz"))
+    textbooks = data / "pretrain" / "textbooks.txt.xz"
+    # Every tenth paragraph: rows are of many books. Half a file lies between both parts.
+    every = itertools.islice(paragraphs(textbooks, options.words), 0, None, 10)
+    rare = list(every)
+    for name, book, mine, count in (
+        ("train", books[0], rare[: len(rare) // 3], options.rows),
+        ("held_out", books[-1], rare[2 * len(rare) // 3 :], options.held_out),
+    ):
+        common = itertools.islice(paragraphs(book, options.words), 0, None, 3)
+        write_rows(out / f"{name}.jsonl", common, iter(mine), count)
+
+
+def scores(out: Path, name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the last scores of each seed, in their order."""
+    config = build(
+        FinetuneConfig,
+        {
+            "init": options.init,
+            "task": {
+                "kind": "table",
+                "max_length": 32,
+                "table": {
+                    "train": str(out / "train.jsonl"),
+                    "dev": str(out / "held_out.jsonl"),
+                    "metric": "macro_f1",
+                    "labels": ["book", "textbook"],
+                    **TREATMENTS[name],
+                },
+            },
+            "training": {"num_epochs": options.epochs, "batch_size": 32, "eval_batch_size": 256,
+                         "max_buckets": 1},
+            "optimizer": {"learning_rate": options.learning_rate},
+            "sweep": {"seeds": options.seeds},
+        },
+    )  # fmt: skip
+    result = finetune(config, out / name.replace(" ", "_"))
+    if not result.finished:
+        raise SystemExit("stopped; the same command continues")
+    return [outcome.scores[-1] for outcome in result.outcomes]
+
+
+def main() -> int:
+    """Runs the sweeps and prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--init", required=True, help="the pretrained model")
+    parser.add_argument("--data", required=True, type=Path, help="directory of the data")
+    parser.add_argument("--out", required=True, type=Path, help="work directories and the table")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=float, default=2.0)
+    parser.add_argument("--rows", type=int, default=2000, help="rows to train on")
+    parser.add_argument("--held-out", type=int, default=2500)
+    parser.add_argument("--words", type=int, default=16, help="of each paragraph")
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--treatments", default="none,balanced", help=", ".join(TREATMENTS))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_data(options.data, options.out, options)
+    names = options.treatments.split(",")
+    found = {name: scores(options.out, name, options) for name in names}
+    lines = [
+        "| treatment | macro F1 by seed, x 100 | median | F1 of the rare class | above none |",
+        "|---|---|---|---|---|",
+    ]
+    for name, each in found.items():
+        macro, rare = ([100 * score[key] for score in each] for key in ("macro_f1", "f1"))
+        higher = sum(mine > base["macro_f1"] for mine, base in
+                     zip((s["macro_f1"] for s in each), found[names[0]], strict=True))  # fmt: skip
+        by_seed = ", ".join(f"{value:.1f}" for value in macro)
+        medians = (sorted(values)[len(values) // 2] for values in (macro, rare))
+        said = " | ".join(f"{value:.1f}" for value in medians)
+        above = f"{higher} of {len(each)}" if name != names[0] else ""
+        lines.append(f"| {name} | {by_seed} | {said} | {above} |")
+    table = "\n".join(lines) + "\n"
+    (options.out / "table.md").write_text(table, encoding="utf-8")
+    print(table, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

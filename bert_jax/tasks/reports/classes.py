@@ -1,0 +1,123 @@
+"""Scores by class: precision, recall, F1, support, confusion, and their resamples."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.tasks.reports.bootstrap import resampled_counts
+
+MOST_CONFUSED = 60
+"""Classes up to which a report has the whole matrix of confusion."""
+
+
+def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
+    """Return precision, recall and F1 of counts; 0 where nothing can be divided."""
+    total = predicted + support
+    return {
+        "precision": correct / predicted if predicted else 0.0,
+        "recall": correct / support if support else 0.0,
+        "f1": 2 * correct / total if total else 0.0,
+    }
+
+
+def class_rows(
+    labels: Sequence[str], correct: np.ndarray, predicted: np.ndarray, support: np.ndarray
+) -> list[dict[str, Any]]:
+    """Return a row for each class, of its counts (C,)."""
+    counts = zip(correct.tolist(), predicted.tolist(), support.tolist(), strict=True)
+    return [
+        {"label": label, **shares(*each), "support": each[2], "predicted": each[1]}
+        for label, each in zip(labels, counts, strict=True)
+    ]
+
+
+def macro(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the means over the classes that are among labels or predictions, as `macro_f1`."""
+    met = [row for row in rows if row["support"] or row["predicted"]]
+    names = ("precision", "recall", "f1")
+    return {name: sum(row[name] for row in met) / max(len(met), 1) for name in names}
+
+
+def confusion(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
+    """Return the counts of examples by class (rows) and predicted class (columns).
+
+    Of more than `MOST_CONFUSED` classes, those of the most frequent mistakes alone.
+    """
+    size = len(labels)
+    counts = np.bincount(truth * size + predicted, minlength=size * size).reshape(size, size)
+    which = np.arange(size)
+    if size > MOST_CONFUSED:
+        wrong = counts - np.diag(np.diag(counts))
+        worst = np.argsort(-(wrong.sum(axis=0) + wrong.sum(axis=1)), kind="stable")
+        which = np.sort(worst[:MOST_CONFUSED])
+    return {
+        "labels": [labels[number] for number in which.tolist()],
+        "counts": counts[np.ix_(which, which)].tolist(),
+        "classes": size,
+    }
+
+
+def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
+    """Return rows, their mean and the confusion of one class an example, (N,) numbers each."""
+    size = len(labels)
+    hits = np.bincount(truth[truth == predicted], minlength=size)
+    totals = [np.bincount(each, minlength=size) for each in (predicted, truth)]
+    rows = class_rows(labels, hits, *totals)
+    return {
+        "classes": rows,
+        "macro": macro(rows),
+        "confusion": confusion(labels, truth, predicted),
+    }
+
+
+def of_label_sets(
+    labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray
+) -> dict[str, Any]:
+    """Return rows and their mean of several labels an example, (N, K) bool each."""
+    counts = (truth & predicted).sum(axis=0), predicted.sum(axis=0), truth.sum(axis=0)
+    rows = class_rows(labels, *counts)
+    return {"classes": rows, "macro": macro(rows)}
+
+
+def resampled_classes(truth: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the metrics of `text.metrics` for one class an example, (DRAWS,) each."""
+    size = int(max(truth.max(), predicted.max())) + 1
+    cells, codes = np.unique(truth * size + predicted, return_inverse=True)
+    counts = resampled_counts(codes, len(cells)).astype(np.float64)
+    rows, columns = np.divmod(cells, size)
+    of_truth, of_guess = (counts @ np.eye(size)[each] for each in (rows, columns))
+    hits = counts @ (np.eye(size)[rows] * (rows == columns)[:, None])
+    total, right = float(len(truth)), hits.sum(axis=1)
+    each = _f1(hits, of_truth + of_guess)
+    met = of_truth + of_guess > 0
+    spread = (total**2 - (of_truth**2).sum(axis=1)) * (total**2 - (of_guess**2).sum(axis=1))
+    above = right * total - (of_truth * of_guess).sum(axis=1)
+    return {
+        "accuracy": right / total,
+        "f1": each[:, 1] if size > 1 else np.zeros(len(each)),
+        "macro_f1": each.sum(axis=1) / met.sum(axis=1),
+        "matthews": np.divide(
+            above, np.sqrt(spread), out=np.zeros(len(above)), where=spread > 0
+        ),
+    }  # fmt: skip
+
+
+def resampled_label_sets(truth: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
+    """Return F1, macro F1 and accuracy of several labels an example, (DRAWS,) each."""
+    size = truth.shape[1]
+    parts = [truth & predicted, truth, predicted]
+    values = np.concatenate([*parts, (truth == predicted).all(axis=1)[:, None]], axis=1)
+    patterns, codes = np.unique(values, axis=0, return_inverse=True)
+    sums = resampled_counts(codes.ravel(), len(patterns)) @ patterns.astype(np.float64)
+    hits, held, said = (sums[:, n * size : (n + 1) * size] for n in range(3))
+    return {
+        "f1": _f1(hits.sum(axis=1), held.sum(axis=1) + said.sum(axis=1)),
+        "macro_f1": _f1(hits, held + said).mean(axis=1),
+        "accuracy": sums[:, -1] / len(truth),
+    }
+
+
+def _f1(hits: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.divide(2 * hits, totals, out=np.zeros(totals.shape), where=totals > 0)
+    return found

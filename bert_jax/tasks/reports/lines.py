@@ -1,0 +1,155 @@
+"""A report as Markdown that is readable in a terminal, too."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bert_jax.tasks.reports.bootstrap import LEVEL
+
+_MOST_COLUMNS = 12  # classes up to which the matrix of confusion is printed
+_MOST_PAIRS = 20
+_TITLES = {
+    "dev": "the set that chose the epoch", "test": "data that chose nothing",
+}  # fmt: skip
+
+
+def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True) -> list[str]:
+    """Describe the report of a split.
+
+    Args:
+        name: name of the split.
+        report: result of `Split.report`.
+        mistakes: whether the mistakes with their texts are listed.
+    """
+    role = _TITLES.get(name.partition("_")[0])
+    title = f"{name}, {role}" if role else name
+    lines = [f"## {title}: {report['examples']:,} examples", "", *_scores(report)]
+    if classes := report.get("classes"):
+        lines += ["", *_classes(classes, report, "scores by class")]
+    if strict := report.get("strict"):
+        lines += ["", *_classes(strict["classes"], strict, "strict: tags that keep to IOB2 alone")]
+    if report.get("confusion"):
+        lines += ["", *_confusion(report["confusion"])]
+    if calibration := report.get("calibration"):
+        lines += ["", *_calibration(calibration)]
+    if residuals := report.get("residuals"):
+        values = {**residuals, **{f"{k} quantile": v for k, v in residuals["quantiles"].items()}}
+        del values["quantiles"]
+        rows = [[name.replace("_", " "), _number(value)] for name, value in values.items()]
+        lines += ["", *_table(["prediction less label", "value"], rows)]
+    if groups := report.get("groups"):
+        rows = [
+            [row["by"], row["group"], f"{row['questions']:,}", _number(row["exact"]),
+             _number(row["f1"]), _interval(row["f1_interval"])]
+            for row in groups
+        ]  # fmt: skip
+        heads = ["by", "group", "questions", "exact", "f1", f"{LEVEL:.0%} of f1"]
+        lines += ["", *_table(heads, rows)]
+    if mistakes and report.get("mistakes"):
+        lines += ["", "### Mistakes that the model is surest of", ""]
+        lines += [_mistake(each) for each in report["mistakes"]]
+    return lines
+
+
+def difference_lines(
+    ours: str, theirs: str, differences: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """Describe paired differences of two models: by split and score `difference`, `interval`."""
+    rows = [
+        [split, name, f"{each['difference']:+.4f}", _interval(each["interval"], signed=True)]
+        for split, scores in differences.items()
+        for name, each in scores.items()
+    ]
+    heads = ["split", f"{ours} less {theirs}", "difference", f"{LEVEL:.0%}, paired by example"]
+    return _table(heads, rows)
+
+
+def _scores(report: Mapping[str, Any]) -> list[str]:
+    intervals = report.get("intervals", {})
+    rows = [
+        [name, _number(value), _interval(intervals.get(name))]
+        for name, value in report["scores"].items()
+    ]
+    lines = _table(["score", "value", f"{LEVEL:.0%}, by bootstrap over examples"], rows)
+    if report.get("constant") is not None:
+        lines += ["", f"The best constant prediction has {_number(report['constant'])}."]
+    return lines
+
+
+def _classes(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any], title: str) -> list[str]:
+    names = ("precision", "recall", "f1")
+    table = [
+        [row["label"], *(_number(row[name]) for name in names), f"{row['support']:,}",
+         f"{row['predicted']:,}"]
+        for row in rows
+    ]  # fmt: skip
+    for mean in ("macro", "micro"):
+        if mean in report:
+            table.append([f"({mean})", *(_number(report[mean][name]) for name in names), "", ""])
+    return _table([title, *names, "support", "predicted"], table)
+
+
+def _confusion(found: Mapping[str, Any]) -> list[str]:
+    labels, counts = found["labels"], found["counts"]
+    if len(labels) <= _MOST_COLUMNS and len(labels) == found["classes"]:
+        rows = [
+            [label, *(f"{count:,}" for count in row)]
+            for label, row in zip(labels, counts, strict=True)
+        ]
+        return _table(["in the data / predicted", *labels], rows)
+    pairs = [
+        (count, labels[i], labels[j])
+        for i, row in enumerate(counts)
+        for j, count in enumerate(row)
+        if count and i != j
+    ]
+    worst = sorted(pairs, key=lambda pair: -pair[0])[:_MOST_PAIRS]
+    rows = [[truth, guess, f"{count:,}"] for count, truth, guess in worst]
+    return _table(["in the data", "predicted as", "examples"], rows)
+
+
+def _calibration(found: Mapping[str, Any]) -> list[str]:
+    """Describe the bins that hold probabilities, after the temperature."""
+    after, before = found["after"], found["before"]
+    bins = zip(after["counts"], after["confidence"], after["accuracy"], strict=True)
+    rows = [[_number(mean), _number(true), f"{count:,}"] for count, mean, true in bins if count]
+    said = (
+        f"Calibration error {before['ece']:.4f} as trained, {after['ece']:.4f} at temperature "
+        f"{found['temperature']:.4g}; probabilities by bins of a width of 1/{len(after['counts'])}:"
+    )
+    return [said, "", *_table(["mean probability", "came true", "number"], rows)]
+
+
+def _mistake(each: Mapping[str, Any]) -> str:
+    sure = f"{each['probability']:.3f}" if "probability" in each else f"off by {each['error']:+.4g}"
+    label = " / ".join(each["label"]) if isinstance(each["label"], list) else f"{each['label']}"
+    texts = " | ".join(_flat(each[name]) for name in ("text", "text_pair") if name in each)
+    word = f", the word {_flat(each['word'])!r}" if "word" in each else ""
+    where = f" (line {each['line']}{word})" if "line" in each else ""
+    predicted = f"{each['predicted']}" or "no answer"
+    return f"- {sure} `{_flat(predicted)}`, not `{_flat(label) or 'no answer'}`{where}: {texts}"
+
+
+def _flat(text: str) -> str:
+    """Return a text on one line, without what ends a cell or a code span."""
+    return " ".join(text.replace("|", "/").replace("`", "'").split())
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "not a number"
+    return f"{value:.2f}" if abs(value) > 1 else f"{value:.4f}"
+
+
+def _interval(ends: Sequence[float] | None, *, signed: bool = False) -> str:
+    if ends is None:
+        return "-"
+    return " to ".join(f"{end:+.4f}" if signed else _number(end) for end in ends)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a Markdown table, its columns aligned: names to the left, figures to the right."""
+    cells = [list(heads), *([_flat(cell) for cell in row] for row in rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    ruler = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in cells]
+    return [f"| {' | '.join(row)} |" for row in (lines[0], ruler, *lines[1:])]

@@ -1,0 +1,49 @@
+"""Configuration of multiple choice."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bert_jax.errors import UserError
+
+
+@dataclass(frozen=True)
+class ChoiceConfig:
+    """Texts with several continuations of which one is right: SWAG's columns by default."""
+
+    train: str = ""
+    """The file to train on: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT."""
+    dev: str = ""
+    """The file to choose the best checkpoint by."""
+    test: str = ""
+    """A file that all runs are scored on once, after training; empty: there is none."""
+    text: str = "sent1"
+    """Column of the text, a context or a question."""
+    beginning: str = "sent2"
+    """Column of a text that all choices begin with; empty: there is none."""
+    choices: tuple[str, ...] = ("ending0", "ending1", "ending2", "ending3")
+    """Columns of the choices, in their order."""
+    label: str = "label"
+    """Column of the right choice: its number from 0, or a name of `labels`."""
+    labels: tuple[str, ...] = ()
+    """What the column of the label says of each choice, such as A,B,C,D; empty: 0, 1, ..."""
+    id: str = ""
+    """Column that names the rows; empty numbers them from 0."""
+    format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
+    """auto goes by the suffix of the file."""
+
+    def __post_init__(self) -> None:
+        """Refuse a choice of one, and names that are not one for each choice."""
+        if len(set(self.choices)) < max(2, len(self.choices)):
+            raise UserError(
+                f"task.choice.choices is {self.choices}; at least 2 columns are needed, each once"
+            )
+        if self.labels and len(set(self.labels)) != len(self.choices):
+            raise UserError(
+                f"task.choice.labels is {self.labels}; {len(self.choices)} names are needed, one "
+                "for each of task.choice.choices"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the choices in the column of the label."""
+        return self.labels or tuple(map(str, range(len(self.choices))))

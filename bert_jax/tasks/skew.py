@@ -1,0 +1,166 @@
+"""Skewed classes: weights in the loss, and rows that an epoch repeats.
+
+Everything is a function of the training labels, so that it is the same on any mesh.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from bert_jax.config.mapping import check_values
+from bert_jax.errors import UserError
+from bert_jax.tasks.examples import LabelSet, Origin
+from bert_jax.tasks.rows import Rows
+
+BALANCED = "balanced"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkewConfig:
+    """Treatment of rare classes and of doubtful labels in training; predictions are not changed."""
+
+    class_weights: str = ""
+    """Weights of the classes in the loss: label=2.5,other=1, where a label that is not named has 1;
+    or balanced, rows / (classes * rows of the class). Of several labels a row the weight is that of
+    a yes, balanced the ratio of no to yes; of tags each tag has its weight. Empty: all count 1."""
+    focal_gamma: float = 0.0
+    """Exponent of the focal loss (Lin et al. 2017), which lowers the loss of what is predicted with
+    confidence; 2 is usual. 0: cross entropy."""
+    label_smoothing: float = 0.0
+    """Share of each label that is spread over all classes, such as 0.1."""
+    oversampling: float = 0.0
+    """Power from 0 to 1: an epoch repeats a row (most / own) ** power times, rows of the most
+    frequent class over rows of its own, the rarest of several. 1: all classes are as frequent. 0:
+    each row once."""
+
+    SECTION: ClassVar[str] = "task"
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        gamma, smoothing = self.focal_gamma, self.label_smoothing
+        check_values(
+            self.SECTION,
+            self,
+            focal_gamma=(gamma >= 0, "at least 0"),
+            label_smoothing=(0 <= smoothing < 1, "in [0, 1)"),
+            oversampling=(0 <= self.oversampling <= 1, "in [0, 1]"),
+        )
+        if gamma and smoothing:
+            raise UserError(
+                f"{self.SECTION}.focal_gamma is {gamma:g} and label_smoothing {smoothing:g}; a "
+                "smoothed label has no one probability to be confident of: set one of them to 0"
+            )
+
+    def check_has_classes(self, where: str) -> None:
+        """Refuse all options for a task without classes; `where` names the task.
+
+        Raises:
+            UserError: names the first field that is set.
+        """
+        for name in ("class_weights", "focal_gamma", "label_smoothing", "oversampling"):
+            if value := getattr(self, name):
+                raise UserError(
+                    f"{self.SECTION}.{name} is {value!r}, but {where} has no classes; leave it out"
+                )
+
+
+def class_weights(
+    given: str, rows: Rows, names: Sequence[str], where: str = "class_weights"
+) -> tuple[float, ...]:
+    """Return the weight of each class in the loss; () where all count 1.
+
+    Args:
+        given: `SkewConfig.class_weights`.
+        rows: training data.
+        names: labels, in the order of the outputs.
+        where: name of the field in messages.
+
+    Raises:
+        UserError: names a part of `given` that is no label with a positive number.
+    """
+    if not given:
+        return ()
+    if given.strip() == BALANCED:
+        return _balanced(rows, len(names))
+    found = dict.fromkeys(names, 1.0)
+    labels = LabelSet(tuple(names))
+    met: set[str] = set()
+    for part in given.split(","):
+        label, sign, value = (piece.strip() for piece in part.rpartition("="))
+        weight = _positive(value)
+        if not sign or weight is None:
+            raise UserError(
+                f"{where} has {part.strip()!r}; expected {BALANCED!r}, or labels with weights "
+                f"above 0, such as {names[0]}=2.5"
+            )
+        labels.id(label, _Field(where, 0))
+        if label in met:
+            raise UserError(f"{where} names {label!r} twice; name each label once")
+        met.add(label)
+        found[label] = weight
+    return tuple(found.values())
+
+
+class _Field(Origin):
+    """A field of the configuration, in place of a file."""
+
+    def __str__(self) -> str:
+        return self.path
+
+
+def _positive(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if value > 0 and math.isfinite(value) else None
+
+
+def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
+    """Return weights with which all classes together count the same; 1 for one without labels."""
+    labels = rows.labels
+    if isinstance(labels, np.ndarray) and labels.ndim == 2:  # several labels: a yes against a no
+        held = labels.sum(axis=0, dtype=np.float64)
+        counts = np.where((held > 0) & (held < len(rows)), held, len(rows) / 2)
+        return tuple(((len(rows) - counts) / counts).tolist())
+    counts = np.bincount(_flat(rows), minlength=num_classes)
+    present = int((counts > 0).sum())
+    weights = counts.sum() / (present * np.maximum(counts, 1))
+    return tuple(np.where(counts > 0, weights, 1.0).tolist())
+
+
+def _flat(rows: Rows) -> Int[np.ndarray, " _"]:
+    """Return the labels of all rows, or of all their tokens that have one."""
+    assert rows.labels is not None
+    labels = np.concatenate([*rows.labels]) if rows.has_tags else np.asarray(rows.labels)
+    return labels[labels >= 0]
+
+
+def repeats(rows: Rows, num_classes: int, power: float) -> Float[np.ndarray, " N"]:
+    """Return how often an epoch has each row, at least once, on average over epochs.
+
+    A row of several classes goes by the rarest (Gupta et al. 2019, repeat factor sampling, with the
+    most frequent class for the threshold); a row of none is there once.
+    """
+    has = _membership(rows, num_classes)
+    counts = has.sum(axis=0)
+    factors = (counts.max(initial=0) / np.maximum(counts, 1)) ** power
+    return np.where(has, factors, 1.0).max(axis=1, initial=1.0)
+
+
+def _membership(rows: Rows, num_classes: int) -> Bool[np.ndarray, "N C"]:
+    labels = rows.labels
+    assert labels is not None
+    has = np.zeros((len(rows), num_classes), bool)
+    if not isinstance(labels, np.ndarray):
+        for mine, tags in zip(has, labels, strict=True):
+            mine[tags[tags >= 0]] = True
+    elif labels.ndim == 2:
+        has = labels > 0
+    else:
+        has[np.arange(len(rows)), labels] = True
+    return has

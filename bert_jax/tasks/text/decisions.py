@@ -1,0 +1,178 @@
+"""From logits to probabilities and labels: a temperature and thresholds, fitted on dev data.
+
+Guo et al. 2017, "On calibration of modern neural networks".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Integer
+from scipy.special import expit, log_expit, log_softmax, softmax
+
+NUM_BINS = 15
+_TEMPERATURE, _THRESHOLD = "temperature", "threshold/"
+_ERRORS = ("ece", "ece_uncalibrated")
+_SHARPEST, _FLATTEST = 1 / 20, 20.0
+
+Labels = np.ndarray
+"""(N,) classes, or (N, C) bool: all labels that hold."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Probabilities and labels of logits, of heads with classes."""
+
+    temperature: float = 1.0
+    """Divisor of the logits; it changes no order of classes."""
+    thresholds: tuple[float, ...] = ()
+    """Least probability of each of several labels; (): one half."""
+
+    @classmethod
+    def saved(cls, scores: Mapping[str, float], labels: Sequence[str]) -> "Decisions":
+        """Read what `scores` wrote."""
+        thresholds = tuple(scores.get(f"{_THRESHOLD}{label}", 0.5) for label in labels)
+        known = any(f"{_THRESHOLD}{label}" in scores for label in labels)
+        return cls(scores.get(_TEMPERATURE, 1.0), thresholds if known else ())
+
+    @classmethod
+    def fitted(
+        cls, logits: Float[np.ndarray, "N C"], labels: Labels, *, calibrate: bool, tune: bool
+    ) -> "Decisions":
+        """Fit the temperature to the log loss of dev data, the thresholds to F1 label by label."""
+        temperature = fit_temperature(logits, labels) if calibrate else 1.0
+        thresholds: tuple[float, ...] = ()
+        if tune:
+            shares = expit(logits / temperature)
+            thresholds = tuple(
+                _best_threshold(*each) for each in zip(shares.T, labels.T, strict=True)
+            )
+        return cls(temperature, thresholds)
+
+    def shares(self, logits: Float[np.ndarray, "N C"], *, several: bool) -> np.ndarray:
+        """Return the probabilities (N, C), of `several` labels each by itself."""
+        scaled = logits / self.temperature
+        return np.asarray(expit(scaled) if several else softmax(scaled, axis=1))
+
+    def held(self, logits: Float[np.ndarray, "N C"]) -> Bool[np.ndarray, "N C"]:
+        """Return which of several labels hold."""
+        if not self.thresholds:
+            return logits > 0  # a probability above one half
+        return self.shares(logits, several=True) > np.array(self.thresholds)
+
+    def scores(
+        self, logits: Float[np.ndarray, "N C"], labels: Labels, names: Sequence[str],
+        *, calibrate: bool, tune: bool,
+    ) -> dict[str, float]:  # fmt: skip
+        """Return what was fitted, by name, and the calibration error on these labels."""
+        found: dict[str, float] = {}
+        if calibrate:
+            found[_TEMPERATURE] = self.temperature
+            after, before = (
+                self.reliability(logits, labels),
+                PLAIN.reliability(logits, labels),
+            )
+            found |= dict(zip(_ERRORS, (after.error, before.error), strict=True))
+        if tune:
+            values = zip(names, self.thresholds, strict=True)
+            found |= {f"{_THRESHOLD}{name}": value for name, value in values}
+        return found
+
+    @staticmethod
+    def score_names(names: Sequence[str], *, calibrate: bool, tune: bool) -> list[str]:
+        """Return the names of what `scores` returns."""
+        found = [_TEMPERATURE, *_ERRORS] if calibrate else []
+        return found + ([f"{_THRESHOLD}{name}" for name in names] if tune else [])
+
+    def calibration(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
+        """Return the temperature, and the bins before and after it, as JSON values."""
+        parts = {"before": PLAIN, "after": self}
+        bins = {name: each.reliability(logits, labels).to_json() for name, each in parts.items()}
+        return {"temperature": self.temperature, **bins}
+
+    def reliability(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> "Reliability":
+        """Compare the probability of the best class, or of each of several labels, with hits."""
+        if labels.ndim == 2:
+            return reliability(self.shares(logits, several=True).ravel(), labels.ravel() > 0)
+        shares = self.shares(logits, several=False)
+        return reliability(shares.max(axis=1), shares.argmax(axis=1) == labels)
+
+
+PLAIN = Decisions()
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Probabilities in bins of equal width, and how often they came true."""
+
+    counts: Integer[np.ndarray, " bins"]
+    confidence: Float[np.ndarray, " bins"]
+    """Mean probability of each bin; 0 of an empty one."""
+    accuracy: Float[np.ndarray, " bins"]
+    """Share that came true; 0 of an empty one."""
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean gap, weighted by the counts."""
+        gaps = np.abs(self.confidence - self.accuracy)
+        return float(np.sum(gaps * self.counts) / max(int(self.counts.sum()), 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the error and the bins."""
+        return {
+            "ece": self.error,
+            "counts": self.counts.tolist(),
+            "confidence": self.confidence.round(6).tolist(),
+            "accuracy": self.accuracy.round(6).tolist(),
+        }
+
+
+def reliability(
+    shares: Float[np.ndarray, " M"], came_true: Bool[np.ndarray, " M"], bins: int = NUM_BINS
+) -> Reliability:
+    """Sort probabilities into bins (i / bins, (i + 1) / bins]."""
+    number = np.clip(np.ceil(shares * bins).astype(int) - 1, 0, bins - 1)
+    counts = np.bincount(number, minlength=bins)
+    sums = (np.bincount(number, values, bins) for values in (shares, came_true))
+    confidence, accuracy = (each / np.maximum(counts, 1) for each in sums)
+    return Reliability(counts, confidence, accuracy)
+
+
+def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Labels) -> float:
+    """Return the temperature of the least log loss, from 1/20 to 20.
+
+    The loss is convex in 1 / temperature.
+    """
+    from scipy.optimize import minimize_scalar  # takes a third of a second
+
+    def loss(sharpness: float) -> float:
+        scaled = logits * sharpness
+        if labels.ndim == 2:
+            return -float(np.mean(log_expit(np.where(labels, scaled, -scaled))))
+        return -float(np.mean(log_softmax(scaled, axis=1)[np.arange(len(labels)), labels]))
+
+    bounds = (1 / _FLATTEST, 1 / _SHARPEST)
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return 1 / float(found.x)
+
+
+def _best_threshold(shares: Float[np.ndarray, " N"], labels: Bool[np.ndarray, " N"]) -> float:
+    """Return the threshold of the highest F1, of equal ones the nearest to one half.
+
+    Thresholds lie halfway between neighbouring probabilities; a label without a positive row has
+    one half.
+    """
+    if not labels.any():
+        return 0.5
+    order = np.argsort(-shares, kind="stable")
+    ranked = np.append(shares[order], 0.0)
+    hits = np.cumsum(labels[order])
+    f1 = 2 * hits / (np.arange(1, len(shares) + 1) + labels.sum())
+    between = (ranked[:-1] + ranked[1:]) / 2
+    apart = ranked[:-1] > ranked[1:]  # equal probabilities are on one side
+    if not apart.any():
+        return 0.5
+    near = np.abs(between - 0.5)
+    best = min(np.flatnonzero(apart), key=lambda n: (-f1[n], near[n]))
+    return float(between[best])

@@ -1,0 +1,24 @@
+"""Multiple choice, SWAG's columns: sent1, sent2, ending0 to ending3, label.
+
+    bert-jax finetune --config=configs/finetune/choice.py --config.init=work/base \
+        --config.task.choice.train=swag/train.csv --config.task.choice.dev=swag/val.csv \
+        --workdir=work/swag
+
+Other columns, such as a question with answers:
+
+    --config.task.choice.text=question --config.task.choice.beginning= \
+    --config.task.choice.choices=a,b,c --config.task.choice.labels=A,B,C
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """Return the recipe; any field of `bert_jax.finetune.config.FinetuneConfig` may be set."""
+    return ConfigDict(
+        {
+            "task": {"kind": "choice"},
+            "training": {"num_epochs": 3.0, "batch_size": 16},
+            "optimizer": {"learning_rate": 5e-5},
+        }
+    )
