@@ -13,7 +13,7 @@ import argparse
 import itertools
 import json
 import lzma
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def write_data(data: Path, out: Path, options: argparse.Namespace) -> None:
         write_rows(out / f"{name}.jsonl", common, iter(mine), count)
 
 
-def scores(out: Path, name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def scores(out: Path, name: str, options: argparse.Namespace) -> list[Mapping[str, Any]]:
     """Return the last scores of each seed, in their order."""
     config = build(
         FinetuneConfig,

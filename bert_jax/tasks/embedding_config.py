@@ -28,6 +28,8 @@ class EmbeddingTaskConfig:
     """File to train on."""
     dev: str = ""
     """File to choose the best checkpoint by; empty holds rows of the training file out."""
+    test: str = ""
+    """File of the kind of the dev rows that is scored once, after training; empty: none."""
     dev_rate: float = 0.1
     """Share of the distinct documents (of classes and texts, of the texts) that is held out where
     dev is empty; rows with the same document go together."""

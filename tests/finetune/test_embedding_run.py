@@ -82,7 +82,7 @@ def test_from_pairs_to_vectors(tmp_path, files, capsys):
     assert model.params["pooling"]["score"].any()
     assert "pooler" not in model.params["encoder"]
     best = max(outcome["best"] for outcome in outcomes)
-    assert evaluate_finetuned(tmp_path / "run")["ndcg@10"] == pytest.approx(best, abs=1e-5)
+    assert evaluate_finetuned(tmp_path / "run").scores["ndcg@10"] == pytest.approx(best, abs=1e-5)
     assert main(["predict", run, "--data", files["pairs"], "--out", out]) == 0
     cosines = [each["cosine"] for each in read_json_lines(tmp_path / "out" / "predictions.jsonl")]
     assert np.mean(cosines) > 0.5

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int64, Integer
 
-from bert_jax.retrieval.metrics import ranking_scores
+from bert_jax.retrieval.metrics import query_scores
 
 CUTOFF = 100
 """Documents of a ranking that are scored."""
@@ -26,8 +26,8 @@ def search_scores(
     documents: Float[np.ndarray, "N D"],
     relevant: Sequence[Sequence[int]],
     hidden: Sequence[int],
-) -> dict[str, float]:
-    """Return the scores of the rankings by cosine (see `retrieval.metrics.ranking_scores`).
+) -> dict[str, Float[np.ndarray, " q"]]:
+    """Score each query's ranking by cosine (see `retrieval.metrics.query_scores`).
 
     Args:
         queries: Vectors of the queries.
@@ -43,7 +43,7 @@ def search_scores(
         for names_of, found in _rankings(unit(queries), unit(documents), chosen, hidden)
     }
     wanted = {f"q{n}": {names[document]: 1.0 for document in relevant[n]} for n in chosen}
-    return ranking_scores(ranked, wanted)
+    return query_scores(ranked, wanted)
 
 
 def _rankings(

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int64
@@ -16,8 +17,10 @@ from bert_jax.tasks.embedding.rows import group_rows
 from bert_jax.tasks.embedding.sources import GroupData, halved, open_groups, read_groups
 from bert_jax.tasks.embedding_config import EMBEDDING_METRICS
 from bert_jax.tasks.examples import LabelSet
-from bert_jax.tasks.task import HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.reports.bootstrap import resampled_sums
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text.metrics import METRICS
+from bert_jax.tasks.text.report import text_bootstrap
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 
@@ -81,6 +84,10 @@ class EmbeddingSplit(Split):
         """Return the texts of each row."""
         return [group.texts for group in self._data.groups]
 
+    def truth(self) -> list[Any]:
+        """Return the score, or the number of the class, of each row."""
+        return [group.label for group in self._data.groups]
+
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some rows, and their numbers; see `Split.select`."""
         some = tuple(self._data.groups[number] for number in examples)
@@ -129,6 +136,24 @@ class EmbeddingSplit(Split):
                 raise UserError(f"{self.name} has no scores, so it cannot be scored; predict it")
             found = self._cosines(vectors)
             return {name: METRICS[name](self._labels, found) for name in self._score_names}
+        scores = self._of_queries(vectors)
+        return {name: float(scores[name].mean()) for name in self._score_names}
+
+    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+        """Return the metrics of resampled pairs, or of resampled queries."""
+        vectors = self._vectors(outputs)
+        if self._data.kind == "scores":
+            assert isinstance(self._labels, np.ndarray)  # scored before
+            return Examined(text_bootstrap("regression", self._labels, self._cosines(vectors)), {})
+        values = self._of_queries(vectors)
+        each = np.stack([values[name] for name in self._score_names], axis=1)
+        means = resampled_sums(each) / len(each)
+        return Examined(dict(zip(self._score_names, means.T, strict=True)), {"queries": len(each)})
+
+    def _of_queries(
+        self, vectors: Float[np.ndarray, "N G D"]
+    ) -> dict[str, Float[np.ndarray, " q"]]:
+        """Return the scores of each query that has an answer."""
         queries, documents, relevant, hidden = self._search
         if not any(relevant):
             raise UserError(
@@ -136,8 +161,7 @@ class EmbeddingSplit(Split):
                 "with a class that occurs twice"
             )
         flat = vectors.reshape(-1, vectors.shape[-1])
-        scores = search_scores(flat[queries], flat[documents], relevant, hidden)
-        return {name: scores[name] for name in self._score_names}
+        return search_scores(flat[queries], flat[documents], relevant, hidden)
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
