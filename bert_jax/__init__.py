@@ -3,7 +3,7 @@
 import glob
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bert_jax.infer.loaded import LoadedModel
@@ -24,12 +24,13 @@ def _quiet_libtpu() -> None:
 _quiet_libtpu()  # JAX loads libtpu with its first array
 
 
-def load(directory: "str | Path") -> "LoadedModel":
+def load(directory: "str | Path", **limits: Any) -> "LoadedModel":
     """Load a model to fill masks, classify, tag, answer, embed or translate (docs/inference.md).
 
     Args:
         directory: The work directory of `bert-jax pretrain` or `bert-jax finetune`, or a directory
-            in Hugging Face's format.
+            in Hugging Face's format or that of sentence-transformers.
+        **limits: `device`, `max_length` and `batch_tokens` of `LoadedModel`.
 
     Raises:
         UserError: There is no sound model in it.
@@ -37,4 +38,4 @@ def load(directory: "str | Path") -> "LoadedModel":
     from bert_jax.infer.loaded import LoadedModel
     from bert_jax.saved.model import read_model  # jax is imported when it is used
 
-    return LoadedModel(read_model(directory))
+    return LoadedModel(read_model(os.path.expanduser(directory)), **limits)

@@ -17,12 +17,16 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import bert_jax
 from bert_jax.errors import UserError, report_error
 from bert_jax.terminal import safe_streams
 from bert_jax.verbs import accounting, contamination, corpora, evaluation, exchange, inference, runs
 from bert_jax.verbs.options import Parser
+
+_TEXTS = ("texts", "text", "text_b", "context", "prefix", "query")
+"""Arguments that are no paths, whatever they begin with."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +50,8 @@ def _main(argv: Sequence[str]) -> int:
             rest = _take_behind(getattr(arguments, several), rest)
     if rest and not getattr(arguments, "takes_fields", False):
         parser.error(f"unknown argument {rest[0]!r} (see bert-jax {arguments.verb} --help)")
-    arguments.fields, arguments.command_line = rest, shlex.join(["bert-jax", *argv])
+    _expand_home(arguments, rest)
+    arguments.command_line = shlex.join(["bert-jax", *argv])
     if getattr(arguments, "fields_help", False):
         arguments.run = runs.print_fields
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's start-up notes
@@ -77,6 +82,26 @@ def _take_behind(taken: list[str], rest: list[str]) -> list[str]:
     if not unknown:
         taken += before + after
     return unknown
+
+
+def _expand_home(arguments: argparse.Namespace, fields: Sequence[str]) -> None:
+    """Put the home directory in the place of a ~ that a path or the value of a field begins with.
+
+    A shell does so at the beginning of a word alone, and not in `--out=~/x`.
+    """
+
+    def expanded(value: Any) -> Any:
+        if isinstance(value, list):
+            return [expanded(each) for each in value]
+        if not isinstance(value, str | Path) or not f"{value}".startswith("~"):
+            return value
+        return type(value)(os.path.expanduser(value))
+
+    for name, value in vars(arguments).items():
+        if name not in _TEXTS:
+            setattr(arguments, name, expanded(value))
+    parts = [field.partition("=") for field in fields]
+    arguments.fields = [f"{expanded(name)}{equals}{expanded(v)}" for name, equals, v in parts]
 
 
 def _refuse_infinite(arguments: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
-"""A page of attention weights: one HTML file that needs nothing else.
+"""Attention weights, and a page of them: one HTML file that needs nothing else.
 
-page = attention_page(read_model("work/tiny"), "The animal didn't cross the street.")
-Path("attention.html").write_text(page, encoding="utf-8")
+found = attention(read_model("work/tiny"), "The animal didn't cross the street.")
+found.save("attention.html")
 """
 
 import base64
@@ -9,7 +9,9 @@ import hashlib
 import html
 import json
 import re
+from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +21,7 @@ from jaxtyping import Float, UInt8
 
 import bert_jax
 from bert_jax.errors import UserError
+from bert_jax.files.staging import replace_file
 from bert_jax.finetune.batches import eval_batches
 from bert_jax.infer import forward
 from bert_jax.infer.fill_mask import MaskFiller
@@ -38,11 +41,35 @@ _LENGTH_STEP = 16  # rows are padded to a multiple of this, so that few lengths 
 _TITLE_CHARS = 60
 
 
-def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> str:
-    """Make one HTML page: layers and heads to choose, lines between tokens, maps of all weights.
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Attention weights of a text, or of a pair of texts, in every layer and head."""
 
-    It loads nothing and its policy forbids it to. The weights are in it to 8 bits of their square
-    root: a weight w is off by at most 0.004 * sqrt(w).
+    tokens: list[str]
+    """Tokens of the row as people read them."""
+    weights: Float[np.ndarray, "N H L L"]
+    """Weights from the row's token to the column's, in float32."""
+    page: str
+    """HTML page with layers and heads to choose, lines between tokens, maps of all weights. The
+    page loads nothing, and its policy forbids it to. The weights are in the page to 8 bits of their
+    square root: a weight w is off by at most 0.004 * sqrt(w)."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the page; a file of that name is replaced."""
+        replace_file(Path(path).expanduser(), self.page.encode())
+
+    def __repr__(self) -> str:
+        layers, heads, count = self.weights.shape[:3]
+        return f"Attention of {count} tokens in {layers} layers of {heads} heads; .save(FILE.html)"
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for notebooks."""
+        style = 'style="width: 100%; height: 40em; border: 0"'
+        return f'<iframe srcdoc="{html.escape(self.page)}" {style}></iframe>'
+
+
+def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attention:
+    """Compute the attention weights of a text, and make their page.
 
     Args:
         saved: A model; its masked-LM head is used where a text has masks.
@@ -97,7 +124,13 @@ def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> s
             f", {row.second_start} of the source. The row of a target token has what the decoder "
             "looked at, in the source and in the target so far, to write the next token"
         )
-    return _page(data, replace_surrogates(saved.name), of, text, text_b)
+    page = _page(data, replace_surrogates(saved.name), of, text, text_b)
+    return Attention(tokens, weights, page)
+
+
+def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> str:
+    """Make the page of `attention`."""
+    return attention(saved, text, text_b).page
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:

@@ -15,21 +15,24 @@ MAX_TOKENS = 1024
 A last batch, or a small call, has the next power of 2 of rows."""
 
 
-def shape_for(longest: int, count: int, limit: int) -> tuple[int, int]:
+def shape_for(
+    longest: int, count: int, limit: int, max_tokens: int = MAX_TOKENS
+) -> tuple[int, int]:
     """Return rows and length of a batch.
 
     Args:
         longest: Tokens of the longest row.
         count: Rows that are left.
         limit: Max tokens in a row.
+        max_tokens: Max tokens in a batch of more than one row.
     """
     length = next((length for length in LENGTHS if longest <= length < limit), limit)
-    most = max(1, MAX_TOKENS // length)
+    most = max(1, max_tokens // length)
     return min(1 << (most.bit_length() - 1), 1 << (count - 1).bit_length()), length
 
 
 def row_batches(
-    rows: Rows, limit: int, pad_id: int
+    rows: Rows, limit: int, pad_id: int, max_tokens: int = MAX_TOKENS
 ) -> Iterator[tuple[Int64[np.ndarray, " B"], Batch]]:
     """Yield the numbers of some rows, longest first, and their batch, until all have had a turn.
 
@@ -39,7 +42,8 @@ def row_batches(
     order = np.argsort(-rows.lengths, kind="stable")
     at = 0
     while at < len(order):
-        size, length = shape_for(int(rows.lengths[order[at]]), len(order) - at, limit)
+        longest = int(rows.lengths[order[at]])
+        size, length = shape_for(longest, len(order) - at, limit, max_tokens)
         index = order[at : at + size]
         own = Rows([rows.tokens[row] for row in index.tolist()], rows.second_start[index])
         ((_, batch),) = eval_batches(own, (length,), size, pad_id)

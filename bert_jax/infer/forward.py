@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from bert_jax.errors import UserError
 from bert_jax.model.config import LayerKind, ModelConfig
 from bert_jax.model.encoder import Embeddings, Layer
 from bert_jax.model.heads import end_norm, pool, vocabulary_logits, with_params
@@ -28,14 +29,27 @@ FEW_TOKENS = 128
 """Tokens in a batch up to which the last layer computes all places."""
 
 
-def on_device(saved: SavedModel) -> SavedModel:
-    """Lay a model out for the functions below: on the first device, its layers in a list.
+def on_device(
+    saved: SavedModel, device: str | None = None, max_length: int | None = None
+) -> SavedModel:
+    """Lay a model out for the functions below: on one device, its layers in a list.
 
     A model that translates keeps its own layout.
+
+    Args:
+        saved: From `read_model`.
+        device: Platform, such as cpu, gpu or tpu, or one of its devices, such as gpu:1; None: the
+            first device of all.
+        max_length: Tokens in a row at most; None: as the model says.
+
+    Raises:
+        UserError: There is no such device, or the length is out of range.
     """
+    chosen = _device(device)
+    if max_length is not None:
+        saved = dataclasses.replace(saved, max_length=_checked_length(saved, max_length))
     if saved.network is not None:
-        params = jax.device_put(saved.params, jax.devices()[0])
-        return dataclasses.replace(saved, params=params)
+        return dataclasses.replace(saved, params=jax.device_put(saved.params, chosen))
     encoder = saved.params["encoder"]
     layers = [
         jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], encoder["layers"])
@@ -45,8 +59,42 @@ def on_device(saved: SavedModel) -> SavedModel:
     return dataclasses.replace(
         saved,
         config=dataclasses.replace(saved.config, remat="none"),  # there is no backward pass
-        params=jax.device_put(params, jax.devices()[0]),
+        params=jax.device_put(params, chosen),
     )
+
+
+def layers_stacked(model: SavedModel) -> SavedModel:
+    """Return a model of `on_device` with its layers stacked on axis 0, as `read_model` has them."""
+    if model.network is not None:
+        return model
+    encoder = model.params["encoder"]
+    layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *encoder["layers"])
+    return dataclasses.replace(
+        model, params={**model.params, "encoder": {**encoder, "layers": layers}}
+    )
+
+
+def _device(name: str | None) -> jax.Device:
+    if name is None:
+        return jax.devices()[0]
+    platform, colon, number = name.partition(":")
+    try:
+        there = jax.devices(platform or None)
+        return there[int(number) if colon else 0]
+    except (RuntimeError, ValueError, IndexError):
+        found = ", ".join(f"{each.platform}:{n}" for n, each in enumerate(jax.devices()))
+        raise UserError(
+            f"device is {name!r:.40}; JAX finds {found} here, and cpu is always there"
+        ) from None
+
+
+def _checked_length(saved: SavedModel, length: int) -> int:
+    if not 8 <= length <= saved.config.num_positions:
+        raise UserError(
+            f"max_length is {length}; {saved.name} takes 8 to {saved.config.num_positions} tokens, "
+            "special ones included"
+        )
+    return length
 
 
 def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[Array, "B L C"]:

@@ -10,18 +10,23 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.answer import Answerer
+from bert_jax.infer.attend import Attention, attention
+from bert_jax.infer.batching import MAX_TOKENS
 from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import Embedder
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.forward import Pooling
-from bert_jax.infer.predictor import Answer, Cuts, Example, Given, Predictor
+from bert_jax.infer.predictor import Answer, Cuts, Example, Given, Predictor, check_count
 from bert_jax.infer.tag import Tagger
 from bert_jax.infer.translate import Translator
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.saved.model import SavedModel
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 Texts = str | Sequence[str]
 """One text, or several; the answer is a list in either case."""
+TextsOrPairs = str | Sequence[str | tuple[str, ...]]
+"""One text, or several, of which a tuple (first, second) is a pair of texts."""
 Pairs = str | Sequence[str | None]
 """Second texts, None for a text that has none."""
 
@@ -35,10 +40,31 @@ class LoadedModel:
 
     Args:
         saved: From `read_model`; its arrays are not kept.
+        device: Platform, such as cpu, gpu or tpu, or one of its devices, such as gpu:1; None: the
+            first device of all.
+        max_length: Tokens in a row at most, special tokens included; None: as the model says.
+        batch_tokens: Tokens in a batch of more than one row at most.
     """
 
-    def __init__(self, saved: SavedModel) -> None:
-        self.model = forward.on_device(saved)
+    def __init__(
+        self,
+        saved: SavedModel,
+        *,
+        device: str | None = None,
+        max_length: int | None = None,
+        batch_tokens: int = MAX_TOKENS,
+    ) -> None:
+        check_count("batch_tokens", batch_tokens)
+        self.model = forward.on_device(saved, device, max_length)
+        self.batch_tokens = batch_tokens
+
+    def __repr__(self) -> str:
+        config = self.model.config
+        verbs = ", ".join(verb.replace("-", "_") for verb in self.verbs)
+        return (
+            f"<{self.name}: {config.num_layers} layers x {config.hidden_dim}, at most "
+            f"{self.max_length} tokens, {config.vocab_size:,} in the vocabulary; {verbs}>"
+        )
 
     @property
     def name(self) -> str:
@@ -55,6 +81,16 @@ class LoadedModel:
         """Names of classes or tags, in the order of the outputs."""
         return () if self.model.outputs is None else self.model.outputs.labels
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the model; `encode(text)` gives ids and offsets."""
+        return self.model.tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """Tokens in a row at most, special tokens included; what is longer is cut."""
+        return self.model.max_length
+
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:
         """Find the `top` most probable tokens for each `[MASK]`.
 
@@ -66,7 +102,7 @@ class LoadedModel:
 
     def classify(
         self,
-        texts: Texts,
+        texts: TextsOrPairs,
         pairs: Pairs | None = None,
         *,
         top: int | None = None,
@@ -75,8 +111,8 @@ class LoadedModel:
         """Predict classes, several labels or a score; one warning counts the texts that are cut.
 
         Args:
-            texts: First texts.
-            pairs: Second texts, None for a text without one.
+            texts: Texts, or tuples of two for pairs.
+            pairs: Second texts, None for a text without one, where `texts` has no tuples.
             top: Number of classes with a probability, best first; None: all.
             threshold: Least probability of a label among several.
 
@@ -155,7 +191,7 @@ class LoadedModel:
 
     def embed(
         self,
-        texts: Texts,
+        texts: TextsOrPairs,
         pairs: Pairs | None = None,
         *,
         pooling: Pooling = "mean",
@@ -166,8 +202,8 @@ class LoadedModel:
         """Return (N, D) float32, one vector a text.
 
         Args:
-            texts: First texts.
-            pairs: Second texts, None for a text without one.
+            texts: Texts, or tuples of two for pairs.
+            pairs: Second texts, None for a text without one, where `texts` has no tuples.
             pooling: mean or max over the tokens, the state of the first token (cls), or BERT's
                 pooler on top of it.
             layers: Layers of which the mean is taken; from 0, the embeddings, to `num_layers`, or
@@ -184,7 +220,18 @@ class LoadedModel:
         found = self._ask(embedder, _paired(texts, pairs))
         return np.stack(found) if found else np.zeros((0, self.model.config.hidden_dim), np.float32)
 
+    def attend(self, text: str, pair: str | None = None) -> Attention:
+        """Compute what the tokens of a text attend to in every layer and head.
+
+        Args:
+            text: Text that the model reads.
+            pair: Second text of a pair; of a model that translates a translation of the text, None
+                for the model's own.
+        """
+        return attention(forward.layers_stacked(self.model), text, pair)
+
     def _ask(self, predictor: Predictor[Example], columns: dict[str, list[Any]]) -> list[Any]:
+        predictor.batch_tokens = self.batch_tokens
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             given = " but ".join(f"{number} {name}" for name, number in lengths.items())
@@ -207,6 +254,14 @@ def _several(texts: Any) -> list[Any]:
     return [texts] if isinstance(texts, str) else list(texts)
 
 
-def _paired(texts: Texts, pairs: Pairs | None) -> dict[str, list[Any]]:
-    columns = {"text": _several(texts)}
-    return columns if pairs is None else {**columns, "text_b": _several(pairs)}
+def _paired(texts: TextsOrPairs, pairs: Pairs | None) -> dict[str, list[Any]]:
+    given = _several(texts)
+    if not any(isinstance(each, tuple) for each in given):
+        return {"text": given} if pairs is None else {"text": given, "text_b": _several(pairs)}
+    if pairs is not None:
+        raise UserError("texts has tuples, and pairs is given too; give the second texts once")
+    both = [each if isinstance(each, tuple) else (each, None) for each in given]
+    for number, each in enumerate(both, 1):
+        if len(each) != 2:
+            raise UserError(f"text {number} is a tuple of {len(each)}; a pair is (first, second)")
+    return {"text": [first for first, _ in both], "text_b": [second for _, second in both]}

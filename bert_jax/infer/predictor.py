@@ -2,14 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.infer.batching import row_batches
+from bert_jax.infer.batching import MAX_TOKENS, row_batches
 from bert_jax.infer.forward import task_logits
 from bert_jax.parallel.in_flight import in_flight
 from bert_jax.saved.model import SavedModel
@@ -77,6 +77,8 @@ class Predictor(ABC, Generic[Example]):
 
     model: SavedModel
     """Model on a device."""
+    batch_tokens: int = field(default=MAX_TOKENS, kw_only=True)
+    """Tokens in a batch of more than one row at most."""
 
     FIELDS: ClassVar[tuple[str, ...]]
     """Fields of a JSON line; a line of plain text is the first."""
@@ -131,7 +133,8 @@ class Predictor(ABC, Generic[Example]):
         """
         model = self.model
         found: list[Any] = [None] * len(rows)
-        batches = row_batches(rows, model.max_length, model.tokenizer.special_ids.pad)
+        pad = model.tokenizer.special_ids.pad
+        batches = row_batches(rows, model.max_length, pad, self.batch_tokens)
         for (index, _), outputs in in_flight(lambda item: self.forward(item[1]), batches, ahead=1):
             leaves, tree = jax.tree.flatten(outputs)
             for number, row in enumerate(index):

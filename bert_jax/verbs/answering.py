@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import on_device
-from bert_jax.infer.predictor import Given, Predictor
+from bert_jax.infer.predictor import Given, Predictor, check_count
 from bert_jax.infer.records import STDIN, Format, Record, format_of, read_records
 from bert_jax.infer.stream import answer_records
 from bert_jax.infer.writers import JSON_LINES, Form, check_out, write_answers
@@ -35,7 +35,11 @@ def run_verb(
         UserError: Nothing to read, a bad record, or a file that cannot be read or written.
     """
     table = check_files(arguments)
-    predictor = make(on_device(read_model(arguments.workdir)))
+    if arguments.batch_tokens is not None:
+        check_count("--batch-tokens", arguments.batch_tokens)
+    saved = read_model(arguments.workdir)
+    predictor = make(on_device(saved, arguments.device, arguments.max_row))
+    predictor.batch_tokens = arguments.batch_tokens or predictor.batch_tokens
     texts, inputs, out = arguments.texts, arguments.input, arguments.out
     if texts == [STDIN]:
         texts, inputs = [], [*inputs, STDIN]

@@ -65,7 +65,7 @@ def add(verb: Callable[..., Parser]) -> None:
         'bert-jax translate work/ende "Two dogs play." --nbest 3 --alignments\n'
         "  bert-jax translate work/ende --input test.en --out test.de",
     )  # fmt: skip
-    _add_source(sub, "a text", out="translations, a line each, or a .jsonl file")
+    _add_source(sub, "a text", out="translations, a line each, or a .jsonl file", limited=False)
     add_search(sub)
     sub.option("--nbest", "list so many translations of a text, at most --num-beams", 1)
     sub.option("--prefix", "the beginning of every translation", metavar="TEXT")
@@ -144,8 +144,15 @@ def search_settings(arguments: argparse.Namespace) -> "SearchConfig":
     )
 
 
-def _add_source(sub: Parser, what: str, out: str = "a .jsonl file", field: str = "text") -> None:
-    """Add the arguments that these verbs share."""
+def _add_source(
+    sub: Parser,
+    what: str,
+    out: str = "a .jsonl file",
+    field: str = "text",
+    *,
+    limited: bool = True,
+) -> None:
+    """Add the arguments that these verbs share; `limited` adds a limit of the rows."""
     sub.option("workdir", "of a run, or a directory in Hugging Face's format", metavar="DIR")
     sub.add_argument(
         "texts", nargs="*", metavar="TEXT", help=f"{what}; - (or none) for standard input"
@@ -180,6 +187,19 @@ def _add_source(sub: Parser, what: str, out: str = "a .jsonl file", field: str =
     )
     sub.option("--out", f"write {out}; it appears whole or not at all", type=Path, metavar="FILE")
     sub.flag("--json", "print JSON lines for texts too")
+    sub.option(
+        "--device", "cpu, gpu, tpu, or one of several as gpu:1 (default: the first that JAX finds)",
+        metavar="NAME",
+    )  # fmt: skip
+    sub.option("--batch-tokens", "most tokens in a batch (default: 1024)", type=int, metavar="N")
+    if limited:
+        sub.option(
+            "--max-length", "most tokens of a row, special ones included; what is longer is cut, "
+            "or read in windows (default: the model's)",
+            type=int, metavar="N", dest="max_row",
+        )  # fmt: skip
+    else:
+        sub.set_defaults(max_row=None)
     sub.option(
         "--on-error", "at a line that cannot be read or asked about: stop, or say so in its place",
         "fail", choices=["fail", "skip"],

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from asked_models import random_model, write_lines
 
+import bert_jax
 from bert_jax import cli
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.infer import stream
@@ -43,6 +44,35 @@ def run(capsys) -> Callable[..., tuple[int, str, str]]:
         return (code, *capsys.readouterr())
 
     return run
+
+
+def test_home_is_expanded_in_paths_and_not_in_texts(home, run, monkeypatch):
+    monkeypatch.setenv("HOME", f"{home}")
+    code, out, err = run("classify", "~/work/reviews", "~", "--out=~/labels.jsonl")
+    assert (code, out) == (0, ""), err
+    assert json.loads((home / "labels.jsonl").read_text())["label"]
+    assert bert_jax.load("~/work/reviews").classify("the cat")
+    code, out, _ = run("classify", "~/work/reviews", "~", "the cat", "--top=1")
+    assert out.splitlines()[0] == "~"
+    code, _, err = run(
+        "finetune", "--config=table", "--config.init=~/nowhere", "--workdir=~/run",
+        "--config.task.table.train", "~/rows.csv",
+    )  # fmt: skip
+    assert code == 2
+    assert f"{home}/nowhere does not exist" in err
+
+
+def test_limits_of_a_verb(home, run):
+    model = home / "work" / "reviews"
+    limits = ("--device=cpu", "--batch-tokens=64", "--max-length=8")
+    code, out, err = run("classify", model, "the cat sat on a mat . the dog", *limits)
+    assert code == 0
+    assert "texts are longer than 8 tokens" in err
+    assert (
+        run("classify", model, "the cat sat on a mat")[1].splitlines()[1:] == out.splitlines()[1:]
+    )
+    assert run("classify", model, "the cat", "--device=abacus")[0] == 2
+    assert "--batch-tokens is 0" in run("classify", model, "a", "--batch-tokens=0")[2]
 
 
 def test_classify_from_arguments_files_and_to_a_file(home, run, tmp_path):

@@ -8,6 +8,7 @@ from asked_models import HEADS, TOKENIZER, WORDS, random_model
 
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
+from bert_jax.infer.attend import attention_page
 from bert_jax.infer.batching import MAX_TOKENS, shape_for
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.tag import split_words
@@ -190,6 +191,54 @@ def test_vectors_are_of_the_states():
         np.testing.assert_allclose(unit, expected / np.linalg.norm(expected), atol=2e-5)
 
 
+def test_tuples_are_pairs(classifying):
+    _, model = classifying
+    mixed = list(zip(TEXTS, PAIRS, strict=True))
+    mixed = [text if pair is None else (text, pair) for text, pair in mixed]
+    assert model.classify(mixed) == model.classify(TEXTS, PAIRS)
+    np.testing.assert_array_equal(model.embed(mixed), model.embed(TEXTS, PAIRS))
+    assert len(model.classify(("the cat", "a dog"))) == 2
+
+
+def test_what_a_model_says_of_itself(classifying):
+    saved, model = classifying
+    assert f"{model!r}" == (
+        "<random class: 2 layers x 16, at most 48 tokens, 27 in the vocabulary; classify, embed>"
+    )
+    assert (model.tokenizer, model.max_length) == (saved.tokenizer, 48)
+
+
+def test_limits_of_length_batch_and_device(classifying, monkeypatch):
+    saved, model = classifying
+    short = LoadedModel(saved, max_length=8, device="cpu", batch_tokens=16)
+    assert short.max_length == 8
+    with pytest.warns(UserWarning, match="longer than 8 tokens"):
+        cut = short.classify("the cat sat on a mat . the dog ran")
+    assert cut == model.classify("the cat sat on a mat")
+    shapes = []
+    whole = forward.task_logits
+    monkeypatch.setattr(
+        "bert_jax.infer.predictor.task_logits",
+        lambda model, batch: shapes.append(batch["tokens"].shape) or whole(model, batch),
+    )
+    short.classify(["the cat"] * 5)
+    assert shapes == [(2, 8), (2, 8), (1, 8)]
+
+
+def test_attention_of_a_loaded_model(tmp_path, monkeypatch):
+    saved = random_model("pretrained")
+    found = LoadedModel(saved).attend("the cat sat", "a dog")
+    assert found.tokens == ["[CLS]", "the", "cat", "sat", "[SEP]", "a", "dog", "[SEP]"]
+    assert found.weights.shape == (2, 2, 8, 8)
+    np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
+    assert found.page == attention_page(saved, "the cat sat", "a dog")
+    assert "8 tokens in 2 layers of 2 heads" in f"{found}"
+    monkeypatch.setenv("HOME", f"{tmp_path}")
+    found.save("~/page.html")
+    assert (tmp_path / "page.html").read_text("utf-8") == found.page
+    assert found._repr_html_().startswith('<iframe srcdoc="&lt;!doctype html')
+
+
 def test_no_texts_are_no_answers(classifying):
     _, model = classifying
     assert model.classify([]) == []
@@ -216,6 +265,12 @@ def test_no_texts_are_no_answers(classifying):
             lambda m: m.classify(["a"], ["b", "c"]),
             "got 1 text but 2 text_b; the numbers must match",
         ),
+        ("class", lambda m: m.classify([("a", "b")], ["c"]), "texts has tuples, and pairs is"),
+        ("class", lambda m: m.classify(["a", ("b",)]), "text 2 is a tuple of 1; a pair is"),
+        ("class", lambda m: LoadedModel(m.model, device="abacus"), "'abacus'; JAX finds cpu:0"),
+        ("class", lambda m: LoadedModel(m.model, device="cpu:99"), "device is 'cpu:99'"),
+        ("class", lambda m: LoadedModel(m.model, max_length=49), "takes 8 to 48 tokens"),
+        ("class", lambda m: LoadedModel(m.model, batch_tokens=0), "batch_tokens is 0"),
         ("class", lambda m: m.classify("a", top=0), "top is 0"),
         ("class", lambda m: m.classify("a", threshold=2.0), "threshold is 2"),
         ("class", lambda m: m.embed("a", layers=3), "no layer 3.*0, the embeddings, to 2"),
