@@ -177,7 +177,9 @@ class _Padded:
 
     def __init__(self, rows: Rows, pad_id: int):
         self._pad_id = pad_id
-        self._lengths = rows.lengths
+        self._group = rows.group
+        self._text_ids = rows.text_ids
+        self._lengths = rows.row_lengths
         self._begins = np.cumsum(self._lengths) - self._lengths
         self._tokens = np.concatenate([np.zeros(0, np.int32), *rows.tokens])
         self._second_start = rows.second_start
@@ -190,11 +192,13 @@ class _Padded:
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """Pad the rows `index` to `length`; the first `num_real` of each trial's rows count."""
+        """Pad the examples `index` to `length`; the first `num_real` of each trial's count."""
         at = np.arange(length)
-        inside = at < self._lengths[index][..., None]
-        source = np.where(inside, self._begins[index][..., None] + at, 0)
-        in_second = at >= self._second_start[index][..., None]
+        group = np.arange(self._group)
+        each = index if self._group == 1 else index[..., None] * self._group + group
+        inside = at < self._lengths[each][..., None]
+        source = np.where(inside, self._begins[each][..., None] + at, 0)
+        in_second = at >= self._second_start[each][..., None]
         rows = np.arange(index.shape[-1])
         batch = {
             "tokens": np.where(inside, self._tokens[source], np.int32(self._pad_id)),
@@ -209,4 +213,6 @@ class _Padded:
                 if self._has_tags
                 else self._labels[index]
             )
+        if self._text_ids is not None:
+            batch["text_ids"] = self._text_ids[each].reshape(*index.shape, self._group)
         return batch

@@ -226,6 +226,6 @@ def _rows_fingerprint(splits: Iterable[Rows]) -> str:
     digest = hashlib.sha256()
     for rows in splits:
         labels = () if rows.labels is None else rows.labels
-        for array in (rows.lengths, rows.second_start, *rows.tokens, *labels):
+        for array in (rows.row_lengths, rows.second_start, *rows.tokens, *labels):
             digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

@@ -144,9 +144,17 @@ class Objective(ABC):
 
     @staticmethod
     def inputs(rows: Batch, seed: Array | None) -> tuple[Array, Array, Array, DropoutStream | None]:
-        """Return what `model.heads.encode` reads of rows: tokens, types, segments, dropout."""
-        stream = None if seed is None else DropoutStream(seed, rows["row_index"])
-        return rows["tokens"], rows["type_ids"], rows["segment_ids"], stream
+        """Return what `model.heads.encode` reads of rows: tokens, types, segments, dropout.
+
+        Rows that belong together (B, G, L) follow one another (B * G, L).
+        """
+        index = rows["row_index"]
+        tokens, types, segments = (rows[name] for name in ("tokens", "type_ids", "segment_ids"))
+        if tokens.ndim == 3:
+            _, group, length = tokens.shape
+            index = (index[:, None] * group + jnp.arange(group, dtype=index.dtype)).reshape(-1)
+            tokens, types, segments = (x.reshape(-1, length) for x in (tokens, types, segments))
+        return tokens, types, segments, None if seed is None else DropoutStream(seed, index)
 
 
 def num_params(objective: Objective) -> int:

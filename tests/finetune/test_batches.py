@@ -150,6 +150,39 @@ def test_a_batch_is_its_rows():
                     assert batch["labels"].dtype == rows.labels.dtype
 
 
+def test_rows_of_an_example_stay_together():
+    """Three rows an example, one of them missing here and there; the longest decides the length."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(4, 30, (20, 3))
+    lengths[::4, 2] = 0
+    tokens = [np.full(n, 100 * i + g + 1, np.int32) for (i, g), n in np.ndenumerate(lengths)]
+    rows = Rows(
+        tokens, lengths.ravel().astype(np.int32), np.arange(20, dtype=np.int32), group=3,
+        text_ids=np.arange(60, dtype=np.int32),
+    )  # fmt: skip
+    assert len(rows) == 20
+    assert rows.lengths.tolist() == lengths.max(axis=1).tolist()
+    batches = TrainBatches(rows, choose_buckets(rows.lengths, 3), 6, PAD)
+    seen = []
+    for batch in batches.epoch(0, [3, 11]):
+        assert batch["tokens"].shape[:-1] == batch["text_ids"].shape == (2, 6, 3)
+        assert batch["weights"].shape == batch["row_index"].shape == (2, 6)
+        for m, b in np.ndindex(2, 6):
+            example = batch["labels"][m, b]
+            assert batch["text_ids"][m, b].tolist() == [3 * example + g for g in range(3)]
+            for g in range(3):
+                n = lengths[example, g]
+                expected = [100 * example + g + 1] * n
+                assert batch["tokens"][m, b, g, :n].tolist() == expected
+                assert (batch["tokens"][m, b, g, n:] == PAD).all()
+                assert batch["segment_ids"][m, b, g].sum() == n
+        seen += batch["labels"][0][batch["weights"][0] > 0].tolist()
+    assert sorted(seen) == list(range(20))
+    index, batch = next(eval_batches(rows, (32,), 4, PAD))
+    assert batch["tokens"].shape == (4, 3, 32)
+    assert index.tolist() == batch["labels"].tolist()
+
+
 def test_members_seeds_and_epochs():
     rows = make_rows(np.random.default_rng(0).integers(4, 40, 50).tolist())
     batches = TrainBatches(rows, (16, 24, 40), 8, PAD)
@@ -211,3 +244,5 @@ def test_what_is_refused():
         next(eval_batches(Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), tags), (8,), 2, PAD))
     with pytest.raises(ValueError, match="1 rows, 2 labels"):
         Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match="1 rows in groups of 2"):
+        Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), group=2)
