@@ -27,6 +27,9 @@ class Layout(NamedTuple):
     lives long."""
     inner: Mapping[str, "Layout"] = MappingProxyType({})
     """Layouts of the entries of the parameters that are dicts themselves."""
+    gather_rows: Callable[[Any], Any] | None = None
+    """Map of arrays with the device's rows on axis 0 to those of all devices; None where the
+    device has all rows."""
 
     def of(self, name: str) -> "Layout":
         """Return the layout of an entry of the parameters."""
@@ -36,6 +39,13 @@ class Layout(NamedTuple):
         """Return the layout for parameters that are whole already."""
         inner = {name: layout.without_gather() for name, layout in self.inner.items()}
         return self._replace(gather=None, inner=inner)
+
+    def all_rows(self, rows: Any) -> Any:
+        """Return a tree of arrays of the device's rows as that of all devices' rows.
+
+        The gradient of each device's rows is summed over the devices.
+        """
+        return rows if self.gather_rows is None else self.gather_rows(rows)
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
         """Lay out `x`, which has these logical axes, by the rules; for use inside jit."""

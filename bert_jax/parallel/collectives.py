@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.model.layout import Layout, without_axes
-from bert_jax.parallel.sharding import TRIAL, partition_spec
+from bert_jax.parallel.sharding import TRIAL, num_batch_shards, partition_spec
 
 BY_HAND = ("data", "fsdp")
 """Mesh axes over which the step is written out; `tensor` is the compiler's."""
@@ -88,7 +88,8 @@ def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
         for name, entry in specs.items()
         if name != "layers" and isinstance(entry, dict)
     }
-    return Layout(mesh, partition_spec, gather_layer, inner)
+    gather_rows = partial(_gather_tree, mesh=mesh) if num_batch_shards(mesh) > 1 else None
+    return Layout(mesh, partition_spec, gather_layer, inner, gather_rows)
 
 
 def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = False) -> Any:
@@ -140,6 +141,26 @@ def _gather_backward(mesh, spec, travels, used, _, g):
 
 
 _gather.defvjp(_gather_forward, _gather_backward)
+
+
+def _gather_tree(rows: Any, mesh: Mesh) -> Any:
+    return jax.tree.map(lambda x: _gather_rows(x, mesh), rows)
+
+
+def _all_rows(x: jax.Array, mesh: Mesh) -> jax.Array:
+    gather = partial(jax.lax.all_gather, axis_name=BY_HAND, axis=0, tiled=True)
+    return over_tensor(gather, mesh, PartitionSpec())(x)
+
+
+_gather_rows = jax.custom_vjp(_all_rows, nondiff_argnums=(1,))
+
+
+def _gather_rows_backward(mesh, _, g):
+    scatter = partial(jax.lax.psum_scatter, axis_name=BY_HAND, scatter_dimension=0, tiled=True)
+    return (over_tensor(scatter, mesh, PartitionSpec())(g),)
+
+
+_gather_rows.defvjp(lambda x, mesh: (_all_rows(x, mesh), None), _gather_rows_backward)
 
 
 def _is_split(spec: PartitionSpec, mesh: Mesh) -> bool:

@@ -22,6 +22,7 @@ from bert_jax.formats.modern_tables import MODERN
 from bert_jax.formats.seq2seq.families import FAMILIES as TRANSLATORS
 from bert_jax.formats.seq2seq.families import read_network
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig
@@ -92,6 +93,9 @@ class SavedModel:
     origin: Origin
     network: Network | None = None
     """Network of a model that translates; None of any other."""
+    embedding: EmbeddingConfig | None = None
+    """What makes the vector of a text; None of a model that was not trained for vectors. The
+    weights of tokens, where they are learned, are the entry `pooling` of the parameters."""
 
     @property
     def has_pooler(self) -> bool:
@@ -244,12 +248,19 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
     model = build(ModelConfig, extra["model"], where)
     tokenizer = load_tokenizer(files)
     task = restore_task(extra["task"], tokenizer)
-    head = build(TaskHeadConfig, extra["head"], where)
+    outputs, embedding = None, None
+    if task.objective == "embedding":
+        embedding = build(EmbeddingConfig, extra["head"], where)
+    else:
+        head = build(TaskHeadConfig, extra["head"], where)
+        labels = tuple(task.describe()["learned"]["labels"])
+        outputs = TaskOutputs(head, task.objective, labels)
     task_config = build(TaskConfig, config["task"], f"{where}: task")
     return SavedModel(
         config=dataclasses.replace(model, attention_impl="auto"),
         params=restored.state,
-        outputs=TaskOutputs(head, task.objective, tuple(task.describe()["learned"]["labels"])),
+        outputs=outputs,
+        embedding=embedding,
         tokenizer=tokenizer,
         tokenizer_files=files,
         max_length=min(task_config.length, model.num_positions),

@@ -16,12 +16,13 @@ from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-HeadKind = Literal["single_label", "multi_label", "regression", "tags", "span"]
-"""Kind of prediction: one class, any number of classes, a number, a tag for each word, a span."""
+HeadKind = Literal["single_label", "multi_label", "regression", "tags", "span", "embedding"]
+"""Kind of prediction: one class, any number of classes, a number, a tag for each word, a span; or
+the vector of a text."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
 """float32 logits of the rows in their order: (N, C); for tags and spans N times (n, C), where what
-follows the row's tokens is padding and not read."""
+follows the row's tokens is padding and not read; vectors (D,) or, of a group, (G, D)."""
 
 
 class Split(ABC):

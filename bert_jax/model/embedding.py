@@ -1,0 +1,158 @@
+"""Embedding models: one vector for a text, from the states of its tokens.
+
+    config = EmbeddingConfig("mean", dimensions=(256, 64))
+    params = init_embedding_params(model, config, key, encoder=pretrained["encoder"])
+    vectors = apply_embedding(model, config, params, tokens, type_ids, segment_ids)
+
+Parameters are a nested dict with the entry `encoder`, without pooler, and with `pooling` where the
+pooling is learned. Texts are compared by the cosine of their vectors.
+
+Sources: Reimers and Gurevych 2019 (Sentence-BERT), section 3 (pooling); Lin et al. 2017, section 2
+(learned weights of tokens); Kusupati et al. 2022 (Matryoshka: the first numbers of a vector are a
+vector).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Integer
+
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.heads import Params, encode, init_params, with_params
+from bert_jax.model.layers import parameter
+from bert_jax.model.layout import Layout
+
+TokenPooling = Literal["mean", "cls", "last", "weighted"]
+
+_HIDDEN_SCORE = -1e30
+"""Score of padding: weight exactly 0."""
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    """What makes the vector of a text."""
+
+    pooling: TokenPooling = "mean"
+    """mean: the mean of all tokens' states, special tokens included. cls: the first token's state.
+    last: the last token's. weighted: a mean with weights that are learned from the states."""
+    normalize: bool = True
+    """Whether vectors have length 1."""
+    query_prefix: str = ""
+    """Text put before each query."""
+    document_prefix: str = ""
+    """Text put before each document."""
+    dimensions: tuple[int, ...] = ()
+    """Numbers of leading entries that were trained as vectors of their own (Matryoshka),
+    descending; empty: the whole width alone."""
+
+    def __post_init__(self) -> None:
+        """Refuse dimensions that do not descend."""
+        given = self.dimensions
+        if any(size < 1 for size in given) or list(given) != sorted(set(given), reverse=True):
+            raise UserError(
+                f"embedding.dimensions is {given}; give numbers of at least 1 that descend, such "
+                "as 256,128,64"
+            )
+
+    def check_width(self, width: int) -> None:
+        """Refuse dimensions beyond the width of a model.
+
+        Raises:
+            UserError: Names both.
+        """
+        if self.dimensions and self.dimensions[0] > width:
+            raise UserError(
+                f"embedding.dimensions is {self.dimensions}, and the model's vectors have {width} "
+                f"numbers; let all be at most {width}"
+            )
+
+
+class TokenWeights(nnx.Module):
+    """Weights of the tokens of a row, from one score a token; equal weights at the beginning."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None = None):
+        self.score = parameter(jnp.zeros((config.hidden_dim,), jnp.float32), "embed")
+
+    def __call__(
+        self, hidden: Float[Array, "B L D"], counted: Float[Array, "B L"]
+    ) -> Float[Array, "B L"]:
+        """Compute weights that add up to 1 over the tokens that are counted, in float32."""
+        scores = hidden.astype(jnp.float32) @ self.score[...]
+        return jax.nn.softmax(jnp.where(counted > 0, scores, _HIDDEN_SCORE), axis=-1) * counted
+
+
+class EmbeddingModel(nnx.Module):
+    """Encoder, and the weights of its tokens where these are learned."""
+
+    def __init__(self, config: ModelConfig, embedding: EmbeddingConfig, rngs: nnx.Rngs):
+        self.encoder = Encoder(config, rngs)
+        if embedding.pooling == "weighted":
+            self.pooling = TokenWeights(config)
+
+
+def init_embedding_params(
+    config: ModelConfig, embedding: EmbeddingConfig, key: Array, *, encoder: Params | None = None
+) -> Params:
+    """Make fresh parameters, but for the entries of `encoder`, whose pooler is passed over."""
+    params = init_params(config, key, EmbeddingModel, embedding)
+    given = {name: entry for name, entry in (encoder or {}).items() if name != "pooler"}
+    return {**params, "encoder": {**params["encoder"], **given}}
+
+
+def apply_embedding(
+    config: ModelConfig,
+    embedding: EmbeddingConfig,
+    params: Params,
+    tokens: Integer[Array, "B L"],
+    type_ids: Integer[Array, "B L"],
+    segment_ids: Integer[Array, "B L"],
+    stream: DropoutStream | None = None,
+    layout: Layout | None = None,
+) -> Float[Array, "B D"]:
+    """Compute vectors in float32, before `finish`; 0 for a row without tokens.
+
+    `params` come from `init_embedding_params`; the arrays and what follows are those of
+    `heads.encode`.
+    """
+    hidden = encode(config, params, tokens, type_ids, segment_ids, stream, layout)
+    return pool_tokens(config, embedding, params, hidden, segment_ids)
+
+
+def pool_tokens(
+    config: ModelConfig,
+    embedding: EmbeddingConfig,
+    params: Params,
+    hidden: Float[Array, "B L D"],
+    segment_ids: Integer[Array, "B L"],
+) -> Float[Array, "B D"]:
+    """Pool the last states of rows of one segment each, in float32; 0 for a row without tokens."""
+    counted = (segment_ids > 0).astype(jnp.float32)
+    if embedding.pooling == "mean":
+        weights = counted / jnp.maximum(counted.sum(1, keepdims=True), 1.0)
+    elif embedding.pooling == "weighted":
+        weights = with_params(params["pooling"], TokenWeights, config)(hidden, counted)
+    else:
+        last = jnp.maximum(counted.sum(1, keepdims=True) - 1, 0)
+        at = last if embedding.pooling == "last" else jnp.zeros_like(last)
+        weights = (jnp.arange(counted.shape[1]) == at) * counted
+    return jnp.einsum("BLD,BL->BD", hidden.astype(jnp.float32), weights)
+
+
+def finish(
+    embedding: EmbeddingConfig, vectors: Float[Array, "... D"], dimensions: int = 0
+) -> Float[Array, "... D2"]:
+    """Cut vectors to their first numbers (0: all), and scale them to length 1 if configured."""
+    vectors = vectors[..., :dimensions] if dimensions else vectors
+    return unit(vectors) if embedding.normalize else vectors
+
+
+def unit(vectors: Float[Array, "... D"]) -> Float[Array, "... D"]:
+    """Scale vectors to length 1; a vector of zeros stays, with gradient 0."""
+    squares = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
+    return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
