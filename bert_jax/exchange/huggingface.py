@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from bert_jax.errors import UserError
 from bert_jax.exchange.huggingface_files import (
     class_of,
     family_of,
@@ -37,13 +38,37 @@ from bert_jax.exchange.proof import (
 )
 from bert_jax.exchange.theirs import TheirModel, quiet
 from bert_jax.formats.modern_tables import MODERN
+from bert_jax.formats.sentence_transformers import can_be_written
 from bert_jax.formats.sentencepiece_json import is_tie
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
-write = write_huggingface
+
+def write(saved: SavedModel, out: Path) -> None:
+    """Write what `write_huggingface` writes.
+
+    Raises:
+        UserError: The model cannot be said in Hugging Face's format.
+    """
+    refuse_learned_pooling(saved)
+    write_huggingface(saved, out)
+
+
+def refuse_learned_pooling(saved: SavedModel) -> None:
+    """Refuse vectors that no module of sentence-transformers computes.
+
+    Raises:
+        UserError: Names the formats that hold them.
+    """
+    if saved.embedding is not None and not can_be_written(saved.embedding):
+        raise UserError(
+            f"{saved.name}: the pooling is {saved.embedding.pooling}, a mean with learned weights "
+            "of the tokens, and no module of sentence-transformers computes that (its Pooling "
+            "weights by position, its WeightedLayerPooling layers). Export with --to onnx or "
+            "stablehlo, which have the pooling inside, or train with pooling mean, cls or last"
+        )
 
 
 def auto_class(name: str) -> str:
@@ -81,7 +106,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         theirs |= check_tokenizer(saved, out)
         packages += ["transformers", "torch"]
     batches = tqdm(row_batches(rows), "proof", unit="batch", disable=None, leave=False)
-    found = compare(saved, batches, *programs, optional={"pooled"})
+    found = compare(saved, batches, *programs, optional={"pooled", "embedding"})
     ours = {
         "ran": True, "class": "read_model", "tensors_bit_equal": True,
         "texts_with_equal_ids": len(PROOF_TEXTS),
@@ -109,6 +134,8 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
         raise ProofFailedError(f"read back, this is not what was written: {names}")
     if (before := _meaning(saved)) != (after := _meaning(back)):
         raise ProofFailedError(f"the outputs mean {after} where they were read back, not {before}")
+    if back.embedding != saved.embedding:
+        raise ProofFailedError(f"read back, vectors are {back.embedding}, not {saved.embedding}")
     check_same_tokenizer(saved, back)
     return back
 

@@ -28,6 +28,7 @@ from bert_jax.formats.modern_config import (
     unlike,
 )
 from bert_jax.formats.modern_tables import MODERN
+from bert_jax.formats.sentence_transformers import can_be_written, sentence_files
 from bert_jax.formats.sentencepiece_json import tokenizer_json
 from bert_jax.model.heads import Params
 from bert_jax.saved.model import SavedModel
@@ -244,12 +245,19 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
 def write_description(saved: SavedModel, directory: Path) -> None:
     """Write the files beside the weights of every format: `config.json` and the tokenizer.
 
+    Of a model for vectors also those of sentence-transformers, where its pooling is one of theirs.
+
     Raises:
         UserError: The tokenizer cannot be said in Hugging Face's format.
         OSError: The files cannot be written.
     """
     write_tokenizer(saved, directory)
     write_json(directory / "config.json", config_of(saved))
+    if saved.embedding is not None and can_be_written(saved.embedding):
+        files = sentence_files(saved.embedding, saved.config.hidden_dim, saved.max_length)
+        for name, content in files.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            write_json(directory / name, content)
 
 
 def write_tokenizer(saved: SavedModel, directory: Path) -> None:
@@ -277,7 +285,7 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
         write_json(names, {field: config[field] for field in _TOKEN_FIELDS if field in config})
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
     """Write a JSON file for programs and people."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     path.write_text(f"{text}\n", encoding="utf-8")

@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_jax.formats.entries import VOCABULARY_PATHS
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.embedding import EmbeddingConfig, finish, pool_tokens
 from bert_jax.model.heads import (
     ReplacedHead,
     encode,
@@ -158,19 +159,23 @@ def logits_of(saved: SavedModel, batch: Batch) -> dict[str, np.ndarray]:
     Returns:
         `hidden` (B, L, D), the last states; and what the model has: `pooled` (B, D), `mlm`
         (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `rtd` (B, L, 1), `head`
-        (B, C) or (B, L, C).
+        (B, C) or (B, L, C), `embedding` (B, D).
     """
     head = None if saved.outputs is None else saved.outputs.head
     # Training may compute in fewer bits, and its kernels take some lengths alone.
     config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
     with jax.default_matmul_precision("highest"):  # accelerators compute with less by default
-        found = outputs_of(config, head, saved.params, batch)
+        found = outputs_of(config, head, saved.params, batch, saved.embedding)
     return {name: np.asarray(array) for name, array in found.items()}
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 4))
 def outputs_of(
-    config: ModelConfig, head: TaskHeadConfig | None, params: Any, batch: Batch
+    config: ModelConfig,
+    head: TaskHeadConfig | None,
+    params: Any,
+    batch: Batch,
+    embedding: EmbeddingConfig | None = None,
 ) -> dict[str, jax.Array]:
     """Compute the outputs of `logits_of`, each where `params` has its part; can be traced."""
     inputs: tuple[Any, Any, Any] = batch
@@ -188,6 +193,9 @@ def outputs_of(
         pooled = head.kind == "classification" and config.pooler
         if "pooled" in found or not pooled:
             found["head"] = head_logits(config, head, params, hidden, inputs[2])
+    if embedding is not None:
+        vectors = pool_tokens(config, embedding, params, hidden, inputs[2])
+        found["embedding"] = finish(embedding, vectors)
     return {name: array.astype(jnp.float32) for name, array in found.items()}
 
 

@@ -80,10 +80,12 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}
         params = _params(found, entries, saved.params, config)
+        if "pooling" in saved.params:  # constants: a number for each of the states' dimensions
+            params["pooling"] = saved.params["pooling"]
         batch = Batch(tokens, type_ids, segment_ids)
         # On TPU and on newer GPUs a product of float32 is of fewer bits unless this is asked for.
         with jax.default_matmul_precision("highest"):
-            return outputs_of(config, head, params, batch)
+            return outputs_of(config, head, params, batch, saved.embedding)
 
     batch, length = export.symbolic_shape(
         "batch, length",

@@ -1,10 +1,11 @@
-"""Vectors of texts: states of any layers, pooled."""
+"""Vectors of texts: as the model was trained to make them, or states of any layers, pooled."""
 
+import dataclasses
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jax import Array
@@ -15,9 +16,14 @@ from bert_jax.infer import forward
 from bert_jax.infer.classify import TextPredictor
 from bert_jax.infer.forward import Pooling
 from bert_jax.infer.predictor import Prepared
+from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.saved.model import SavedModel
-from bert_jax.tasks.examples import TextExample
+from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch
+
+Kind = Literal["query", "document"]
+PLAIN = EmbeddingConfig("mean", normalize=False)
+"""Vectors of a model that was not trained for vectors."""
 
 
 def parse_layers(text: str) -> tuple[int, ...] | slice:
@@ -40,16 +46,36 @@ def parse_layers(text: str) -> tuple[int, ...] | slice:
 class Embedder(TextPredictor):
     """A model as a function of texts to vectors; the options are those of `LoadedModel.embed`."""
 
-    pooling: Pooling = "mean"
+    kind: Kind | None = None
+    dimensions: int | None = None
+    pooling: Pooling | None = None
     layers: int | Sequence[int] | slice = -1
     special_tokens: bool = True
-    normalize: bool = False
+    normalize: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a model without encoder of texts, and layers and a pooling that it lacks."""
+        """Refuse a model without encoder of texts, and options that do not fit the model."""
         self.model.require("embed", "encoder of texts")
+        own = self.model.embedding or PLAIN
+        if self.kind not in (None, *get_args(Kind)):
+            raise UserError(f"kind is {self.kind!r:.40}; it must be query or document, or None")
+        prefixes = {"query": own.query_prefix, "document": own.document_prefix}
+        self._prefix = "" if self.kind is None else prefixes[self.kind]
+        if self.normalize is None:
+            self.normalize = own.normalize
+        if self.pooling is None:
+            self.pooling = own.pooling
         if self.pooling not in (known := get_args(Pooling)):
             raise UserError(f"pooling is {self.pooling!r}; there are {', '.join(known)}")
+        if self.pooling == "weighted" and "pooling" not in self.model.params:
+            raise UserError(
+                f"{self.model.name}: this model has no learned weights of tokens; pool by mean"
+            )
+        width = self.model.config.hidden_dim
+        if self.dimensions is not None and not 1 <= self.dimensions <= width:
+            raise UserError(
+                f"dimensions is {self.dimensions}; the vectors of this model have {width} numbers"
+            )
         self._layers = _numbered(self.layers, self.model)
         if self.pooling == "pooler":
             if not self.model.has_pooler:
@@ -60,19 +86,28 @@ class Embedder(TextPredictor):
     @property
     @override
     def width(self) -> int:
-        return self.model.config.hidden_dim
+        return self.dimensions or self.model.config.hidden_dim
+
+    @override
+    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
+        found = super().example(fields, origin)
+        return dataclasses.replace(found, text=self._prefix + found.text)
 
     @override
     def forward(self, batch: Batch) -> Array:
+        assert self.pooling is not None  # of `__post_init__`
         return forward.pooled(self.model, batch, self.pooling, self._layers, self.special_tokens)
 
     @override
     def answers(
         self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        if not self.normalize:
-            return list(outputs)
-        return [output / max(float(np.linalg.norm(output)), 1e-12) for output in outputs]
+        if not outputs:
+            return []
+        vectors = np.stack(outputs)[:, : self.dimensions]
+        if self.normalize:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return list(vectors)
 
     @override
     def lines(self, example: TextExample, answer: np.ndarray) -> list[str]:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import LayerKind, ModelConfig
+from bert_jax.model.embedding import EmbeddingConfig, TokenPooling, pool_tokens
 from bert_jax.model.encoder import Embeddings, Layer
 from bert_jax.model.heads import end_norm, pool, vocabulary_logits, with_params
 from bert_jax.model.rotation import Context, make_context
@@ -24,7 +25,7 @@ from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tok
 from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Batch
 
-Pooling = Literal["mean", "max", "cls", "pooler"]
+Pooling = Literal["mean", "max", "cls", "pooler", "last", "weighted"]
 FEW_TOKENS = 128
 """Tokens in a batch up to which the last layer computes all places."""
 
@@ -154,6 +155,10 @@ def pooled(
     wanted = [states[n] for n in layers]
     if layers[-1] == config.num_layers:
         wanted[-1] = _normed(config, model.params, wanted[-1])
+    if pooling in ("last", "weighted"):
+        weights = {"pooling": model.params.get("pooling", {})}
+        found: Array = _pool_tokens(config, pooling, weights, wanted, segment_ids)
+        return found
     vectors: Array = _pool(pooling, ignored, wanted, batch["tokens"], segment_ids)
     return vectors
 
@@ -300,8 +305,7 @@ def _pool(
     tokens: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"],
 ) -> Float[Array, "B D"]:
-    wanted = [each.astype(jnp.float32) for each in states]
-    hidden = sum(wanted[1:], wanted[0]) / len(wanted)
+    hidden = _mean_of(states)
     if pooling == "cls":
         return hidden[:, 0]
     counts = segment_ids > 0
@@ -314,7 +318,25 @@ def _pool(
     return total / jnp.maximum(counts.sum(1, keepdims=True), 1)
 
 
+@_program(0, 1)
+def _pool_tokens(
+    config: ModelConfig,
+    pooling: TokenPooling,
+    params: Any,
+    states: list[Float[Array, "B L D"]],
+    segment_ids: Int[Array, "B L"],
+) -> Float[Array, "B D"]:
+    embedding = EmbeddingConfig(pooling)
+    return pool_tokens(config, embedding, params, _mean_of(states), segment_ids)
+
+
 # Parts of a program, while it is traced
+
+
+def _mean_of(states: list[Float[Array, "B L D"]]) -> Float[Array, "B L D"]:
+    wanted = [each.astype(jnp.float32) for each in states]
+    mean: Array = sum(wanted[1:], wanted[0]) / len(wanted)
+    return mean
 
 
 def _last(

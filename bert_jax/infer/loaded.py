@@ -13,7 +13,7 @@ from bert_jax.infer.answer import Answerer
 from bert_jax.infer.attend import Attention, attention
 from bert_jax.infer.batching import MAX_TOKENS
 from bert_jax.infer.classify import Classifier
-from bert_jax.infer.embed import Embedder
+from bert_jax.infer.embed import Embedder, Kind
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.forward import Pooling
 from bert_jax.infer.predictor import Answer, Cuts, Example, Given, Predictor, check_count
@@ -194,31 +194,41 @@ class LoadedModel:
         texts: TextsOrPairs,
         pairs: Pairs | None = None,
         *,
-        pooling: Pooling = "mean",
+        kind: Kind | None = None,
+        dimensions: int | None = None,
+        pooling: Pooling | None = None,
         layers: int | Sequence[int] | slice = -1,
         special_tokens: bool = True,
-        normalize: bool = False,
+        normalize: bool | None = None,
     ) -> np.ndarray:
         """Return (N, D) float32, one vector a text.
+
+        A model that was trained for vectors, or read from the layout of sentence-transformers,
+        says how they are made; the options that follow change that.
 
         Args:
             texts: Texts, or tuples of two for pairs.
             pairs: Second texts, None for a text without one, where `texts` has no tuples.
-            pooling: mean or max over the tokens, the state of the first token (cls), or BERT's
-                pooler on top of it.
+            kind: query or document, for the prefix that the model puts before such texts; None: no
+                prefix.
+            dimensions: Numbers of a vector, its first ones; None: all.
+            pooling: mean or max over the tokens, the state of the first token (cls), BERT's pooler
+                on top of it, the state of the last token, or a mean with learned weights
+                (weighted); None: as the model says, else mean.
             layers: Layers of which the mean is taken; from 0, the embeddings, to `num_layers`, or
                 from -1 backwards. A slice's ends are both in it; without an end it begins at 0 or
                 reaches the last layer.
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in
                 sentence-transformers. Padding never does.
-            normalize: Whether vectors are divided by their Euclidean norm.
+            normalize: Whether vectors, cut to `dimensions`, are divided by their Euclidean norm;
+                None: as the model says, else not.
         """
         embedder = Embedder(
-            self.model, pooling=pooling, layers=layers, special_tokens=special_tokens,
-            normalize=normalize,
+            self.model, kind=kind, dimensions=dimensions, pooling=pooling, layers=layers,
+            special_tokens=special_tokens, normalize=normalize,
         )  # fmt: skip
         found = self._ask(embedder, _paired(texts, pairs))
-        return np.stack(found) if found else np.zeros((0, self.model.config.hidden_dim), np.float32)
+        return np.stack(found) if found else np.zeros((0, embedder.width), np.float32)
 
     def attend(self, text: str, pair: str | None = None) -> Attention:
         """Compute what the tokens of a text attend to in every layer and head.

@@ -19,6 +19,11 @@ from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, WEIGHTS, model_
 from bert_jax.formats.modern import ModernForm, modern_form, pooling_from_huggingface
 from bert_jax.formats.modern_config import modern_config
 from bert_jax.formats.modern_tables import MODERN
+from bert_jax.formats.sentence_transformers import (
+    SentenceForm,
+    is_sentence_model,
+    read_sentence_files,
+)
 from bert_jax.formats.seq2seq.families import FAMILIES as TRANSLATORS
 from bert_jax.formats.seq2seq.families import read_network
 from bert_jax.model.config import ModelConfig
@@ -161,7 +166,8 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             `bert-jax finetune` (the best model), local or in a bucket; or a local directory as
             Transformers' `save_pretrained` writes it, of a BERT, an ELECTRA or a family of
             `formats.modern_tables` with any head or none, of a classifier of DistilBERT, or of a
-            class that translates (`formats.seq2seq`). Heads other than those of pretraining,
+            class that translates (`formats.seq2seq`); or the layout of sentence-transformers
+            around an encoder of these. Heads other than those of pretraining,
             classification, tagging and span QA are passed over.
         encoder_only: Pass over the heads of a directory in Hugging Face's format, damaged or not,
             but for the map that all heads of a modern family begin with.
@@ -180,6 +186,11 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
                 f"{path} {what}; give {_KINDS}. Nothing is downloaded: a model of the Hugging Face "
                 f"Hub is fetched with `hf download NAME --local-dir DIR`"
             )
+        if is_sentence_model(directory):
+            _check_part(path, part, ())
+            form = read_sentence_files(directory)
+            found = read_json_object(form.model / "config.json", max_bytes=MAX_CONFIG_BYTES)
+            return with_vectors(_from_huggingface(form.model, found, encoder_only), form)
         config = directory / "config.json"
         if config.is_file():
             found = read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
@@ -305,6 +316,11 @@ def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool
     if isinstance(untrained, list) and "pooler" in untrained:
         saved = saved.without({"pooler"})
     return dataclasses.replace(saved, origin=Origin("huggingface", config=found))
+
+
+def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
+    """Return an encoder with what makes its vectors; raise where the two do not fit."""
+    return dataclasses.replace(saved, embedding=form.embedding, max_length=form.limit(saved.config))
 
 
 def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str) -> SavedModel:

@@ -83,8 +83,13 @@ def add(verb: Callable[..., Parser]) -> None:
     _add_source(sub, "a text", out="a .npy, .parquet or .jsonl file")
     sub.option("--text-b", "the second text of a pair, to every text", metavar="TEXT")
     sub.option(
-        "--pooling", "of the states of the tokens, which", "mean",
-        choices=["mean", "max", "cls", "pooler"],
+        "--kind", "put the model's own prefix for queries or for documents before each text",
+        choices=["query", "document"],
+    )  # fmt: skip
+    sub.option("--dimensions", "first numbers of each vector (default: all)", type=int, metavar="N")
+    sub.option(
+        "--pooling", "of the states of the tokens, which (default: as the model says, else mean)",
+        choices=["mean", "max", "cls", "pooler", "last", "weighted"],
     )  # fmt: skip
     sub.add_argument(
         "--layers",
@@ -95,7 +100,12 @@ def add(verb: Callable[..., Parser]) -> None:
         "is taken; 0 is the embeddings, -1 the last (default: %(default)s)",
     )
     sub.flag("--no-special-tokens", "leave [CLS] and [SEP] out of mean and max")
-    sub.flag("--normalize", "to length 1")
+    sub.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="to length 1 (default: as the model says, else not)",
+    )
 
     sub = verb(
         "attend", attend,
@@ -300,6 +310,8 @@ def embed(arguments: argparse.Namespace) -> int:
 
     make = partial(
         Embedder,
+        kind=arguments.kind,
+        dimensions=arguments.dimensions,
         pooling=arguments.pooling,
         layers=parse_layers(arguments.layers),
         special_tokens=not arguments.no_special_tokens,
