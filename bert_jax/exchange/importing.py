@@ -204,7 +204,8 @@ def _from_directory(source: Path) -> Source:
         name=f"{directory}, {made_by}",
         where=f"{path}",
     )
-    if "pooler" in (config.get(UNTRAINED) or ()):  # of an export from here
+    untrained = config.get(UNTRAINED)  # of an export from here
+    if isinstance(untrained, list) and "pooler" in untrained:
         saved = saved.without({"pooler"})
     if sentence is not None:
         saved = with_vectors(saved, sentence)
