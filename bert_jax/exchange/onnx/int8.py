@@ -1,5 +1,6 @@
 """An ONNX graph with weights in 8 bits, by ONNX Runtime's own quantizer, and what that costs."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,12 @@ def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dic
             "models whose weights are in one file with their graph"
         )
     before = graph.stat().st_size
-    quantization.quantize_dynamic(graph, small, weight_type=quantization.QuantType.QInt8)
+    before_level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # its advice to optimise graphs of pictures first
+    try:
+        quantization.quantize_dynamic(graph, small, weight_type=quantization.QuantType.QInt8)
+    finally:
+        logging.disable(before_level)
     small.replace(graph)
     sizes = {"before": before, "after": graph.stat().st_size}
     return {"kind": "int8", "bytes": sizes, **cost(saved, rows, program(saved, out))}
