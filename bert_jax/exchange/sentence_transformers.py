@@ -19,9 +19,10 @@ from bert_jax.exchange import huggingface
 from bert_jax.exchange.huggingface_files import specials_of
 from bert_jax.exchange.proof import ProofFailedError, texts_for
 from bert_jax.exchange.theirs import quiet
-from bert_jax.infer.embed import PLAIN
+from bert_jax.infer.embed import PLAIN, Kind
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.heads import Params
 from bert_jax.saved.model import SavedModel
 
 write = huggingface.write
@@ -35,7 +36,9 @@ def encoder_with_vectors(saved: SavedModel) -> SavedModel:
     Whether the vectors of such a model are divided by their norm is left to whoever asks, as in
     `embed`.
     """
-    parts = {name: saved.params[name] for name in ("encoder", "pooling") if name in saved.params}
+    parts: Params = {
+        name: saved.params[name] for name in ("encoder", "pooling") if name in saved.params
+    }
     embedding = saved.embedding or PLAIN
     return dataclasses.replace(saved, params=parts, outputs=None, embedding=embedding)
 
@@ -86,7 +89,7 @@ def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> d
         for text in texts_for(saved.tokenizer)
         if text not in ties and not any(name in text for name in names)
     ]
-    encoders = (
+    encoders: tuple[tuple[Kind | None, Any], ...] = (
         (None, theirs.encode), ("query", theirs.encode_query), ("document", theirs.encode_document)
     )  # fmt: skip
     least, gap = 1.0, 0.0
