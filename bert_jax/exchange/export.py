@@ -25,7 +25,9 @@ from bert_jax.exchange.huggingface_files import (
     write_json,
 )
 from bert_jax.exchange.model_card import model_card
+from bert_jax.exchange.onnx import int8
 from bert_jax.exchange.proof import PROOF_TEXTS, TOLERANCE, ProofFailedError, proof_rows
+from bert_jax.exchange.sentence_transformers import encoder_with_vectors
 from bert_jax.exchange.translation import files as translator_files
 from bert_jax.files.staging import StagedDirectory, disk_full
 from bert_jax.files.urls import scheme
@@ -37,14 +39,16 @@ from bert_jax.saved.model import SavedModel, read_model
 
 FORMATS = {
     "huggingface": "bert_jax.exchange.huggingface",
+    "sentence-transformers": "bert_jax.exchange.sentence_transformers",
     "stablehlo": "bert_jax.exchange.stablehlo",
     "orbax": "bert_jax.exchange.orbax_export",
-    "onnx": "bert_jax.exchange.onnx",
+    "onnx": "bert_jax.exchange.onnx.runtime",
 }
 """Modules with `write(saved, out)` and `prove(saved, out, rows)`.
 
 `write` fills a directory; a UserError says what the format cannot hold. `prove` compares the
 directory with its source on rows of token ids, and returns `differences` by output and `versions`.
+`loading(saved)`, where a module has it, tells in the model card how the directory is loaded.
 """
 TRANSLATOR_FORMATS = {
     "huggingface": "bert_jax.exchange.translation.huggingface",
@@ -65,6 +69,7 @@ def export(
     license: str = "unknown",
     name: str = "",
     part: str = "",
+    quantize: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Write a model in another format; `out` is there whole and proven afterwards, or not at all.
@@ -77,6 +82,8 @@ def export(
         license: For the model card, as the Hugging Face Hub abbreviates licences.
         name: Title of the model card; default: the name of the source's directory.
         part: Model of a run that has several: discriminator or generator; empty: the first.
+        quantize: int8, of ONNX: matrices in 8 bits, which takes the place of the proven graph;
+            `quantized` says what that costs, and no tolerance applies. Empty: float32.
         say: Gets a line at each stage.
 
     Returns:
@@ -90,6 +97,10 @@ def export(
         raise UserError(f"the format is {format!r}; it must be one of {', '.join(FORMATS)}")
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise UserError(f"the tolerance is {tolerance}; it must be a number, not below 0")
+    if quantize not in ("", "int8") or (quantize and format != "onnx"):
+        raise UserError(
+            f"quantize is {quantize!r:.40} and the format {format}; int8 is there, for onnx alone"
+        )
     if not _LICENSE.fullmatch(license):
         raise UserError(
             f"the license is {license[:80]!r}; give the Hub's abbreviation, such as apache-2.0, "
@@ -104,6 +115,8 @@ def export(
     say(f"reading {source}")
     trained = as_trained(read_model(source, part=part))
     saved = without_pairs(trained)
+    if format == "sentence-transformers" and saved.network is None:
+        saved = encoder_with_vectors(saved)
     left_out = sorted(trained.params.keys() - saved.params.keys())
     translates = saved.network is not None
     modules = TRANSLATOR_FORMATS if translates else FORMATS
@@ -121,6 +134,10 @@ def export(
         rows = proof_rows(saved)
         proven = module.prove(saved, directory, rows)
         check_differences(proven["differences"], tolerance)
+        if quantize:
+            say("quantizing")
+            proven["quantized"] = int8.quantize(saved, directory, rows)
+            digests = file_digests(directory)
         parity = {
             "format": format,
             "class": (translator_files.class_of if translates else class_of)(saved),
@@ -148,7 +165,8 @@ def export(
             },
         }
         write_json(directory / "parity.json", parity)
-        card = model_card(saved, parity, license=license, name=name)
+        loading = module.loading(saved) if hasattr(module, "loading") else ""
+        card = model_card(saved, parity, license=license, name=name, loading=loading)
         (directory / "README.md").write_text(card, encoding="utf-8")
     return parity
 

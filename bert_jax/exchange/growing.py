@@ -11,38 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
-from tqdm import tqdm
-
 import bert_jax
-from bert_jax.data.pairings import DataConfig
-from bert_jax.data.phases import PhaseConfig
-from bert_jax.data.pipeline import EvalBatches
 from bert_jax.errors import UserError
 from bert_jax.exchange.export import as_trained, staged
 from bert_jax.exchange.huggingface import read_back
 from bert_jax.exchange.huggingface_files import class_of, write_huggingface, write_json
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.growth import SIZES, grow_params, grown_config
-from bert_jax.model.heads import has_vocabulary_head
-from bert_jax.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.saved.ancestors import RECORD
 from bert_jax.saved.lineage import ancestor_entry
 from bert_jax.saved.model import SavedModel, read_model
-from bert_jax.training.config import PretrainConfig, TrainingConfig
-from bert_jax.training.corpus import Corpus, open_corpus, step_config
-from bert_jax.training.evaluate import EVAL_SEED, evaluate
-from bert_jax.training.start.initial_model import (
-    GROWTH_FILE,
-    check_tokenizer,
-    initial_params,
-    with_architecture,
-)
-from bert_jax.training.state import param_placement
-from bert_jax.training.step import make_eval_step
-
-MEASURED_LENGTH = 128
-"""Tokens in a row of held-out text, or fewer where the source has fewer positions."""
+from bert_jax.training.corpus import Corpus, open_corpus
+from bert_jax.training.start.heldout import check_measurable, heldout_metrics
+from bert_jax.training.start.initial_model import GROWTH_FILE
 
 
 @dataclass(frozen=True)
@@ -89,16 +70,7 @@ def grow_model(
             "that its fine-tuning started from"
         )
     if stores is not None:
-        if stores.heldout is None:
-            raise UserError(
-                f"--corpus: {corpus} has no held-out text; build it with --heldout-rate above 0"
-            )
-        check_tokenizer(saved, stores.train.tokenizer_fingerprint, "--corpus", f"{source}")
-        if not has_vocabulary_head(saved.params):
-            raise UserError(
-                f"--corpus: {saved.name} has no masked-LM head whose loss could be measured; "
-                "leave --corpus out"
-            )
+        check_measurable(saved, stores, "--corpus", corpus or "", f"{source}")
     config = grown_config(saved.config, wanted(saved.config), saved.name)
     with staged(out) as directory:
         say(f"growing {_shape(saved.config)} to {_shape(config)}")
@@ -126,8 +98,8 @@ def grow_model(
         if stores is not None:
             say(f"measuring both on the held-out text of {corpus}")
             report |= {
-                "source_loss": heldout_loss(saved, stores, max_rows),
-                "loss": heldout_loss(back, stores, max_rows),
+                "source_loss": _loss(saved, stores, max_rows),
+                "loss": _loss(back, stores, max_rows),
                 "unigram_entropy": stores.train.unigram_entropy,
                 "corpus": stores.train.fingerprint,
             }
@@ -135,25 +107,9 @@ def grow_model(
     return report
 
 
-def heldout_loss(saved: SavedModel, corpus: Corpus, max_rows: int | None = None) -> float:
-    """Compute the masked-LM loss, in nats, at 15% masking on packed rows of held-out text."""
-    assert corpus.heldout is not None
-    mesh, length = make_mesh(MeshConfig()), min(MEASURED_LENGTH, saved.max_length)
-    config = PretrainConfig(
-        data=DataConfig(pairing="none"),
-        training=TrainingConfig(phases=(PhaseConfig(length=length),)),
-    )
-    config = with_architecture(config, saved.config).with_vocabulary(corpus.train.vocab_size)
-    settings = step_config(config.for_evaluation(), corpus)
-    objective = settings.objective
-    fresh = jax.jit(objective.init, out_shardings=param_placement(settings, mesh))
-    params = initial_params(saved, fresh(jax.random.key(0)), objective.axes())
-    size = -(-32 // mesh.size) * mesh.size
-    rows = EvalBatches(corpus.heldout, config.data, length, size, max_rows=max_rows)
-    eval_step = make_eval_step(settings, mesh, EVAL_SEED)
-    batches = tqdm(rows, "held-out text", unit="batch", disable=None, leave=False)
-    values = evaluate(objective, eval_step, params, batches, mesh)
-    return values[f"eval/{objective.metrics[0].name}"]
+def _loss(saved: SavedModel, corpus: Corpus, max_rows: int | None) -> float:
+    values = heldout_metrics(saved, corpus, max_rows=max_rows)
+    return values["eval/mlm_loss"]
 
 
 def _shape(config: ModelConfig) -> str:

@@ -14,9 +14,12 @@ FILES = (
     "config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.txt", "vocab.json", "merges.txt", "*.model",
+    "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
+    "1_Pooling/config.json",
 )  # fmt: skip
-"""Files of a repository's top directory that are fetched, where the repository has them."""
-_ELSEWHERE = "*/*"
+"""Files of a repository's top directory that are fetched, where the repository has them, and the
+pooling of sentence-transformers."""
+_ELSEWHERE = ["*/*.safetensors", "*/*.model"]
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 _SECONDS = 30
 _PICKLED = re.compile(r"pytorch_model.*\.bin|model.*\.(pt|pth|ckpt)")

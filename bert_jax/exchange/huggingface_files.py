@@ -296,6 +296,18 @@ def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
+def card_fields(saved: SavedModel) -> dict[str, Any]:
+    """Return what the snippets of model cards have in common."""
+    pad = saved.tokenizer.special_ids.pad
+    prefix = "" if saved.embedding is None else saved.embedding.document_prefix
+    return {
+        "max_length": saved.max_length,
+        "pad": pad,
+        "pad_token": saved.tokenizer.id_to_token(pad),
+        "prefix": json.dumps(prefix)[1:-1],  # JSON's escapes are Python's
+    }
+
+
 def specials_of(saved: SavedModel) -> list[str]:
     """Return the model's names of the five special tokens, in the order of `_TOKEN_FIELDS`."""
     ids = vars(saved.tokenizer.special_ids).values()

@@ -3,7 +3,8 @@
 report = import_model("roberta-base", Path("work/roberta"))
 
 The source is a directory in Hugging Face's format of any family in `formats.families` or
-`formats.modern_tables`, a TensorFlow checkpoint of the original code, or a name on the Hugging Face
+`formats.modern_tables`, alone or as the encoder of a directory in the layout of
+sentence-transformers, a TensorFlow checkpoint of the original code, or a name on the Hugging Face
 Hub. What is written is a BERT, or a model of the same modern family, in Hugging Face's format, and
 `import.json`. The model is proven before it appears: read back, bit for bit what was meant; and
 where Transformers is installed, states, logits and token ids are compared with those of the source
@@ -23,6 +24,7 @@ from bert_jax.exchange import vocabulary
 from bert_jax.exchange.export import check_differences, staged
 from bert_jax.exchange.huggingface import read_back
 from bert_jax.exchange.huggingface_files import (
+    UNTRAINED,
     class_of,
     has_place_for_pooler,
     specials_of,
@@ -49,10 +51,11 @@ from bert_jax.formats.huggingface_files import (
 )
 from bert_jax.formats.huggingface_names import PRETRAINING_HEADS
 from bert_jax.formats.modern import ModernForm
+from bert_jax.formats.sentence_transformers import is_sentence_model, read_sentence_files
 from bert_jax.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
 from bert_jax.saved.ancestors import RECORD, weights_entry
 from bert_jax.saved.lineage import ancestor_entry
-from bert_jax.saved.model import SavedModel, saved_from
+from bert_jax.saved.model import SavedModel, saved_from, with_vectors
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import CONFIG_NAME, make_row
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -178,7 +181,9 @@ def _fetched(source: str | Path) -> Path:
     return fetch(f"{source}", None)
 
 
-def _from_directory(directory: Path) -> Source:
+def _from_directory(source: Path) -> Source:
+    sentence = read_sentence_files(source) if is_sentence_model(source) else None
+    directory = source if sentence is None else sentence.model
     path = directory / "config.json"
     if not path.is_file():
         raise UserError(
@@ -199,6 +204,12 @@ def _from_directory(directory: Path) -> Source:
         name=f"{directory}, {made_by}",
         where=f"{path}",
     )
+    untrained = config.get(UNTRAINED)  # of an export from here
+    if isinstance(untrained, list) and "pooler" in untrained:
+        saved = saved.without({"pooler"})
+    if sentence is not None:
+        saved = with_vectors(saved, sentence)
+        form = replace(form, notes=(*form.notes, *sentence.notes))
     token_config = directory / CONFIG_NAME
     if token_config.is_file() and "auto_map" in read_json_object(
         token_config, max_bytes=MAX_CONFIG_BYTES
@@ -259,7 +270,7 @@ def compare_with_source(found: Source, tolerance: float) -> dict[str, Any] | str
 
     saved = found.saved
     theirs = source_outputs(found.directory, found.made_by, saved)
-    others = ("pooled", "head", *PRETRAINING_HEADS)
+    others = ("pooled", "head", "embedding", *PRETRAINING_HEADS)
     (gaps,) = compare(saved, row_batches(proof_rows(saved)), theirs, optional=others)
     check_differences(gaps, tolerance, f"{saved.name} does not compute the same here")
     tokens = _compare_tokens(saved, source_tokenizer(found.directory, saved.tokenizer))

@@ -11,6 +11,8 @@ import jax
 from bert_jax.data.phases import described
 from bert_jax.exchange.huggingface import auto_class
 from bert_jax.exchange.huggingface_files import family_of, state_dict_of, task_of
+from bert_jax.exchange.onnx.int8 import said_of
+from bert_jax.exchange.sentence_transformers import said_of_vectors
 from bert_jax.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
 from bert_jax.formats.modern_tables import MODERN
 from bert_jax.model.seq2seq.network import Network
@@ -24,6 +26,9 @@ _PIPELINES = {
     "ForQuestionAnswering": "question-answering",
     "ForMultipleChoice": "multiple-choice",
 }
+_LIBRARIES = {
+    "huggingface": "transformers", "sentence-transformers": "sentence-transformers"
+}  # fmt: skip
 _OBJECTIVES = {
     "single_label": "one class for a text or a pair of texts",
     "multi_label": "any number of classes for a text or a pair of texts",
@@ -35,10 +40,13 @@ _OBJECTIVES = {
 _MAX_LABELS = 40
 
 
-def model_card(saved: SavedModel, parity: Mapping[str, Any], *, license: str, name: str) -> str:
+def model_card(
+    saved: SavedModel, parity: Mapping[str, Any], *, license: str, name: str, loading: str = ""
+) -> str:
     """Write the card as Markdown, with the YAML that the Hugging Face Hub reads.
 
-    `parity` is the content of `parity.json`; the license is "unknown" where nobody has said.
+    `parity` is the content of `parity.json`; the license is "unknown" where nobody has said, and
+    `loading` how the format is loaded, where its module says it.
     """
     sections = [
         _front_matter(saved, parity, license),
@@ -48,7 +56,7 @@ def model_card(saved: SavedModel, parity: Mapping[str, Any], *, license: str, na
         _training(saved),
         _metrics(saved),
         _contamination(parity),
-        _loading(saved, parity),
+        f"## Loading\n\n{loading}" if loading else _loading(saved, parity),
         _proof(parity),
         _license(license),
     ]
@@ -57,13 +65,16 @@ def model_card(saved: SavedModel, parity: Mapping[str, Any], *, license: str, na
 
 def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) -> str:
     fields: dict[str, Any] = {"license": license}
-    if parity["format"] == "huggingface":
-        fields["library_name"] = "transformers"
+    if parity["format"] in _LIBRARIES:
+        fields["library_name"] = _LIBRARIES[parity["format"]]
     if saved.network is not None:
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
         fields["pipeline_tag"] = _PIPELINES.get(task_of(saved), "feature-extraction")
         fields["tags"] = ["bert", "jax", "bert_jax"]
+        if saved.embedding is not None:
+            fields["pipeline_tag"] = "sentence-similarity"
+            fields["tags"].append("sentence-transformers")
     # JSON strings are YAML strings: whatever a name holds stays one.
     lines = [f"{key}: {json.dumps(value)}" for key, value in fields.items()]
     return "\n".join(["---", *lines, "---"])
@@ -98,6 +109,8 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             more = len(outputs.labels) - _MAX_LABELS
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
         text += _answers(saved, outputs)
+    if saved.embedding is not None:
+        text += f" {said_of_vectors(saved.embedding, model.hidden_dim)}"
     text += _untrained(parity)
     if parity["left_out"]:
         text += (
@@ -354,11 +367,12 @@ def _proof(parity: Mapping[str, Any]) -> str:
     said = [f"{key} {'ran' if found['ran'] else 'did not run'}" for key, found in ran.items()]
     by = f"; the proof by {', by '.join(said)}." if said else "."
     table = _table(("output", "difference"), rows) if rows else "none: all is equal."
+    quantized = said_of(parity["quantized"]) if "quantized" in parity else ""
     return (
         "## Parity\n\nWhat was written was read back and compared with its source on "
         f"{parity['texts']} texts in many scripts ({parity['tokens']:,} tokens). Largest absolute "
         f"differences in float32, {parity['tolerance']:.0e} allowed:\n\n{table}\n\n"
-        f"{_translations(parity)}`parity.json` has the versions and digests{by}"
+        f"{_translations(parity)}{quantized}`parity.json` has the versions and digests{by}"
     )
 
 

@@ -24,6 +24,7 @@ import safetensors.numpy
 from jax import export
 
 from bert_jax.exchange.huggingface_files import (
+    card_fields,
     entries_of,
     family_of,
     prefix_left_out,
@@ -115,6 +116,35 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     }
     compared = compare_shapes(saved, rows, run, optional={"pooled"})
     return {**compared, "platforms": list(program.platforms), "versions": versions}
+
+
+_LOADING = """\
+With jax, flatbuffers, safetensors and tokenizers, `DIR` being this directory:
+
+```python
+import jax.export
+import numpy as np
+import safetensors.numpy
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("DIR/tokenizer.json")
+tokenizer.enable_truncation({max_length})
+tokenizer.enable_padding(pad_id={pad}, pad_token={pad_token!r})
+rows = tokenizer.encode_batch(["{prefix}A text.", "{prefix}Another text."])
+parts = [(row.ids, row.type_ids, row.attention_mask) for row in rows]
+tokens, type_ids, segment_ids = np.array(parts, np.int32).swapaxes(0, 1)
+with open("DIR/model.stablehlo", "rb") as file:
+    model = jax.export.deserialize(bytearray(file.read()))
+weights = safetensors.numpy.load_file("DIR/model.safetensors")
+outputs = jax.jit(model.call)(weights, tokens, type_ids, segment_ids)
+for name, array in outputs.items():
+    print(name, array.shape)
+```"""
+
+
+def loading(saved: SavedModel) -> str:
+    """Write how the program is run, for the model card."""
+    return _LOADING.format(**card_fields(saved))
 
 
 def _params(

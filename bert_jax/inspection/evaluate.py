@@ -15,11 +15,13 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.run.telemetry import readout
-from bert_jax.saved.runs import pretrained_checkpoint, split_name
+from bert_jax.saved.model import read_model
+from bert_jax.saved.runs import is_run, pretrained_checkpoint, split_name
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import open_corpus, step_config
 from bert_jax.training.evaluate import EVAL_SEED, evaluate
+from bert_jax.training.start.heldout import check_measurable, heldout_metrics
 from bert_jax.training.state import StepConfig, state_shardings
 from bert_jax.training.step import make_eval_step
 
@@ -127,8 +129,12 @@ def evaluate_run(
 ) -> dict[str, float]:
     """Return losses (nats) and accuracies of a checkpoint on held-out text.
 
-    Any corpus of the same tokenizer will do. Arguments and errors are those of `open_heldout`.
+    Any corpus of the same tokenizer will do. Arguments and errors are those of `open_heldout`. In
+    the place of a run stands a directory in Hugging Face's format, which names no corpus and has no
+    steps; see `heldout_metrics`.
     """
+    if not is_run(workdir):
+        return _evaluate_model(workdir, corpus, max_rows, length, step)
     run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length, step=step)
     objective = run.settings.objective
     eval_step = make_eval_step(run.settings, run.mesh, EVAL_SEED)
@@ -136,6 +142,25 @@ def evaluate_run(
     values = {"step": float(run.step), **metrics}
     baseline = objective.baseline
     return values if baseline is None else values | {"unigram_entropy": baseline}
+
+
+def _evaluate_model(
+    directory: Path | str,
+    corpus: str | None,
+    max_rows: int | None,
+    length: int | None,
+    step: int | None,
+) -> dict[str, float]:
+    if corpus is None:
+        raise UserError(
+            f"{directory} is a model in Hugging Face's format, which names no corpus; give --corpus"
+        )
+    if step is not None:
+        raise UserError(f"--step is {step}; {directory} is a model in Hugging Face's format")
+    stores, saved = open_corpus(corpus), read_model(directory)
+    check_measurable(saved, stores, "--corpus", corpus, f"{directory}")
+    values = heldout_metrics(saved, stores, length=length, max_rows=max_rows)
+    return values | {"unigram_entropy": stores.train.unigram_entropy}
 
 
 def compared_lines(

@@ -14,7 +14,9 @@ from bert_jax.checkpoint import (
 )
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
+from bert_jax.files.urls import scheme
 from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES
+from bert_jax.formats.sentence_transformers import is_sentence_model
 from bert_jax.untrusted.json_file import read_json_object
 
 _log = logging.getLogger("bert_jax")
@@ -51,6 +53,16 @@ def is_finetuning(workdir: Path) -> bool:
     if not path.is_file():
         return False
     return read_json_object(path, max_bytes=MAX_CONFIG_BYTES).get("kind") == "finetune"
+
+
+def is_run(place: Path | str) -> bool:
+    """Say whether a place is the work directory of a run, and no model in another's format."""
+    if scheme(place) is not None:
+        return True
+    config = Path(place) / "config.json"
+    if not config.is_file():
+        return not is_sentence_model(Path(place))
+    return "bert_jax" in read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
 
 
 def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:

@@ -20,12 +20,20 @@ def add(verb: Callable[..., Parser]) -> None:
         "vectors of a model on a test set, or the translations of pairs of files",
         "bert-jax evaluate work/tiny\n"
         "  bert-jax evaluate work/modern --by-position --length=8192 --rows=64\n"
+        "  bert-jax evaluate work/roberta --corpus work/corpus\n"
         "  bert-jax evaluate work/mrpc --data dev\n"
         "  bert-jax evaluate work/embedder --retrieval scifact --dimensions 256,128\n"
         "  bert-jax evaluate work/ende --pairs test.en test.de",
     )  # fmt: skip
-    sub.option("workdir", "of a pretraining or a fine-tuning run")
-    sub.option("--corpus", "pretraining; default: that of the run")
+    sub.option(
+        "workdir",
+        "of a pretraining or a fine-tuning run, or a pretrained model in Hugging Face's format",
+    )
+    sub.option(
+        "--corpus",
+        "pretraining: a corpus with held-out text, of the same tokenizer; default: that of the "
+        "run, and a model in Hugging Face's format has none",
+    )
     sub.option("--rows", "pretraining: at most so many rows; default: all", type=int)
     sub.option("--step", "pretraining: the checkpoint of this step; default: the newest", type=int)
     sub.option(

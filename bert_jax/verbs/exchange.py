@@ -24,10 +24,12 @@ def add(verb: Callable[..., Parser]) -> None:
     )
     sub.option(
         "--to",
-        "huggingface: what AutoModelFor... and AutoTokenizer load. stablehlo: one program for "
+        "huggingface: what AutoModelFor... and AutoTokenizer load. sentence-transformers: an "
+        "encoder that makes vectors. stablehlo: one program for "
         "CPU, CUDA and TPU; of a model that translates the whole search. orbax: parameters as a "
         "plain checkpoint. onnx: for onnxruntime",
-        required=True, choices=["huggingface", "stablehlo", "orbax", "onnx"],
+        required=True,
+        choices=["huggingface", "sentence-transformers", "stablehlo", "orbax", "onnx"],
     )  # fmt: skip
     sub.option(
         "--out", "directory to write; it appears when everything is written and proven",
@@ -37,6 +39,10 @@ def add(verb: Callable[..., Parser]) -> None:
     sub.option(
         "--license", "for the model card, in the Hub's abbreviation: apache-2.0, cc-by-4.0, other "
         "...", "unknown",
+    )  # fmt: skip
+    sub.option(
+        "--quantize", "onnx: matrices in 8 bits, by ONNX Runtime's own quantizer; the proof says "
+        "what that costs", choices=["int8"],
     )  # fmt: skip
     sub.add_argument(
         "--name", default="", help="title of the model card (default: the name of WORKDIR)"
@@ -151,6 +157,7 @@ def add(verb: Callable[..., Parser]) -> None:
 def export_(arguments: argparse.Namespace) -> int:
     """Export a model."""
     from bert_jax.exchange.export import export
+    from bert_jax.exchange.onnx.int8 import table
 
     parity = export(
         arguments.workdir,
@@ -160,6 +167,7 @@ def export_(arguments: argparse.Namespace) -> int:
         license=arguments.license,
         name=arguments.name,
         part=arguments.part,
+        quantize=arguments.quantize or "",
         say=lambda text: print(text, file=sys.stderr),
     )
     print(f"{arguments.workdir} -> {arguments.out} ({parity['format']}, {parity['class']})")
@@ -175,6 +183,13 @@ def export_(arguments: argparse.Namespace) -> int:
         translations = proof.get("translations", translations)
     for name, found in translations.items():
         print(f"  {name} search: {found['equal']} equal translations, {found['ties']} ties")
+    if (found := parity.get("quantized")) is not None:
+        sizes = found["bytes"]
+        print(f"  int8: {sizes['before']:,} bytes became {sizes['after']:,}; against the source:")
+        for name, gap, equal, cosine in table(found):
+            more = f", {equal} equal predictions" if equal else ""
+            more += f", least cosine {cosine}" if cosine else ""
+            print(f"    {name}: largest difference {gap}{more}")
     for part in parity["untrained_parts"]:
         print(f"  {part}: has initial values, the model has none of its own")
     for part in parity["left_out"]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -107,3 +108,19 @@ def test_what_cannot_be_grown_leaves_nothing(source, corpus, tmp_path, capsys):
     with pytest.raises(UserError, match=r"--corpus: the tokenizer of .* is not that of the corpus"):
         grow_model(other, tmp_path / "out", lambda config: config, corpus=f"{corpus}")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["bare", "other", "tuned"]
+
+
+def test_a_model_in_hugging_faces_format_is_evaluated_on_a_corpus(source, corpus, tmp_path, capsys):
+    report = grow_model(source, tmp_path / "out", lambda config: config, corpus=f"{corpus}")
+    capsys.readouterr()
+    assert main(["evaluate", f"{source}", "--corpus", f"{corpus}", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["eval/mlm_loss"] == report["source_loss"]
+    assert found["unigram_entropy"] == report["unigram_entropy"]
+    for options, message in (
+        ([], "names no corpus; give --corpus"),
+        (["--corpus", f"{corpus}", "--step=3"], "--step is 3"),
+        (["--corpus", f"{corpus}", "--length=65"], "--length is 65; .* takes rows of 8 to 64"),
+    ):
+        assert main(["evaluate", f"{source}", *options]) == 2
+        assert re.search(message, capsys.readouterr().err)

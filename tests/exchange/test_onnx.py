@@ -9,9 +9,9 @@ import pytest
 from small_saved import FAMILIES, ROWS, small_saved
 
 from bert_jax.errors import UserError
-from bert_jax.exchange import onnx as onnx_export
 from bert_jax.exchange.huggingface_files import state_dict_of
-from bert_jax.exchange.onnx import prove, write
+from bert_jax.exchange.onnx import runtime as onnx_export
+from bert_jax.exchange.onnx.runtime import prove, write
 from bert_jax.exchange.proof import ProofFailedError, batch_of, logits_of
 
 

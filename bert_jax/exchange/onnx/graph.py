@@ -17,6 +17,8 @@ OPSET, IR_VERSION = 20, 9
 """The first opset with Gelu, and the file version of its time."""
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 _ROWS: list[str | int] = ["batch", "length"]
+VECTORS = "sentence_embedding"
+"""Output of a model for vectors."""
 Outputs = dict[str, list[str | int]]
 """Outputs of a graph with their axes."""
 
@@ -151,6 +153,8 @@ class Graph:
             outputs[self.affine(y, "rtd.score", head["score"], names["rtd"])] = [*_ROWS, 1]
         if self.saved.outputs is not None:
             outputs |= self.head(x, pooled, params)
+        if self.saved.embedding is not None:
+            outputs[self.embedding(x, params)] = ["batch", config.hidden_dim]
         return outputs
 
     def embeddings(self, params: Mapping[str, Any]) -> tuple[str, str]:
@@ -283,6 +287,46 @@ class Graph:
         number = self.op("ReduceSum", counted, axis, keepdims=0)
         number = self.op("Max", number, self.weight("at_least_one", 1.0))
         return self.op("Div", total, number, name=name)
+
+    def embedding(self, x: str, params: Mapping[str, Any]) -> str:
+        """Add the vectors of the rows, `sentence_embedding` (B, D), of the last states."""
+        embedding = self.saved.embedding
+        assert embedding is not None
+        name = None if embedding.normalize else VECTORS
+        if embedding.pooling == "mean":
+            vectors = self.mean(x, name)
+        elif embedding.pooling == "cls":
+            vectors = self.op("Gather", x, self.weight("first", 0), axis=1, name=name)
+        else:
+            vectors = self.weighted(x, self.token_weights(x, params), name)
+        if not embedding.normalize:
+            return vectors
+        last = self.weight("last_axis", [-1])
+        squares = self.op("ReduceSum", self.op("Mul", vectors, vectors), last)
+        squares = self.op("Max", squares, self.weight("least_square", 1e-24))
+        return self.op("Div", vectors, self.op("Sqrt", squares), name=VECTORS)
+
+    def token_weights(self, x: str, params: Mapping[str, Any]) -> str:
+        """Return the weights (B, L) of the tokens: 1 for the last one, or learned."""
+        assert self.saved.embedding is not None
+        axis = self.weight("axis_1", [1])
+        if self.saved.embedding.pooling == "last":
+            number = self.op("ReduceSum", "attention_mask", axis)
+            last = self.op("Sub", number, self.weight("one", 1))
+            last = self.op("Cast", last, to=self.onnx.TensorProto.FLOAT)
+            found = self.op("Equal", self.places(), last)
+            return self.op("Cast", found, to=self.onnx.TensorProto.FLOAT)
+        score = self.weight("pooling.score", params["pooling"]["score"].reshape(-1, 1))
+        scores = self.op("Squeeze", self.op("MatMul", x, score), self.weight("axis_2", [2]))
+        mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
+        scores = self.op("Where", mask, scores, self.weight("masked_score", MASKED_SCORE))
+        return self.op("Softmax", scores, axis=-1)
+
+    def weighted(self, x: str, weights: str, name: str | None) -> str:
+        """Return the sums (B, D) of states (B, L, D) with weights (B, L)."""
+        weights = self.op("Unsqueeze", weights, self.weight("axis_2", [2]))
+        products = self.op("Mul", x, weights)
+        return self.op("ReduceSum", products, self.weight("axis_1", [1]), keepdims=0, name=name)
 
     def head(self, x: str, pooled: str, params: Mapping[str, Any]) -> Outputs:
         """Add a fine-tuning head, and return its outputs."""

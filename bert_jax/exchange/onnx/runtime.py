@@ -12,16 +12,16 @@ Building needs the package `onnx`, the proof `onnxruntime` (pip install 'bert_ja
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.exchange.huggingface_files import write_description
-from bert_jax.exchange.onnx_graph import INPUTS, OPSET, Graph, logit_names
-from bert_jax.exchange.proof import ProofFailedError, compare_shapes
+from bert_jax.exchange.huggingface_files import card_fields, write_description
+from bert_jax.exchange.onnx.graph import INPUTS, OPSET, VECTORS, Graph, logit_names
+from bert_jax.exchange.proof import Batch, ProofFailedError, compare_shapes
 from bert_jax.saved.model import SavedModel
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
@@ -62,6 +62,17 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         ProofFailedError: The graph does not load or lacks an output.
     """
     onnx, runtime = _package("onnx"), _package("onnxruntime")
+    versions = {"onnx": onnx.__version__, "onnxruntime": runtime.__version__, "opset": OPSET}
+    return {**compare_shapes(saved, rows, program(saved, out)), "versions": versions}
+
+
+def program(saved: SavedModel, out: Path) -> Callable[[Batch], dict[str, np.ndarray]]:
+    """Return the graph in a directory as a function of batches to the outputs of `logits_of`.
+
+    Raises:
+        ProofFailedError: The graph does not load, or, when called, does not run.
+    """
+    runtime = _package("onnxruntime")
     try:
         session = runtime.InferenceSession(out / GRAPH, providers=["CPUExecutionProvider"])
     except Exception as error:  # of a dozen types of its own
@@ -78,8 +89,37 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
             raise ProofFailedError(f"onnxruntime cannot run {GRAPH}: {error}") from error
         return _under_our_names(saved, dict(zip(names, found, strict=True)))
 
-    versions = {"onnx": onnx.__version__, "onnxruntime": runtime.__version__, "opset": OPSET}
-    return {**compare_shapes(saved, rows, run), "versions": versions}
+    return run
+
+
+_LOADING = """\
+With onnxruntime, numpy and tokenizers, `DIR` being this directory:
+
+```python
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("DIR/tokenizer.json")
+tokenizer.enable_truncation({max_length})
+tokenizer.enable_padding(pad_id={pad}, pad_token={pad_token!r})
+session = onnxruntime.InferenceSession("DIR/model.onnx")
+rows = tokenizer.encode_batch(["{prefix}A text.", "{prefix}Another text."])
+ids = {{
+    "input_ids": [row.ids for row in rows],
+    "token_type_ids": [row.type_ids for row in rows],
+    "attention_mask": [row.attention_mask for row in rows],
+}}
+feeds = {{each.name: np.array(ids[each.name], np.int64) for each in session.get_inputs()}}
+names = [each.name for each in session.get_outputs()]
+for name, array in zip(names, session.run(names, feeds)):
+    print(name, array.shape)
+```"""
+
+
+def loading(saved: SavedModel) -> str:
+    """Write how the graph is run, for the model card."""
+    return _LOADING.format(**card_fields(saved))
 
 
 def _package(name: str) -> Any:
@@ -94,6 +134,7 @@ def _package(name: str) -> Any:
 
 def _under_our_names(saved: SavedModel, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     names = {"hidden": "last_hidden_state", "pooled": "pooler_output", **logit_names(saved)}
+    names["embedding"] = VECTORS
     if saved.outputs is not None:
         names["head"] = "logits"
     if "start_logits" in found:

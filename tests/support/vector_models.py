@@ -1,0 +1,28 @@
+"""Tiny models for vectors, as `read_model` would give them."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from export_models import model_of
+
+from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.saved.model import SavedModel
+
+
+def vector_model(pooling: Any = "mean", tokenizer: str = "uncased", **fields: Any) -> SavedModel:
+    """A model of random numbers, without pooler.
+
+    Args:
+        pooling: Of `EmbeddingConfig`.
+        tokenizer: Of `export_models.TOKENIZERS`.
+        **fields: Other fields of `EmbeddingConfig`.
+    """
+    saved = model_of("bare", tokenizer)
+    params = dict(saved.params)
+    if pooling == "weighted":
+        score = np.random.default_rng(1).normal(size=saved.config.hidden_dim).astype(np.float32)
+        params["pooling"] = {"score": score}
+    return dataclasses.replace(
+        saved, params=params, max_length=32, embedding=EmbeddingConfig(pooling, **fields)
+    )
