@@ -27,6 +27,8 @@ class Layout(NamedTuple):
     lives long."""
     inner: Mapping[str, "Layout"] = MappingProxyType({})
     """Layouts of the entries of the parameters that are dicts themselves."""
+    frozen_layers: int = 0
+    """Number of lower layers, below which nothing is trained: no gradient flows through them."""
 
     def of(self, name: str) -> "Layout":
         """Return the layout of an entry of the parameters."""
