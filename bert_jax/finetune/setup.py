@@ -8,25 +8,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import jax
 import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.task_heads import Pooled, TaskHeadConfig, starting_params
+from bert_jax.finetune.start import (
+    RANDOM,
+    encoder_of,
+    fingerprint_of,
+    frozen_by,
+    pooling_of,
+    read_baseline,
+    start_of,
+)
+from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.task import HEADS, TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Split, Task
-from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.config import MAX_STEPS
 from bert_jax.training.state import StepConfig
 
-RANDOM = "random"
 _HEAD_DROPOUT = 0.1
 _log = logging.getLogger("bert_jax")
 
@@ -78,14 +83,14 @@ def set_up(config: FinetuneConfig) -> Setup:
         )
     config.task.check_sections()
     initial = read_model(config.init, encoder_only=True)
-    given: list[Any] = [{} if config.reinitialise else initial.params]
+    given: list[SavedModel | None] = [None if config.reinitialise else initial]
     inits = [RANDOM if config.reinitialise else config.init]
     if config.sweep.baseline:
-        given.append(_baseline(config.sweep.baseline, initial))
+        given.append(read_baseline(config.sweep.baseline, initial))
         inits.append(config.sweep.baseline)
     if len(set(inits)) < len(inits):
         raise UserError(f"sweep.baseline is {config.sweep.baseline!r}, the same as init")
-    model = _encoder(initial, config)
+    model = encoder_of(initial, config)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     network = HEADS[task.objective].network
     pools = network == "classification" and model.pooler
@@ -101,10 +106,17 @@ def set_up(config: FinetuneConfig) -> Setup:
         num_labels=task.num_outputs,
         # BERT's SQuAD head reads the encoder's output as it is.
         dropout_rate=0.0 if task.objective == "span" else _HEAD_DROPOUT if rate is None else rate,
-        pooling=_pooling(config, initial, network),
+        pooling=pooling_of(config, initial, network),
     )
-    starts = tuple(params and starting_params(model, head, params) for params in given)
-    objective = TaskObjective(model, head, task.objective)
+    starts = tuple(
+        start_of(config, name, saved, model, head, task)
+        for name, saved in zip(inits, given, strict=True)
+    )
+    frozen = frozen_by(config, model)
+    objective = TaskObjective(
+        model, head, task.objective, lora=config.lora, frozen=frozen.entries,
+        frozen_layers=frozen.layers,
+    )  # fmt: skip
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
@@ -132,6 +144,7 @@ def set_up(config: FinetuneConfig) -> Setup:
             # Each trial's own rate multiplies its updates.
             optimizer=dataclasses.replace(config.optimizer, learning_rate=1.0),
             num_steps=num_steps,
+            layer_decay=config.optimizer.layer_decay,
             accumulation=config.training.accumulation,
             guard=config.guard,
         ),
@@ -141,7 +154,7 @@ def set_up(config: FinetuneConfig) -> Setup:
         inits=tuple(inits),
         fingerprints={
             **{
-                name: _fingerprint(start, initial.tokenizer)
+                name: fingerprint_of(start, initial.tokenizer)
                 for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
             },
             "task": _rows_fingerprint(split.rows for split in (train, *dev)),
@@ -153,72 +166,6 @@ def set_up(config: FinetuneConfig) -> Setup:
         steps_per_eval=max(1.0, batches.num_batches / config.training.evals_per_epoch),
         waves=tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves),
     )
-
-
-def _baseline(name: str, initial: SavedModel) -> Any:
-    """Return the parameters that `sweep.baseline` names, of the same architecture as `initial`."""
-    if name == RANDOM:
-        return {}
-    other = read_model(name, encoder_only=True)
-    values = [
-        (field, getattr(initial.config, field), getattr(other.config, field))
-        for field in (*ARCHITECTURE, "vocab_size")
-    ]
-    rows = [f"{field} {ours} and {theirs}" for field, ours, theirs in values if ours != theirs]
-    if initial.tokenizer.fingerprint != other.tokenizer.fingerprint:
-        rows.append("other tokenizers")
-    if rows:
-        raise UserError(
-            f"sweep.baseline {name} is not the same model as init ({'; '.join(rows)}); members of "
-            "a sweep share one. Fine-tune it in a run of its own"
-        )
-    return other.params
-
-
-def _encoder(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
-    """Return the architecture with the settings of this run."""
-    training, model = config.training, initial.config
-    model = dataclasses.replace(model, remat=training.remat, attention_impl=training.attention_impl)
-    length, rotates = config.task.max_length, model.positions == "rope"
-    if rotates and length > model.num_positions:
-        _log.warning(
-            "task.max_length is %d, and %s was trained on rows of at most %d tokens: rotations go "
-            "on beyond that, but what it makes of them is learned here alone",
-            length, initial.name, model.num_positions,
-        )  # fmt: skip
-        model = dataclasses.replace(model, num_positions=length)
-    rate = training.dropout_rate
-    if rate is None:
-        return model
-    # Kernels of long rows and of windows have no dropout of the attention probabilities.
-    keeps = rotates and not model.attention_dropout_rate
-    return dataclasses.replace(
-        model, hidden_dropout_rate=rate, attention_dropout_rate=0.0 if keeps else rate
-    )
-
-
-def _pooling(config: FinetuneConfig, initial: SavedModel, network: str) -> Pooled:
-    """Return what a classification reads that has no pooler."""
-    why = ""
-    if network != "classification":
-        why = "this task predicts from each token"
-    elif initial.config.pooler:
-        why = f"{initial.name} is of an architecture with a pooler, which reads the first token"
-    if why and config.pooling != "auto":
-        raise UserError(f"pooling is {config.pooling!r}, but {why}; leave pooling at 'auto'")
-    if config.pooling != "auto":
-        return config.pooling
-    return "first" if why else initial.pooling
-
-
-def _fingerprint(start: Any, tokenizer: Tokenizer) -> str:
-    """Return the SHA-256 of a tokenizer and of the weights that a run starts from ({}: none)."""
-    digest = hashlib.sha256(tokenizer.fingerprint.encode())
-    for part in sorted(start):  # encoder, transform
-        for path, leaf in jax.tree_util.tree_leaves_with_path(start[part]):
-            digest.update(jax.tree_util.keystr(path).encode())
-            digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
-    return digest.hexdigest()
 
 
 def _rows_fingerprint(splits: Iterable[Rows]) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -14,9 +15,11 @@ from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.setup import Setup
 from bert_jax.model.task_heads import has_transform
+from bert_jax.objectives.frozen import trained, trains_all
 from bert_jax.saved.runs import STATISTICS
 from bert_jax.sweep.report import summary_lines, write_summary
 from bert_jax.sweep.statistics import LEVEL, Outcome, Summary
+from bert_jax.training.state import state_from
 from bert_jax.untrusted.json_file import read_json_object
 
 _MAX_STATISTICS_BYTES = 1 << 28
@@ -65,6 +68,8 @@ def summary_of_run(
     ]
     if head := _head(setup):
         lines.append(f"head     {head}")
+    if not trains_all(setup.objective):
+        lines.append(f"trained  {_trained(setup)}")
     if math.isfinite(constant):
         lines.append(
             f"goal     {setup.task.metric} above {goal:.4g} at the end of training (a "
@@ -80,10 +85,32 @@ def _head(setup: Setup) -> str:
     said = []
     if head.kind == "classification" and not model.pooler:
         said.append(f"from {_POOLINGS[head.pooling]}")
+    if "head" in setup.starts[0]:
+        said.append("its weights begin as those of init, whose labels are the same")
     if has_transform(model, head):
         known = "transform" in setup.starts[0]
         said.append(f"its map begins {'as that of the pretrained head' if known else 'at random'}")
     return "; ".join(said)
+
+
+def _trained(setup: Setup) -> str:
+    """Describe the part of the parameters that is trained, and the bytes of a run's state."""
+    objective = setup.objective
+    shapes = jax.eval_shape(lambda: state_from(setup.step, objective.init(jax.random.key(0))))
+    part = jax.eval_shape(partial(trained, objective), shapes.params)
+    numbers, bytes_ = (
+        [sum(map(count, jax.tree.leaves(tree))) for tree in (part, shapes.params, shapes.opt_state)]
+        for count in (lambda leaf: leaf.size, lambda leaf: leaf.size * leaf.dtype.itemsize)
+    )
+    return (
+        f"{numbers[0]:,} of {numbers[1]:,} parameters ({numbers[0] / numbers[1]:.2%}); a run holds "
+        f"{_mebibytes(bytes_[1])} of parameters and {_mebibytes(bytes_[2])} of the optimizer's "
+        f"state, and saves {_mebibytes(2 * bytes_[0] + bytes_[2])}"
+    )
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
 
 
 def finished_before(work: WorkDir, say: Callable[[str], None]) -> tuple[Outcome, ...]:

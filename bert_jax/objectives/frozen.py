@@ -28,7 +28,7 @@ def trained(objective: Objective, tree: Tree) -> Tree:
             for name, inner in entry.items()
             if "/".join((*path, name)) not in objective.frozen
         }
-        return {name: inner for name, inner in parts.items() if inner != {}}
+        return {name: p for name, p in parts.items() if not isinstance(p, dict) or p}
 
     return part(tree, ())
 

@@ -97,9 +97,7 @@ def then(
     return optax.GradientTransformation(first.init, update)
 
 
-def scaled(
-    optimizer: optax.GradientTransformation, factors: Any
-) -> optax.GradientTransformation:
+def scaled(optimizer: optax.GradientTransformation, factors: Any) -> optax.GradientTransformation:
     """Multiply the steps of an optimizer by a tree of factors; the state stays as it is."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
