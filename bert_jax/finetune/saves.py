@@ -107,6 +107,14 @@ class Wave:
         """Return the seconds of all starts."""
         return self.seconds + time.monotonic() - self.began
 
+    def name_of(self, number: int) -> str:
+        """Name a member for a message."""
+        member = self.progress[number].member
+        return (
+            f"run {number + 1} of wave {self.number} (learning rate {member.learning_rate:g}, seed "
+            f"{member.seed})"
+        )
+
     @property
     def ended(self) -> bool:
         """Whether all members have stopped early."""

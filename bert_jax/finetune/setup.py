@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from bert_jax.objectives.task import HEADS, TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.opening import open_task
-from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.rows import Batch, Rows
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.config import MAX_STEPS
 from bert_jax.training.state import StepConfig
@@ -63,6 +63,14 @@ class Setup:
     def objective(self) -> TaskObjective:
         """Objective of the step."""
         return cast(TaskObjective, self.step.objective)
+
+    def rows_of(self, wave: int, step: int) -> Iterator[Batch]:
+        """Yield the batches of the members of a wave from number `step` on, without end."""
+        seeds = [member.seed for member in self.waves[wave]]
+        epoch, start = divmod(step, self.batches.num_batches)
+        while True:
+            yield from self.batches.epoch(epoch, seeds, start)
+            epoch, start = epoch + 1, 0
 
     def evaluates_after(self, step: int) -> bool:
         """Say whether the dev splits are scored after `step` updates; always after the last."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from bert_jax.run.lease import hold_workdir
 from bert_jax.run.session import Session
 from bert_jax.run.telemetry import duration
 from bert_jax.saved.runs import NO_MODEL, STATISTICS
-from bert_jax.sweep.statistics import Outcome, Trial, summarise
+from bert_jax.sweep.statistics import Outcome, summarise
 from bert_jax.training.bad_step import (
     BadStep,
     BadStepError,
@@ -186,15 +186,15 @@ class _Run:
 
     def _train(self, stop: StopRequest) -> bool:
         """Train the trials of the wave to the end; False where a signal stopped them, all saved."""
-        wave, num_steps = self.wave, self.setup.step.num_steps
-        members = self.setup.waves[wave.number]
+        setup, wave, num_steps = self.setup, self.wave, self.setup.step.num_steps
+        members = setup.waves[wave.number]
         self.settings = trials.place_settings(
             [member.learning_rate for member in members],
             [member.seed for member in members],
             self.mesh,
             self.config.optimizer.head_learning_rate,
         )
-        batches = self._batches(members, wave.step)
+        batches = setup.rows_of(wave.number, wave.step)
         self.clock.started()
         while wave.step < num_steps and not wave.ended:
             with self.clock.spend("input"):
@@ -256,7 +256,7 @@ class _Run:
                 error = self._explained(bad, state)
                 message = str(error)
             elif not alone:
-                message = f"{self._trial(number).rstrip()}: {bad.describe()}; "
+                message = f"{wave.name_of(number)}: {bad.describe()}; "
                 message += "it has failed and stays as it was" if bad.halted else "skipped"
             session.event(kind, message, trial=number, batch=bad.batch, **bad.statistics)
             if error:
@@ -265,7 +265,7 @@ class _Run:
 
     def _explained(self, bad: BadStep, state: Any) -> BadStepError:
         """Compute the step that halted the run again, and explain why the run stops."""
-        batch = next(self._batches(self.setup.waves[self.wave.number], bad.batch))
+        batch = next(self.setup.rows_of(self.wave.number, bad.batch))
         comparison = compute_again(
             lambda state, rows: self.train_step(state, rows, self.settings),
             state,
@@ -281,13 +281,6 @@ class _Run:
         with self.session.saving("a save"):
             self.saves.save(self.wave, self.outcomes, last=last)
         self.saved_at = time.monotonic()
-
-    def _batches(self, members: tuple[Trial, ...], step: int) -> Iterator[dict[str, np.ndarray]]:
-        seeds = [member.seed for member in members]
-        epoch, start = divmod(step, self.setup.batches.num_batches)
-        while True:
-            yield from self.setup.batches.epoch(epoch, seeds, start)
-            epoch, start = epoch + 1, 0
 
     def _evaluate(self) -> None:
         setup, session, wave = self.setup, self.session, self.wave
@@ -341,21 +334,12 @@ class _Run:
             stopped[number] = before and each.stopped
             if stopped[number]:
                 best = "no finite score" if each.best is None else f"{each.best:.4g}"
-                message = f"{self._trial(number)}stops: {patience} evaluations in a row were no "
-                message += f"better than {best}"
+                message = f"stopped early: {patience} evaluations in a row no better than {best}"
+                if len(self.setup.members) > 1:
+                    message = f"{wave.name_of(number)} {message}"
                 self.session.event("early_stop", message, trial=number)
                 self.session.out.say(message)
         wave.state = trials.stop_trials(wave.state, stopped, self.mesh)
-
-    def _trial(self, number: int) -> str:
-        """Name a trial of the wave at the beginning of a message; nothing for a run alone."""
-        if len(self.setup.members) == 1:
-            return ""
-        member = self.wave.progress[number].member
-        return (
-            f"run {number + 1} of wave {self.wave.number} (learning rate "
-            f"{member.learning_rate:g}, seed {member.seed}) "
-        )
 
     def _row(self, step: int, losses: Sequence[float | None]) -> dict[str, Any]:
         epoch = step / self.setup.batches.num_batches

@@ -23,6 +23,7 @@ from bert_jax.formats.seq2seq.families import FAMILIES as TRANSLATORS
 from bert_jax.formats.seq2seq.families import read_network
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
+from bert_jax.model.lora import LoraConfig, merged
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig
 from bert_jax.tokenization.load import load_tokenizer
@@ -72,6 +73,17 @@ class Origin:
 
 
 @dataclass(frozen=True, eq=False)
+class Adapter:
+    """Low-rank updates that are in the parameters of a model."""
+
+    config: LoraConfig
+    lora: Params
+    """Entry `lora` of the parameters of the run."""
+    layers: Params
+    """Entry `encoder/layers` without the updates."""
+
+
+@dataclass(frozen=True, eq=False)
 class SavedModel:
     """A model with its tokenizer."""
 
@@ -92,6 +104,8 @@ class SavedModel:
     origin: Origin
     network: Network | None = None
     """Network of a model that translates; None of any other."""
+    adapter: Adapter | None = None
+    """Low-rank updates that a run trained in place of the encoder; None of any other model."""
 
     @property
     def has_pooler(self) -> bool:
@@ -245,16 +259,22 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
     tokenizer = load_tokenizer(files)
     task = restore_task(extra["task"], tokenizer)
     head = build(TaskHeadConfig, extra["head"], where)
+    params, adapter = restored.state, None
+    if "lora" in extra:
+        lora = build(LoraConfig, extra["lora"], where)
+        adapter = Adapter(lora, params["lora"], params["encoder"]["layers"])
+        params = jax.tree.map(np.asarray, merged(lora, params))
     task_config = build(TaskConfig, config["task"], f"{where}: task")
     return SavedModel(
         config=dataclasses.replace(model, attention_impl="auto"),
-        params=restored.state,
+        params=params,
         outputs=TaskOutputs(head, task.objective, tuple(task.describe()["learned"]["labels"])),
         tokenizer=tokenizer,
         tokenizer_files=files,
         max_length=min(task_config.length, model.num_positions),
         name=f"{place.name}, fine-tuned, step {restored.step}",
         origin=Origin("finetune", restored.step, config, extra["scores"], task),
+        adapter=adapter,
     )
 
 

@@ -42,12 +42,7 @@ class TextTask(Task):
             if self.objective == "single_label" and len(spec.labels) != 2:
                 self.metrics = [name for name in self.metrics if name != "f1"]
         self.num_outputs = len(spec.labels) or 1
-        self.metric = config.table.metric or self.metrics[0]
-        if self.metric not in self.metrics:
-            raise UserError(
-                f"task.table.metric is {self.metric!r}, which is for two labels; there are "
-                f"{self.num_outputs}: choose {' or '.join(self.metrics)}"
-            )
+        self.metric = config.choose_metric(self.metrics)
 
     @classmethod
     def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
