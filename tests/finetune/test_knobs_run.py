@@ -52,15 +52,25 @@ def done(config, workdir, echo=lambda line: None):
 
 
 def patient(files, **changes):
-    """Up to 8 evaluations, all but surely fewer, with low-rank updates and decaying rates."""
-    return small_config(
-        files, training__num_epochs=4.0, training__evals_per_epoch=2, training__patience=1,
-        lora=LORA, optimizer__learning_rate=3e-2, optimizer__head_learning_rate=1e-2,
-        optimizer__layer_decay=0.8, **changes,
-    )  # fmt: skip
+    """At most 8 evaluations, of low-rank updates with rates that differ between layers."""
+    rates = {"learning_rate": 3e-2, "head_learning_rate": 5e-2, "layer_decay": 0.8}
+    training = {"num_epochs": 4.0, "evals_per_epoch": 2, "patience": 2, "batch_size": 8,
+                "eval_batch_size": 24, "max_buckets": 1}  # fmt: skip
+    given = {"training": training, "optimizer": rates, "lora": LORA} | changes
+    return small_config(files, **given)
 
 
-SWEEP = {"seeds": 3, "learning_rates": (3e-2, 1e-4), "at_once": 4}
+SWEEP = {"seeds": 3, "learning_rates": (3e-2, 1e-2), "at_once": 4}
+
+
+def evaluations(scores, patience=2, most=8):
+    """The number of evaluations after which a run with these scores ends, by the definition."""
+    best = 0
+    for number in range(len(scores)):
+        best = number if scores[number] > scores[best] else best
+        if number - best >= patience:
+            return number + 1
+    return most
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +87,13 @@ def test_each_run_stops_alone_and_the_wave_with_the_last(files, sweep, tmp_path)
     assert min(counts) < 8
     for outcome in found["outcomes"]:
         scores = [each["accuracy"] for each in outcome["scores"]]
-        stale = [score <= max(scores[:at]) for at, score in enumerate(scores) if at]
-        assert not any(stale[:-1])
-        assert len(scores) == 8 or stale[-1]
+        assert len(scores) == evaluations(scores)
     waves = [[row["step"] for row in found["metrics"] if row["wave"] == wave] for wave in (0, 1)]
     assert [len(steps) for steps in waves] == [max(counts[:4]), max(counts[4:])]
-    events = [event for event in read_events(workdir) if event["kind"] == "early_stop"]
+    events = [event for event in read_events(workdir / "events.jsonl") if event["kind"] == "early_stop"]
     assert len(events) == sum(count < 8 for count in counts)
     assert "no better than" in events[0]["message"]
-    member = found["outcomes"][1]["member"]
-    alone = done(
-        patient(files, optimizer__learning_rate=member["learning_rate"], seed=member["seed"]),
-        tmp_path / "work",
-    )
+    alone = done(patient(files, seed=7), tmp_path / "work")
     assert alone["outcomes"] == [found["outcomes"][1]]
 
 
@@ -114,7 +118,8 @@ def test_rows_have_the_learning_rate_and_the_loss_on_dev_data(sweep):
     assert row["train/learning_rate"][0] > 0
     last = sweep[1]["metrics"][-1]
     stopped = [value is None for value in last["eval/accuracy"]]
-    assert any(stopped) and [value is None for value in last["eval/loss"]] == stopped
+    assert any(stopped)
+    assert [value is None for value in last["eval/loss"]] == stopped
 
 
 def test_low_rank_updates_are_merged_into_the_model(sweep, files):
@@ -139,10 +144,9 @@ def test_a_resumable_state_has_what_is_trained_alone(files, tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     assert not finetune(patient(files), workdir, echo=echo).finished
-    state = load_newest(workdir / "resume").state
-    for tree in (state["params"], state["best"], state["opt_state"]["mu"]):
-        assert tree.keys() == {"encoder", "head", "lora"}
-        assert tree["encoder"].keys() == {"pooler"}
+    params = load_newest(workdir / "resume").state
+    assert params.keys() == {"encoder", "head", "lora"}
+    assert params["encoder"].keys() == {"pooler"}
 
 
 # Heads that go on.
