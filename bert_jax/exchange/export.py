@@ -40,6 +40,7 @@ FORMATS = {
     "stablehlo": "bert_jax.exchange.stablehlo",
     "orbax": "bert_jax.exchange.orbax_export",
     "onnx": "bert_jax.exchange.onnx",
+    "peft": "bert_jax.exchange.adapter.peft",
 }
 """Modules with `write(saved, out)` and `prove(saved, out, rows)`.
 

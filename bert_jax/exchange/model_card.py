@@ -54,8 +54,9 @@ def model_card(saved: SavedModel, parity: Mapping[str, Any], *, license: str, na
 
 def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) -> str:
     fields: dict[str, Any] = {"license": license}
-    if parity["format"] == "huggingface":
-        fields["library_name"] = "transformers"
+    libraries = {"huggingface": "transformers", "peft": "peft"}
+    if parity["format"] in libraries:
+        fields["library_name"] = libraries[parity["format"]]
     if saved.network is not None:
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
@@ -271,6 +272,30 @@ import bert_jax
 
 print(bert_jax.load("DIR").translate(["A text.", "Another text."]))
 ```"""
+_ADAPTING = """\
+## Loading
+
+This is an adapter: low-rank updates and the head, without the model that they adapt. With PEFT, \
+`DIR` being this directory and `BASE` that of the adapted model:
+
+```python
+from peft import PeftModel
+from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = {auto}.from_pretrained("BASE", num_labels={labels})
+model = PeftModel.from_pretrained(model, "DIR")
+```
+
+With bert_jax, where `base_model_name_or_path` in `adapter_config.json` names `BASE`:
+
+```python
+import bert_jax
+
+model = bert_jax.load("DIR")
+```
+
+The adapted model: {base}. `labels.json` has the labels."""
 _PIPELINE = """
 ```python
 from transformers import pipeline
@@ -281,6 +306,12 @@ model = pipeline("{}", model="DIR")
 
 
 def _loading(saved: SavedModel, parity: Mapping[str, Any]) -> str:
+    if parity["format"] == "peft" and saved.outputs is not None:
+        return _ADAPTING.format(
+            auto=auto_class(parity["class"]),
+            labels=saved.outputs.head.num_labels,
+            base=_last(saved.origin.config.get("init")),
+        )
     if parity["format"] != "huggingface":
         return (
             "## Loading\n\nThe documentation of bert_jax on exports says how the format "

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -14,12 +13,12 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.setup import Setup
+from bert_jax.finetune.trials import state_sizes
 from bert_jax.model.task_heads import has_transform
-from bert_jax.objectives.frozen import trained, trains_all
+from bert_jax.objectives.frozen import trains_all
 from bert_jax.saved.runs import STATISTICS
 from bert_jax.sweep.report import summary_lines, write_summary
 from bert_jax.sweep.statistics import LEVEL, Outcome, Summary
-from bert_jax.training.state import state_from
 from bert_jax.untrusted.json_file import read_json_object
 
 _MAX_STATISTICS_BYTES = 1 << 28
@@ -95,22 +94,16 @@ def _head(setup: Setup) -> str:
 
 def _trained(setup: Setup) -> str:
     """Describe the part of the parameters that is trained, and the bytes of a run's state."""
-    objective = setup.objective
-    shapes = jax.eval_shape(lambda: state_from(setup.step, objective.init(jax.random.key(0))))
-    part = jax.eval_shape(partial(trained, objective), shapes.params)
-    numbers, bytes_ = (
-        [sum(map(count, jax.tree.leaves(tree))) for tree in (part, shapes.params, shapes.opt_state)]
-        for count in (lambda leaf: leaf.size, lambda leaf: leaf.size * leaf.dtype.itemsize)
+    sizes = state_sizes(setup.step)
+    params, moments, saved = (
+        f"{count / 2**20:,.1f} MiB"
+        for count in (sizes.param_bytes, sizes.optimizer_bytes, sizes.saved_bytes)
     )
     return (
-        f"{numbers[0]:,} of {numbers[1]:,} parameters ({numbers[0] / numbers[1]:.2%}); a run holds "
-        f"{_mebibytes(bytes_[1])} of parameters and {_mebibytes(bytes_[2])} of the optimizer's "
-        f"state, and saves {_mebibytes(2 * bytes_[0] + bytes_[2])}"
+        f"{sizes.trained:,} of {sizes.params:,} parameters ({sizes.trained / sizes.params:.2%}); "
+        f"a run holds {params} of parameters and {moments} of the optimizer's state, and saves "
+        f"{saved}"
     )
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:,.1f} MiB"
 
 
 def finished_before(work: WorkDir, say: Callable[[str], None]) -> tuple[Outcome, ...]:

@@ -238,6 +238,32 @@ def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
         )
 
 
+class StateSizes(NamedTuple):
+    """Sizes of the state of one run, over all devices."""
+
+    trained: int
+    """Number of parameters that a step changes."""
+    params: int
+    """Number of all parameters."""
+    param_bytes: int
+    optimizer_bytes: int
+    saved_bytes: int
+    """Bytes of a save from which the run continues: what is trained twice, and the optimizer."""
+
+
+def state_sizes(config: StepConfig) -> StateSizes:
+    """Count the parameters and bytes of a run."""
+    state = jax.eval_shape(
+        lambda key: state_from(config, config.objective.init(key)), jax.random.key(0)
+    )
+    part = jax.eval_shape(partial(trained, config.objective), state.params)
+    (part_count, part_bytes), (count, param_bytes), (_, moments) = (
+        (sum(leaf.size for leaf in leaves), sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+        for leaves in map(jax.tree.leaves, (part, state.params, state.opt_state))
+    )
+    return StateSizes(part_count, count, param_bytes, moments, 2 * part_bytes + moments)
+
+
 def bytes_on_device(tree: Any) -> int:
     """Count the bytes of each device's part of abstract arrays."""
     return sum(

@@ -19,13 +19,16 @@ from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, WEIGHTS, model_
 from bert_jax.formats.modern import ModernForm, modern_form, pooling_from_huggingface
 from bert_jax.formats.modern_config import modern_config
 from bert_jax.formats.modern_tables import MODERN
+from bert_jax.formats.peft import CONFIG as ADAPTER
+from bert_jax.formats.peft import Adapter as PeftAdapter
+from bert_jax.formats.peft import read_adapter
 from bert_jax.formats.seq2seq.families import FAMILIES as TRANSLATORS
 from bert_jax.formats.seq2seq.families import read_network
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
-from bert_jax.model.lora import LoraConfig, merged
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig
+from bert_jax.saved.adapter import Adapter, merged_params
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.untrusted.json_file import read_json_object
@@ -70,17 +73,6 @@ class Origin:
         """Name of what a pretraining run learned; None of any other model."""
         section = self.config.get("objective", {}) if self.kind == "pretrain" else {}
         return section.get("name")
-
-
-@dataclass(frozen=True, eq=False)
-class Adapter:
-    """Low-rank updates that are in the parameters of a model."""
-
-    config: LoraConfig
-    lora: Params
-    """Entry `lora` of the parameters of the run."""
-    layers: Params
-    """Entry `encoder/layers` without the updates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +160,8 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
 
     Args:
         path: A work directory of `bert-jax pretrain` (the newest intact checkpoint) or of
-            `bert-jax finetune` (the best model), local or in a bucket; or a local directory as
+            `bert-jax finetune` (the best model), local or in a bucket; a local directory of an
+            adapter as PEFT writes it, whose base is local too; or a local directory as
             Transformers' `save_pretrained` writes it, of a BERT, an ELECTRA or a family of
             `formats.modern_tables` with any head or none, of a classifier of DistilBERT, or of a
             class that translates (`formats.seq2seq`). Heads other than those of pretraining,
@@ -196,6 +189,8 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             if "bert_jax" not in found:  # the version of what wrote it
                 _check_part(path, part, ())
                 return _from_huggingface(directory, found, encoder_only)
+        elif (directory / ADAPTER).is_file():
+            return read_adapted(read_adapter(directory), encoder_only=encoder_only)
         elif not (directory / "checkpoints").is_dir():
             raise UserError(f"{path} has no config.json; give {_KINDS}")
     from bert_jax.saved.runs import is_finetuning  # Orbax takes half a second to import
@@ -259,11 +254,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
     tokenizer = load_tokenizer(files)
     task = restore_task(extra["task"], tokenizer)
     head = build(TaskHeadConfig, extra["head"], where)
-    params, adapter = restored.state, None
-    if "lora" in extra:
-        lora = build(LoraConfig, extra["lora"], where)
-        adapter = Adapter(lora, params["lora"], params["encoder"]["layers"])
-        params = jax.tree.map(np.asarray, merged(lora, params))
+    params, adapter = merged_params(restored.state, extra.get("lora"), where)
     task_config = build(TaskConfig, config["task"], f"{where}: task")
     return SavedModel(
         config=dataclasses.replace(model, attention_impl="auto"),
@@ -290,7 +281,17 @@ def in_units(saved: SavedModel) -> SavedModel:
     return dataclasses.replace(saved, params={**saved.params, "head": head})
 
 
-def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool) -> SavedModel:
+def read_adapted(adapter: PeftAdapter, *, encoder_only: bool = False) -> SavedModel:
+    """Read the base of an adapter and apply the adapter to it; see `read_model`."""
+    return _from_huggingface(adapter.base, adapter.config, encoder_only, adapter)
+
+
+def _from_huggingface(
+    directory: Path,
+    found: dict[str, Any],
+    encoder_only: bool,
+    adapter: PeftAdapter | None = None,
+) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
     if found.get("model_type") in TRANSLATORS:
         return _translator(directory, found, made_by, where)
@@ -301,12 +302,13 @@ def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool
         model_config_from_huggingface(found, where=where)
     tokenizer = load_tokenizer(directory)
     arrays = read_weights(directory, made_by)
+    arrays = arrays if adapter is None else adapter.applied(arrays)
     form: BertForm | ModernForm
     if modern:
         form = modern_form(found, arrays, where=where)
     else:
         form = to_bert(found, arrays, where=where) if written else BertForm("BERT", found, arrays)
-    name = f"{directory}, {made_by}"
+    name = f"{directory if adapter is None else adapter.directory}, {made_by}"
     saved = saved_from(
         form, tokenizer, directory, name=name, where=where, encoder_only=encoder_only
     )

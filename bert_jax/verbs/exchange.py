@@ -26,8 +26,9 @@ def add(verb: Callable[..., Parser]) -> None:
         "--to",
         "huggingface: what AutoModelFor... and AutoTokenizer load. stablehlo: one program for "
         "CPU, CUDA and TPU; of a model that translates the whole search. orbax: parameters as a "
-        "plain checkpoint. onnx: for onnxruntime",
-        required=True, choices=["huggingface", "stablehlo", "orbax", "onnx"],
+        "plain checkpoint. onnx: for onnxruntime. peft: the low-rank updates and the head of a "
+        "run with lora.rank alone, for PEFT",
+        required=True, choices=["huggingface", "stablehlo", "orbax", "onnx", "peft"],
     )  # fmt: skip
     sub.option(
         "--out", "directory to write; it appears when everything is written and proven",
