@@ -3,8 +3,8 @@
 adapter = read_adapter(directory)
 arrays = adapter.applied(read_weights(adapter.base, adapter.made_by))
 
-An update of a module is `lora_A` (r, in) and `lora_B` (out, r): W + alpha / r B A. All other tensors
-of the file take the place of the base's.
+An update of a module is `lora_A` (r, in) and `lora_B` (out, r): W + alpha / r B A. All other
+tensors of the file take the place of the base's.
 """
 
 import math

@@ -90,7 +90,8 @@ def test_each_run_stops_alone_and_the_wave_with_the_last(files, sweep, tmp_path)
         assert len(scores) == evaluations(scores)
     waves = [[row["step"] for row in found["metrics"] if row["wave"] == wave] for wave in (0, 1)]
     assert [len(steps) for steps in waves] == [max(counts[:4]), max(counts[4:])]
-    events = [event for event in read_events(workdir / "events.jsonl") if event["kind"] == "early_stop"]
+    events = read_events(workdir / "events.jsonl")
+    events = [event for event in events if event["kind"] == "early_stop"]
     assert len(events) == sum(count < 8 for count in counts)
     assert "no better than" in events[0]["message"]
     alone = done(patient(files, seed=7), tmp_path / "work")

@@ -35,7 +35,8 @@ from bert_jax.formats.families import bert_names
 from bert_jax.formats.huggingface_config import head_to_huggingface
 from bert_jax.formats.modern_tables import MODERN
 from bert_jax.formats.peft import CONFIG, LABELS, PREFIX, TASKS, WEIGHTS, lora_tensors, read_adapter
-from bert_jax.saved.model import Adapter, SavedModel, read_adapted
+from bert_jax.saved.adapter import Adapter
+from bert_jax.saved.model import SavedModel, read_adapted
 
 _ENCODER = ("embeddings", "layers", "final_norm")
 
@@ -48,7 +49,7 @@ def write(saved: SavedModel, out: Path) -> None:
             the model.
         OSError: The files cannot be written.
     """
-    adapter, labels = _adapter(saved), {}
+    adapter = _adapter(saved)
     assert saved.outputs is not None  # of a fine-tuning run
     names = _their_names(saved)
     updates = lora_tensors(adapter.lora, adapter.layers, saved.config, entries_of(saved))
