@@ -22,7 +22,7 @@ from bert_jax.finetune.setup import set_up
 from bert_jax.finetune.train import finetune
 from bert_jax.finetune.trials import state_sizes
 
-EPOCHS = {"mrpc": 3, "stsb": 2}
+EPOCHS = {"mrpc": 2, "stsb": 1}
 RATES = {"full": "5e-4,1e-3", "lora": "2e-3,5e-3"}
 
 
@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace, task: str, arm: str) -> dict[str, Any]:
     fields = {
         "init": arguments.init,
         "task.glue.data": arguments.data,
-        "task.max_length": 64,
+        "task.max_length": 48,
+        "training.max_buckets": 1,
         "training.num_epochs": EPOCHS[task],
         "sweep.seeds": arguments.seeds,
         "sweep.learning_rates": RATES[arm],
