@@ -318,9 +318,10 @@ class _Run:
             row[name] = self._column(values)
         session.out.write(total, row | session.out.rates())
         where = f"epoch {epoch:.2f}  step {wave.step:,}"
-        current = [[v for v, on in zip(values, goes_on, strict=True) if on]
-                   for values in (losses, scores)]  # fmt: skip
-        session.out.say(evaluation_line(where, *current, metric))
+        active = [number for number, on in enumerate(goes_on) if on]
+        session.out.say(
+            evaluation_line(where, [losses[n] for n in active], [scores[n] for n in active], metric)
+        )
         if better.any():
             chosen = trials.place_trials(better, self.mesh)
             wave.best = self.keep_best(wave.best, wave.state.params, chosen)

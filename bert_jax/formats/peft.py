@@ -171,7 +171,7 @@ def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
             if module == name or module.endswith(f".{name}"):
                 alpha = own
                 break
-    if type(alpha) not in (int, float) or not alpha > 0:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:
         raise UserError(
             f"{path}: lora_alpha of {module} is {alpha!r:.40}; a number above 0 is needed"
         )

@@ -53,12 +53,12 @@ def write(saved: SavedModel, out: Path) -> None:
     assert saved.outputs is not None  # of a fine-tuning run
     names = _their_names(saved)
     updates = lora_tensors(adapter.lora, adapter.layers, saved.config, entries_of(saved))
-    alpha, modules = adapter.config.alpha, {}
+    alpha, modules = adapter.config.alpha, list[str]()
     tensors: dict[str, np.ndarray] = {}
     patterns: dict[str, dict[str, Any]] = {"rank_pattern": {}, "alpha_pattern": {}}
     for name, update in updates.items():
         module = names[name].removesuffix(".weight")
-        modules[module] = None
+        modules.append(module)
         tensors[f"{PREFIX}{module}.lora_A.weight"] = update.a
         tensors[f"{PREFIX}{module}.lora_B.weight"] = update.b
         if update.maps > 1:
@@ -67,8 +67,8 @@ def write(saved: SavedModel, out: Path) -> None:
     heads = _head_tensors(saved, names)
     tensors |= {f"{PREFIX}{name}": array for name, array in heads.items()}
     fields = head_to_huggingface(saved.outputs)
-    labels = {name: fields[name] for name in ("problem_type", "id2label", "label2id")
-              if name in fields}  # fmt: skip
+    known = ("problem_type", "id2label", "label2id")
+    labels: dict[str, Any] = {name: fields[name] for name in known if name in fields}
     write_tokenizer(saved, out)
     if labels:
         write_json(out / LABELS, labels)
@@ -83,7 +83,7 @@ def write(saved: SavedModel, out: Path) -> None:
             "lora_alpha": alpha,
             "lora_dropout": 0.0,
             "bias": "none",
-            "target_modules": list(modules),
+            "target_modules": modules,
             "modules_to_save": sorted({_module(name, saved) for name in heads}),
             **patterns,
         },
