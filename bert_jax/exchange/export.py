@@ -43,6 +43,7 @@ FORMATS = {
     "stablehlo": "bert_jax.exchange.stablehlo",
     "orbax": "bert_jax.exchange.orbax_export",
     "onnx": "bert_jax.exchange.onnx.runtime",
+    "peft": "bert_jax.exchange.adapter.peft",
 }
 """Modules with `write(saved, out)` and `prove(saved, out, rows)`.
 

@@ -27,7 +27,8 @@ _PIPELINES = {
     "ForMultipleChoice": "multiple-choice",
 }
 _LIBRARIES = {
-    "huggingface": "transformers", "sentence-transformers": "sentence-transformers"
+    "huggingface": "transformers", "peft": "peft",
+    "sentence-transformers": "sentence-transformers",
 }  # fmt: skip
 _OBJECTIVES = {
     "single_label": "one class for a text or a pair of texts",
@@ -336,6 +337,30 @@ import bert_jax
 
 print(bert_jax.load("DIR").translate(["A text.", "Another text."]))
 ```"""
+_ADAPTING = """\
+## Loading
+
+This is an adapter: low-rank updates and the head, without the model that they adapt. With PEFT, \
+`DIR` being this directory and `BASE` that of the adapted model:
+
+```python
+from peft import PeftModel
+from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = {auto}.from_pretrained("BASE", num_labels={labels})
+model = PeftModel.from_pretrained(model, "DIR")
+```
+
+With bert_jax, where `base_model_name_or_path` in `adapter_config.json` names `BASE`:
+
+```python
+import bert_jax
+
+model = bert_jax.load("DIR")
+```
+
+The adapted model: {base}. `labels.json` has the labels."""
 _PIPELINE = """
 ```python
 from transformers import pipeline
@@ -346,6 +371,12 @@ model = pipeline("{}", model="DIR")
 
 
 def _loading(saved: SavedModel, parity: Mapping[str, Any]) -> str:
+    if parity["format"] == "peft" and saved.outputs is not None:
+        return _ADAPTING.format(
+            auto=auto_class(parity["class"]),
+            labels=saved.outputs.head.num_labels,
+            base=_last(saved.origin.config.get("init")),
+        )
     if parity["format"] != "huggingface":
         return (
             "## Loading\n\nThe documentation of bert_jax on exports says how the format "

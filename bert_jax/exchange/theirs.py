@@ -54,6 +54,14 @@ class TheirModel:
         self._model, self.report = load_class(directory, class_name)
         self.name = type(self._model).__name__
 
+    def adapt(self, directory: Path) -> None:
+        """Load an adapter of PEFT's, and merge the adapter into the model."""
+        from peft import PeftModel
+
+        with quiet():
+            adapted = PeftModel.from_pretrained(self._model, str(directory))
+            self._model = adapted.merge_and_unload().eval()
+
     def outputs(self, batch: Batch) -> dict[str, np.ndarray]:
         """Compute the outputs under the names of `logits_of`, float32."""
         import torch

@@ -6,6 +6,7 @@ from typing import Literal
 
 from bert_jax.config.mapping import check_values
 from bert_jax.errors import UserError
+from bert_jax.model.lora import LoraConfig
 from bert_jax.objectives.embedding import ContrastConfig
 from bert_jax.parallel.sharding import MeshConfig
 from bert_jax.tasks.config import TaskConfig
@@ -55,6 +56,12 @@ class FinetuneTrainingConfig:
     """Values that the backward pass recomputes: none, all but matrix products, or whole layers."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
     """Attention kernel."""
+    patience: int = 0
+    """Evaluations in a row without a better score, after which a run stops; the learning rate falls
+    as if it went on. Of several runs at once each stops alone. 0: all passes are made."""
+    freeze: str = ""
+    """Parts that keep their values: embeddings; a number, for embeddings and so many lower layers;
+    encoder, for all but the pooler and the head. Empty: none."""
     stall_seconds: float = 1800.0
     """Nothing completed for so long: the process writes the stacks of its threads and ends with
     exit code 6. 0: never."""
@@ -75,6 +82,11 @@ class FinetuneTrainingConfig:
                 "in [0, 1), or None",
             ),
             stall_seconds=(self.stall_seconds >= 0, "at least 0"),
+            patience=(self.patience >= 0, "at least 0"),
+            freeze=(
+                self.freeze in ("", "embeddings", "encoder") or self.freeze.isdecimal(),
+                "'embeddings', a number of lower layers, 'encoder', or '' for none",
+            ),
         )
         if self.batch_size % self.accumulation:
             raise UserError(
@@ -89,6 +101,22 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
     learning_rate: float = 3e-5
     warmup_rate: float = 0.1
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each layer to the layer below: the head has the whole rate,
+    the top layer this share of it, the embeddings the lowest. 1: all have the same."""
+    head_learning_rate: float | None = None
+    """Peak of the pooler, the map before the head and the head; None: that of the encoder."""
+
+    def __post_init__(self) -> None:
+        """Refuse rates that cannot train."""
+        super().__post_init__()
+        rate = self.head_learning_rate
+        check_values(
+            "optimizer",
+            self,
+            layer_decay=(0 < self.layer_decay <= 1, "above 0 and at most 1"),
+            head_learning_rate=(rate is None or rate > 0, "positive, or None"),
+        )
 
 
 @dataclass(frozen=True)
@@ -159,8 +187,12 @@ class FinetuneConfig:
     auto: what the files of `init` say (`classifier_pooling`), else mean."""
     embedding: ContrastConfig = field(default_factory=ContrastConfig)
     """Vectors and their loss (task.kind=embedding)."""
+    head: Literal["auto", "keep", "fresh"] = "auto"
+    """First weights of the head: those of `init`, whose labels must be the task's, in any order
+    (keep), or random ones (fresh). auto: keep where the labels are the same."""
     training: FinetuneTrainingConfig = field(default_factory=FinetuneTrainingConfig)
     optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """Devices of each run; runs at once are spread over the others first."""
     guard: FinetuneGuardConfig = field(default_factory=FinetuneGuardConfig)
@@ -172,6 +204,13 @@ class FinetuneConfig:
         """Refuse seeds that are no 32-bit numbers."""
         if not 0 <= self.seed < 2**32 - self.sweep.seeds:
             raise UserError(f"seed is {self.seed}; it must be in [0, 2**32 - sweep.seeds)")
+        if self.lora.rank and self.training.freeze:
+            raise UserError(
+                f"training.freeze is {self.training.freeze!r}, but lora.rank {self.lora.rank} "
+                "trains low-rank updates and freezes the whole encoder; leave training.freeze empty"
+            )
+        if self.head == "keep" and self.reinitialise:
+            raise UserError("head is 'keep', but reinitialise makes all weights random; drop one")
 
     @property
     def learning_rates(self) -> tuple[float, ...]:

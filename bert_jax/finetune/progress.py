@@ -30,9 +30,21 @@ class Progress:
     best_epoch: float | None = None
     last: float | None = None
     """Score of the newest evaluation; None where it is not finite."""
+    stopped: bool = False
+    """Whether the trial has ended before the others: `patience` evaluations were no better."""
 
-    def take(self, step: int, epoch: float, scores: Mapping[str, float], metric: str) -> bool:
-        """Record an evaluation, and say whether it is the best so far."""
+    def take(
+        self,
+        step: int,
+        epoch: float,
+        scores: Mapping[str, float],
+        metric: str,
+        patience: int = 0,
+    ) -> bool:
+        """Record an evaluation, and say whether it is the best so far.
+
+        The trial stops after `patience` evaluations in a row that were no better; 0: never.
+        """
         known = {name: null(value) for name, value in scores.items()}
         self.scores.append({"step": step, "epoch": epoch, **known})
         score = scores.get(metric, math.nan)
@@ -40,6 +52,8 @@ class Progress:
         better = math.isfinite(score) and (self.best is None or score > self.best)
         if better:
             self.best, self.best_step, self.best_epoch = score, step, epoch
+        waited = sum(each["step"] > self.best_step for each in self.scores)
+        self.stopped = bool(patience) and waited >= patience
         return better
 
     def outcome(
@@ -84,7 +98,7 @@ class Losses:
         loss = np.asarray(metrics["loss"], np.float64)[:count]
         taken = (metrics["bad"][:count] == 0) & (metrics["halted"][:count] == 0)
         for each, halted in zip(self._progress, metrics["halted"], strict=False):
-            each.halted = bool(halted)
+            each.halted = each.halted if each.stopped else bool(halted)
         self._sums += np.where(taken, loss, 0.0)
         self._count += taken
         self.last = float(np.median(np.where(np.isfinite(loss), loss, np.inf)))

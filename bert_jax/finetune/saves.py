@@ -25,9 +25,19 @@ from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
 from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
 from bert_jax.finetune.progress import Losses, Progress
-from bert_jax.finetune.setup import RANDOM, Setup
-from bert_jax.finetune.trials import SweepState, abstract_trials, earlier, from_earlier
+from bert_jax.finetune.setup import Setup
+from bert_jax.finetune.start import RANDOM
+from bert_jax.finetune.trials import (
+    SweepState,
+    abstract_trials,
+    earlier,
+    from_earlier,
+    from_saved,
+    init_trials,
+    to_save,
+)
 from bert_jax.objectives.embedding import EmbeddingObjective
+from bert_jax.objectives.frozen import with_trained
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.saved.ancestors import file_entries
 from bert_jax.saved.lineage import ancestor_entry
@@ -109,7 +119,7 @@ class Wave:
     number: int
     state: TrainState
     best: Any
-    """Parameters at each trial's best evaluation so far."""
+    """Trained parameters at each trial's best evaluation so far."""
     step: int
     progress: list[Progress]
     losses: Losses
@@ -120,6 +130,35 @@ class Wave:
     def elapsed(self) -> float:
         """Return the seconds of all starts."""
         return self.seconds + time.monotonic() - self.began
+
+    def name_of(self, number: int) -> str:
+        """Name a member for a message."""
+        member = self.progress[number].member
+        return (
+            f"run {number + 1} of wave {self.number} (learning rate {member.learning_rate:g}, seed "
+            f"{member.seed})"
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether all members have stopped early."""
+        return all(each.stopped for each in self.progress)
+
+
+def first_state(setup: Setup, mesh: Mesh, number: int) -> SweepState:
+    """Make the state of wave `number` before its first step."""
+    members = setup.waves[number]
+    which = np.array([setup.inits.index(member.init) for member in members])
+    seeds = np.array([member.seed for member in members], np.uint32)
+    return init_trials(setup.step, mesh, seeds, setup.starts, which)
+
+
+def first_wave(setup: Setup, mesh: Mesh, number: int) -> Wave:
+    """Begin wave `number`."""
+    state = first_state(setup, mesh, number)
+    # Repetitions of the last member only fill the program.
+    progress = [Progress(member) for member in dict.fromkeys(setup.waves[number])]
+    return Wave(number, state.train, state.best, 0, progress, Losses(progress))
 
 
 class Saves:
@@ -140,10 +179,12 @@ class Saves:
         self._best: tuple[float, int] | None = None
         """Score of the saved model, and its number."""
         self._copied = NamedSharding(mesh, PartitionSpec())
-        self._member = jax.jit(
-            lambda tree, number: jax.tree.map(lambda leaf: leaf[number], tree),
-            out_shardings=self._copied,
-        )
+        self._member = jax.jit(self._best_of, out_shardings=self._copied)
+
+    def _best_of(self, params: Any, best: Any, number: Any) -> Any:
+        """Return all parameters of one trial at its best evaluation."""
+        params, best = jax.tree.map(lambda leaf: leaf[number], (params, best))
+        return with_trained(self._setup.step.objective, params, best)
 
     def total(self, wave: Wave) -> int:
         """Return the updates of all waves: numbers of checkpoints and metrics only grow."""
@@ -159,11 +200,14 @@ class Saves:
         model = self._models.restore(FinetunedState(one))
         if model is not None:
             self._best = (model.record.extra["scores"][self._setup.task.metric], model.step)
-        restored = self._restored(abstract)
+        restored = self._restored(abstract._replace(params=abstract.best))
         if restored is None:
             return None
-        state: SweepState = restored.state
         extra = restored.record.extra
+        state = from_saved(
+            self._setup.step, self._mesh, restored.state,
+            lambda: first_state(self._setup, self._mesh, extra["wave"]),
+        )  # fmt: skip
         progress = [
             Progress(**{**each, "member": Trial(**each["member"])}) for each in extra["progress"]
         ]
@@ -207,7 +251,7 @@ class Saves:
                 "outcomes": [dataclasses.asdict(each) for each in outcomes],
             },
         }
-        state = SweepState(*wave.state, wave.best)
+        state = to_save(self._setup.step, self._mesh, SweepState(*wave.state, wave.best))
         if last:
             self._states.save_last(self.total(wave), state, read_back=False, **content)
         else:
@@ -241,7 +285,7 @@ class Saves:
             self._config, self._setup.objective, self._setup.task,
             each.outcome().best_scores, each.member,
         )  # fmt: skip
-        model = FinetunedState(self._member(wave.best, -negative))
+        model = FinetunedState(self._member(wave.state.params, wave.best, -negative))
         try:
             self._models.save_last(total, model, read_back=True, **content)
         except SaveFailedError:
@@ -269,11 +313,13 @@ def saved_content(
     member: Trial,
 ) -> dict[str, Any]:
     """Return the content of the best model's checkpoint beside its arrays."""
+    lora = objective.lora if isinstance(objective, TaskObjective) else None
     return {
         "config": to_dict(config),
         "extra": {
             "model": to_dict(objective.model),
             "head": to_dict(objective.config),
+            **({"lora": to_dict(lora)} if lora is not None and lora.rank else {}),
             "task": task.describe(),
             "scores": scores,
             "member": dataclasses.asdict(member),

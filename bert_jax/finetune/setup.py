@@ -4,32 +4,35 @@ import dataclasses
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-import jax
 import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.start import (
+    RANDOM,
+    encoder_of,
+    fingerprint_of,
+    read_baseline,
+    with_head,
+)
 from bert_jax.finetune.vectors import with_vectors
-from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.task_heads import Pooled, TaskHeadConfig, starting_params
-from bert_jax.objectives.embedding import ContrastConfig, EmbeddingObjective
-from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
+from bert_jax.objectives.embedding import EmbeddingObjective
+from bert_jax.objectives.task import TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.overlap import example_keys, overlap_warning
-from bert_jax.tasks.skew import SkewConfig, class_weights, repeats
+from bert_jax.tasks.rows import Batch
+from bert_jax.tasks.skew import repeats
 from bert_jax.tasks.task import Split, Task
-from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.config import MAX_STEPS
 from bert_jax.training.state import StepConfig
 
-RANDOM = "random"
 _HEAD_DROPOUT = 0.1
 _log = logging.getLogger("bert_jax")
 
@@ -75,6 +78,14 @@ class Setup:
         others = [(split.name, split.texts()) for split in (*self.dev, *self.test)]
         return [said for other in others if (said := overlap_warning(*other, known))]
 
+    def rows_of(self, wave: int, step: int) -> Iterator[Batch]:
+        """Yield the batches of the members of a wave from number `step` on, without end."""
+        seeds = [member.seed for member in self.waves[wave]]
+        epoch, start = divmod(step, self.batches.num_batches)
+        while True:
+            yield from self.batches.epoch(epoch, seeds, start)
+            epoch, start = epoch + 1, 0
+
     def evaluates_after(self, step: int) -> bool:
         """Say whether the dev splits are scored after `step` updates; always after the last."""
         nearest = round(step / self.steps_per_eval) * self.steps_per_eval
@@ -94,14 +105,14 @@ def set_up(config: FinetuneConfig) -> Setup:
         )
     config.task.check_sections()
     initial = read_model(config.init, encoder_only=True)
-    given: list[Any] = [{} if config.reinitialise else initial.params]
+    given: list[SavedModel | None] = [None if config.reinitialise else initial]
     inits = [RANDOM if config.reinitialise else config.init]
     if config.sweep.baseline:
-        given.append(_baseline(config.sweep.baseline, initial))
+        given.append(read_baseline(config.sweep.baseline, initial))
         inits.append(config.sweep.baseline)
     if len(set(inits)) < len(inits):
         raise UserError(f"sweep.baseline is {config.sweep.baseline!r}, the same as init")
-    model = _encoder(initial, config)
+    model = encoder_of(initial, config)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     train, dev = task.train_split(), tuple(task.dev_splits())
     test = tuple(task.test_splits())
@@ -110,7 +121,7 @@ def set_up(config: FinetuneConfig) -> Setup:
     if task.objective == "embedding":
         objective, starts = with_vectors(config, model, task, given)
     else:
-        objective, starts = _with_head(config, initial, model, task, given)
+        objective, starts = with_head(config, initial, model, task, inits, given)
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
@@ -143,6 +154,7 @@ def set_up(config: FinetuneConfig) -> Setup:
             # Each trial's own rate multiplies its updates.
             optimizer=dataclasses.replace(config.optimizer, learning_rate=1.0),
             num_steps=num_steps,
+            layer_decay=config.optimizer.layer_decay,
             accumulation=config.training.accumulation,
             guard=config.guard,
         ),
@@ -152,7 +164,7 @@ def set_up(config: FinetuneConfig) -> Setup:
         inits=tuple(inits),
         fingerprints={
             **{
-                name: _fingerprint(start, initial.tokenizer)
+                name: fingerprint_of(start, initial.tokenizer)
                 for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
             },
             "task": rows_fingerprint((train, *dev)),
@@ -166,111 +178,6 @@ def set_up(config: FinetuneConfig) -> Setup:
         steps_per_eval=max(1.0, apart),
         waves=tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves),
     )
-
-
-def _with_head(
-    config: FinetuneConfig,
-    initial: SavedModel,
-    model: ModelConfig,
-    task: Task,
-    given: Sequence[Any],
-) -> tuple[TaskObjective, tuple[Any, ...]]:
-    """Return the objective of a head, and what each initialisation gives of its parameters."""
-    if config.embedding != ContrastConfig():
-        raise UserError(
-            f"the section embedding is set, but task.kind is {config.task.kind!r}; set task.kind "
-            "to 'embedding', or leave the section out"
-        )
-    network = HEADS[task.objective].network
-    pools = network == "classification" and model.pooler
-    if pools and not (initial.has_pooler or config.reinitialise):
-        _log.warning(
-            "%s has no pooler, which this task reads: it begins at random, as the head does",
-            initial.name,
-        )
-    rate = config.training.dropout_rate
-    head = TaskHeadConfig(
-        network,
-        num_labels=task.num_outputs,
-        # BERT's SQuAD head reads the encoder's output as it is.
-        dropout_rate=0.0 if task.objective == "span" else _HEAD_DROPOUT if rate is None else rate,
-        pooling=_pooling(config, initial, network),
-    )
-    starts = tuple(params and starting_params(model, head, params) for params in given)
-    loss = _class_loss(task.config.skew, task)
-    return TaskObjective(model, head, task.objective, loss), starts
-
-
-def _baseline(name: str, initial: SavedModel) -> Any:
-    """Return the parameters that `sweep.baseline` names, of the same architecture as `initial`."""
-    if name == RANDOM:
-        return {}
-    other = read_model(name, encoder_only=True)
-    values = [
-        (field, getattr(initial.config, field), getattr(other.config, field))
-        for field in (*ARCHITECTURE, "vocab_size")
-    ]
-    rows = [f"{field} {ours} and {theirs}" for field, ours, theirs in values if ours != theirs]
-    if initial.tokenizer.fingerprint != other.tokenizer.fingerprint:
-        rows.append("other tokenizers")
-    if rows:
-        raise UserError(
-            f"sweep.baseline {name} is not the same model as init ({'; '.join(rows)}); members of "
-            "a sweep share one. Fine-tune it in a run of its own"
-        )
-    return other.params
-
-
-def _encoder(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
-    """Return the architecture with the settings of this run."""
-    training, model = config.training, initial.config
-    model = dataclasses.replace(model, remat=training.remat, attention_impl=training.attention_impl)
-    length, rotates = config.task.max_length, model.positions == "rope"
-    if rotates and length > model.num_positions:
-        _log.warning(
-            "task.max_length is %d, and %s was trained on rows of at most %d tokens: rotations go "
-            "on beyond that, but what it makes of them is learned here alone",
-            length, initial.name, model.num_positions,
-        )  # fmt: skip
-        model = dataclasses.replace(model, num_positions=length)
-    rate = training.dropout_rate
-    if rate is None:
-        return model
-    # Kernels of long rows and of windows have no dropout of the attention probabilities.
-    keeps = rotates and not model.attention_dropout_rate
-    return dataclasses.replace(
-        model, hidden_dropout_rate=rate, attention_dropout_rate=0.0 if keeps else rate
-    )
-
-
-def _pooling(config: FinetuneConfig, initial: SavedModel, network: str) -> Pooled:
-    """Return what a classification reads that has no pooler."""
-    why = ""
-    if network != "classification":
-        why = "this task predicts from each token"
-    elif initial.config.pooler:
-        why = f"{initial.name} is of an architecture with a pooler, which reads the first token"
-    if why and config.pooling != "auto":
-        raise UserError(f"pooling is {config.pooling!r}, but {why}; leave pooling at 'auto'")
-    if config.pooling != "auto":
-        return config.pooling
-    return "first" if why else initial.pooling
-
-
-def _class_loss(skew: SkewConfig, task: Task) -> ClassLoss:
-    where = f"task.{task.config.kind}.class_weights"
-    weights = class_weights(skew.class_weights, task.train_split().rows, task.spec.labels, where)
-    return ClassLoss(weights, skew.focal_gamma, skew.label_smoothing)
-
-
-def _fingerprint(start: Any, tokenizer: Tokenizer) -> str:
-    """Return the SHA-256 of a tokenizer and of the weights that a run starts from ({}: none)."""
-    digest = hashlib.sha256(tokenizer.fingerprint.encode())
-    for part in sorted(start):  # encoder, transform
-        for path, leaf in jax.tree_util.tree_leaves_with_path(start[part]):
-            digest.update(jax.tree_util.keystr(path).encode())
-            digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
-    return digest.hexdigest()
 
 
 def rows_fingerprint(splits: Iterable[Split]) -> str:

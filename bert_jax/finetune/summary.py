@@ -13,8 +13,10 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.setup import Setup
+from bert_jax.finetune.trials import state_sizes
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.task_heads import has_transform
+from bert_jax.objectives.frozen import trains_all
 from bert_jax.saved.runs import STATISTICS
 from bert_jax.sweep.intervals import LEVEL
 from bert_jax.sweep.report import summary_lines, write_summary
@@ -75,6 +77,8 @@ def summary_of_run(
     if head := _head(setup):
         name = "vectors" if setup.task.objective == "embedding" else "head"
         lines.append(f"{name:8} {head}")
+    if not trains_all(setup.objective):
+        lines.append(f"trained  {_trained(setup)}")
     if math.isfinite(constant):
         lines.append(
             f"goal     {setup.task.metric} above {goal:.4g} at the end of training (a "
@@ -92,10 +96,26 @@ def _head(setup: Setup) -> str:
     said = []
     if head.kind == "classification" and not model.pooler:
         said.append(f"from {_POOLINGS[head.pooling]}")
+    if "head" in setup.starts[0]:
+        said.append("its weights begin as those of init, whose labels are the same")
     if has_transform(model, head):
         known = "transform" in setup.starts[0]
         said.append(f"its map begins {'as that of the pretrained head' if known else 'at random'}")
     return "; ".join(said)
+
+
+def _trained(setup: Setup) -> str:
+    """Describe the part of the parameters that is trained, and the bytes of a run's state."""
+    sizes = state_sizes(setup.step)
+    params, moments, saved = (
+        f"{count / 2**20:,.1f} MiB"
+        for count in (sizes.param_bytes, sizes.optimizer_bytes, sizes.saved_bytes)
+    )
+    return (
+        f"{sizes.trained:,} of {sizes.params:,} parameters ({sizes.trained / sizes.params:.2%}); "
+        f"a run holds {params} of parameters and {moments} of the optimizer's state, and saves "
+        f"{saved}"
+    )
 
 
 def finished_before(work: WorkDir, say: Callable[[str], None]) -> tuple[Outcome, ...]:

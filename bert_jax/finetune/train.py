@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,6 @@ from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.evaluate import Judged, named_scores, score_rows
 from bert_jax.finetune.progress import (
-    Losses,
-    Progress,
     evaluation_columns,
     evaluation_line,
     goal_score,
@@ -27,8 +25,8 @@ from bert_jax.finetune.progress import (
 from bert_jax.finetune.report import REPORT_LINES, conclude
 from bert_jax.finetune.saves import (
     Saves,
-    Wave,
     check_finetune_workdir,
+    first_wave,
     prepare_finetune_workdir,
     remove_resume,
 )
@@ -41,7 +39,7 @@ from bert_jax.run.lease import hold_workdir
 from bert_jax.run.session import Session
 from bert_jax.run.telemetry import duration
 from bert_jax.saved.runs import NO_MODEL, STATISTICS
-from bert_jax.sweep.statistics import Outcome, Trial, summarise
+from bert_jax.sweep.statistics import Outcome, summarise
 from bert_jax.tasks.task import Split
 from bert_jax.training.bad_step import (
     BadStep,
@@ -178,7 +176,8 @@ class _Run:
             ) as out:
                 finished = True
                 while finished and len(self.outcomes) < len(setup.members):
-                    self.wave = wave or self._first_state()
+                    number = len(self.outcomes) // len(setup.waves[0])
+                    self.wave = wave or first_wave(setup, self.mesh, number)
                     finished, wave = self._train(stop), None
                 session.end()
                 seconds = self.clock.elapsed
@@ -189,29 +188,19 @@ class _Run:
             session.event("finished" if finished else "stopped", duration(seconds))
             return FinetuneResult(finished, tuple(self.outcomes), seconds)
 
-    def _first_state(self) -> Wave:
-        setup = self.setup
-        number = len(self.outcomes) // len(setup.waves[0])
-        members = setup.waves[number]
-        which = np.array([setup.inits.index(member.init) for member in members])
-        seeds = np.array([member.seed for member in members], np.uint32)
-        state = trials.init_trials(setup.step, self.mesh, seeds, setup.starts, which)
-        # Repetitions of the last member only fill the program.
-        progress = [Progress(member) for member in dict.fromkeys(members)]
-        return Wave(number, state.train, state.best, 0, progress, Losses(progress))
-
     def _train(self, stop: StopRequest) -> bool:
         """Train the trials of the wave to the end; False where a signal stopped them, all saved."""
-        wave, num_steps = self.wave, self.setup.step.num_steps
-        members = self.setup.waves[wave.number]
+        setup, wave, num_steps = self.setup, self.wave, self.setup.step.num_steps
+        members = setup.waves[wave.number]
         self.settings = trials.place_settings(
             [member.learning_rate for member in members],
             [member.seed for member in members],
             self.mesh,
+            self.config.optimizer.head_learning_rate,
         )
-        batches = self._batches(members, wave.step)
+        batches = setup.rows_of(wave.number, wave.step)
         self.clock.started()
-        while wave.step < num_steps:
+        while wave.step < num_steps and not wave.ended:
             with self.clock.spend("input"):
                 batch = trials.place_rows(next(batches), self.mesh, self.setup.step.accumulation)
             wave.step += 1
@@ -227,6 +216,8 @@ class _Run:
             if evaluating:
                 with self.clock.spend("evaluation"):
                     self._evaluate()
+            if wave.ended:
+                break
             if stopping:
                 self._save(last=True)
                 return False
@@ -252,6 +243,7 @@ class _Run:
         if metrics["bad"].any():
             self._bad_step(step - 1, metrics, state)
         wave.losses.add(metrics)
+        self.rates = metrics["learning_rate"][: len(wave.progress)].tolist()
         tokens = float(metrics["num_tokens"][: len(wave.progress)].sum())
         out.step_done(total, tokens, flops, wave.losses.last)
         due = step % self.config.training.log_every_steps == 0
@@ -267,7 +259,7 @@ class _Run:
         wave, session, alone = self.wave, self.session, len(self.setup.members) == 1
         for number, each in enumerate(wave.progress):
             one = {name: values[number] for name, values in metrics.items()}
-            bad = None if each.halted else find_bad_step(batch, one)
+            bad = None if each.halted or each.stopped else find_bad_step(batch, one)
             if bad is None:
                 continue
             error, kind = None, "bad_step" if bad.halted else "skipped_step"
@@ -276,9 +268,7 @@ class _Run:
                 error = self._explained(bad, state)
                 message = str(error)
             elif not alone:
-                member = each.member
-                message = f"run {number + 1} of wave {wave.number} (learning rate "
-                message += f"{member.learning_rate:g}, seed {member.seed}): {bad.describe()}; "
+                message = f"{wave.name_of(number)}: {bad.describe()}; "
                 message += "it has failed and stays as it was" if bad.halted else "skipped"
             session.event(kind, message, trial=number, batch=bad.batch, **bad.statistics)
             if error:
@@ -287,7 +277,7 @@ class _Run:
 
     def _explained(self, bad: BadStep, state: Any) -> BadStepError:
         """Compute the step that halted the run again, and explain why the run stops."""
-        batch = next(self._batches(self.setup.waves[self.wave.number], bad.batch))
+        batch = next(self.setup.rows_of(self.wave.number, bad.batch))
         comparison = compute_again(
             lambda state, rows: self.train_step(state, rows, self.settings),
             state,
@@ -304,40 +294,59 @@ class _Run:
             self.saves.save(self.wave, self.outcomes, last=last)
         self.saved_at = time.monotonic()
 
-    def _batches(self, members: tuple[Trial, ...], step: int) -> Iterator[dict[str, np.ndarray]]:
-        seeds = [member.seed for member in members]
-        epoch, start = divmod(step, self.setup.batches.num_batches)
-        while True:
-            yield from self.setup.batches.epoch(epoch, seeds, start)
-            epoch, start = epoch + 1, 0
-
     def _evaluate(self) -> None:
         setup, session, wave = self.setup, self.session, self.wave
+        goes_on = [not each.stopped for each in wave.progress]
         scores: list[dict[str, float]] = [{} for _ in wave.progress]
         dev_losses: list[float | None] = []
         for number, split in enumerate(setup.dev):
             scored = self._answers(wave.state.params, split)
             for each, mine, theirs in zip(wave.progress, scores, scored, strict=False):
+                if each.stopped:
+                    continue
                 if theirs.finite:
                     mine |= named_scores(split, number, theirs.outputs)
                 else:
                     each.finite = False
                 session.alive("scoring")
-            dev_losses = dev_losses or [each.loss for each in scored[: len(wave.progress)]]
+            dev_losses = dev_losses or [
+                each.loss if active else None for each, active in zip(scored, goes_on, strict=False)
+            ]
         metric, epoch = setup.task.metric, wave.step / setup.batches.num_batches
         better = np.zeros(len(setup.waves[0]), bool)
+        patience = self.config.training.patience
         for number, (each, mine) in enumerate(zip(wave.progress, scores, strict=True)):
-            better[number] = each.take(wave.step, epoch, mine, metric)
+            if not each.stopped:
+                better[number] = each.take(wave.step, epoch, mine, metric, patience)
         losses, total = wave.losses.take(), self.saves.total(wave)
         row = self._row(wave.step, losses)
         for name, values in evaluation_columns(dev_losses, scores).items():
             row[name] = self._column(values)
         session.out.write(total, row | session.out.rates())
         where = f"epoch {epoch:.2f}  step {wave.step:,}"
-        session.out.say(evaluation_line(where, losses, scores, metric))
+        active = [number for number, on in enumerate(goes_on) if on]
+        session.out.say(
+            evaluation_line(where, [losses[n] for n in active], [scores[n] for n in active], metric)
+        )
         if better.any():
             chosen = trials.place_trials(better, self.mesh)
             wave.best = self.keep_best(wave.best, wave.state.params, chosen)
+        self._stop_early(goes_on)
+
+    def _stop_early(self, went_on: list[bool]) -> None:
+        """Say which trials have stopped since the last evaluation, and keep their state."""
+        wave, patience = self.wave, self.config.training.patience
+        stopped = np.zeros(len(self.setup.waves[0]), bool)
+        for number, (each, before) in enumerate(zip(wave.progress, went_on, strict=True)):
+            stopped[number] = before and each.stopped
+            if stopped[number]:
+                best = "no finite score" if each.best is None else f"{each.best:.4g}"
+                message = f"stopped early: {patience} evaluations in a row no better than {best}"
+                if len(self.setup.members) > 1:
+                    message = f"{wave.name_of(number)} {message}"
+                self.session.event("early_stop", message, trial=number)
+                self.session.out.say(message)
+        wave.state = trials.stop_trials(wave.state, stopped, self.mesh)
 
     def _answers(self, params: Any, split: Split) -> list[Judged]:
         """Return the answers of each trial to the rows of a split."""
@@ -351,7 +360,12 @@ class _Run:
 
     def _row(self, step: int, losses: Sequence[float | None]) -> dict[str, Any]:
         epoch = step / self.setup.batches.num_batches
-        return {"epoch": epoch, "wave": self.wave.number, "train/loss": self._column(losses)}
+        return {
+            "epoch": epoch,
+            "wave": self.wave.number,
+            "train/loss": self._column(losses),
+            "train/learning_rate": self._column(self.rates),
+        }
 
     def _column(self, values: Sequence[float | None]) -> Any:
         """Return a column of a row: the value of a run alone, else a list."""

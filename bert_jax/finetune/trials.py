@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from bert_jax.errors import UserError
+from bert_jax.objectives.frozen import trained, trains_all, with_trained
 from bert_jax.parallel.sharding import (
     TRIAL,
     batch_sharding,
@@ -40,14 +41,15 @@ Batch = Mapping[str, Any]
 
 
 class SweepState(NamedTuple):
-    """State of all trials in a checkpoint; every array has trials on axis 0."""
+    """State of all trials; every array has trials on axis 0."""
 
     step: Any
     params: Any
+    """All parameters; in a checkpoint those that are trained."""
     opt_state: Any
     guard: GuardState
     best: Any
-    """Parameters at each trial's best evaluation so far."""
+    """Trained parameters at each trial's best evaluation so far."""
 
     @property
     def train(self) -> TrainState:
@@ -63,10 +65,17 @@ class EarlierState(NamedTuple):
     best: Any
 
 
-def place_settings(learning_rates: Sequence[float], seeds: Sequence[int], mesh: Mesh) -> Settings:
-    """Put the differences between trials onto the mesh."""
+def place_settings(
+    learning_rates: Sequence[float],
+    seeds: Sequence[int],
+    mesh: Mesh,
+    head_rate: float | None = None,
+) -> Settings:
+    """Put the differences between trials onto the mesh; the head may have a rate of its own."""
     put = partial(place_trials, mesh=mesh)
-    return Settings(put(np.array(learning_rates, np.float32)), put(np.array(seeds, np.uint32)))
+    rates = np.array(learning_rates, np.float32)
+    of_head = None if head_rate is None else put(np.full_like(rates, head_rate))
+    return Settings(put(rates), put(np.array(seeds, np.uint32)), of_head)
 
 
 def place_trials(values: np.ndarray, mesh: Mesh) -> jax.Array:
@@ -130,20 +139,64 @@ def init_trials(
 
     def states(seeds: Array, which: Array, starts: Sequence[Any]) -> SweepState:
         params = jax.vmap(one, in_axes=(0, 0, None))(seeds, which, starts)
-        return SweepState(*jax.vmap(partial(state_from, config))(params), params)
+        state = jax.vmap(partial(state_from, config))(params)
+        return SweepState(*state, trained_of_trials(config, params))
 
     # Arrays of one device cannot go into a program of several.
     given = jax.tree.map(np.asarray, list(starts))
     shardings = state_shardings(config, mesh)
-    make = jax.jit(states, out_shardings=SweepState(*shardings, shardings.params))
+    best = trained(config.objective, shardings.params)
+    make = jax.jit(states, out_shardings=SweepState(*shardings, best))
     state: SweepState = make(np.asarray(seeds, np.uint32), np.asarray(which, np.int32), given)
     return state
 
 
 def abstract_trials(config: StepConfig, mesh: Mesh, num_trials: int) -> SweepState:
-    """Return shape, type and sharding of each array of a sweep, for a restore."""
+    """Return shape, type and sharding of each array of a sweep."""
     state = abstract_state(config, mesh, num_trials)
-    return SweepState(*state, state.params)
+    shapes = jax.eval_shape(partial(trained_of_trials, config), state.params)
+    best = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        trained(config.objective, jax.tree.map(lambda leaf: leaf.sharding, state.params)),
+    )
+    return SweepState(*state, best)
+
+
+def trained_of_trials(config: StepConfig, params: Any) -> Any:
+    """Return the trained part of parameters with trials on axis 0; for use inside jit."""
+    return jax.vmap(partial(trained, config.objective))(params)
+
+
+def to_save(config: StepConfig, mesh: Mesh, state: SweepState) -> SweepState:
+    """Leave out the parameters that no step changes, which a restart makes again."""
+    if trains_all(config.objective):
+        return state
+    shardings = trained(config.objective, state_shardings(config, mesh).params)
+    cut = jax.jit(partial(trained_of_trials, config), out_shardings=shardings)
+    return state._replace(params=cut(state.params))
+
+
+def from_saved(
+    config: StepConfig, mesh: Mesh, saved: SweepState, begin: Callable[[], SweepState]
+) -> SweepState:
+    """Complete a saved state with the parameters of the same trials before their first step."""
+    if trains_all(config.objective):
+        return saved
+    fill = jax.jit(
+        jax.vmap(partial(with_trained, config.objective)),
+        out_shardings=state_shardings(config, mesh).params,
+    )
+    return saved._replace(params=fill(begin().params, saved.params))
+
+
+def stop_trials(state: TrainState, stopped: np.ndarray, mesh: Mesh) -> TrainState:
+    """Have the trials `stopped` (M,) keep their state in all later steps, as the guard does."""
+    if not stopped.any():
+        return state
+    halt = jax.jit(jnp.maximum, out_shardings=state.guard.halted.sharding)
+    halted = halt(state.guard.halted, place_trials(stopped.astype(np.int32), mesh))
+    return state._replace(guard=state.guard._replace(halted=halted))
 
 
 def earlier(abstract: SweepState) -> EarlierState:
@@ -185,6 +238,32 @@ def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
         )
 
 
+class StateSizes(NamedTuple):
+    """Sizes of the state of one run, over all devices."""
+
+    trained: int
+    """Number of parameters that a step changes."""
+    params: int
+    """Number of all parameters."""
+    param_bytes: int
+    optimizer_bytes: int
+    saved_bytes: int
+    """Bytes of a save from which the run continues: what is trained twice, and the optimizer."""
+
+
+def state_sizes(config: StepConfig) -> StateSizes:
+    """Count the parameters and bytes of a run."""
+    state = jax.eval_shape(
+        lambda key: state_from(config, config.objective.init(key)), jax.random.key(0)
+    )
+    part = jax.eval_shape(partial(trained, config.objective), state.params)
+    (part_count, part_bytes), (count, param_bytes), (_, moments) = (
+        (sum(leaf.size for leaf in leaves), sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+        for leaves in map(jax.tree.leaves, (part, state.params, state.opt_state))
+    )
+    return StateSizes(part_count, count, param_bytes, moments, 2 * part_bytes + moments)
+
+
 def bytes_on_device(tree: Any) -> int:
     """Count the bytes of each device's part of abstract arrays."""
     return sum(
@@ -196,13 +275,15 @@ def bytes_on_device(tree: Any) -> int:
 def make_keep_best(config: StepConfig, mesh: Mesh) -> Callable[[Any, Any, Array], Any]:
     """Make the jitted `(best, params, better) -> best`, which donates `best`.
 
-    `better` (M,) bool selects the trials that take their current parameters.
+    `better` (M,) bool selects the trials that take their current parameters; `best` has those that
+    are trained.
     """
 
     def keep(best: Any, params: Any, better: Array) -> Any:
         def one(new: Array, old: Array) -> Array:
             return jnp.where(better.reshape(better.shape + (1,) * (new.ndim - 1)), new, old)
 
-        return jax.tree.map(one, params, best)
+        return jax.tree.map(one, trained_of_trials(config, params), best)
 
-    return jax.jit(keep, donate_argnums=0, out_shardings=state_shardings(config, mesh).params)
+    shardings = trained(config.objective, state_shardings(config, mesh).params)
+    return jax.jit(keep, donate_argnums=0, out_shardings=shardings)

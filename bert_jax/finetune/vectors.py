@@ -1,13 +1,16 @@
 """The objective of an embedding model: what a run trains, and what a saved model computes."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.start import frozen_by
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.objectives.embedding import Comparison, EmbeddingObjective
+from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.embedding_config import PairKind
 from bert_jax.tasks.rows import Rows
@@ -20,7 +23,7 @@ _MULTIPLE = 8
 
 
 def with_vectors(
-    config: FinetuneConfig, model: ModelConfig, task: Task, given: Sequence[Any]
+    config: FinetuneConfig, model: ModelConfig, task: Task, given: Sequence[SavedModel | None]
 ) -> tuple[EmbeddingObjective, tuple[Any, ...]]:
     """Return the objective of vectors, and what each initialisation gives of its parameters.
 
@@ -28,7 +31,7 @@ def with_vectors(
         config: Configuration of the run.
         model: Architecture with the settings of the run.
         task: The task, with its data.
-        given: Parameters of each initialisation; {} for random weights.
+        given: Model of each initialisation; None for random weights.
 
     Raises:
         UserError: A setting does not fit the kind of the rows, or the width of the model.
@@ -40,6 +43,9 @@ def with_vectors(
             f"pooling is {config.pooling!r}, which is for classes; say embedding.pooling (mean, "
             "cls, last or weighted)"
         )
+    if config.lora.rank or config.head != "auto":
+        name = "head" if config.head != "auto" else "lora.rank"
+        raise UserError(f"{name} is set, which is for tasks with a head; vectors have none")
     if contrast.symmetric and comparison != "ranking":
         raise UserError(
             f"embedding.symmetric is set, and task.embedding.kind is {section.kind!r}; only pairs "
@@ -55,7 +61,10 @@ def with_vectors(
             "task.embedding.kind is 'texts', which compares a text with itself under other "
             "dropout, and the model has none; set training.dropout_rate above 0"
         )
-    return objective, tuple(params and starting_vectors(kept, params) for params in given)
+    frozen = frozen_by(config, model)
+    objective = replace(objective, frozen=frozen.entries, frozen_layers=frozen.layers)
+    starts = ({} if each is None else starting_vectors(kept, each.params) for each in given)
+    return objective, tuple(starts)
 
 
 def saved_objective(

@@ -328,7 +328,8 @@ class Encoder(nnx.Module):
                 params = gather(nnx.to_pure_dict(params))
             return nnx.merge(graphdef, params)(x, context, stream, index, kind, layout)
 
-        return run_layers(self.config, apply_layer, stacked, x, gather is not None)
+        frozen = 0 if layout is None else layout.frozen_layers
+        return run_layers(self.config, apply_layer, stacked, x, gather is not None, frozen)
 
 
 class VectorEncoder(Encoder):

@@ -30,6 +30,8 @@ class Layout(NamedTuple):
     gather_rows: Callable[[Any], Any] | None = None
     """Map of arrays with the device's rows on axis 0 to those of all devices; None where the
     device has all rows."""
+    frozen_layers: int = 0
+    """Number of lower layers, below which nothing is trained: no gradient flows through them."""
 
     def of(self, name: str) -> "Layout":
         """Return the layout of an entry of the parameters."""

@@ -12,13 +12,13 @@ from bert_jax.model.layout import all_but_gathered
 
 
 def run_layers(
-    config: ModelConfig, apply_layer: Callable, stacked, x: Array, gathers: bool
+    config: ModelConfig, apply_layer: Callable, stacked, x: Array, gathers: bool, frozen: int = 0
 ) -> Array:
     """Run the stack: a scan over periods of the pattern, and straight code for what is left.
 
     All layers are straight code when `scan_unroll` covers them. `gathers`: layers gather their
     parameters; the backward pass then does it again rather than keep every layer's, whatever
-    `remat` says of activations.
+    `remat` says of activations. No gradient flows through the lower `frozen` layers, nor below.
     """
     num_layers, period = config.num_layers, len(config.attention_pattern)
     straight = config.scan_unroll >= num_layers
@@ -44,24 +44,33 @@ def run_layers(
             x = apply_layer(config.layer_kind(start + n), params, x, index(n))
         return x
 
-    if straight:
-        return run(x, 0, leaves, int)
-    # A first layer without a norm is unlike the others of its kind: periods begin after it.
-    begin = 0 if config.first_norm else 1
-    end = num_layers - (num_layers - begin) % period
-    sizes = (begin, end - begin, num_layers - end)
-    first, middle, left = zip(*(_cut(leaf, sizes) for leaf in leaves), strict=True)
-    x = run(x, 0, first, int) if begin else x
-    if end > begin:
-        groups = [leaf.reshape(-1, period, *leaf.shape[1:]) for leaf in middle]
-        firsts = jnp.arange(begin, end, period, dtype=jnp.uint32)
-        x, _ = jax.lax.scan(
-            lambda x, group: (run(x, begin, group[0], lambda n: group[1] + n), None),
-            x,
-            (groups, firsts),
-            unroll=max(1, config.scan_unroll // period),
-        )
-    return run(x, end, left, lambda n: end + n) if end < num_layers else x
+    def part(x: Array, start: int, pieces: Sequence[Array]) -> Array:
+        """Run layers from number `start` on, in scans where that is wanted."""
+        stop = start + pieces[0].shape[0]
+        if straight:
+            return run(x, start, pieces, lambda n: start + n)
+        # A first layer without a norm is unlike the others of its kind: periods begin after it.
+        aligned = 0 if config.first_norm else 1
+        begin = min(max(start, aligned) + (aligned - max(start, aligned)) % period, stop)
+        end = stop - (stop - begin) % period
+        sizes = (begin - start, end - begin, stop - end)
+        first, middle, left = zip(*(_cut(leaf, sizes) for leaf in pieces), strict=True)
+        x = run(x, start, first, lambda n: start + n) if begin > start else x
+        if end > begin:
+            groups = [leaf.reshape(-1, period, *leaf.shape[1:]) for leaf in middle]
+            firsts = jnp.arange(begin, end, period, dtype=jnp.uint32)
+            x, _ = jax.lax.scan(
+                lambda x, group: (run(x, begin, group[0], lambda n: group[1] + n), None),
+                x,
+                (groups, firsts),
+                unroll=max(1, config.scan_unroll // period),
+            )
+        return run(x, end, left, lambda n: end + n) if end < stop else x
+
+    if not frozen:
+        return part(x, 0, leaves)
+    x = part(x, 0, [jax.lax.stop_gradient(leaf[:frozen]) for leaf in leaves])
+    return part(jax.lax.stop_gradient(x), frozen, [leaf[frozen:] for leaf in leaves])
 
 
 def _cut(leaf: Array, sizes: Sequence[int]) -> list[Array]:

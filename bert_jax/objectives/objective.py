@@ -83,7 +83,10 @@ class Objective(ABC):
     baseline: float | None = field(default=None, kw_only=True)
     """Value of the first metric that a model reaches which ignores its input, if known."""
     frozen: frozenset[str] = field(default=frozenset(), kw_only=True)
-    """Top-level entries of the parameters that no step changes."""
+    """Entries of the parameters that no step changes, by /-joined paths (see `frozen.trained`)."""
+    frozen_layers: int = field(default=0, kw_only=True)
+    """Number of lower layers of `encoder` that no step changes. Where it is not 0, `frozen` has
+    the embeddings, and the backward pass ends above these layers."""
 
     @property
     @abstractmethod

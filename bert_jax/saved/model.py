@@ -19,6 +19,9 @@ from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, WEIGHTS, model_
 from bert_jax.formats.modern import ModernForm, modern_form, pooling_from_huggingface
 from bert_jax.formats.modern_config import modern_config
 from bert_jax.formats.modern_tables import MODERN
+from bert_jax.formats.peft import CONFIG as ADAPTER
+from bert_jax.formats.peft import Adapter as PeftAdapter
+from bert_jax.formats.peft import read_adapter
 from bert_jax.formats.sentence_transformers import (
     SentenceForm,
     is_sentence_model,
@@ -31,6 +34,7 @@ from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig
+from bert_jax.saved.adapter import Adapter, merged_params
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.untrusted.json_file import read_json_object
@@ -105,6 +109,8 @@ class SavedModel:
     embedding: EmbeddingConfig | None = None
     """Form of the vectors of texts; None of a model that was not trained for vectors. The
     weights of tokens, where they are learned, are the entry `pooling` of the parameters."""
+    adapter: Adapter | None = None
+    """Low-rank updates that a run trained in place of the encoder; None of any other model."""
 
     @property
     def has_pooler(self) -> bool:
@@ -168,7 +174,8 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
 
     Args:
         path: A work directory of `bert-jax pretrain` (the newest intact checkpoint) or of
-            `bert-jax finetune` (the best model), local or in a bucket; or a local directory as
+            `bert-jax finetune` (the best model), local or in a bucket; a local directory of an
+            adapter as PEFT writes it, whose base is local too; or a local directory as
             Transformers' `save_pretrained` writes it, of a BERT, an ELECTRA or a family of
             `formats.modern_tables` with any head or none, of a classifier of DistilBERT, or of a
             class that translates (`formats.seq2seq`); or the layout of sentence-transformers
@@ -202,6 +209,8 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             if "bert_jax" not in found:  # the version of what wrote it
                 _check_part(path, part, ())
                 return _from_huggingface(directory, found, encoder_only)
+        elif (directory / ADAPTER).is_file():
+            return read_adapted(read_adapter(directory), encoder_only=encoder_only)
         elif not (directory / "checkpoints").is_dir():
             raise UserError(f"{path} has no config.json; give {_KINDS}")
     from bert_jax.saved.runs import is_finetuning  # Orbax takes half a second to import
@@ -264,6 +273,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
     model = build(ModelConfig, extra["model"], where)
     tokenizer = load_tokenizer(files)
     task = restore_task(extra["task"], tokenizer)
+    params, adapter = merged_params(restored.state, extra.get("lora"), where)
     outputs, embedding = None, None
     if task.objective == "embedding":
         embedding = build(EmbeddingConfig, extra["head"], where)
@@ -279,7 +289,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
     task_config = build(TaskConfig, config["task"], f"{where}: task")
     return SavedModel(
         config=dataclasses.replace(model, attention_impl="auto"),
-        params=restored.state,
+        params=params,
         outputs=outputs,
         embedding=embedding,
         tokenizer=tokenizer,
@@ -294,6 +304,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
             task,
             read_reports(place.local, extra["member"]),
         ),
+        adapter=adapter,
     )
 
 
@@ -313,7 +324,17 @@ def in_units(saved: SavedModel) -> SavedModel:
     return dataclasses.replace(saved, params={**saved.params, "head": head})
 
 
-def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool) -> SavedModel:
+def read_adapted(adapter: PeftAdapter, *, encoder_only: bool = False) -> SavedModel:
+    """Read the base of an adapter and apply the adapter to it; see `read_model`."""
+    return _from_huggingface(adapter.base, adapter.config, encoder_only, adapter)
+
+
+def _from_huggingface(
+    directory: Path,
+    found: dict[str, Any],
+    encoder_only: bool,
+    adapter: PeftAdapter | None = None,
+) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
     if found.get("model_type") in TRANSLATORS:
         return _translator(directory, found, made_by, where)
@@ -324,12 +345,13 @@ def _from_huggingface(directory: Path, found: dict[str, Any], encoder_only: bool
         model_config_from_huggingface(found, where=where)
     tokenizer = load_tokenizer(directory)
     arrays = read_weights(directory, made_by)
+    arrays = arrays if adapter is None else adapter.applied(arrays)
     form: BertForm | ModernForm
     if modern:
         form = modern_form(found, arrays, where=where)
     else:
         form = to_bert(found, arrays, where=where) if written else BertForm("BERT", found, arrays)
-    name = f"{directory}, {made_by}"
+    name = f"{directory if adapter is None else adapter.directory}, {made_by}"
     saved = saved_from(
         form, tokenizer, directory, name=name, where=where, encoder_only=encoder_only
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal
@@ -80,9 +81,7 @@ class TableConfig(TextConfig):
     separator: str = ","
     """Between the labels of a row (kind=classes)."""
     metric: str = ""
-    """Metric that chooses the best checkpoint. class: accuracy, f1 (of the second of two labels),
-    macro_f1 or matthews. classes: f1 (micro), macro_f1 or accuracy. score: pearson or spearman.
-    Empty: the first of these."""
+    """Former name of task.metric."""
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
     """auto goes by the suffix of the file."""
     header: bool | None = None
@@ -195,6 +194,11 @@ class TaskConfig:
     of labels and with groups kept together. 0: no folds."""
     fold: int = 0
     """Fold that a run holds out, from 1; 0: a run for each fold, one after another."""
+    metric: str = ""
+    """Metric that chooses the best checkpoint. glue: one of the task's. table: for class accuracy,
+    f1 (of the second of two labels), macro_f1 or matthews; for classes f1 (micro), macro_f1 or
+    accuracy; for score pearson or spearman. tagging: for entities f1, precision, recall or
+    accuracy, else accuracy. squad: f1 or exact. Empty: the first of these."""
     glue: GlueConfig = field(default_factory=GlueConfig)
     table: TableConfig = field(default_factory=TableConfig)
     tagging: TaggingConfig = field(default_factory=TaggingConfig)
@@ -265,6 +269,27 @@ class TaskConfig:
                         f"task.{name}.{each.name} is set, but task.kind is {self.kind!r}; set "
                         f"task.kind to {name!r}, or leave task.{name} out"
                     )
+
+    def choose_metric(self, metrics: Sequence[str]) -> str:
+        """Return the metric that is asked for, of those that the task has; the first by default.
+
+        Raises:
+            UserError: the task has no such metric.
+        """
+        former = self.table.metric if self.kind == "table" else ""
+        if self.metric and former and self.metric != former:
+            raise UserError(
+                f"task.metric is {self.metric!r} and task.table.metric {former!r}; leave the "
+                "latter, its former name, out"
+            )
+        metric = self.metric or former or metrics[0]
+        if metric not in metrics:
+            hint = "; f1 is for two labels" if metric == "f1" and "macro_f1" in metrics else ""
+            raise UserError(
+                f"task.metric is {metric!r}; the metrics of this task are "
+                f"{', '.join(metrics)}{hint}"
+            )
+        return metric
 
     @property
     def length(self) -> int:

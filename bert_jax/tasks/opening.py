@@ -1,6 +1,7 @@
 """Choice of the task that a configuration or a saved model names."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from bert_jax.tasks.tagging.task import TaggingTask
 from bert_jax.tasks.task import LabelSpec, Split, Task
 from bert_jax.tasks.text.task import TextTask
 from bert_jax.tokenization.tokenizer import Tokenizer
+
+_log = logging.getLogger("bert_jax")
 
 TASKS: Mapping[str, type[Task]] = {
     "glue": TextTask, "table": TextTask, "tagging": TaggingTask, "squad": SpanTask,
@@ -41,6 +44,10 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
             which nothing can be learned; rows longer than `max_positions`.
     """
     config = config.fitted(max_positions)
+    if config.kind == "table" and config.table.metric:
+        _log.warning(
+            "task.table.metric is now task.metric; the old name works in this version only"
+        )
     if config.length > max_positions:
         raise UserError(
             f"task.max_length is {config.length}, but the model has {max_positions} positions; set "

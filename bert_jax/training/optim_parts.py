@@ -97,6 +97,16 @@ def then(
     return optax.GradientTransformation(first.init, update)
 
 
+def scaled(optimizer: optax.GradientTransformation, factors: Any) -> optax.GradientTransformation:
+    """Multiply the steps of an optimizer by a tree of factors; the state stays as it is."""
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        steps, state = optimizer.update(grads, state, params)
+        return jax.tree.map(lambda step, factor: step * factor, steps, factors), state
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
 def counted(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Make an optimizer of any optax transformation: its state goes beside a count of updates."""
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from bert_jax.config.mapping import check_values
+from bert_jax.objectives.frozen import trained
 from bert_jax.objectives.objective import Objective
 from bert_jax.parallel.sharding import (
     TRIAL,
@@ -22,7 +23,9 @@ from bert_jax.parallel.sharding import (
     replicated,
 )
 from bert_jax.training.guard import GuardConfig, GuardState, fresh_guard
+from bert_jax.training.layer_rates import layer_rates
 from bert_jax.training.optim import OptimizerConfig, PhaseRate, make_optimizer
+from bert_jax.training.optim_parts import scaled
 
 Compiled = TypeVar("Compiled")
 
@@ -46,6 +49,8 @@ class StepConfig:
     optimizer: OptimizerConfig
     num_steps: int
     """Length of the run: the learning rate depends on it."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each layer to the layer below (see `layer_rates`)."""
     accumulation: int = 1
     """Micro-batches per step."""
     gather: Literal["layer", "step"] = "layer"
@@ -78,13 +83,14 @@ def made_once(
 
 def optimizer_of(config: StepConfig) -> Any:
     """Make the optimizer of the parameters that are not frozen."""
-    axes = trained(config.objective, config.objective.axes())
-    return make_optimizer(config.optimizer, config.num_steps, axes, config.rate)
-
-
-def trained(objective: Objective, params: Any) -> Any:
-    """Return the entries of the parameters that a step changes."""
-    return {name: entry for name, entry in params.items() if name not in objective.frozen}
+    objective, axes = config.objective, config.objective.axes()
+    optimizer = make_optimizer(
+        config.optimizer, config.num_steps, trained(objective, axes), config.rate
+    )
+    if config.layer_decay == 1:
+        return optimizer
+    rates = layer_rates(axes, objective.model.num_layers, config.layer_decay)
+    return scaled(optimizer, trained(objective, rates))
 
 
 def param_placement(config: StepConfig, mesh: Mesh) -> Any:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from bert_jax.model.counter_hash import hash_u32
 from bert_jax.model.layers import compute_dtype
 from bert_jax.model.layout import Layout
+from bert_jax.objectives.frozen import trained, with_trained
 from bert_jax.objectives.objective import Batch, CoupledObjective, Forward, Scalars, measure
 from bert_jax.parallel import collectives
 from bert_jax.parallel.sharding import (
@@ -27,6 +28,7 @@ from bert_jax.parallel.sharding import (
     row_spec,
 )
 from bert_jax.training.guard import forget_losses, judge
+from bert_jax.training.layer_rates import is_head
 from bert_jax.training.optim import learning_rate_schedule
 from bert_jax.training.state import (
     StepConfig,
@@ -34,7 +36,6 @@ from bert_jax.training.state import (
     optimizer_of,
     param_placement,
     state_shardings,
-    trained,
 )
 
 Metrics = dict[str, Array]
@@ -47,6 +48,8 @@ class Settings(NamedTuple):
     """Factor of the learning rate."""
     seed: UInt32[Array, "*trials"] | int
     """Seed of corruption and dropout."""
+    head_rate: Float[Array, "*trials"] | None = None
+    """Factor of the learning rate of the head (see `is_head`); None: `rate`."""
 
 
 def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[TrainState, Metrics]]:
@@ -87,7 +90,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
         params = trained(objective, state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, params)
         if has_trials:
-            updates = jax.tree.map(lambda change: settings.rate * change, updates)
+            updates = _rated(settings, updates)
         metrics = {
             "loss": objective.loss(sums, counts),
             **measure(objective.metrics, sums),
@@ -107,7 +110,10 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
             (params, state.opt_state),
         )
         after = TrainState(
-            state.step + verdict.advance, {**state.params, **params}, opt_state, verdict.guard
+            state.step + verdict.advance,
+            with_trained(objective, state.params, params),
+            opt_state,
+            verdict.guard,
         )
         return after, metrics | verdict.metrics
 
@@ -127,6 +133,16 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
         in_shardings=(shardings, batch_sharding(mesh), *of_settings),
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=0,
+    )
+
+
+def _rated(settings: Settings, updates: Any) -> Any:
+    """Multiply updates by the learning rates of a trial."""
+    if settings.head_rate is None:
+        return jax.tree.map(lambda change: settings.rate * change, updates)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, change: (settings.head_rate if is_head(path) else settings.rate) * change,
+        updates,
     )
 
 
@@ -154,6 +170,9 @@ def gradients(
     def local(params: Any, rows: Batch, seed: Any, counts: Any) -> tuple[Any, Scalars]:
         dtype = compute_dtype(objective.model)
         layout = collectives.local_layout(mesh, specs, dtype)
+        if objective.frozen_layers:
+            upper = layout.of("encoder")._replace(frozen_layers=objective.frozen_layers)
+            layout = layout._replace(inner={**layout.inner, "encoder": upper})
         at_once = config.gather == "step" and mesh.shape["fsdp"] > 1
         of_parts = specs
         if at_once:
@@ -164,7 +183,7 @@ def gradients(
             params = collectives.gather(params, of_parts, mesh, dtype, layers=True)
 
         def used(changing: Any) -> Any:
-            whole = {**params, **changing}
+            whole = with_trained(objective, params, changing)
             if at_once:
                 return _with_layers(whole, _stack)
             return collectives.gather(whole, specs, mesh, dtype)

@@ -27,9 +27,10 @@ def add(verb: Callable[..., Parser]) -> None:
         "huggingface: what AutoModelFor... and AutoTokenizer load. sentence-transformers: an "
         "encoder that makes vectors. stablehlo: one program for "
         "CPU, CUDA and TPU; of a model that translates the whole search. orbax: parameters as a "
-        "plain checkpoint. onnx: for onnxruntime",
+        "plain checkpoint. onnx: for onnxruntime. peft: the low-rank updates and the head of a "
+        "run with lora.rank alone, for PEFT",
         required=True,
-        choices=["huggingface", "sentence-transformers", "stablehlo", "orbax", "onnx"],
+        choices=["huggingface", "sentence-transformers", "stablehlo", "orbax", "onnx", "peft"],
     )  # fmt: skip
     sub.option(
         "--out", "directory to write; it appears when everything is written and proven",

@@ -28,7 +28,10 @@ class SpanTask(Task):
 
     objective: HeadKind = "span"
     num_outputs = 2
-    metric = "f1"
+
+    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+        super().__init__(config, spec, tokenizer)
+        self.metric = config.choose_metric(("f1", "exact"))
 
     @classmethod
     def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
@@ -106,9 +109,9 @@ class SpanSplit(Split):
             return math.nan
         if self._task.spec.rules == "v1.1":
             return 0.0
-        return (
-            100.0 * sum(best_scores("", each)[1] for each in self._questions) / len(self._questions)
-        )
+        which = ("exact", "f1").index(self._task.metric)
+        scores = [best_scores("", each)[which] for each in self._questions]
+        return 100.0 * sum(scores) / len(scores)
 
     def texts(self) -> list[tuple[str, ...]]:
         """Return question and context of each question."""

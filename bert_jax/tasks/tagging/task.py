@@ -52,7 +52,8 @@ class TaggingTask(Task):
         super().__init__(config, spec, tokenizer)
         self.labels = LabelSet(spec.labels)
         self.num_outputs = len(self.labels)
-        self.metric = "accuracy" if spec.scheme == "plain" else "f1"
+        self.metrics = ("accuracy",) if spec.scheme == "plain" else _ENTITY_METRICS
+        self.metric = config.choose_metric(self.metrics)
 
     @classmethod
     def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
@@ -132,8 +133,7 @@ class TaggingSplit(Split):
             np.array([len(window.ids) for window in windows], np.int32),
             None if self._gold is None else [window.labels for window in windows],
         )
-        scores = ["accuracy"] if task.metric == "accuracy" else _ENTITY_METRICS
-        super().__init__(name, rows, [*notes, *self._windows.warnings], scores)
+        super().__init__(name, rows, [*notes, *self._windows.warnings], task.metrics)
 
     @cached_property
     def constant_score(self) -> float:
@@ -141,7 +141,7 @@ class TaggingSplit(Split):
         if self._gold is None:
             return math.nan
         names = self._task.spec.labels
-        if self._task.metric == "accuracy":
+        if self._task.metric == "accuracy":  # the O of files with entities is a tag like others
             counts = Counter(tag for tags in self._gold for tag in tags if tag)
             return max(counts[name] for name in names) / counts.total()
         words, sentences = Counter[str](), Counter[str]()
@@ -152,9 +152,16 @@ class TaggingSplit(Split):
             words.update(each.type for each in found if each.end - each.start == 1)
             sentences.update(each.type for each in found if each.end - each.start == len(tags))
         known = {part[1] for name in names if (part := split_tag(name)) and part[0] != "O"}
-        best_word = max((words[kind] for kind in known), default=0)
-        best_sentence = max((sentences[kind] for kind in known), default=0)
-        return 2 * max(best_word / (num_words + total), best_sentence / (len(self._gold) + total))
+        # Hits, predictions and entities of a constant that makes each word, or sentence, one.
+        constants = [
+            (max((hits[kind] for kind in known), default=0), count)
+            for hits, count in ((words, num_words), (sentences, len(self._gold)))
+        ]
+        if self._task.metric == "recall":
+            return max(hits for hits, _ in constants) / max(total, 1)
+        if self._task.metric == "precision":
+            return max(hits / count for hits, count in constants)
+        return 2 * max(hits / (count + total) for hits, count in constants)
 
     def texts(self) -> list[tuple[str, ...]]:
         """Return each sentence, its words with spaces between them."""
@@ -176,7 +183,7 @@ class TaggingSplit(Split):
         if self._gold is None:
             raise UserError(f"{self.name} has no tags, so it cannot be scored; predict it")
         predicted = self._predicted(outputs)
-        if self._task.metric == "accuracy":
+        if self._task.spec.scheme == "plain":
             pairs = zip(self._gold, predicted, strict=True)
             hits = [a == b for g, p in pairs for a, b in zip(g, p, strict=True) if a]
             return {"accuracy": sum(hits) / len(hits)}

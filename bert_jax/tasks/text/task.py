@@ -46,12 +46,7 @@ class TextTask(Task):
         self.num_outputs = len(spec.labels) or 1
         options = config.text_options
         self.long, self.fits = options.long_texts, options.fits
-        self.metric = config.table.metric or self.metrics[0]
-        if self.metric not in self.metrics:
-            raise UserError(
-                f"task.table.metric is {self.metric!r}, which is for two labels; there are "
-                f"{self.num_outputs}: choose {' or '.join(self.metrics)}"
-            )
+        self.metric = config.choose_metric(self.metrics)
 
     @classmethod
     def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:

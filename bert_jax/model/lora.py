@@ -1,0 +1,148 @@
+"""Low-rank updates of the maps of the layers: LoRA (Hu et al. 2021, section 4.1).
+
+params["lora"] = init_lora(config, key, params)
+params = merged(config, params)  # W + alpha / rank A B in place of W
+
+The entry `lora` of the parameters has the shape of `encoder/layers`, with two arrays in the place
+of each kernel (N, *inputs, *outputs): `a` (N, *inputs, rank) and `b` (N, rank, *outputs).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from bert_jax.errors import UserError
+from bert_jax.model.heads import Params
+from bert_jax.model.layout import LogicalAxes
+
+TARGETS: Mapping[str, str] = {
+    "query": "attention", "key": "attention", "value": "attention", "output": "attention",
+    "up": "mlp", "gate": "mlp", "down": "mlp",
+}  # fmt: skip
+"""Maps of a layer, to the part of the layer that has them."""
+_PURPOSE = 0x6C6F7261
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank updates of some maps, trained in place of the encoder."""
+
+    rank: int = 0
+    """Rank of the update of each map; 0: no update, the encoder itself is trained."""
+    alpha: float = 16.0
+    """Scale of the updates, which is alpha / rank."""
+    targets: tuple[str, ...] = ("query", "value")
+    """Maps of every layer that have an update: query, key, value, output, up, gate, down."""
+
+    def __post_init__(self) -> None:
+        """Refuse updates that are none."""
+        if self.rank < 0:
+            raise UserError(f"lora.rank is {self.rank}; it must be at least 1, or 0 for no LoRA")
+        if not self.alpha > 0:
+            raise UserError(f"lora.alpha is {self.alpha:g}; it must be above 0")
+        if not self.targets or len(set(self.targets)) < len(self.targets):
+            raise UserError(f"lora.targets is {self.targets}; name some maps, each once")
+        for name in self.targets:
+            if name not in TARGETS:
+                raise UserError(
+                    f"lora.targets has {name!r}; the maps of a layer are {', '.join(TARGETS)}"
+                )
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product A B."""
+        return self.alpha / self.rank
+
+
+def lora_axes(config: LoraConfig, axes: Params) -> Params:
+    """Name the logical axes of the entry `lora`, from those of all parameters."""
+
+    def pair(kernel: LogicalAxes) -> Params:
+        inputs = _num_inputs(kernel)
+        ins, outs = kernel[1 : 1 + inputs], kernel[1 + inputs :]
+        return {"a": ("layers", *ins, None), "b": ("layers", None, *outs)}
+
+    return _of_targets(config, axes, lambda _, kernel: pair(kernel))
+
+
+def init_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> Params:
+    """Make the entry `lora` for parameters with these logical axes: A random, B zero.
+
+    A has the deviation of Kaiming's uniform distribution in PEFT, 1 / sqrt(3 inputs). The numbers
+    of a map do not depend on which other maps are targets.
+
+    Raises:
+        UserError: A target that the architecture lacks.
+    """
+    kernels = {name: _kernel(params, name) for name in config.targets}
+    base = jax.random.fold_in(key, _PURPOSE)
+
+    def pair(name: str, kernel_axes: LogicalAxes) -> Params:
+        kernel, inputs = kernels[name], _num_inputs(kernel_axes)
+        ins, outs = kernel.shape[1 : 1 + inputs], kernel.shape[1 + inputs :]
+        count, width = kernel.shape[0], math.prod(ins)
+        draw = jax.random.fold_in(base, list(TARGETS).index(name))
+        a = jax.random.normal(draw, (count, *ins, config.rank), jnp.float32)
+        b = jnp.zeros((count, config.rank, *outs), jnp.float32)
+        return {"a": a / jnp.sqrt(3.0 * width), "b": b}
+
+    return _of_targets(config, axes, pair)
+
+
+def merged(config: LoraConfig, params: Params) -> Params:
+    """Add the updates to the kernels of the layers, and leave the entry `lora` out.
+
+    On a mesh each part of a kernel is made of the parts of A and B on the same device.
+    """
+    layers = params["encoder"]["layers"]
+    changed = dict(layers)
+    for name, pair in updates(params["lora"]):
+        part = TARGETS[name]
+        each = changed[part][name]
+        kernel = each["kernel"] + config.scale * product(pair).reshape(each["kernel"].shape)
+        changed[part] = {**changed[part], name: {**each, "kernel": kernel}}
+    rest = {name: entry for name, entry in params.items() if name != "lora"}
+    return {**rest, "encoder": {**params["encoder"], "layers": changed}}
+
+
+def product(pair: Params) -> Array:
+    """Multiply A and B of one map for every layer: (N, inputs, outputs) in float32."""
+    a, b = pair["a"], pair["b"]
+    count, rank = b.shape[:2]
+    return jnp.matmul(
+        a.reshape(count, -1, rank), b.reshape(count, rank, -1), precision=jax.lax.Precision.HIGHEST
+    )
+
+
+def updates(lora: Params) -> Iterator[tuple[str, Params]]:
+    """Yield each map that has an update, and its A and B."""
+    for part in lora["layers"].values():
+        yield from part.items()
+
+
+def _of_targets(config: LoraConfig, axes: Params, make: Callable[[str, Any], Params]) -> Params:
+    found: Params = {}
+    for name in config.targets:
+        layer = found.setdefault(TARGETS[name], {})
+        layer[name] = make(name, _kernel(axes, name))
+    return {"layers": found}
+
+
+def _kernel(tree: Params, name: str) -> Any:
+    found = tree["encoder"]["layers"][TARGETS[name]].get(name)
+    if found is None:
+        raise UserError(
+            f"lora.targets has {name!r}, but no layer of this model has a map of this name "
+            "(model.gated is false); leave it out"
+        )
+    return found["kernel"]
+
+
+def _num_inputs(axes: LogicalAxes) -> int:
+    """Count the axes of a stacked kernel that are inputs: one side of the map is the embedding."""
+    return 1 if axes[1] == "embed" else len(axes) - 2
