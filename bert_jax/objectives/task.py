@@ -130,6 +130,10 @@ class TaskObjective(Objective):
         """Compute logits, and the sum of losses where rows have labels."""
         params = merged(self.lora, params) if self.lora.rank else params
         logits = apply_task(self.model, self.config, params, *self.inputs(rows, seed), layout)
+        return self.judged(logits, rows)
+
+    def judged(self, logits: Array, rows: Batch) -> Forward:
+        """Compare logits with the labels, where rows have some."""
         if "labels" not in rows:
             return Forward({"loss": jnp.float32(0), "count": jnp.float32(0)}, logits)
         counted = self.head.counted(rows["labels"], rows["weights"])
