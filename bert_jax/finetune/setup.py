@@ -22,7 +22,9 @@ from bert_jax.finetune.start import (
     read_baseline,
     start_of,
 )
+from bert_jax.finetune.teacher import read_teacher
 from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.objectives.distillation import TEACHER
 from bert_jax.objectives.task import HEADS, TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
 from bert_jax.sweep.statistics import Trial
@@ -125,6 +127,15 @@ def set_up(config: FinetuneConfig) -> Setup:
         model, head, task.objective, lora=config.lora, frozen=frozen.entries,
         frozen_layers=frozen.layers,
     )  # fmt: skip
+    fingerprints = {
+        name: fingerprint_of(start, initial.tokenizer)
+        for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
+    }
+    if config.distil.teacher:
+        teacher = read_teacher(config.distil, initial, task, head, train.rows)
+        objective = teacher.taught(objective, config.distil)
+        starts = tuple({**start, TEACHER: teacher.params} for start in starts)
+        fingerprints["distil.teacher"] = fingerprint_of(teacher.params, initial.tokenizer)
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
@@ -161,10 +172,7 @@ def set_up(config: FinetuneConfig) -> Setup:
         starts=starts,
         inits=tuple(inits),
         fingerprints={
-            **{
-                name: fingerprint_of(start, initial.tokenizer)
-                for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
-            },
+            **fingerprints,
             "task": _rows_fingerprint(split.rows for split in (train, *dev)),
         },
         members=members,

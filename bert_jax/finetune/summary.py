@@ -67,6 +67,8 @@ def summary_of_run(
     ]
     if head := _head(setup):
         lines.append(f"head     {head}")
+    if teacher := config.distil.teacher:
+        lines.append(f"teacher  {teacher}: each run at once holds a copy, no save does")
     if not trains_all(setup.objective):
         lines.append(f"trained  {_trained(setup)}")
     if math.isfinite(constant):

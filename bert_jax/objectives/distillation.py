@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
 from bert_jax.config.mapping import check_values
 from bert_jax.errors import UserError
@@ -71,8 +71,8 @@ class DistillationConfig:
     """Factor of the mean squared error of the hidden states, after the embeddings and after each
     layer; 0: they are not compared. Other widths than the teacher's get a learned map."""
     attention_weight: float = 0.0
-    """Factor of the divergence of the last layer's relations of queries, keys and values (MiniLMv2);
-    0: they are not compared."""
+    """Factor of the divergence of the relations of queries, keys and values in the student's last
+    layer and the teacher's layer for it (MiniLMv2); 0: they are not compared."""
     relation_heads: int = 0
     """Number of heads into which both models' relations are cut; 0: model.num_heads."""
     layers: tuple[int, ...] = ()
@@ -314,7 +314,7 @@ def binary_divergences(
 def relation_losses(
     student: tuple[Array, Array, Array],
     teacher: tuple[Array, Array, Array],
-    segment_ids: Int[Array, "B L"],
+    segment_ids: Integer[Array, "B L"],
     num_heads: int,
 ) -> Float[Array, "B L"]:
     """Return KL(teacher || student) of the relations of each token, summed over the three kinds.

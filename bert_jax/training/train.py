@@ -48,6 +48,7 @@ from bert_jax.training.start.teacher import (
     starts_from_teacher,
     student_start,
     teacher_digest,
+    teacher_line,
     with_teacher,
     without_teacher,
 )
@@ -198,8 +199,10 @@ class _Run:
             )
             if self.branch is not None:
                 lines.append(self.branch.line(config))
+            if self.teacher is not None:
+                lines.append(teacher_line(self.teacher))
             if self.initial is not None:
-                lines.append(starting_line(self.initial, self.abstract.params))
+                lines.append(starting_line(self.initial, self.saved.params))
             with session.telling(
                 step,
                 self.objective,

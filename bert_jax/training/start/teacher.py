@@ -71,6 +71,15 @@ def teacher_digest(teacher: SavedModel) -> str:
     return digest.hexdigest()
 
 
+def teacher_line(teacher: SavedModel) -> str:
+    """Name the teacher and its size."""
+    model, count = teacher.config, sum(leaf.size for leaf in jax.tree.leaves(teacher.params))
+    return (
+        f"learns from {teacher.name}: {count:,} parameters, {model.num_layers} layers, "
+        f"{model.hidden_dim} wide; no checkpoint holds them"
+    )
+
+
 def without_teacher(state: TrainState) -> TrainState:
     """Return the part of a state that is saved: all but the teacher."""
     kept = {name: entry for name, entry in state.params.items() if name != TEACHER}
