@@ -7,6 +7,7 @@ from typing import Literal
 from bert_jax.config.mapping import check_values
 from bert_jax.errors import UserError
 from bert_jax.model.lora import LoraConfig
+from bert_jax.objectives.distillation import DistillationConfig
 from bert_jax.objectives.embedding import ContrastConfig
 from bert_jax.parallel.sharding import MeshConfig
 from bert_jax.tasks.config import TaskConfig
@@ -14,6 +15,7 @@ from bert_jax.training.guard import GuardConfig
 from bert_jax.training.optim import OptimizerConfig
 
 FREE_FIELDS = (
+    "distil.teacher",
     "guard",
     "init",
     "mesh",
@@ -24,7 +26,7 @@ FREE_FIELDS = (
     "training.remat",
     "training.stall_seconds",
 )
-"""Fields that a restart may change; of `init` what it holds is compared instead."""
+"""Fields that a restart may change; of `init` and `distil.teacher` what they hold is compared."""
 
 _MAX_SEEDS = 1000
 
@@ -193,6 +195,8 @@ class FinetuneConfig:
     training: FinetuneTrainingConfig = field(default_factory=FinetuneTrainingConfig)
     optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    distil: DistillationConfig = field(default_factory=DistillationConfig)
+    """Fine-tuned model that the runs learn from beside the labels."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """Devices of each run; runs at once are spread over the others first."""
     guard: FinetuneGuardConfig = field(default_factory=FinetuneGuardConfig)

@@ -90,6 +90,8 @@ def prepare_finetune_workdir(
         found = [ancestor_entry("init", config.init, init_step)]
         if config.sweep.baseline not in ("", RANDOM):
             found.append(ancestor_entry("sweep.baseline", config.sweep.baseline))
+        if config.distil.teacher:
+            found.append(ancestor_entry("distil.teacher", config.distil.teacher))
         return found + file_entries(config.task.sources)
 
     begin_workdir(
@@ -184,7 +186,11 @@ class Saves:
     def _best_of(self, params: Any, best: Any, number: Any) -> Any:
         """Return all parameters of one trial at its best evaluation."""
         params, best = jax.tree.map(lambda leaf: leaf[number], (params, best))
-        return with_trained(self._setup.step.objective, params, best)
+        return self._of_model(with_trained(self._setup.step.objective, params, best))
+
+    def _of_model(self, params: Any) -> Any:
+        """Return the entries of the parameters that the model has, without a teacher."""
+        return {name: params[name] for name in self._setup.objective.for_evaluation().axes()}
 
     def total(self, wave: Wave) -> int:
         """Return the updates of all waves: numbers of checkpoints and metrics only grow."""
@@ -197,7 +203,7 @@ class Saves:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
             abstract.params,
         )
-        model = self._models.restore(FinetunedState(one))
+        model = self._models.restore(FinetunedState(self._of_model(one)))
         if model is not None:
             self._best = (model.record.extra["scores"][self._setup.task.metric], model.step)
         restored = self._restored(abstract._replace(params=abstract.best))

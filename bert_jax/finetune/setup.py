@@ -20,7 +20,9 @@ from bert_jax.finetune.start import (
     read_baseline,
     with_head,
 )
+from bert_jax.finetune.teacher import with_teacher
 from bert_jax.finetune.vectors import with_vectors
+from bert_jax.objectives.distillation import TEACHER
 from bert_jax.objectives.embedding import EmbeddingObjective
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.saved.model import SavedModel, read_model
@@ -122,6 +124,14 @@ def set_up(config: FinetuneConfig) -> Setup:
         objective, starts = with_vectors(config, model, task, given)
     else:
         objective, starts = with_head(config, initial, model, task, inits, given)
+    fingerprints = {
+        name: fingerprint_of(start, initial.tokenizer)
+        for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
+    }
+    if config.distil.teacher:
+        objective, teacher = with_teacher(config.distil, objective, initial, task)
+        starts = tuple({**start, TEACHER: teacher} for start in starts)
+        fingerprints["distil.teacher"] = fingerprint_of(teacher, initial.tokenizer)
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
@@ -163,10 +173,7 @@ def set_up(config: FinetuneConfig) -> Setup:
         starts=starts,
         inits=tuple(inits),
         fingerprints={
-            **{
-                name: fingerprint_of(start, initial.tokenizer)
-                for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
-            },
+            **fingerprints,
             "task": rows_fingerprint((train, *dev)),
             **{f"task.{config.task.kind}.test": split.fingerprint for split in test},
         },

@@ -209,7 +209,7 @@ def start_of(
     if config.head == "fresh":
         return start
     try:
-        kept = _kept_head(_with_head(name, saved), head, task)
+        kept = kept_head(_with_head(name, saved), head, task)
     except UserError as error:
         if config.head == "keep":
             raise UserError(
@@ -227,7 +227,7 @@ def _with_head(name: str, saved: SavedModel) -> SavedModel:
     return read_model(name) if has_head else saved
 
 
-def _kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
+def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
     """Return the weights of a saved head for a task with the same labels, in any order.
 
     Raises:

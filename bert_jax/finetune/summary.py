@@ -77,6 +77,8 @@ def summary_of_run(
     if head := _head(setup):
         name = "vectors" if setup.task.objective == "embedding" else "head"
         lines.append(f"{name:8} {head}")
+    if teacher := config.distil.teacher:
+        lines.append(f"teacher  {teacher}: each run at once holds a copy, no save does")
     if not trains_all(setup.objective):
         lines.append(f"trained  {_trained(setup)}")
     if math.isfinite(constant):

@@ -124,7 +124,8 @@ class _Run:
         self.mesh = make_trial_mesh(config.mesh, len(setup.waves[0]))
         self.train_step = make_train_step(setup.step, self.mesh)
         self.queue = StepQueue(self.train_step, setup.objective, session, self._read)
-        self.eval_step = make_eval_step(setup.step, self.mesh, seed=0)
+        evaluation = dataclasses.replace(setup.step, objective=setup.objective.for_evaluation())
+        self.eval_step = make_eval_step(evaluation, self.mesh, seed=0)
         self.keep_best = trials.make_keep_best(setup.step, self.mesh)
         limit = setup.objective.model.num_positions
         self.buckets = {

@@ -97,8 +97,14 @@ def open_heldout(
     batch_size = -(-batch_size // mesh.size) * mesh.size
     rows = EvalBatches(stores.heldout, config.data, length, batch_size, max_rows=max_rows)
     settings = step_config(config.for_evaluation(), stores)
-    params = jax.device_put(restored.state, state_shardings(settings, mesh).params)
+    params = _placed(restored.state, settings, mesh)
     return HeldOutRun(restored.step, length, trained_length, settings, params, rows, mesh)
+
+
+def _placed(params: Any, settings: StepConfig, mesh: Mesh) -> Any:
+    """Put the parameters of a checkpoint onto a mesh, as far as the objective knows them."""
+    shardings = state_shardings(settings, mesh).params
+    return jax.device_put({name: params[name] for name in shardings}, shardings)
 
 
 def _with_positions(config: PretrainConfig, length: int, trained_length: int) -> PretrainConfig:
@@ -180,11 +186,12 @@ def compared_lines(
     """
     workdir, step = split_name(names[-1])
     run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, step=step)
-    objective, shardings = run.settings.objective, state_shardings(run.settings, run.mesh).params
+    objective = run.settings.objective
     eval_step, width = make_eval_step(run.settings, run.mesh, EVAL_SEED), max(map(len, names))
     for name in names:
         params = run.params
         if name != names[-1]:
-            params = jax.device_put(pretrained_checkpoint(*split_name(name)).state, shardings)
+            state = pretrained_checkpoint(*split_name(name)).state
+            params = _placed(state, run.settings, run.mesh)
         values = evaluate(objective, eval_step, params, run.rows, run.mesh)
         yield f"{name:{width}}  {readout(objective.metrics, values, 'eval', objective.baseline)}"

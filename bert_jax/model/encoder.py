@@ -4,6 +4,7 @@ Sources: Devlin et al. 2018, section 3; Vaswani et al. 2017, section 3.1 (post-n
 Warner et al. 2024 (ModernBERT), section 2 (rotations, pre-normalisation, local layers).
 """
 
+import dataclasses
 import math
 from functools import partial
 
@@ -268,6 +269,15 @@ class Layer(nnx.Module):
         """Compute how much each token (row) attends to each (column) in this layer."""
         return self.attention.weights(self._normed(x, kind), context, kind.letter)
 
+    def projections(
+        self, x: Float[Array, "B L D"], context: Context, kind: LayerKind
+    ) -> tuple[Float[Array, "B L H K"], Float[Array, "B L G K"], Float[Array, "B L G K"]]:
+        """Make the queries, keys and values of this layer."""
+        x = self._normed(x, kind)
+        return (
+            *self.attention.queries_and_keys(x, context, kind.letter), self.attention.value(x)
+        )  # fmt: skip
+
     def _normed(self, x: Array, kind: LayerKind) -> Array:
         """Make the input of the attention."""
         starts_with_norm = self.config.norm_order == "pre" and not kind.first
@@ -314,6 +324,22 @@ class Encoder(nnx.Module):
 
         `heads.end_norm` applies `final_norm`.
         """
+        return self.states(tokens, type_ids, segment_ids, stream, layout, every=False)[-1]
+
+    def states(
+        self,
+        tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
+        type_ids: Integer[Array, "B L"],
+        segment_ids: Integer[Array, "B L"],
+        stream: DropoutStream | None,
+        layout: Layout | None,
+        *,
+        every: bool,
+    ) -> tuple[Float[Array, "B L D"], ...]:
+        """Return the states after the last layer, or with `every` before and after each layer.
+
+        With `every` the layers are straight code, whatever `scan_unroll` says.
+        """
         context = make_context(self.config, segment_ids)
         gather = None if layout is None else layout.gather
         x = self.embeddings(tokens, type_ids, context.segment_ids, stream)
@@ -328,8 +354,16 @@ class Encoder(nnx.Module):
                 params = gather(nnx.to_pure_dict(params))
             return nnx.merge(graphdef, params)(x, context, stream, index, kind, layout)
 
+        def apply_and_keep(kind, params, states, index):
+            return (*states, apply_layer(kind, params, states[-1], index))
+
+        config, gathers = self.config, gather is not None
         frozen = 0 if layout is None else layout.frozen_layers
-        return run_layers(self.config, apply_layer, stacked, x, gather is not None, frozen)
+        if not every:
+            return (run_layers(config, apply_layer, stacked, x, gathers, frozen),)
+        config = dataclasses.replace(config, scan_unroll=config.num_layers)
+        kept: tuple[Array, ...] = run_layers(config, apply_and_keep, stacked, (x,), gathers, frozen)
+        return kept
 
 
 class VectorEncoder(Encoder):

@@ -76,11 +76,16 @@ def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
     return TRAIN_OVER_FORWARD * (encoder_flops(config, length) + heads)
 
 
+def task_head_flops(config: ModelConfig, length: int, network: str, num_labels: int) -> int:
+    """Count the operations of one row in a head of fine-tuning; `network` is the head's kind."""
+    d = config.hidden_dim
+    if network == "parsing":
+        return biaffine_flops(config, length, num_labels)
+    pooled = network == "classification"
+    return 2 * d * d + 2 * d * num_labels if pooled else 2 * length * d * num_labels
+
+
 def task_flops(config: ModelConfig, length: int, network: str, num_labels: int) -> int:
     """Count the operations of one row in a fine-tuning step; `network` is the kind of the head."""
-    d = config.hidden_dim
-    pooled = network == "classification"
-    head = 2 * d * d + 2 * d * num_labels if pooled else 2 * length * d * num_labels
-    if network == "parsing":
-        head = biaffine_flops(config, length, num_labels)
+    head = task_head_flops(config, length, network, num_labels)
     return TRAIN_OVER_FORWARD * (encoder_flops(config, length) + head)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.encoder import Encoder, PooledEncoder, Pooler, VectorEncoder
+from bert_jax.model.encoder import Encoder, Layer, PooledEncoder, Pooler, VectorEncoder
 from bert_jax.model.layers import (
     ACTIVATIONS,
     Affine,
@@ -227,6 +227,45 @@ def encode(
     layout = None if layout is None else layout.of("encoder")
     hidden = _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout)
     return end_norm(config, params, hidden)
+
+
+def encode_layers(
+    config: ModelConfig,
+    params: Params,
+    tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
+    type_ids: Integer[Array, "B L"],
+    segment_ids: Integer[Array, "B L"],
+    stream: DropoutStream | None = None,
+    layout: Layout | None = None,
+) -> tuple[Float[Array, "B L D"], ...]:
+    """Compute the states before the layers and after each layer, without the final norm.
+
+    Arguments and errors are those of `encode`, whose states are `end_norm` of the last ones.
+    """
+    layout = None if layout is None else layout.of("encoder")
+    encoder = _encoder(config, params)
+    return encoder.states(tokens, type_ids, segment_ids, stream, layout, every=True)
+
+
+def layer_projections(
+    config: ModelConfig,
+    params: Params,
+    x: Float[Array, "B L D"],
+    number: int,
+    segment_ids: Integer[Array, "B L"],
+    layout: Layout | None = None,
+) -> tuple[Float[Array, "B L H K"], Float[Array, "B L G K"], Float[Array, "B L G K"]]:
+    """Make queries, keys and values of layer `number`, counted from 0, from the states before it.
+
+    `x` is an entry of `encode_layers`.
+    """
+    layer = jax.tree.map(lambda leaf: leaf[number], params["encoder"]["layers"])
+    gather = None if layout is None else layout.of("encoder").gather
+    layer = with_params(layer if gather is None else gather(layer), Layer, config)
+    found: tuple[Array, Array, Array] = layer.projections(
+        x, make_context(config, segment_ids), config.layer_kind(number)
+    )
+    return found
 
 
 def _encoder(config: ModelConfig, params: Params) -> Encoder:

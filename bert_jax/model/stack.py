@@ -12,13 +12,14 @@ from bert_jax.model.layout import all_but_gathered
 
 
 def run_layers(
-    config: ModelConfig, apply_layer: Callable, stacked, x: Array, gathers: bool, frozen: int = 0
-) -> Array:
+    config: ModelConfig, apply_layer: Callable, stacked, x: Any, gathers: bool, frozen: int = 0
+) -> Any:
     """Run the stack: a scan over periods of the pattern, and straight code for what is left.
 
-    All layers are straight code when `scan_unroll` covers them. `gathers`: layers gather their
-    parameters; the backward pass then does it again rather than keep every layer's, whatever
-    `remat` says of activations. No gradient flows through the lower `frozen` layers, nor below.
+    All layers are straight code when `scan_unroll` covers them; `x` may then be a tuple of arrays
+    that grows. `gathers`: layers gather their parameters; the backward pass then does it again
+    rather than keep every layer's, whatever `remat` says of activations. No gradient flows through
+    the lower `frozen` layers, nor below.
     """
     num_layers, period = config.num_layers, len(config.attention_pattern)
     straight = config.scan_unroll >= num_layers
@@ -34,7 +35,7 @@ def run_layers(
         )
     leaves, tree = jax.tree.flatten(stacked)
 
-    def run(x: Array, start: int, pieces: Sequence[Array], index: Callable[[int], Any]) -> Array:
+    def run(x: Any, start: int, pieces: Sequence[Array], index: Callable[[int], Any]) -> Any:
         """Run layers one by one; `pieces` have as many on axis 0 as there are layers."""
         count = pieces[0].shape[0]
         # `split`, not `piece[n]`: its gradient is one concatenation, not a sum of padded arrays.
@@ -44,7 +45,7 @@ def run_layers(
             x = apply_layer(config.layer_kind(start + n), params, x, index(n))
         return x
 
-    def part(x: Array, start: int, pieces: Sequence[Array]) -> Array:
+    def part(x: Any, start: int, pieces: Sequence[Array]) -> Any:
         """Run layers from number `start` on, in scans where that is wanted."""
         stop = start + pieces[0].shape[0]
         if straight:

@@ -1,5 +1,6 @@
 """The section `objective` of a configuration, and the objectives that it can name."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -16,6 +17,8 @@ from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 from bert_jax.objectives import translation
+from bert_jax.objectives.distillation import PROJECTION, TEACHER, DistillationConfig, parts_of
+from bert_jax.objectives.distilled import DistilledMaskedLM
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Metric, Objective
@@ -50,7 +53,8 @@ class ObjectiveConfig:
     """Values of `data.pairing` whose batches the objective reads."""
 
     name: str = "masked_lm"
-    """Objective: masked_lm, replaced_tokens, translation or recurrent_translation."""
+    """Objective: masked_lm, distilled_masked_lm, replaced_tokens, translation or
+    recurrent_translation."""
 
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> "type[ObjectiveConfig]":
@@ -75,6 +79,10 @@ class ObjectiveConfig:
     def make(self, given: Given) -> Objective:
         """Make the objective."""
         raise NotImplementedError
+
+    def for_evaluation(self) -> "ObjectiveConfig":
+        """Return the choice for evaluations: without what training alone needs."""
+        return self
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
         """Lay out the parameters of a model that a run starts from, by the objective's names.
@@ -112,6 +120,53 @@ class MaskedLMConfig(ObjectiveConfig):
         return MaskedLM(
             given.model, given.masking, given.special_ids, given.continues_word, given.pairs,
             baseline=given.baseline,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DistilledMaskedLMConfig(DistillationConfig, ObjectiveConfig):
+    """Masked words, and the predictions that a trained model has for them (Hinton et al. 2015)."""
+
+    SECTION: ClassVar = "objective"
+
+    name: str = "distilled_masked_lm"
+    """Objective: distilled_masked_lm."""
+    from_teacher: bool = False
+    """Whether the student starts from the teacher: embeddings, heads and the layers that `layers`
+    names. All sizes but model.num_layers must be the teacher's."""
+    architecture: ModelConfig | None = None
+    """Architecture of the teacher; a run reads it from `teacher`."""
+
+    def metrics(self, pairs: bool) -> tuple[Metric, ...]:
+        """List the metrics of a run, before its model and corpus are known."""
+        return (*MaskedLM.metrics_of(pairs), *parts_of(self))
+
+    def for_evaluation(self) -> MaskedLMConfig:
+        """Return the choice of masked words alone."""
+        return MaskedLMConfig()
+
+    def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
+        """Take the student alone."""
+        student = {n: tree for n, tree in params.items() if n not in (TEACHER, PROJECTION)}
+        return {"model": (model, student)}
+
+    def make(self, given: Given) -> DistilledMaskedLM:
+        """Make the objective; the teacher computes as the student does.
+
+        Raises:
+            UserError: The architecture of the teacher is not known.
+        """
+        if self.architecture is None:
+            raise UserError(
+                f"objective.teacher is {self.teacher!r}; give the directory of a model with a "
+                "masked-LM head: a pretraining run, or a directory in Hugging Face's format"
+            )
+        how = ("dtype", "attention_impl", "scan_unroll")
+        computed = {name: getattr(given.model, name) for name in how}
+        return DistilledMaskedLM(
+            given.model, given.masking, given.special_ids, given.continues_word, given.pairs,
+            baseline=given.baseline, distillation=self,
+            teacher=dataclasses.replace(self.architecture, **computed),
         )  # fmt: skip
 
 
@@ -265,6 +320,7 @@ class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
 
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "masked_lm": MaskedLMConfig,
+    "distilled_masked_lm": DistilledMaskedLMConfig,
     "replaced_tokens": ReplacedTokensConfig,
     "translation": TranslationConfig,
     "recurrent_translation": RecurrentTranslationConfig,

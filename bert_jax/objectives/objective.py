@@ -120,6 +120,10 @@ class Objective(ABC):
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Return the loss of these sums over the counts of the whole batch."""
 
+    def for_evaluation(self) -> "Objective":
+        """Return the objective of evaluations: without what training alone needs."""
+        return self
+
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return what an evaluation reports beside the metrics, from its sums."""
         del sums
@@ -191,7 +195,11 @@ class CoupledObjective(Objective):
 
 
 def num_params(objective: Objective) -> int:
-    """Count the parameters of an objective, without the rows that pad the vocabulary."""
+    """Count the parameters of an objective, without the rows that pad the vocabulary.
+
+    A teacher, which evaluations do not need, is not counted.
+    """
+    objective = objective.for_evaluation()
     model = objective.model
     # The key is made in the function: outside it would open a device.
     shapes = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
@@ -202,6 +210,13 @@ def num_params(objective: Objective) -> int:
         return math.prod(rows)
 
     return sum(jax.tree.leaves(jax.tree.map(count, shapes, objective.axes())))
+
+
+def num_frozen(objective: Objective) -> int:
+    """Count the parameters below the frozen entries at the top of an objective's parameters."""
+    shapes = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
+    kept = {name: entry for name, entry in shapes.items() if name in objective.frozen}
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(kept))
 
 
 def measure(metrics: tuple[Metric, ...], sums: Scalars) -> dict[str, Float[Array, ""]]:

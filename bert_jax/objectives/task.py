@@ -212,6 +212,10 @@ class TaskObjective(Objective):
         logits = apply_task(self.model, self.config, params, *self.inputs(rows, seed), layout)
         if rows["tokens"].ndim == 3:  # rows that belong together
             logits = logits.reshape(*rows["tokens"].shape[:2], *logits.shape[1:])
+        return self.judged(logits, rows)
+
+    def judged(self, logits: Array, rows: Batch) -> Forward:
+        """Compare logits with the labels, where rows have some."""
         if "labels" not in rows:
             none = jnp.float32(0)
             return Forward({"loss": none, "count": none}, self.head.outputs(logits))

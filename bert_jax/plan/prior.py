@@ -8,7 +8,7 @@ near what compiled steps show.
 import dataclasses
 from functools import lru_cache
 
-from bert_jax.objectives.objective import num_params
+from bert_jax.objectives.objective import num_frozen, num_params
 from bert_jax.plan.compile import row_flops
 from bert_jax.plan.search import Guess, Settings
 from bert_jax.plan.topology import Topology
@@ -32,11 +32,11 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     length = config.training.phases[phase].length
     shards = devices // settings.tensor
     rows = settings.rows / shards / settings.accumulation  # of a micro-batch, on one device
-    parameters = _num_params(config)
+    parameters, frozen = _num_params(config)
     layers = 12 * model.num_layers * model.hidden_dim**2
     split = settings.fsdp * settings.tensor
 
-    states = 16 * parameters / split
+    states = (16 * parameters + 4 * frozen) / split  # a teacher has no moments
     if settings.accumulation > 1:
         states += 4 * parameters / (split if settings.fsdp > 1 else settings.tensor)
     if settings.fsdp > 1:  # what is outside the layers is gathered whole, and a layer or two
@@ -65,7 +65,8 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     if shards > 1:  # the gradients' reduction, once a step
         exchanged += 4 * 2 * parameters / settings.tensor * _EXPOSED
     if settings.fsdp > 1:  # gathers in the forward and backward pass of every micro-batch
-        exchanged += 2 * 2 * parameters / settings.tensor * settings.accumulation * _EXPOSED
+        gathered = 2 * parameters + frozen  # a teacher has no backward pass
+        exchanged += 2 * gathered / settings.tensor * settings.accumulation * _EXPOSED
     if settings.tensor > 1:  # four sums over activations a layer, which everything waits for
         share = (settings.tensor - 1) / settings.tensor
         exchanged += 4 * 2 * share * rows * token_bytes * model.num_layers * settings.accumulation
@@ -75,8 +76,10 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
 
 
 @lru_cache(maxsize=8)
-def _num_params(config: PretrainConfig) -> int:
-    return num_params(objective_of(config))
+def _num_params(config: PretrainConfig) -> tuple[int, int]:
+    """Count the parameters that are trained, and those of a teacher."""
+    objective = objective_of(config)
+    return num_params(objective), num_frozen(objective)
 
 
 def rows_that_may_fit(

@@ -33,6 +33,7 @@ FREE_FIELDS = (
     "model.attention_impl",
     "model.remat",
     "model.scan_unroll",
+    "objective.teacher",  # it may move; the digest of its parameters is compared instead
     "training.accumulation",
     "training.eval_every_steps",
     "training.eval_rows",
@@ -266,7 +267,8 @@ class PretrainConfig:
                 f"evaluated: checkpoint.save_every_steps {checkpoint.save_every_steps} must be a "
                 f"multiple of training.eval_every_steps, which is {every}"
             )
-        names = [f"eval/{metric.name}" for metric in self.metrics]
+        evaluated = self.objective.for_evaluation().metrics(self.has_pairs)
+        names = [f"eval/{metric.name}" for metric in evaluated]
         if checkpoint.best_metric not in ("", *names):
             raise UserError(
                 f"checkpoint.best_metric is {checkpoint.best_metric!r}; an evaluation of this run "
@@ -344,8 +346,12 @@ class PretrainConfig:
         return PhaseRate(peak, phase.decay, end, start, self.training.phase_steps[number])
 
     def for_evaluation(self) -> "PretrainConfig":
-        """Return this configuration with the masking rate of evaluations, and `model` as it is."""
-        return self._masking_at(self.masking.eval_rate)
+        """Return this configuration with the masking rate of evaluations, and `model` as it is.
+
+        A teacher is left out.
+        """
+        config = self._masking_at(self.masking.eval_rate)
+        return replace(config, objective=self.objective.for_evaluation())
 
     def _masking_at(self, rate: float) -> "PretrainConfig":
         nothing: dict[str, Any] = dict.fromkeys(("masking_rate", *THETAS))

@@ -179,7 +179,7 @@ def gradients(
             layout = layout.without_gather()
             if _is_unrolled(config):
                 params = _with_layers(params, _unstack)
-                of_parts = _with_layers(specs, partial(_of_each_layer, config))
+                of_parts = _of_each_layer(specs, params)
             params = collectives.gather(params, of_parts, mesh, dtype, layers=True)
 
         def used(changing: Any) -> Any:
@@ -221,7 +221,7 @@ def make_eval_step(config: StepConfig, mesh: Mesh, seed: int) -> Callable[[Any, 
 
     A filler row (segment ids 0, no labels) adds nothing to the sums. Outputs are on every device.
     On a mesh of trials params have trials on axis 0, the batch has not. `seed` is that of the
-    corruption.
+    corruption. Entries of params that the objective does not know are passed over.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
@@ -247,7 +247,8 @@ def make_eval_step(config: StepConfig, mesh: Mesh, seed: int) -> Callable[[Any, 
 
     placed = state_shardings(config, mesh).params
     rows = NamedSharding(mesh, row_spec())
-    return jax.jit(eval_step, in_shardings=(placed, rows), out_shardings=replicated(mesh))
+    step = jax.jit(eval_step, in_shardings=(placed, rows), out_shardings=replicated(mesh))
+    return lambda params, batch: step({name: params[name] for name in placed}, batch)
 
 
 def _param_specs(config: StepConfig, mesh: Mesh) -> Any:
@@ -355,12 +356,18 @@ def _stack(layers: Any) -> Any:
     return jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
 
 
-def _of_each_layer(config: StepConfig, specs: Any) -> list[Any]:
-    """Make the specs of the layers, one by one, from those of their stack."""
-    one = jax.tree.map(
-        lambda spec: PartitionSpec(*spec[1:]), specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
-    )
-    return [one] * config.objective.model.num_layers
+def _of_each_layer(specs: Any, params: Any) -> Any:
+    """Make the specs of the layers, one by one, from those of their stacks; `params` has lists."""
+    if isinstance(params, list):
+        one = jax.tree.map(
+            lambda spec: PartitionSpec(*spec[1:]),
+            specs,
+            is_leaf=lambda x: isinstance(x, PartitionSpec),
+        )
+        return [one] * len(params)
+    if not isinstance(params, dict):
+        return specs
+    return {name: _of_each_layer(specs[name], entry) for name, entry in params.items()}
 
 
 def split_rows(rows: Any, parts: int) -> Any:

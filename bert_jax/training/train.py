@@ -43,6 +43,15 @@ from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.guard import GUARD_METRICS
 from bert_jax.training.start.branch import open_branch
 from bert_jax.training.start.initial_model import initial_params, resolve_init, starting_line
+from bert_jax.training.start.teacher import (
+    resolve_teacher,
+    starts_from_teacher,
+    student_start,
+    teacher_digest,
+    teacher_line,
+    with_teacher,
+    without_teacher,
+)
 from bert_jax.training.state import abstract_state, init_state, made_once
 from bert_jax.training.step import make_train_step
 from bert_jax.training.step_queue import StepQueue
@@ -111,6 +120,7 @@ class _Run:
         config, self.initial = resolve_init(
             config, work, initial, store.tokenizer_fingerprint, branch.config if branch else None
         )
+        config, self.teacher = resolve_teacher(config, store.tokenizer_fingerprint)
         self.config = config = config.with_vocabulary(store.vocab_size)
         self.work, self.corpus = work, corpus
         self.directory = work.local if work.mirror is None else work.name
@@ -118,7 +128,8 @@ class _Run:
         self.metrics_file = work.local / "metrics.jsonl"
         self.session, self.clock = session, session.clock
         self.stores = phase_stores(config, store)
-        check_workdir(work, config, store, self.stores)
+        self.digest = teacher_digest(self.teacher) if self.teacher else ""
+        check_workdir(work, config, store, self.stores, self.digest)
         self.mesh = make_mesh(config.mesh)
         for number, phase in enumerate(config.phases):
             for _, rows in phase.stages:
@@ -135,8 +146,12 @@ class _Run:
         self.objective = self.step_config.objective
         self.watched = self.objective.metrics[0].name
         self.abstract = abstract_state(self.step_config, self.mesh)
+        self.saved = without_teacher(self.abstract)
+        """Arrays of a checkpoint."""
         if self.branch is not None:
-            self.branch.check(config, store, self.stores, self.abstract)
+            self.branch.check(config, store, self.stores, self.saved)
+        if self.teacher and self.initial is None and starts_from_teacher(config, work):
+            self.initial = student_start(config, self.teacher)
         self.mixed, self.held_out = MixedCorpora(config), None
         texts = self.mixed.named(self.stores, config)
         self.stream = ExampleStream(store, config.data, config.phases, config.seed, texts)
@@ -184,8 +199,10 @@ class _Run:
             )
             if self.branch is not None:
                 lines.append(self.branch.line(config))
+            if self.teacher is not None:
+                lines.append(teacher_line(self.teacher))
             if self.initial is not None:
-                lines.append(starting_line(self.initial, self.abstract.params))
+                lines.append(starting_line(self.initial, self.saved.params))
             with session.telling(
                 step,
                 self.objective,
@@ -225,22 +242,23 @@ class _Run:
                 self.corpus.train,
                 self.stores,
                 self.branch.record if self.branch else None,
+                self.digest,
                 has_saved=bool(saved_steps(self.work.checkpoints)),
                 init_step=self.initial.origin.step if self.initial else 0,
             )
 
     def _restore_or_init(self) -> tuple[Any, int]:
-        restored = self.checkpoints.restore(self.abstract)
+        restored = self.checkpoints.restore(self.saved)
         if restored is not None:
             self.last_saved = restored.step
         elif self.branch is not None:
-            restored = self.branch.restore(self.abstract)
+            restored = self.branch.restore(self.saved)
+        axes = self.objective.axes()
         if restored is None:
             state = init_state(self.step_config, self.mesh, jax.random.key(self.config.seed))
-            if self.initial is None:
-                return state, 0
-            axes = self.objective.axes()
-            return state._replace(params=initial_params(self.initial, state.params, axes)), 0
+            if self.initial is not None:
+                state = state._replace(params=initial_params(self.initial, state.params, axes))
+            return with_teacher(self.teacher, state, self.abstract, axes), 0
         extra = restored.record.extra
         self.means = RunningMeans(**extra["means"])
         self.monitor.restore(extra["plateau"], restored.step)
@@ -252,7 +270,7 @@ class _Run:
                 self.train_metrics = values
             elif f"eval/{self.watched}" in row:
                 self.eval_metrics = values
-        return restored.state, restored.step
+        return with_teacher(self.teacher, restored.state, self.abstract, axes), restored.step
 
     def _steps(self, state: Any, step: int, stop: StopRequest) -> int:
         """Train from `step` to the end or a stop; return the number of updates made."""
@@ -349,7 +367,7 @@ class _Run:
         metrics = self.eval_metrics if self.evaluated == step else {}
         config = self.config.with_thetas_of(self.stream.phase_of(step - 1))
         with self.session.saving(f"the save of step {step:,}"):
-            save(step, state, config=to_dict(config), extra=extra, metrics=metrics)
+            save(step, without_teacher(state), config=to_dict(config), extra=extra, metrics=metrics)
         self.last_saved = step
 
     def _draw(self) -> None:

@@ -18,6 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
 from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES
+from bert_jax.objectives.config import DistilledMaskedLMConfig
 from bert_jax.saved.ancestors import RECORD, corpus_entry
 from bert_jax.saved.lineage import ancestor_entry
 from bert_jax.saved.runs import Kind, read_record
@@ -41,6 +42,7 @@ def check_workdir(
     config: PretrainConfig,
     store: TokenStore,
     stores: Mapping[int, TokenStore | Mixture] | None = None,
+    teacher: str = "",
 ) -> None:
     """Refuse a work directory of another run, or with another tokenizer; change nothing.
 
@@ -49,6 +51,7 @@ def check_workdir(
         config: Configuration of this start.
         store: Training corpus.
         stores: Corpora of phases that have their own, by the number of the phase.
+        teacher: Digest of the teacher's parameters; empty without a teacher.
 
     Raises:
         UserError: Lists the fields that differ, with the run's value and the one given.
@@ -67,6 +70,8 @@ def check_workdir(
 
     if record := by_first(look):
         corpora = {"the training corpus": (record.get("corpus"), store.fingerprint)}
+        if teacher:
+            corpora["the teacher"] = record.get("teacher"), teacher
         # They may move.
         places = [f"data.mixture[{n}].corpus" for n in range(len(config.data.mixture))]
         for number in range(len(config.training.phases)):
@@ -165,6 +170,7 @@ def prepare_workdir(
     store: TokenStore,
     stores: Mapping[int, TokenStore | Mixture] | None = None,
     branch: Mapping[str, Any] | None = None,
+    teacher: str = "",
     *,
     has_saved: bool = False,
     init_step: int = 0,
@@ -173,7 +179,7 @@ def prepare_workdir(
 
     Args:
         workdir: Local work directory.
-        config, store, stores: Those of `check_workdir`.
+        config, store, stores, teacher: Those of `check_workdir`.
         branch: Checkpoint that the run branches from.
         has_saved: Whether the run goes on from a checkpoint of its own; its ancestors stay.
         init_step: Updates of the initial model; 0: not a checkpoint.
@@ -184,6 +190,8 @@ def prepare_workdir(
         record["phase_corpora"] = {str(n): each.fingerprint for n, each in stores.items()}
     if branch:
         record["branch"] = branch
+    if teacher:
+        record["teacher"] = teacher
 
     def ancestors() -> list[dict[str, Any]]:
         texts = _texts(config, store, stores or {})
@@ -192,6 +200,8 @@ def prepare_workdir(
             found.append(ancestor_entry("branch", branch["workdir"], branch["step"]))
         elif config.init:
             found.append(ancestor_entry("init", config.init, init_step))
+        if isinstance(config.objective, DistilledMaskedLMConfig):
+            found.append(ancestor_entry("objective.teacher", config.objective.teacher))
         return found
 
     begin_workdir(workdir, config, files, None if has_saved else ancestors, **record)

@@ -110,11 +110,13 @@ def plan(arguments: argparse.Namespace) -> int:
     from bert_jax.saved.model import read_model
     from bert_jax.training.config import PretrainConfig
     from bert_jax.training.start.initial_model import with_architecture
+    from bert_jax.training.start.teacher import resolve_teacher
 
     config = load_config(PretrainConfig, arguments.config, arguments.fields)
     if config.init:
         initial = read_model(config.init).config
         config = with_architecture(config, initial).with_vocabulary(initial.vocab_size)
+    config, _ = resolve_teacher(config)
     return run_plan(
         config,
         arguments.topology,

@@ -141,7 +141,8 @@ def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:
     Args:
         initial: Model of the same architecture. Vocabulary rows without room in `fresh` stand
             for no token and are left out.
-        fresh: Parameters from `Objective.init`, on a mesh.
+        fresh: Parameters from `Objective.init`, on a mesh; where none is lacking, their shapes and
+            shardings are enough.
         axes: Logical axes of each parameter.
     """
     found = {
@@ -149,7 +150,7 @@ def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:
         for path, leaf in jax.tree_util.tree_leaves_with_path(initial.params)
     }
 
-    def take(path: Any, leaf: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+    def take(path: Any, leaf: Any, axes: tuple[str | None, ...]) -> jax.Array:
         name = jax.tree_util.keystr(path)
         if name not in found:
             return leaf
