@@ -4,7 +4,6 @@ More members and cases with BERT_JAX_CHAOS=1.
 """
 
 import errno
-import functools
 import itertools
 import json
 import os
@@ -14,10 +13,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from small_finetuning import fingerprint, small_config, write_config, write_files, write_table
+from small_finetuning import (
+    compile_once,
+    fingerprint,
+    small_config,
+    use_devices,
+    write_config,
+    write_files,
+    write_table,
+)
 from small_run import small_config as pretrain_config
 from small_run import snapshot, write_corpus
 from tensorboard_files import scalars
@@ -25,10 +31,9 @@ from tensorboard_files import scalars
 from bert_jax.checkpoint import saved_steps, storage
 from bert_jax.cli import main
 from bert_jax.errors import UserError
-from bert_jax.finetune import evaluate, summary, train, trials
+from bert_jax.finetune import summary, train
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.train import NoModelError, finetune
-from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.run.events import read_events
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.saved import model as saved_model
@@ -47,24 +52,11 @@ TOTAL = 54 if LONG else 36
 long = pytest.mark.skipif(not LONG, reason="BERT_JAX_CHAOS=1")
 
 
-def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:
-    """Runs take the first devices alone: nothing is compiled for eight."""
-    for module in (train, evaluate):
-        patch.setattr(
-            module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:count])
-        )
-
-
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> Iterator[None]:
     """One device, and each step traced and compiled once."""
     with pytest.MonkeyPatch.context() as patch:
-        use_devices(patch, 1)
-        for module, name in (
-            (train, "make_train_step"), (train, "make_eval_step"), (trials, "make_keep_best"),
-            (evaluate, "make_eval_step"),
-        ):  # fmt: skip
-            patch.setattr(module, name, functools.cache(getattr(module, name)))
+        compile_once(patch)
         yield
 
 

@@ -1,5 +1,6 @@
 """A pretrained model of 16 wide, tables that it can learn in seconds, and what is compared."""
 
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -7,12 +8,33 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from huggingface_directory import MODEL, write_huggingface, write_safetensors
 
 from bert_jax.checkpoint import load_newest, saved_steps
 from bert_jax.config.mapping import build, to_dict
+from bert_jax.finetune import evaluate, train, trials
 from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.run.telemetry import read_metrics
+
+
+def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Runs take the first devices alone: nothing is compiled for eight."""
+    for module in (train, evaluate):
+        patch.setattr(
+            module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:count])
+        )
+
+
+def compile_once(patch: pytest.MonkeyPatch) -> None:
+    """One device, and each step traced and compiled once."""
+    use_devices(patch, 1)
+    for module, name in (
+        (train, "make_train_step"), (train, "make_eval_step"), (trials, "make_keep_best"),
+        (evaluate, "make_eval_step"),
+    ):  # fmt: skip
+        patch.setattr(module, name, functools.cache(getattr(module, name)))
 
 
 def write_table(path: Path, num_rows: int, seed: int, *, labels: bool = True) -> str:
