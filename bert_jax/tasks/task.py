@@ -33,7 +33,7 @@ follows the row's tokens is padding and not read; vectors (D,) or, of a group, (
 
 
 class Examined(NamedTuple):
-    """What is behind the scores of a split."""
+    """Grounds of the scores of a split."""
 
     resampled: dict[str, np.ndarray]
     """Scores of resampled examples by name, (DRAWS,) each; see `reports.bootstrap`."""
@@ -103,7 +103,7 @@ class Split(ABC):
     def report(
         self, outputs: Outputs, saved: Mapping[str, float] | None = None
     ) -> Mapping[str, Any]:
-        """Return scores, their intervals and what is behind them, as JSON values.
+        """Return scores, their intervals and their grounds, as JSON values.
 
         Keys of all splits are `examples`, `scores`, `intervals` (95%, by bootstrap over examples)
         and `constant`; others are of the kind of task, see `reports.lines`. Arguments and errors
@@ -183,7 +183,7 @@ class Split(ABC):
         """Score finite logits."""
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return what is behind the scores of these finite logits; nothing of some kinds."""
+        """Return the grounds of the scores of finite logits; some kinds of task have none."""
         del outputs, scores
         return Examined({}, {})
 

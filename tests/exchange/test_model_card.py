@@ -71,6 +71,26 @@ def test_it_says_what_the_run_was():
     assert "2e-05" not in text  # another rate was chosen
 
 
+def test_it_quotes_test_data_where_there_are_some():
+    text = card()
+    assert "On dev, the set that chose the epoch." in text
+    assert "test" not in text.partition("## Metrics")[2].partition("##")[0]
+    report = {
+        "examples": 1210, "scores": {"accuracy": 0.69112, "f1": 0.5, "matthews": None},
+        "intervals": {"accuracy": [0.66001, 0.72]},
+    }  # fmt: skip
+    saved = dataclasses.replace(
+        model_of("class"), origin=dataclasses.replace(RUN, reports={"dev": {}, "test": report})
+    )
+    text = model_card(saved, PARITY, license="unknown", name="x").partition("## Metrics")[2]
+    test, dev = text.split("| metric | dev |")
+    assert "On test, 1,210 examples that chose nothing" in test
+    assert "| accuracy | 0.6911 (0.66 to 0.72) |" in test
+    assert "| f1 | 0.5 |" in test
+    assert "matthews" not in text
+    assert "| accuracy | 0.7181 |" in dev
+
+
 def test_labels_stay_in_their_place():
     text = card()
     assert "`ähm`" in text

@@ -1,5 +1,6 @@
 """The text, the JSON and the picture of a sweep's statistics."""
 
+import dataclasses
 import json
 import math
 
@@ -203,3 +204,51 @@ def test_boxes_reach_down_to_lost_runs():
     bottom = axis.get_ylim()[0]
     boxes = [sorted(set(patch.get_path().vertices[:, 1].round(6))) for patch in axis.patches]
     assert boxes == [pytest.approx([81, 83]), pytest.approx([bottom])]
+
+
+def test_scores_on_test_data_are_beside_those_on_dev(sweep):
+    """Rates are compared at their best on dev; a run that is lost on dev is lost on test."""
+    shift = {"wiki": -0.05, "random": -0.02}
+    tested = [
+        dataclasses.replace(
+            each,
+            test={}
+            if each.best is None
+            else {"accuracy": each.best + shift[each.member.init], "f1": 0.5},
+        )
+        for each in sweep.outcomes
+    ]
+    summary = summarise(tested, "accuracy", 0.68, 0.72, 0.6)
+    assert (summary.groups, summary.comparisons) == (sweep.groups, sweep.comparisons)
+    for group, ours in zip(summary.test.groups, summary.groups, strict=True):
+        assert (group.init, group.lost, group.failed) == (ours.init, ours.lost, ours.failed)
+        assert group.median == pytest.approx(ours.median + shift[group.init])
+        assert group.last is None
+    assert [c.learning_rates for c in summary.test.comparisons] == [
+        c.learning_rates for c in summary.comparisons
+    ]
+    first, ours = summary.test.comparisons[0], summary.comparisons[0]
+    assert first.mean == pytest.approx(ours.mean - 0.03)
+    assert first.student == pytest.approx(tuple(end - 0.03 for end in ours.student))
+    lines = summary_lines(summary)
+    assert lines[1] == "on dev, the set that chose the epoch; below, on test, which chose nothing"
+    assert lines[22:27] == summary_lines(sweep)[22:27]  # comparisons on dev
+    begin = next(n for n, line in enumerate(lines) if line.startswith("accuracy x 100 on test"))
+    assert lines[begin].endswith("a constant prediction gets 60.0")
+    assert lines[begin + 1].split() == [
+        "init", "rate", "runs", "lost", "median", "quartiles", "mean", "std",
+    ]  # fmt: skip
+    assert lines[begin + 2].split()[:5] == ["wiki", "2e-5", "3", "0", "76.0"]
+    assert any(line.startswith("wiki less random, on test") for line in lines)
+    assert "  wiki, 2e-5: f1 50.0" in lines
+    assert lines[-1].startswith("  random, 1e-4, seed 2")
+    read = summary_json(summary)
+    assert read["test"]["groups"][0]["median"] == pytest.approx(0.76)
+    assert summary_json(sweep)["test"] is None
+    assert Outcome.from_json(read["outcomes"][0]) == tested[0]
+    old = {name: value for name, value in read["outcomes"][0].items() if name != "test"}
+    assert Outcome.from_json(old).test == {}  # of version 0.1.0
+    (axis,) = statistics_figure(summary).axes
+    diamonds = [n for n in axis.lines if n.get_marker() == "D" and len(n.get_xdata())]
+    assert len(diamonds) == 11
+    assert {round(line.get_ydata()[0]) for line in diamonds} >= {58, 75, 85}

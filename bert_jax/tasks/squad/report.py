@@ -1,4 +1,4 @@
-"""What is behind the scores of answers: kinds of questions, and mistakes."""
+"""Grounds of the scores of answers: kinds of questions, and mistakes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is behind the scores of tags: entities by type, lenient and strict, or words by tag."""
+"""Grounds of the scores of tags: entities by type, lenient and strict, or words by tag."""
 
 from collections.abc import Sequence
 from itertools import chain

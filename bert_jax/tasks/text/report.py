@@ -1,4 +1,4 @@
-"""What is behind the scores of classification and regression: see `Split.report`."""
+"""Grounds of the scores of classification and regression: see `Split.report`."""
 
 from collections.abc import Sequence
 from typing import Any
