@@ -1,5 +1,6 @@
 """Data that a saved fine-tuning run is scored on: those of the run, or others, told apart."""
 
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,21 +8,68 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config.mapping import build
+from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.finetune.saves import describe_split
 from bert_jax.finetune.setup import rows_fingerprint
-from bert_jax.saved.model import SavedModel
-from bert_jax.saved.runs import TRAIN_TEXTS, read_record
+from bert_jax.saved.model import SavedModel, read_finetuned, read_model
+from bert_jax.saved.runs import TRAIN_TEXTS, is_finetuning, read_record
 from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.opening import TASKS, open_task
 from bert_jax.tasks.overlap import example_keys, overlap_warning
-from bert_jax.tasks.task import Split, Task
+from bert_jax.tasks.tagging.schemes import split_tag
+from bert_jax.tasks.task import LabelSpec, Split, Task
+from bert_jax.tasks.text.task import KINDS
+
+
+def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> SavedModel:
+    """Read a model that labelled data can score, with its task.
+
+    Args:
+        path: Work directory of a fine-tuning run, or a directory in Hugging Face's format whose
+            model has a head of a task: its labels and positions make the task.
+        columns: Fields of the task's section to change, such as text and label of a table.
+
+    Raises:
+        UserError: No such model, or there are no such fields.
+    """
+    if is_finetuning(open_workdir(path).local):
+        model = read_finetuned(path)
+        task = task_of(model)
+    else:
+        model = read_model(path)
+        task = _implied_task(model)
+    if columns:
+        section = getattr(task.config, task.config.kind)
+        section = build(type(section), {**to_dict(section), **columns}, "--columns")
+        config = dataclasses.replace(task.config, **{task.config.kind: section})
+        task = TASKS[config.kind](config, task.spec, task.tokenizer)
+    return dataclasses.replace(model, origin=dataclasses.replace(model.origin, task=task))
+
+
+def _implied_task(model: SavedModel) -> Task:
+    """Return the task of a head that no run of ours has made, with the default columns."""
+    if model.outputs is None:
+        raise UserError(
+            f"{model.name}: this model has no head of a task, so labelled data cannot score it; it "
+            f"supports {' and '.join(model.verbs)}"
+        )
+    kind, labels = model.outputs.objective, model.outputs.labels
+    parts = [split_tag(label) for label in labels]
+    entities = "O" in labels and all(part is not None and part[0] in "OBI" for part in parts)
+    sections: dict[str, dict[str, Any]] = {
+        "tags": {"kind": "tagging", "tagging": {"labels": labels}},
+        "span": {"kind": "squad"},
+        **{head: {"kind": "table", "table": {"kind": name}} for name, head in KINDS.items()},
+    }
+    config = build(TaskConfig, {"max_length": model.max_length, **sections[kind]}, model.name)
+    spec = LabelSpec(labels, scheme="iob2" if entities else "plain")
+    return TASKS[config.kind](config, spec, model.tokenizer)
 
 
 def task_of(model: SavedModel) -> Task:
-    """Return the task of a fine-tuning run, from `read_finetuned`."""
+    """Return the task of a model from `read_finetuned` or `read_scored`."""
     assert model.origin.task is not None
     return model.origin.task
 

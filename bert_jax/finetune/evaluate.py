@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.finetune.batches import choose_buckets, eval_batches
 from bert_jax.finetune.contamination import divide, known_texts, scores_apart
-from bert_jax.finetune.data import other_split, splits_of, task_of
+from bert_jax.finetune.data import other_split, read_scored, splits_of, task_of
 from bert_jax.finetune.progress import null
 from bert_jax.finetune.trials import place_params, place_rows
 from bert_jax.finetune.vectors import saved_objective
@@ -138,25 +138,27 @@ def evaluate_finetuned(
     data: str | None = None,
     reports: Sequence[Path] = (),
     versus: Path | str | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Evaluation:
-    """Score the best model of a run.
+    """Score the best model of a run, or a model in Hugging Face's format.
 
     Args:
-        workdir: Work directory of `bert-jax finetune`.
+        workdir: Work directory of `bert-jax finetune`, or a directory with a model that has a head.
         data: File with labels, of GLUE also a split, or dev or test; None: the dev and test data of
             the run.
         reports: Files of `bert-jax contamination` on the data; none takes those beside the corpora
             that the lineage of the run names.
-        versus: Work directory of another run, whose scores on the same examples are subtracted.
+        versus: Another such directory, whose scores on the same examples are subtracted.
+        columns: Fields of the task's section to change, such as text and label of a table.
 
     Raises:
         UserError: No such run, the data cannot be read, have changed or have no labels, a report is
             on other data, or the other run has other labels or examples.
     """
-    model = read_finetuned(workdir)
+    model = read_scored(workdir, columns)
     texts = known_texts(workdir, reports)
     splits = splits_of(workdir, model, data)
-    other = None if versus is None else read_finetuned(versus)
+    other = None if versus is None else read_scored(versus, columns)
     theirs = {} if other is None else _same_splits(versus or "", other, data, model, splits)
     dev = task_of(model).config.dev_sources or {"dev": ""}
     found = Evaluation({}, {}, {})
@@ -165,7 +167,7 @@ def evaluate_finetuned(
         outputs = split_outputs(model, split)
         # Thresholds are found on dev; a file's name has a suffix.
         mine, others = (
-            None if each is None or split.name in dev else each.origin.metrics
+            None if each is None or split.name in dev else each.origin.metrics or None
             for each in (model, other)
         )
         report = split.report(outputs, mine)

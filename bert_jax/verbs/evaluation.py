@@ -16,8 +16,9 @@ def add(verb: Callable[..., Parser]) -> None:
     """Add the verb; `verb` makes a parser of a name, a function, a description and an example."""
     sub = verb(
         "evaluate", evaluate,
-        "evaluate the newest checkpoint on held-out text, a fine-tuned model on labelled data, the "
-        "vectors of a model on a test set, or the translations of pairs of files",
+        "evaluate the newest checkpoint on held-out text, a fine-tuned model or one in Hugging "
+        "Face's format on labelled data, the vectors of a model on a test set, or the translations "
+        "of pairs of files",
         "bert-jax evaluate work/tiny\n"
         "  bert-jax evaluate work/modern --by-position --length=8192 --rows=64\n"
         "  bert-jax evaluate work/roberta --corpus work/corpus\n"
@@ -62,6 +63,12 @@ def add(verb: Callable[..., Parser]) -> None:
         metavar="FILE",
     )
     sub.option(
+        "--columns",
+        "fine-tuning: fields of the task's section for --data, such as text=review,label=stars; a "
+        "model in Hugging Face's format has the labels and the defaults of --fields otherwise",
+        metavar="LIST",
+    )
+    sub.option(
         "--report",
         "fine-tuning: directory for report.md and report.json (scores by class with intervals, "
         "confusion, the mistakes that the model is surest of) and a picture",
@@ -102,9 +109,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
         return evaluate_vectors(arguments)
     from bert_jax.files.remote import open_workdir
     from bert_jax.inspection.evaluate import evaluate_run
-    from bert_jax.saved.runs import is_finetuning
+    from bert_jax.saved.runs import is_finetuning, is_run
 
-    if is_finetuning(open_workdir(arguments.workdir).local):
+    local = open_workdir(arguments.workdir).local
+    is_model = (local / "config.json").is_file() and not is_run(local)
+    if is_finetuning(local) or (is_model and arguments.data is not None):
         names = ("corpus", "rows", "step", "length", "by_position", "masking_rates", "png")
         for name in names:
             if getattr(arguments, name) not in (None, False):
@@ -113,7 +122,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
                     "for pretraining. Name labelled data with --data"
                 )
         return _evaluate_finetuned(arguments)
-    for name in ("data", "contamination", "report", "versus"):
+    for name in ("data", "contamination", "columns", "report", "versus"):
         if getattr(arguments, name) is not None:
             raise UserError(
                 f"{arguments.workdir} holds no fine-tuning run; --{name} is for one. A "
@@ -138,14 +147,18 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate_finetuned(arguments: argparse.Namespace) -> int:
-    """Score a fine-tuned model: scores on standard output, what is behind them on the other."""
+    """Score a fine-tuned model: scores to standard output, tables to standard error."""
     from bert_jax.finetune.evaluate import evaluate_finetuned
     from bert_jax.finetune.report import write_reports
     from bert_jax.tasks.reports.lines import difference_lines, report_lines
 
     title, versus = (Path(each or "").name for each in (arguments.workdir, arguments.versus))
     found = evaluate_finetuned(
-        arguments.workdir, arguments.data, arguments.contamination or (), arguments.versus
+        arguments.workdir,
+        arguments.data,
+        arguments.contamination or (),
+        arguments.versus,
+        _columns(arguments),
     )
     lines = [
         line
@@ -164,6 +177,24 @@ def _evaluate_finetuned(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(f"{name:28} {value:.6g}" for name, value in found.scores.items()))
     return 0
+
+
+def _columns(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the fields and values of --columns."""
+    parts = [] if arguments.columns is None else arguments.columns.split(",")
+    found = {}
+    for part in parts:
+        field, sign, value = part.partition("=")
+        if not sign:
+            raise UserError(
+                f"--columns has {part!r}; expected FIELD=VALUE, such as text=review,label=stars"
+            )
+        found[field.strip()] = value
+    if found and arguments.data is None:
+        raise UserError(
+            "--columns is set without --data; the run knows the columns of its own data"
+        )
+    return found
 
 
 def _evaluate_by_position(arguments: argparse.Namespace) -> int:
@@ -209,7 +240,7 @@ def _evaluate_pairs(arguments: argparse.Namespace) -> int:
     from bert_jax.inspection.translation import evaluate_pairs, translation_lines
 
     names = ("data", "rows", "step", "length", "by_position", "masking_rates", "png")
-    for name in (*names, "contamination", "report", "versus"):
+    for name in (*names, "contamination", "columns", "report", "versus"):
         if getattr(arguments, name) not in (None, False):
             raise UserError(f"--{name.replace('_', '-')} does not go with --pairs")
     sources, references = arguments.pairs

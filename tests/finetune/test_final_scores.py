@@ -276,3 +276,28 @@ def test_options_of_other_verbs(sweep, tmp_path, capsys):
         assert "is for one" in capsys.readouterr().err
         assert main(["evaluate", f"{tmp_path}", option, "--pairs", "a", "b"]) == 2
         assert "does not go with --pairs" in capsys.readouterr().err
+
+
+def test_an_exported_model_is_scored(files, sweep, tmp_path, capsys):
+    out, data = tmp_path / "out", tmp_path / "new.csv"
+    assert main(["export", str(sweep), "--to=huggingface", f"--out={out}"]) == 0
+    table = Path(files["test"]).read_text()
+    data.write_text(table.replace("text,label", "review,is", 1))
+    expected = evaluate_finetuned(sweep, files["test"])
+    capsys.readouterr()
+    columns = "--columns=text=review,label=is"
+    assert main(["evaluate", str(out), f"--data={data}", columns, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {name: found[name] for name in expected.scores} == pytest.approx(expected.scores)
+    assert found["splits"]["new.csv"]["classes"] == expected.reports["test.csv"]["classes"]
+    assert evaluate_finetuned(sweep, str(data), columns={"text": "review", "label": "is"}).scores
+    for wrong, said in (
+        ([f"--data={data}"], "no column 'text'"),
+        ([f"--data={data}", "--columns=txt=review"], "--columns: unknown field txt"),
+        ([f"--data={data}", "--columns=review"], "expected FIELD=VALUE"),
+        (["--data=test"], "there is no file test"),
+    ):
+        assert main(["evaluate", str(out), *wrong]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["evaluate", files["init"], f"--data={data}"]) == 2
+    assert "has no head of a task" in capsys.readouterr().err

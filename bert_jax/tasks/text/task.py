@@ -23,7 +23,7 @@ from bert_jax.tasks.text.sources import group_keys, open_glue, open_table, read_
 from bert_jax.tasks.text.tables import TextData, read_other_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, num_special
 
-_KINDS: Mapping[str, HeadKind] = {
+KINDS: Mapping[str, HeadKind] = {
     "class": "single_label", "classes": "multi_label", "score": "regression",
 }  # fmt: skip
 """Kinds of heads by `TableConfig.kind`."""
@@ -39,7 +39,7 @@ class TextTask(Task):
             self.objective = "single_label" if glue.labels else "regression"
             self.metrics: Sequence[str] = glue.metrics
         else:
-            self.objective = _KINDS[config.table.kind]
+            self.objective = KINDS[config.table.kind]
             self.metrics = METRICS[config.table.kind]
             if self.objective == "single_label" and len(spec.labels) != 2:
                 self.metrics = [name for name in self.metrics if name != "f1"]
