@@ -125,7 +125,10 @@ def other_split(
     Raises:
         UserError: There are no such data, or they cannot be read.
     """
-    split = task_of(model).open_split(data, labelled=labelled)
+    task = task_of(model)
+    if data in ("dev", "test") and task.config.kind != "glue" and not Path(data).exists():
+        raise UserError(f"{workdir} names no {data} data, and there is no file {data}; name a file")
+    split = task.open_split(data, labelled=labelled)
     overlap = overlap_warning(split.name, split.texts(), train_texts(workdir)) if labelled else ""
     warn([*split.warnings, *filter(None, [overlap])])
     return split

@@ -295,7 +295,7 @@ def test_an_exported_model_is_scored(files, sweep, tmp_path, capsys):
         ([f"--data={data}"], "no column 'text'"),
         ([f"--data={data}", "--columns=txt=review"], "--columns: unknown field txt"),
         ([f"--data={data}", "--columns=review"], "expected FIELD=VALUE"),
-        (["--data=test"], "there is no file test"),
+        (["--data=test"], "names no test data"),
     ):
         assert main(["evaluate", str(out), *wrong]) == 2
         assert said in capsys.readouterr().err
