@@ -112,6 +112,8 @@ def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> lis
     known = train_texts(workdir)
     for split in splits:
         _check_unchanged(workdir, split, recorded.get(split.name), known)
+    overlaps = (overlap_warning(split.name, split.texts(), known) for split in splits)
+    warn([*filter(None, overlaps)])
     return splits
 
 

@@ -382,7 +382,7 @@ class _Run:
         _check_model(self.setup, tuple(self.outcomes))
         out.say(
             f"{duration(seconds)}, {len(self.outcomes)} runs; the best of {self.setup.inits[0]} is "
-            f"in {self.work.checkpoints}, a report on it in {Path(self.work.name) / REPORT_LINES}"
+            f"in {self.work.checkpoints}, a report in {self.work.name}/{REPORT_LINES}"
         )
 
 

@@ -196,6 +196,9 @@ def test_data_that_have_changed_are_refused(files, tmp_path, capsys):
     assert any("dev: " in line and "examples have the texts of" in line for line in said)
     Path(own["train"]).unlink()
     before = evaluate_finetuned(work).scores
+    warned = capsys.readouterr().err
+    assert "dev: " in warned
+    assert "examples have the texts of examples trained on" in warned
     Path(own["test"]).unlink()
     assert evaluate_finetuned(work, "dev").scores["accuracy"] == before["accuracy"]
     assert main(["evaluate", str(work)]) == 2
