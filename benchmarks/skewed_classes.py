@@ -2,8 +2,9 @@
 
     python benchmarks/skewed_classes.py --init work/tiny --data DATA --out work/skewed
 
-DATA holds pretrain/books-*.txt.xz and pretrain/textbooks.txt.xz, a paragraph a line. Training and
-held-out rows come from different books. Each treatment is one sweep over the same seeds; a sweep
+DATA holds pretrain/books-*.txt.xz and pretrain/textbooks.txt.xz, a paragraph a line, chapters apart
+by empty lines. Training and held-out rows come from different books and from different chapters of
+textbooks. Each treatment is one sweep over the same seeds; a sweep
 that is finished in --out is not run again. Scores are those of the last evaluation on the held-out
 rows, after a fixed number of passes: the rows choose nothing. The table is printed and written to
 OUT/table.md.
@@ -13,7 +14,7 @@ import argparse
 import itertools
 import json
 import lzma
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,40 +32,48 @@ TREATMENTS: dict[str, dict[str, Any]] = {
 """Fields of `task.table` by the name of the treatment."""
 
 
-def paragraphs(path: Path, words: int) -> Iterator[str]:
-    """Yield the first words of each paragraph that has as many."""
+def beginnings(path: Path, words: int) -> list[list[str]]:
+    """Return the first words of each paragraph that has as many, by chapter."""
+    chapters: list[list[str]] = [[]]
     with lzma.open(path, "rt", encoding="utf-8") as file:
         for line in file:
             found = line.split()
-            if len(found) >= words:
-                yield " ".join(found[:words])
+            if not found:
+                chapters.append([])
+            elif len(found) >= words:
+                chapters[-1].append(" ".join(found[:words]))
+    return chapters
 
 
-def write_rows(path: Path, common: Iterator[str], rare: Iterator[str], count: int) -> None:
-    """Write `count` rows, of which every fiftieth is of the rare class."""
-    with open(path, "w", encoding="utf-8") as file:
-        for number in range(count):
-            label = "textbook" if number % 50 == 49 else "book"
-            text = next(rare if label == "textbook" else common)
-            file.write(json.dumps({"text": text, "label": label}) + "\n")
+def spread(texts: Iterable[str], count: int) -> list[str]:
+    """Return `count` texts at equal distances."""
+    found = list(texts)
+    return [found[n * len(found) // count] for n in range(count)]
 
 
 def write_data(data: Path, out: Path, options: argparse.Namespace) -> None:
-    """Write the training and the held-out rows; paragraphs lie apart in their files."""
-    books = sorted((data / "pretrain").glob("books-*.txt.xz"))
-    textbooks = data / "pretrain" / "textbooks.txt.xz"
-    # Every tenth paragraph: rows are of many books. Half a file lies between both parts.
-    every = itertools.islice(paragraphs(textbooks, options.words), 0, None, 10)
-    rare = list(every)
-    for name, book, mine, count in (
-        ("train", books[0], rare[: len(rare) // 3], options.rows),
-        ("held_out", books[-1], rare[2 * len(rare) // 3 :], options.held_out),
-    ):
-        common = itertools.islice(paragraphs(book, options.words), 0, None, 3)
-        write_rows(out / f"{name}.jsonl", common, iter(mine), count)
+    """Write the training and the held-out rows, of which every fiftieth is of the rare class."""
+    home = data / "pretrain"
+    books = [beginnings(path, options.words) for path in sorted(home.glob("books-*.txt.xz"))]
+    textbooks = beginnings(home / "textbooks.txt.xz", options.words)
+    parts = {
+        "train": (itertools.chain(*books[:-2]), textbooks[::2], options.rows),
+        "held_out": (itertools.chain(*books[-2:]), textbooks[1::2], options.held_out),
+    }
+    for name, (common, rare, count) in parts.items():
+        texts = {
+            "book": iter(spread(itertools.chain(*common), count - count // 50)),
+            "textbook": iter(spread(itertools.chain(*rare), count // 50)),
+        }
+        with open(out / f"{name}.jsonl", "w", encoding="utf-8") as file:
+            for number in range(count):
+                label = "textbook" if number % 50 == 49 else "book"
+                file.write(json.dumps({"text": next(texts[label]), "label": label}) + "\n")
 
 
-def scores(out: Path, name: str, options: argparse.Namespace) -> list[Mapping[str, Any]]:
+def scores(
+    out: Path, name: str, options: argparse.Namespace
+) -> list[Mapping[str, Any]]:
     """Return the last scores of each seed, in their order."""
     config = build(
         FinetuneConfig,

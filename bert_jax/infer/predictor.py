@@ -33,7 +33,7 @@ class Prepared(Generic[Example]):
         context: Values that `answers` needs beside the rows.
         cut: Positions of the examples that were too long and lost their end.
         limit: Limit that they exceeded, such as "texts are longer than 128 tokens".
-        done: What was done with them.
+        done: Treatment of those examples.
     """
 
     examples: Sequence[Example]
