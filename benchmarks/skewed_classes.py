@@ -14,7 +14,7 @@ import argparse
 import itertools
 import json
 import lzma
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,7 @@ def write_data(data: Path, out: Path, options: argparse.Namespace) -> None:
                 file.write(json.dumps({"text": next(texts[label]), "label": label}) + "\n")
 
 
-def scores(
-    out: Path, name: str, options: argparse.Namespace
-) -> list[Mapping[str, Any]]:
+def scores(out: Path, name: str, options: argparse.Namespace) -> list[Mapping[str, Any]]:
     """Return the last scores of each seed, in their order."""
     config = build(
         FinetuneConfig,
