@@ -76,6 +76,8 @@ def test_from_a_table_to_answers(tmp_path, monkeypatch):
     for directory in (work, tmp_path / "export"):
         answers = bert_jax.load(str(directory)).classify(texts)
         for answer, expected in zip(answers, predicted, strict=True):
-            assert sorted(answer["labels"]) == sorted(expected["labels"])
+            for name, share in expected["probabilities"].items():
+                if abs(share - best[f"threshold/{name}"]) > 2e-3:
+                    assert (name in answer["labels"]) == (name in expected["labels"])
             # A low temperature multiplies what other programs round.
             assert answer["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-3)
