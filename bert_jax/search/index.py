@@ -90,11 +90,7 @@ def write_index(
     pa, pq = _arrow()
     width = dimensions or model.config.hidden_dim
     by = IndexedBy(f"{Path(place).resolve()}", model_digest(model), width)
-    columns = [(name, pa.string()) for name in Passage._fields]
-    schema = pa.schema(
-        [*columns, ("vector", pa.list_(pa.float32(), width))],
-        metadata={_KEY: json.dumps(asdict(by))},
-    )
+    schema = _schema(width).with_metadata({_KEY: json.dumps(asdict(by))})
     rest, cuts, count = iter(passages), Cuts(), 0
     with staged_file(path) as file:
         with pq.ParquetWriter(file, schema) as writer:
@@ -140,12 +136,14 @@ class Index:
             raise UserError(f"{path} is a parquet file, but no index of `bert-jax index`")
         where = f"{path}: metadata {_KEY.decode()}"
         self.by = build(IndexedBy, parse_json(found, where=where), where)
+        if not self._file.schema_arrow.equals(_schema(self.by.dimensions)):
+            raise UserError(f"{path}: other columns than {where} says; rerun `bert-jax index`")
         groups = range(self._file.num_row_groups)
         sizes = [self._file.metadata.row_group(group).num_rows for group in groups]
-        self._ends = np.cumsum(sizes)
+        self._ends = np.cumsum(np.array(sizes, np.int64))
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._ends[-1]) if len(self._ends) else 0
 
     def check_model(self, model: SavedModel) -> None:
         """Refuse a model whose vectors are not those of the index.
@@ -176,8 +174,11 @@ class Index:
 
     def _blocks(self) -> Iterator[Float[np.ndarray, "n D"]]:
         for group in range(len(self._ends)):
-            column = self._read(group, ["vector"]).column(0).combine_chunks()
-            yield column.flatten().to_numpy().reshape(-1, self.by.dimensions)
+            table = self._read(group, ["vector"])
+            flat = table.column(0).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            if len(flat) != len(table) * self.by.dimensions or not np.isfinite(flat).all():
+                raise self._damaged("a vector is missing or not finite")
+            yield flat.reshape(-1, self.by.dimensions)
 
     def _passages(self, numbers: np.ndarray) -> Mapping[int, Passage]:
         """Read passages by their numbers; each row group that has some is read once."""
@@ -187,15 +188,30 @@ class Index:
         for group in np.unique(groups):
             own = wanted[groups == group]
             first = int(self._ends[group - 1]) if group else 0
-            rows = self._read(int(group), list(Passage._fields)).take(own - first).to_pylist()
+            table = self._read(int(group), list(Passage._fields)).take(own - first)
+            if any(column.null_count for column in table.columns):
+                raise self._damaged("a passage has no text")
+            rows = table.to_pylist()
             found.update((int(n), Passage(**row)) for n, row in zip(own, rows, strict=True))
         return found
 
     def _read(self, group: int, columns: Sequence[str]) -> Any:
         try:
-            return self._file.read_row_group(group, columns=columns)
+            table = self._file.read_row_group(group, columns=columns)
+            table.validate(full=True)
         except self._damage as error:
-            raise UserError(f"{self.path} is damaged: {error}; rerun `bert-jax index`") from error
+            raise self._damaged(f"{error}") from error
+        return table
+
+    def _damaged(self, fault: str) -> UserError:
+        return UserError(f"{self.path} is damaged: {fault}; rerun `bert-jax index`")
+
+
+def _schema(dimensions: int) -> Any:
+    """Return the columns of an index."""
+    pa, _ = _arrow()
+    texts = [(name, pa.string()) for name in Passage._fields]
+    return pa.schema([*texts, ("vector", pa.list_(pa.float32(), dimensions))])
 
 
 def _arrow() -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from bert_jax.errors import UserError
 from bert_jax.verbs.inference import add_search, search_settings
 from bert_jax.verbs.options import Parser
-from bert_jax.verbs.search import add_scores, evaluate_vectors
+from bert_jax.verbs.vectors import VECTOR_OPTIONS, add_scores, evaluate_vectors
 
 
 def add(verb: Callable[..., Parser]) -> None:
@@ -105,7 +105,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """Evaluate the newest checkpoint, a fine-tuned model, or translations."""
     if arguments.pairs is not None:
         return _evaluate_pairs(arguments)
-    if any(getattr(arguments, name) is not None for name in ("retrieval", "sts", "clustering")):
+    if any(getattr(arguments, name) is not None for name in VECTOR_OPTIONS):
         return evaluate_vectors(arguments)
     from bert_jax.files.remote import open_workdir
     from bert_jax.inspection.evaluate import evaluate_run

@@ -69,7 +69,7 @@ def add(verb: Callable[..., Parser]) -> None:
     )
     sub.option("--top", "passages for each query", 10)
     sub.option("--model", "the model, where it has moved since the index was made", metavar="DIR")
-    _add_rerank(sub)
+    add_rerank(sub)
     sub.flag("--json", "print a JSON line for each query")
     _add_device(sub)
 
@@ -105,39 +105,8 @@ def add(verb: Callable[..., Parser]) -> None:
     _add_device(sub)
 
 
-def add_scores(sub: Parser) -> None:
-    """Add the options of `evaluate` for the vectors of a model."""
-    sub.option(
-        "--retrieval",
-        "embedding: a directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or "
-        "one of its files of judgements; nDCG@10, MRR@10, recall@100 and MAP, beside BM25's",
-        metavar="DIR",
-    )
-    sub.option(
-        "--sts",
-        "embedding: a table of pairs of texts with scores; Spearman's correlation of the cosines",
-        metavar="FILE",
-    )
-    sub.option(
-        "--clustering",
-        "embedding: a table of texts with classes; V-measure of k-means, mean of 10 runs",
-        metavar="FILE",
-    )
-    sub.option(
-        "--columns",
-        "embedding: columns of --sts (default: query,document,score) or of --clustering (default: "
-        "text,label)",
-        metavar="LIST",
-    )
-    sub.option(
-        "--dimensions",
-        "embedding: score the first numbers of the vectors too, such as 256,128,64",
-        metavar="LIST",
-    )
-    _add_rerank(sub, "embedding, --retrieval: ")
-
-
-def _add_rerank(sub: Parser, what: str = "") -> None:
+def add_rerank(sub: Parser, what: str = "") -> None:
+    """Add the options of a reranker; `what` stands before their help."""
     sub.option(
         "--rerank",
         f"{what}order the first --candidates anew by a fine-tuned model of pairs, with one score "
@@ -171,7 +140,7 @@ def index(arguments: argparse.Namespace) -> int:
     if not arguments.texts:
         raise UserError("there is nothing to index: name files, a directory or a glob")
     sources, passed = found_sources(arguments.texts, arguments.field)
-    model = _model(arguments, arguments.model)
+    model = opened_model(arguments, arguments.model)
     Embedder(model, kind="document", dimensions=arguments.dimensions)  # refuses what cannot be
     room = min(arguments.passage_tokens or _PASSAGE_TOKENS, model.max_length)
     prefix = "" if model.embedding is None else model.embedding.document_prefix
@@ -198,6 +167,11 @@ def index(arguments: argparse.Namespace) -> int:
             arguments.out, model, arguments.model, found(), dimensions=arguments.dimensions,
             advance=advance,
         )  # fmt: skip
+    if model.embedding is None:
+        warning += ("\nWarning: " if warning else "") + (
+            f"{model.name} was not trained to make vectors, so the search finds little; `bert-jax "
+            "finetune --config=configs/finetune/embed.py` trains one"
+        )
     if warning:
         print(f"Warning: {warning}", file=sys.stderr)
     if passed:
@@ -221,9 +195,9 @@ def search(arguments: argparse.Namespace) -> int:
     place = arguments.model or opened.by.model
     if not arguments.model and not Path(place).is_dir():
         raise UserError(f"{arguments.index} was made with {place}, which is gone; name it: --model")
-    model = _model(arguments, place)
+    model = opened_model(arguments, place)
     opened.check_model(model)
-    reranker = Reranker(_model(arguments, arguments.rerank)) if arguments.rerank else None
+    reranker = Reranker(opened_model(arguments, arguments.rerank)) if arguments.rerank else None
     dimensions = opened.by.dimensions
     for records in _queries(arguments):
         queries = [record.fields["query"] for record in records]
@@ -296,9 +270,9 @@ def mine(arguments: argparse.Namespace) -> int:
     if not (dash and first.strip().isdigit() and last.strip().isdigit()):
         raise UserError(f"--ranks is {arguments.ranks!r}; give a first and a last one, as 1-100")
     config = mining.MineConfig(arguments.negatives, arguments.margin, int(first), int(last))
-    pairs = mining.read_pairs(arguments.pairs, *_columns(arguments.columns, 2))
+    pairs = mining.read_pairs(arguments.pairs, *columns_named(arguments.columns, 2))
     sources = found_sources(arguments.corpus, arguments.field)[0] if arguments.corpus else []
-    model = _model(arguments, arguments.model)
+    model = opened_model(arguments, arguments.model)
     more = [text for source in sources for text in source.texts()]
     with tqdm(unit=" texts", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
         found = mining.mine(model, pairs, config, corpus=more, advance=bar.update)
@@ -314,66 +288,20 @@ def mine(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def evaluate_vectors(arguments: argparse.Namespace) -> int:
-    """Score the vectors of a model on a labelled set."""
-    from tqdm import tqdm
+def columns_named(text: str, count: int) -> list[str]:
+    """Return the names in `--columns`.
 
-    from bert_jax.infer.predictor import check_count
-    from bert_jax.retrieval.collection import read_collection
-    from bert_jax.search import evaluation
-    from bert_jax.search.rerank import Reranker
-
-    kinds = ("retrieval", "sts", "clustering")
-    given = [f"--{kind}" for kind in kinds if getattr(arguments, kind) is not None]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)}: give one of them at a time")
-    if arguments.rerank and not arguments.retrieval:
-        raise UserError(f"--rerank does not go with {given[0]}; it goes with --retrieval")
-    if arguments.columns and arguments.retrieval:
-        raise UserError("--columns does not go with --retrieval, whose columns have fixed names")
-    check_count("--candidates", arguments.candidates)
-    try:
-        widths = [int(word) for word in (arguments.dimensions or "").split(",") if word.strip()]
-    except ValueError as error:
-        raise UserError(
-            f"--dimensions is {arguments.dimensions!r}; give whole numbers with commas between "
-            "them, such as 256,128"
-        ) from error
-    model = _model(arguments, arguments.workdir)
-    reranker = Reranker(_model(arguments, arguments.rerank)) if arguments.rerank else None
-    with tqdm(unit=" texts", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
-        if arguments.retrieval:
-            result = evaluation.evaluate_retrieval(
-                model, read_collection(arguments.retrieval), widths, reranker=reranker,
-                candidates=arguments.candidates, advance=bar.update,
-            )  # fmt: skip
-        elif arguments.sts:
-            first, second, score = _columns(arguments.columns or "query,document,score", 3)
-            result = evaluation.evaluate_similarity(
-                model, arguments.sts, (first, second, score), widths, advance=bar.update
-            )
-        else:
-            text, label = _columns(arguments.columns or "text,label", 2)
-            result = evaluation.evaluate_clustering(
-                model, arguments.clustering, (text, label), widths, advance=bar.update
-            )
-    if warning := result.pop("warning"):
-        print(f"Warning: {warning}", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps(result, indent=2))
-    else:
-        print("\n".join(evaluation.score_lines(result)))
-    return 0
-
-
-def _columns(text: str, count: int) -> list[str]:
+    Raises:
+        UserError: There are more or fewer.
+    """
     names = [name.strip() for name in text.split(",")]
     if len(names) != count or not all(names):
         raise UserError(f"--columns is {text!r}; give {count} names with commas between them")
     return names
 
 
-def _model(arguments: argparse.Namespace, place: str) -> "SavedModel":
+def opened_model(arguments: argparse.Namespace, place: str) -> "SavedModel":
+    """Read a model onto the device of `--device`."""
     from bert_jax.infer.forward import on_device
     from bert_jax.saved.model import read_model
 

@@ -279,7 +279,9 @@ def test_evaluate_similarity_and_clustering(home, run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--sts=a.csv", "--clustering=b.csv"), "give one of them at a time"),
+        (("--sts=a.csv", "--clustering=b.csv"), "--sts and --clustering: give one of"),
+        (("--dimensions=8",), "give one of --retrieval, --sts and --clustering"),
+        (("--sts=a.csv", "--rows=8"), "--rows does not go with --sts"),
         (("--sts=a.csv", "--rerank=x"), "--rerank does not go with --sts"),
         (("--retrieval=x", "--columns=a"), "--columns does not go with --retrieval"),
         (("--retrieval=x", "--dimensions=8,a"), "--dimensions is '8,a'"),

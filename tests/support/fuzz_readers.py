@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fuzz_search_readers as search
 import fuzz_task_readers as tasks
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -473,6 +474,9 @@ READERS = {
     "columns": Reader("a.conll", tasks.columns, tasks.use_columns),
     "conllu": Reader("a.conllu", tasks.conllu, tasks.use_conllu),
     "token_lists": Reader("tags.jsonl", tasks.token_lists, tasks.use_token_lists),
+    "judgements": Reader("qrels/test.tsv", search.judgements, search.use_collection),
+    "test_corpus": Reader("corpus.jsonl", search.corpora, search.use_collection),
+    "index": Reader("a.parquet", search.indexes, search.use_index),
     "squad": Reader("squad.json", tasks.squads, tasks.use_squad, True),
     "huggingface_config": Reader(
         "config.json", tasks.huggingface_configs, tasks.use_huggingface_config, True
