@@ -87,7 +87,10 @@ def add(verb: Callable[..., Parser]) -> None:
         "--out", "JSON lines with query, document and negatives", required=True, type=Path,
         metavar="FILE",
     )  # fmt: skip
-    sub.option("--columns", "columns of the query and of the document", "query,document")
+    sub.option(
+        "--columns", "columns with other names, such as query=question,document=text",
+        metavar="LIST",
+    )  # fmt: skip
     sub.several(
         "--corpus", "FILE", "more documents to choose from, as in `bert-jax index`; may be repeated"
     )
@@ -270,7 +273,9 @@ def mine(arguments: argparse.Namespace) -> int:
     if not (dash and first.strip().isdigit() and last.strip().isdigit()):
         raise UserError(f"--ranks is {arguments.ranks!r}; give a first and a last one, as 1-100")
     config = mining.MineConfig(arguments.negatives, arguments.margin, int(first), int(last))
-    pairs = mining.read_pairs(arguments.pairs, *columns_named(arguments.columns, 2))
+    pairs = mining.read_pairs(
+        arguments.pairs, *columns_named(arguments.columns, "query", "document")
+    )
     sources = found_sources(arguments.corpus, arguments.field)[0] if arguments.corpus else []
     model = opened_model(arguments, arguments.model)
     more = [text for source in sources for text in source.texts()]
@@ -288,16 +293,21 @@ def mine(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def columns_named(text: str, count: int) -> list[str]:
-    """Return the names in `--columns`.
+def columns_named(text: str | None, *fields: str) -> list[str]:
+    """Return the column of each field, which is its name unless `--columns` says another.
 
     Raises:
-        UserError: There are more or fewer.
+        UserError: Names what is no field.
     """
-    names = [name.strip() for name in text.split(",")]
-    if len(names) != count or not all(names):
-        raise UserError(f"--columns is {text!r}; give {count} names with commas between them")
-    return names
+    found = {field: field for field in fields}
+    for part in (text or "").split(",") if text else ():
+        field, equals, column = part.strip().partition("=")
+        if field not in found or not equals or not column:
+            raise UserError(
+                f"--columns: {part!r} is no FIELD=COLUMN; the fields are {', '.join(fields)}"
+            )
+        found[field] = column
+    return [*found.values()]
 
 
 def opened_model(arguments: argparse.Namespace, place: str) -> "SavedModel":

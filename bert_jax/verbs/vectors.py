@@ -9,7 +9,7 @@ from bert_jax.verbs.options import Parser
 from bert_jax.verbs.search import add_rerank, columns_named, opened_model
 
 _SETS = ("retrieval", "sts", "clustering")
-VECTOR_OPTIONS = (*_SETS, "columns", "dimensions", "rerank")
+VECTOR_OPTIONS = (*_SETS, "dimensions", "rerank")
 """Options of `evaluate` that ask for scores of vectors."""
 _OTHER_OPTIONS = (
     "pairs", "data", "corpus", "rows", "step", "length", "by_position", "masking_rates", "png",
@@ -36,12 +36,6 @@ def add_scores(sub: Parser) -> None:
         metavar="FILE",
     )
     sub.option(
-        "--columns",
-        "embedding: columns of --sts (default: query,document,score) or of --clustering (default: "
-        "text,label)",
-        metavar="LIST",
-    )
-    sub.option(
         "--dimensions",
         "embedding: score the first numbers of the vectors too, such as 256,128,64",
         metavar="LIST",
@@ -60,7 +54,7 @@ def evaluate_vectors(arguments: argparse.Namespace) -> int:
 
     given = [f"--{name}" for name in _SETS if getattr(arguments, name) is not None]
     if len(given) != 1:
-        options = " and ".join(given) or "--columns, --dimensions and --rerank"
+        options = " and ".join(given) or "--dimensions and --rerank"
         raise UserError(f"{options}: give one of --retrieval, --sts and --clustering at a time")
     for name in _OTHER_OPTIONS:
         if getattr(arguments, name) not in (None, False):
@@ -86,12 +80,12 @@ def evaluate_vectors(arguments: argparse.Namespace) -> int:
                 candidates=arguments.candidates, advance=bar.update,
             )  # fmt: skip
         elif arguments.sts:
-            first, second, score = columns_named(arguments.columns or "query,document,score", 3)
+            first, second, score = columns_named(arguments.columns, "query", "document", "score")
             result = evaluation.evaluate_similarity(
                 model, arguments.sts, (first, second, score), widths, advance=bar.update
             )
         else:
-            text, label = columns_named(arguments.columns or "text,label", 2)
+            text, label = columns_named(arguments.columns, "text", "label")
             result = evaluation.evaluate_clustering(
                 model, arguments.clustering, (text, label), widths, advance=bar.update
             )

@@ -262,8 +262,8 @@ def test_evaluate_similarity_and_clustering(home, run, tmp_path):
     ]
     write_lines(tmp_path / "sts.jsonl", rows)
     found = run(
-        "evaluate", home / "model", "--sts", tmp_path / "sts.jsonl", "--columns=one,two,score",
-        "--dimensions=4", "--json",
+        "evaluate", home / "model", "--sts", tmp_path / "sts.jsonl", "--dimensions=4", "--json",
+        "--columns=query=one,document=two",
     )  # fmt: skip
     scores = json.loads(found.out)["scores"]
     assert scores["16"] == {"spearman": pytest.approx(1), "pearson": pytest.approx(1)}
@@ -283,10 +283,14 @@ def test_evaluate_similarity_and_clustering(home, run, tmp_path):
         (("--dimensions=8",), "give one of --retrieval, --sts and --clustering"),
         (("--sts=a.csv", "--rows=8"), "--rows does not go with --sts"),
         (("--sts=a.csv", "--rerank=x"), "--rerank does not go with --sts"),
-        (("--retrieval=x", "--columns=a"), "--columns does not go with --retrieval"),
+        (("--retrieval=x", "--columns=a=b"), "--columns does not go with --retrieval"),
         (("--retrieval=x", "--dimensions=8,a"), "--dimensions is '8,a'"),
         (("--retrieval=x",), "no directory in BEIR's layout"),
-        (("--sts=a.csv", "--columns=a,b"), "give 3 names"),
+        (
+            ("--sts=a.csv", "--columns=a,b"),
+            "'a' is no FIELD=COLUMN; the fields are query",
+        ),
+        (("--columns=text=a",), "--columns goes with --sts and --clustering"),
     ],
 )
 def test_evaluate_refuses(home, run, options, message):
