@@ -355,6 +355,27 @@ def _use_run_config(path: Path) -> None:
     read_config(path.parent)
 
 
+def _sentence_reader(name: str) -> Reader:
+    def seeds(root: Path) -> list[bytes]:
+        from bert_jax.formats.sentence_transformers import EmbeddingConfig, sentence_files
+
+        files = sentence_files(EmbeddingConfig("mean", True, "q: ", "d: ", (8,)), 16, 32)
+        for path, content in files.items():
+            (root / path).parent.mkdir(exist_ok=True)
+            (root / path).write_text(json.dumps(content))
+        return [json.dumps(files[name]).encode()]
+
+    return Reader(name, seeds, _use_sentence_files, True)
+
+
+def _use_sentence_files(path: Path) -> None:
+    from bert_jax.formats.sentence_transformers import is_sentence_model, read_sentence_files
+
+    root = path.parent.parent if path.parent.name == "1_Pooling" else path.parent
+    if is_sentence_model(root):
+        read_sentence_files(root)
+
+
 def _rows(*rows: dict[str, Any]) -> Callable[[Path], list[bytes]]:
     return lambda _: [b"".join(json.dumps(row).encode() + b"\n" for row in rows)]
 
@@ -444,6 +465,10 @@ READERS = {
         "store/document_offsets.bin", _store_file("document_offsets.bin"), _use_store
     ),
     "counts": Reader("store/unigram_counts.bin", _store_file("unigram_counts.bin"), _use_store),
+    "sentence_modules": _sentence_reader("modules.json"),
+    "sentence_settings": _sentence_reader("config_sentence_transformers.json"),
+    "sentence_encoder": _sentence_reader("sentence_bert_config.json"),
+    "sentence_pooling": _sentence_reader("1_Pooling/config.json"),
     "safetensors": Reader("a.safetensors", _safetensors, _use_safetensors),
     "bundle_index": Reader("x.index", _bundle("x.index"), _use_bundle_unchecked),
     "bundle_data": Reader("x.data-00000-of-00001", _bundle("x.data-00000-of-00001"), _use_bundle),
