@@ -149,7 +149,8 @@ def set_up(config: FinetuneConfig) -> Setup:
         )
     num_steps = max(1, round(steps))
     # A fold that is held out scores the last step and chooses none.
-    apart = num_steps if config.task.fold else batches.num_batches / config.training.evals_per_epoch
+    apart = batches.num_batches / config.training.evals_per_epoch
+    apart = float(num_steps) if config.task.fold else apart
     members = tuple(
         Trial(init, rate, config.seed + number)
         for init, rate, number in itertools.product(

@@ -37,7 +37,8 @@ class Rows:
     """Labels to predict, None where they are not known. By kind of head: single_label: (N,) int32;
     multi_label: (N, K) float32 of 0 and 1; regression: (N,) float32, standardised; span: (N, 2)
     int32, positions of the first and the last token; tags: N arrays (n,) int32 with `NO_LABEL`
-    where a position has none."""
+    where a position has none; arcs: the same, the position of a word's head times the number of
+    relations plus the relation; choice: (N,) int32, number of the right row of the group."""
     group: int = 1
     """Rows of an example, such as a query with its documents, or a question with its choices."""
     text_ids: Int32[np.ndarray, " rows"] | None = None

@@ -28,8 +28,9 @@ head with a relation for each word, one of the rows that belong together; or the
 text."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
-"""float32 logits of the rows in their order: (N, C); for tags and spans N times (n, C), where what
-follows the row's tokens is padding and not read; vectors (D,) or, of a group, (G, D)."""
+"""float32 logits of the rows in their order: (N, C); for tags and spans N times (n, C), for arcs
+(n, n, 2), where what follows the row's tokens is padding and not read; for choices (N, G); vectors
+(D,) or, of a group, (G, D)."""
 
 
 class Examined(NamedTuple):
