@@ -70,7 +70,7 @@ class Head:
     one_class: bool = False
     """Whether a label is one of several classes, by whose weights the mean loss divides."""
     outputs: Callable[[Array], Array] = lambda logits: logits
-    """What predictions read of the logits, if not the logits."""
+    """Function from the logits to the values that predictions read."""
 
     def counted(self, labels: Array, weights: Float[Array, " B"]) -> Float[Array, "*counted"]:
         """Return the weight of each loss: 0 for rows that fill the batch, and for padding."""

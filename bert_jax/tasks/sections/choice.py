@@ -25,7 +25,7 @@ class ChoiceConfig:
     label: str = "label"
     """Column of the right choice: its number from 0, or a name of `labels`."""
     labels: tuple[str, ...] = ()
-    """What the column of the label says of each choice, such as A,B,C,D; empty: 0, 1, ..."""
+    """Names of the choices in the column of the label, such as A,B,C,D; empty: 0, 1, ..."""
     id: str = ""
     """Column that names the rows; empty numbers them from 0."""
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
