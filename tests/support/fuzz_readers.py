@@ -498,6 +498,8 @@ READERS = {
     "tsv": Reader("a.tsv", tasks.tables("\t"), tasks.use_table),
     "columns": Reader("a.conll", tasks.columns, tasks.use_columns),
     "conllu": Reader("a.conllu", tasks.conllu, tasks.use_conllu),
+    "trees": Reader("a.conllu", tasks.trees, tasks.use_trees),
+    "choices": Reader("a.csv", tasks.choices, tasks.use_choices),
     "token_lists": Reader("tags.jsonl", tasks.token_lists, tasks.use_token_lists),
     "judgements": Reader("qrels/test.tsv", search.judgements, search.use_collection),
     "test_corpus": Reader("corpus.jsonl", search.corpora, search.use_collection),

@@ -79,6 +79,39 @@ def use_conllu(path: Path) -> None:
     read_conllu(path)
 
 
+def trees(_: Path) -> list[bytes]:
+    """CoNLL-U with heads, a range, an empty node, and a sentence of one word."""
+    rows = [("1", "2", "det"), ("2", "3", "nsubj:pass"), ("3", "0", "root"), ("3.1", "_", "_")]
+    lines = [f"{each}\ta\ta\tX\t_\t_\t{head}\t{name}\t_\t_" for each, head, name in rows]
+    span = "1-2\taa" + "\t_" * 8
+    one = "1\ta" + "\t_" * 4 + "\t0\troot\t_\t_"
+    return ["\n".join(["# text = aa a", span, *lines, "", one, ""]).encode()]
+
+
+def use_trees(path: Path) -> None:
+    """Read without trees, and with trees, which are written again."""
+    from bert_jax.tasks.parsing.sources import read_sentences
+
+    read_sentences(path, labelled=False)
+    for sentence in read_sentences(path):
+        if sentence.heads is not None and sentence.relations is not None:
+            sentence.with_tree(sentence.heads, sentence.relations)
+
+
+def choices(_: Path) -> list[bytes]:
+    """SWAG's columns."""
+    head = "sent1,sent2,ending0,ending1,ending2,ending3,label"
+    return ["\n".join([head, "a b,He,c,d,e,f,1", '"q, r",,s,t,u,v,3', ""]).encode()]
+
+
+def use_choices(path: Path) -> None:
+    """Read with labels."""
+    from bert_jax.tasks.choice.sources import read_choices
+    from bert_jax.tasks.sections.choice import ChoiceConfig
+
+    read_choices(str(path), ChoiceConfig())
+
+
 def token_lists(_: Path) -> list[bytes]:
     """JSON lines of words and tags."""
     rows = [{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, {"tokens": ["a"], "tags": ["O"]}]
