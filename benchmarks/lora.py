@@ -1,11 +1,12 @@
 r"""Low-rank updates against full fine-tuning: scores, parameters, bytes.
 
     python benchmarks/lora.py --init work/tiny --data DATA/glue --out work/lora
-    python benchmarks/lora.py --init work/tiny --data DATA/glue --out work/lora --seeds 5 --rank 16
+    python benchmarks/lora.py --init work/tiny --data DATA/glue --out work/lora --rows 0 --rank 16
 
 Each task has two sweeps over the same seeds, one of each arm with learning rates of its own: full
-fine-tuning, and LoRA. An arm counts with the learning rate of the highest median on the dev data. A
-sweep that is finished in --out is not run again. The table is printed and written to OUT/table.md.
+fine-tuning, and LoRA. An arm counts with the learning rate of the highest median on the dev data.
+The first --rows rows of the training data are trained on; 0: all. A sweep that is finished in --out
+is not run again. The table is printed and written to OUT/table.md.
 """
 
 import argparse
@@ -22,7 +23,9 @@ from bert_jax.finetune.setup import set_up
 from bert_jax.finetune.train import finetune
 from bert_jax.finetune.trials import state_sizes
 
-EPOCHS = {"mrpc": 2, "stsb": 1}
+EPOCHS = {"sst2": 2, "stsb": 2}
+LENGTHS = {"sst2": 32, "stsb": 48}
+FOLDERS = {"sst2": "SST-2", "stsb": "STS-B"}
 RATES = {"full": "5e-4,1e-3", "lora": "2e-3,5e-3"}
 
 
@@ -33,6 +36,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="directory of GLUE's tasks")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--tasks", default=",".join(EPOCHS))
+    parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--targets", default="query,value")
@@ -60,8 +64,8 @@ def run(arguments: argparse.Namespace, task: str, arm: str) -> dict[str, Any]:
     """Run one arm on one task, and return its best rate, the scores of the seeds and its sizes."""
     fields = {
         "init": arguments.init,
-        "task.glue.data": arguments.data,
-        "task.max_length": 48,
+        "task.glue.data": shortened(arguments, task),
+        "task.max_length": LENGTHS[task],
         "training.max_buckets": 1,
         "training.num_epochs": EPOCHS[task],
         "sweep.seeds": arguments.seeds,
@@ -80,6 +84,17 @@ def run(arguments: argparse.Namespace, task: str, arm: str) -> dict[str, Any]:
     rate = max(scores, key=lambda each: float(np.median(scores[each])))
     sizes = state_sizes(set_up(config).step)
     return {"rate": rate, "scores": np.array(scores[rate]), "sizes": sizes}
+
+
+def shortened(arguments: argparse.Namespace, task: str) -> Path:
+    """Copy the data of a task with the first rows of its training file, and return the copy."""
+    source, copy = Path(arguments.data) / FOLDERS[task], arguments.out / "data" / FOLDERS[task]
+    copy.mkdir(parents=True, exist_ok=True)
+    for name in ("train.tsv", "dev.tsv"):
+        lines = (source / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = lines[: arguments.rows + 1] if name == "train.tsv" and arguments.rows else lines
+        (copy / name).write_text("".join(kept), encoding="utf-8")
+    return copy
 
 
 def interval(differences: np.ndarray) -> str:

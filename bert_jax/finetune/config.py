@@ -17,6 +17,7 @@ from bert_jax.training.optim import OptimizerConfig
 FREE_FIELDS = (
     "distil.teacher",
     "guard",
+    "head",
     "init",
     "mesh",
     "training.accumulation",
@@ -26,7 +27,8 @@ FREE_FIELDS = (
     "training.remat",
     "training.stall_seconds",
 )
-"""Fields that a restart may change; of `init` and `distil.teacher` what they hold is compared."""
+"""Fields that a restart may change; of `init`, `head` and `distil.teacher` the weights that a run
+takes from them are compared instead."""
 
 _MAX_SEEDS = 1000
 

@@ -69,6 +69,12 @@ def check_finetune_workdir(
     refuse_other_run(work, record, config, free, found)
 
 
+def began_without_heads(work: WorkDir) -> bool:
+    """Say whether a run there began when all heads began at random: version 0.1.0."""
+    record = by_first(lambda: record_there(work, "finetune"))
+    return record is not None and "head" not in record["config"]
+
+
 def prepare_finetune_workdir(
     workdir: Path,
     config: FinetuneConfig,

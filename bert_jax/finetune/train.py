@@ -25,6 +25,7 @@ from bert_jax.finetune.progress import (
 from bert_jax.finetune.report import REPORT_LINES, conclude
 from bert_jax.finetune.saves import (
     Saves,
+    began_without_heads,
     check_finetune_workdir,
     first_wave,
     prepare_finetune_workdir,
@@ -101,6 +102,9 @@ def finetune(
     config = dataclasses.replace(config, task=config.task.located())
     setup = set_up(config)
     with hold_workdir(workdir, echo=echo) as work:
+        if any("head" in start for start in setup.starts) and began_without_heads(work):
+            config = dataclasses.replace(config, head="fresh")
+            setup = set_up(config)
         check_finetune_workdir(work, config, setup.fingerprints)
         if by_first(lambda: (work.local / STATISTICS).exists()):
             outcomes = finished_before(work, echo or print)

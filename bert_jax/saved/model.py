@@ -16,6 +16,7 @@ from bert_jax.files.urls import scheme
 from bert_jax.formats.families import BertForm, is_written, to_bert
 from bert_jax.formats.huggingface_config import TaskOutputs, model_config_from_huggingface
 from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, WEIGHTS, model_class, read_weights
+from bert_jax.formats.huggingface_names import PRETRAINING_HEADS
 from bert_jax.formats.modern import ModernForm, modern_form, pooling_from_huggingface
 from bert_jax.formats.modern_config import modern_config
 from bert_jax.formats.modern_tables import MODERN
@@ -326,7 +327,8 @@ def in_units(saved: SavedModel) -> SavedModel:
 
 def read_adapted(adapter: PeftAdapter, *, encoder_only: bool = False) -> SavedModel:
     """Read the base of an adapter and apply the adapter to it; see `read_model`."""
-    return _from_huggingface(adapter.base, adapter.config, encoder_only, adapter)
+    saved = _from_huggingface(adapter.base, adapter.config, encoder_only, adapter)
+    return saved if saved.outputs is None else saved.without(PRETRAINING_HEADS)
 
 
 def _from_huggingface(

@@ -13,6 +13,8 @@ from small_finetuning import fingerprint, small_config, write_files
 
 from bert_jax.checkpoint import load_newest
 from bert_jax.errors import UserError
+from bert_jax.exchange.adapter import peft
+from bert_jax.exchange.export import export
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.finetune import evaluate, train, trials
 from bert_jax.finetune.evaluate import evaluate_finetuned
@@ -135,6 +137,23 @@ def test_low_rank_updates_are_merged_into_the_model(sweep, files):
                    for model in (saved, before))  # fmt: skip
         assert np.any(next(kernels) != next(kernels)) == differs
     assert evaluate_finetuned(workdir, files["dev"])["accuracy"] == found["scores"]["accuracy"]
+
+
+def test_the_updates_are_exported_alone_and_read_with_the_base(sweep, tmp_path, monkeypatch):
+    """The base is `init`, which has no head and no labels."""
+    monkeypatch.setattr(peft, "find_spec", lambda name: None)  # Transformers takes seconds
+    parity = export(sweep[0], "peft", tmp_path / "adapter")
+    assert max(parity["differences"].values()) < 1e-5
+    assert not parity["proofs"]["peft"]["ran"]
+    assert "PeftModel.from_pretrained" in (tmp_path / "adapter/README.md").read_text()
+    back, saved = read_model(tmp_path / "adapter"), read_model(sweep[0])
+    assert back.outputs.labels == saved.outputs.labels == ("cat", "dog")
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), back.params, saved.params
+    )
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    whole = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(saved.params))
+    assert weights.stat().st_size < whole / 4
 
 
 def test_a_resumable_state_has_what_is_trained_alone(files, tmp_path):
