@@ -55,7 +55,7 @@ _ATTENTION = Metric(
 
 @dataclass(frozen=True)
 class DistillationConfig:
-    """What a student learns from a teacher, and how much each part weighs."""
+    """Parts of the loss that a student has from a teacher, and their weights."""
 
     SECTION: ClassVar[str] = "distil"
     """Name of the section in messages."""
@@ -129,7 +129,7 @@ class DistillationConfig:
 
 @dataclass(frozen=True)
 class Distilled(Objective):
-    """What all objectives with a teacher share; comes before the plain objective among the bases.
+    """Base of the objectives with a teacher, before the plain objective among their bases.
 
     The plain objective gives labels, heads and the loss against labels.
     """
@@ -219,9 +219,10 @@ class Distilled(Objective):
         self, model: ModelConfig, params: Any, inputs: Any, layout: Layout | None
     ) -> tuple[Float[Array, "B L D"], tuple[Float[Array, "B L D"], ...]]:
         """Compute the last states of a model, and the states of all layers if they are compared."""
+        tokens, types, segments, stream = inputs
         if not (self.distillation.hidden_weight or self.distillation.attention_weight):
-            return encode(model, params, *inputs, layout), ()
-        states = encode_layers(model, params, *inputs, layout)
+            return encode(model, params, tokens, types, segments, stream, layout), ()
+        states = encode_layers(model, params, tokens, types, segments, stream, layout)
         last = end_norm(model, params, states[-1])
         return last, (*states[:-1], last)
 
@@ -307,8 +308,8 @@ def binary_divergences(
     student: Float[Array, "*rows"], teacher: Float[Array, "*rows"], temperature: float = 1.0
 ) -> Float[Array, "*rows"]:
     """Return `divergences` of single yes-or-no logits, of sigmoid(logits / T)."""
-    pairs = (jnp.stack([jnp.zeros_like(x), x], axis=-1) for x in (student, teacher))
-    return divergences(*pairs, temperature)
+    mine, theirs = (jnp.stack([jnp.zeros_like(x), x], axis=-1) for x in (student, teacher))
+    return divergences(mine, theirs, temperature)
 
 
 def relation_losses(
