@@ -31,7 +31,8 @@ from bert_jax.exchange.translation.huggingface import TheirTranslator
 from bert_jax.exchange.translation.proof import translated
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
-from bert_jax.saved.model import Origin, SavedModel, read_model
+from bert_jax.saved.model import Origin, SavedModel
+from bert_jax.saved.reading import read_model
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 
 BAR = 2.0

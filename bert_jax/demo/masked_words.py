@@ -20,7 +20,7 @@ from bert_jax.files.staging import staged_file
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.masked_lm import MaskedLM
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.masks import MASK
 from bert_jax.tokenization.tokenizer import Tokenizer

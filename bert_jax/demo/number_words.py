@@ -17,7 +17,7 @@ from bert_jax.demo.workdir import config_there
 from bert_jax.files.staging import staged_file
 from bert_jax.infer.attend import attention_page
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceOptions, WordPieceTokenizer

@@ -35,7 +35,8 @@ from bert_jax.formats.huggingface_names import POOLED_HEADS
 from bert_jax.saved.ancestors import RECORD
 from bert_jax.saved.contamination import reports_on_ancestors
 from bert_jax.saved.lineage import ancestor_entry
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 
 FORMATS = {
     "huggingface": "bert_jax.exchange.huggingface",

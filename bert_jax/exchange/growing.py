@@ -20,7 +20,8 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.growth import SIZES, grow_params, grown_config
 from bert_jax.saved.ancestors import RECORD
 from bert_jax.saved.lineage import ancestor_entry
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 from bert_jax.training.corpus import Corpus, open_corpus
 from bert_jax.training.start.heldout import check_measurable, heldout_metrics
 from bert_jax.training.start.initial_model import GROWTH_FILE

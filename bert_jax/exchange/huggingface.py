@@ -40,7 +40,8 @@ from bert_jax.exchange.theirs import TheirModel, quiet
 from bert_jax.formats.modern_tables import MODERN
 from bert_jax.formats.sentence_transformers import can_be_written
 from bert_jax.formats.sentencepiece_json import is_tie
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row

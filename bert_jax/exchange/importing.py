@@ -55,7 +55,8 @@ from bert_jax.formats.sentence_transformers import is_sentence_model, read_sente
 from bert_jax.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
 from bert_jax.saved.ancestors import RECORD, weights_entry
 from bert_jax.saved.lineage import ancestor_entry
-from bert_jax.saved.model import SavedModel, saved_from, with_vectors
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import saved_from, with_vectors
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import CONFIG_NAME, make_row
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer

@@ -3,13 +3,12 @@
 import json
 import math
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 import jax
 
 from bert_jax.data.phases import described
-from bert_jax.exchange.huggingface import auto_class
+from bert_jax.exchange.card_loading import PIPELINES, last_part, loading_text, plain
 from bert_jax.exchange.huggingface_files import family_of, state_dict_of, task_of
 from bert_jax.exchange.onnx.int8 import said_of
 from bert_jax.exchange.sentence_transformers import said_of_vectors
@@ -18,14 +17,6 @@ from bert_jax.formats.modern_tables import MODERN
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.saved.model import SavedModel
 
-_PIPELINES = {
-    "ForPreTraining": "fill-mask",
-    "ForMaskedLM": "fill-mask",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMultipleChoice": "multiple-choice",
-}
 _LIBRARIES = {
     "huggingface": "transformers", "peft": "peft",
     "sentence-transformers": "sentence-transformers",
@@ -57,7 +48,7 @@ def model_card(
         _training(saved),
         _metrics(saved),
         _contamination(parity),
-        f"## Loading\n\n{loading}" if loading else _loading(saved, parity),
+        f"## Loading\n\n{loading}" if loading else loading_text(saved, parity),
         _proof(parity),
         _license(license),
     ]
@@ -71,7 +62,7 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
     if saved.network is not None:
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
-        fields["pipeline_tag"] = _PIPELINES.get(task_of(saved), "feature-extraction")
+        fields["pipeline_tag"] = PIPELINES.get(task_of(saved), "feature-extraction")
         fields["tags"] = ["bert", "jax", "bert_jax"]
         if saved.embedding is not None:
             fields["pipeline_tag"] = "sentence-similarity"
@@ -106,7 +97,7 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     if outputs is not None:
         text += f" It predicts {_OBJECTIVES[outputs.objective]}."
         if outputs.labels:
-            names = ", ".join(f"`{_plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
+            names = ", ".join(f"`{plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
             more = len(outputs.labels) - _MAX_LABELS
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
         text += _answers(saved, outputs)
@@ -184,8 +175,10 @@ def _data(saved: SavedModel) -> str:
     if saved.origin.kind == "pretrain":
         data = config.get("data", {})
         if saved.network is not None:
-            return f"## Data\n\nTrained on the pairs of the corpus `{_last(data.get('corpus'))}`."
-        said = f"Pretrained on the corpus `{_last(data.get('corpus'))}`"
+            return (
+                f"## Data\n\nTrained on the pairs of the corpus `{last_part(data.get('corpus'))}`."
+            )
+        said = f"Pretrained on the corpus `{last_part(data.get('corpus'))}`"
         objective = {
             "nsp": ", masked words and next sentences (BERT, Devlin et al. 2018)",
             "sop": ", masked words and the order of sentences (ALBERT, Lan et al. 2019)",
@@ -199,13 +192,13 @@ def _data(saved: SavedModel) -> str:
         task = config.get("task", {})
         kind = task.get("kind", "")
         section = task.get(kind, {})
-        parts = [f"`{_plain(section['name'])}`"] if section.get("name") else []
+        parts = [f"`{plain(section['name'])}`"] if section.get("name") else []
         parts += [
-            f"{part}: `{_last(section[part])}`" for part in ("train", "dev", "data")
+            f"{part}: `{last_part(section[part])}`" for part in ("train", "dev", "data")
             if section.get(part)
         ]  # fmt: skip
         said = f"Fine-tuned on data of the kind {kind} ({', '.join(parts)})"
-        start = f"`{_last(config['init'])}`" if config.get("init") else "random weights"
+        start = f"`{last_part(config['init'])}`" if config.get("init") else "random weights"
         return f"## Data\n\n{said}, starting from {start}."
     return "## Data\n\nNot known here: the model was read from files that do not say it."
 
@@ -243,7 +236,7 @@ def _metrics(saved: SavedModel) -> str:
     if not metrics:
         ours = kind in ("pretrain", "finetune")
         return "## Metrics\n\nNone are known for these weights." if ours else ""
-    dev = [(_plain(key), _value(value)) for key, value in metrics.items()]
+    dev = [(plain(key), _value(value)) for key, value in metrics.items()]
     if kind == "pretrain":
         said = "On the held-out data of the run."
         return f"## Metrics\n\n{said}\n\n" + _table(("metric", "value"), dev)
@@ -251,7 +244,7 @@ def _metrics(saved: SavedModel) -> str:
     if test := saved.origin.reports.get("test"):
         ends = test["intervals"]
         rows = [
-            (_plain(key), _value(value) + (_interval(*ends[key]) if key in ends else ""))
+            (plain(key), _value(value) + (_interval(*ends[key]) if key in ends else ""))
             for key, value in test["scores"].items()
             if value is not None
         ]
@@ -278,7 +271,7 @@ def _contamination(parity: Mapping[str, Any]) -> str:
         return ""
     rows = [
         (
-            f"{_plain(each['evaluation'])} in {_plain(each['corpus'])}",
+            f"{plain(each['evaluation'])} in {plain(each['corpus'])}",
             f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} as a whole, "
             f"{each['short']:,} too short to be judged",
         )
@@ -289,107 +282,6 @@ def _contamination(parity: Mapping[str, Any]) -> str:
         f"{reports[0]['ngram']}-grams of normalised words: an example is seen where the corpus has "
         "one of its n-grams.\n\n" + _table(("evaluation", "examples"), rows)
     )
-
-
-_LOADING = """\
-## Loading
-
-With Transformers, `DIR` being this directory:
-
-```python
-from transformers import {auto}, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("DIR")
-model = {auto}.from_pretrained("DIR")
-```
-{pipeline}
-With bert_jax:
-
-```python
-import bert_jax
-
-model = bert_jax.load("DIR")
-```
-
-In Transformers the names of special tokens, such as `[MASK]`, are special wherever a \
-text has them; `split_special_tokens=True` reads them as text, as bert_jax does."""
-_TRANSLATING = """\
-## Loading
-
-With Transformers, `DIR` being this directory:
-
-```python
-from transformers import AutoTokenizer, {name}
-
-tokenizer = AutoTokenizer.from_pretrained("DIR")
-model = {name}.from_pretrained("DIR")
-batch = tokenizer(["A text.", "Another text."], return_tensors="pt", padding=True)
-found = model.generate(**batch)
-print(tokenizer.batch_decode(found, skip_special_tokens=True))
-```
-
-`generation_config.json` has the search: five beams, scores divided by the number of tokens.
-
-With bert_jax:
-
-```python
-import bert_jax
-
-print(bert_jax.load("DIR").translate(["A text.", "Another text."]))
-```"""
-_ADAPTING = """\
-## Loading
-
-This is an adapter: low-rank updates and the head, without the model that they adapt. With PEFT, \
-`DIR` being this directory and `BASE` that of the adapted model:
-
-```python
-from peft import PeftModel
-from transformers import {auto}, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("DIR")
-model = {auto}.from_pretrained("BASE", num_labels={labels})
-model = PeftModel.from_pretrained(model, "DIR")
-```
-
-With bert_jax, where `base_model_name_or_path` in `adapter_config.json` names `BASE`:
-
-```python
-import bert_jax
-
-model = bert_jax.load("DIR")
-```
-
-The adapted model: {base}. `labels.json` has the labels."""
-_PIPELINE = """
-```python
-from transformers import pipeline
-
-model = pipeline("{}", model="DIR")
-```
-"""
-
-
-def _loading(saved: SavedModel, parity: Mapping[str, Any]) -> str:
-    if parity["format"] == "peft" and saved.outputs is not None:
-        return _ADAPTING.format(
-            auto=auto_class(parity["class"]),
-            labels=saved.outputs.head.num_labels,
-            base=_last(saved.origin.config.get("init")),
-        )
-    if parity["format"] != "huggingface":
-        return (
-            "## Loading\n\nThe documentation of bert_jax on exports says how the format "
-            f"`{parity['format']}` is loaded."
-        )
-    if saved.network is not None:
-        return _TRANSLATING.format(name=parity["class"])
-    kind, said = _PIPELINES.get(task_of(saved)), ""
-    if kind and kind not in ("question-answering", "multiple-choice"):  # there is no such pipeline
-        said = _PIPELINE.format(kind)
-        if saved.outputs is not None and saved.outputs.objective == "regression":
-            said += "\nThe pipeline gives the number itself: `problem_type` is regression.\n"
-    return _LOADING.format(auto=auto_class(parity["class"]), pipeline=said)
 
 
 def _proof(parity: Mapping[str, Any]) -> str:
@@ -429,13 +321,3 @@ def _license(license: str) -> str:
 
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"| {a} | {b} |" for a, b in [head, ("---", "---"), *rows])
-
-
-def _last(path: Any) -> str:
-    """Return the last part alone: where files lie on a machine is nobody's business."""
-    return _plain(PurePath(str(path or "unknown")).name)
-
-
-def _plain(text: str) -> str:
-    """On one line, and without what ends a code span or a cell."""
-    return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in text)[:120]

@@ -13,7 +13,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.finetune.saves import describe_split
 from bert_jax.finetune.setup import rows_fingerprint
-from bert_jax.saved.model import SavedModel, read_finetuned, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_finetuned, read_model
 from bert_jax.saved.runs import TRAIN_TEXTS, is_finetuning, read_record
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.opening import TASKS, open_task

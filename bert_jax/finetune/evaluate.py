@@ -18,13 +18,14 @@ from bert_jax.finetune.batches import choose_buckets, eval_batches
 from bert_jax.finetune.contamination import divide, known_texts, scores_apart
 from bert_jax.finetune.data import other_split, read_scored, splits_of, task_of
 from bert_jax.finetune.progress import null
+from bert_jax.finetune.start.vectors import saved_objective
 from bert_jax.finetune.trials import place_params, place_rows
-from bert_jax.finetune.vectors import saved_objective
 from bert_jax.objectives.objective import Forward, Objective
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.parallel.in_flight import in_flight
 from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
-from bert_jax.saved.model import SavedModel, read_finetuned
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_finetuned
 from bert_jax.tasks.examples import listed
 from bert_jax.tasks.reports.bootstrap import differences
 from bert_jax.tasks.rows import Rows

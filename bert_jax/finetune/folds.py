@@ -22,7 +22,7 @@ from bert_jax.finetune.evaluate import split_outputs
 from bert_jax.finetune.report import write_reports
 from bert_jax.finetune.train import finetune
 from bert_jax.run.goodput import Clock
-from bert_jax.saved.model import read_finetuned, read_model
+from bert_jax.saved.reading import read_finetuned, read_model
 from bert_jax.tasks.opening import fold_parts, open_task
 from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.task import Task

@@ -26,7 +26,7 @@ from bert_jax.files.staging import replace_file
 from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
 from bert_jax.finetune.progress import Losses, Progress
 from bert_jax.finetune.setup import Setup
-from bert_jax.finetune.start import RANDOM
+from bert_jax.finetune.start.weights import RANDOM
 from bert_jax.finetune.trials import (
     SweepState,
     abstract_trials,

@@ -13,19 +13,20 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.start import (
+from bert_jax.finetune.start.teacher import with_teacher
+from bert_jax.finetune.start.vectors import with_vectors
+from bert_jax.finetune.start.weights import (
     RANDOM,
     encoder_of,
     fingerprint_of,
     read_baseline,
     with_head,
 )
-from bert_jax.finetune.teacher import with_teacher
-from bert_jax.finetune.vectors import with_vectors
 from bert_jax.objectives.distillation import TEACHER
 from bert_jax.objectives.embedding import EmbeddingObjective
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.overlap import example_keys, overlap_warning

@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.run.telemetry import readout
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 from bert_jax.saved.runs import is_run, pretrained_checkpoint, split_name
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.config import PretrainConfig

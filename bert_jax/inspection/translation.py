@@ -19,7 +19,8 @@ from bert_jax.infer.records import PAUSE, read_records
 from bert_jax.infer.translate import Translator, decoded
 from bert_jax.model.seq2seq.network import Network, Side, Tree
 from bert_jax.model.seq2seq.search import SearchConfig
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.translation import SAMPLES, best_constant, bleu, by_length, chrf
 from bert_jax.tokenization.tokenizer import make_row

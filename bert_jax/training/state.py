@@ -23,9 +23,8 @@ from bert_jax.parallel.sharding import (
     replicated,
 )
 from bert_jax.training.guard import GuardConfig, GuardState, fresh_guard
-from bert_jax.training.layer_rates import layer_rates
 from bert_jax.training.optim import OptimizerConfig, PhaseRate, make_optimizer
-from bert_jax.training.optim_parts import scaled
+from bert_jax.training.optim_parts import layer_rates, scaled
 
 Compiled = TypeVar("Compiled")
 

@@ -28,8 +28,8 @@ from bert_jax.parallel.sharding import (
     row_spec,
 )
 from bert_jax.training.guard import forget_losses, judge
-from bert_jax.training.layer_rates import is_head
 from bert_jax.training.optim import learning_rate_schedule
+from bert_jax.training.optim_parts import is_head
 from bert_jax.training.state import (
     StepConfig,
     TrainState,

@@ -14,7 +14,8 @@ from bert_jax.infer.predictor import Given, Predictor, check_count
 from bert_jax.infer.records import STDIN, Format, Record, format_of, read_records
 from bert_jax.infer.stream import answer_records
 from bert_jax.infer.writers import JSON_LINES, Form, check_out, write_answers
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tokenization.tokenizer import replace_surrogates
 

@@ -330,7 +330,7 @@ def attend(arguments: argparse.Namespace) -> int:
     from bert_jax.files.staging import replace_file
     from bert_jax.files.urls import scheme
     from bert_jax.infer.attend import attention_page
-    from bert_jax.saved.model import read_model
+    from bert_jax.saved.reading import read_model
     from bert_jax.tokenization.masks import mask_spans
 
     out = arguments.out

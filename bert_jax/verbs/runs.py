@@ -40,7 +40,7 @@ def demo(arguments: argparse.Namespace) -> int:
 def train(arguments: argparse.Namespace) -> int:
     """Train what the section `objective` names, or continue a run."""
     from bert_jax.run.goodput import Clock, process_age
-    from bert_jax.saved.model import read_model
+    from bert_jax.saved.reading import read_model
     from bert_jax.training.train import train
 
     def run(config: Any) -> bool:
@@ -107,7 +107,7 @@ def plan(arguments: argparse.Namespace) -> int:
     from bert_jax.config.command_line import load_config
     from bert_jax.plan.command import run_plan
     from bert_jax.plan.compile import default_cache
-    from bert_jax.saved.model import read_model
+    from bert_jax.saved.reading import read_model
     from bert_jax.training.config import PretrainConfig
     from bert_jax.training.start.initial_model import with_architecture
     from bert_jax.training.start.teacher import resolve_teacher

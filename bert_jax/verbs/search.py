@@ -313,6 +313,6 @@ def columns_named(text: str | None, *fields: str) -> list[str]:
 def opened_model(arguments: argparse.Namespace, place: str) -> "SavedModel":
     """Read a model onto the device of `--device`."""
     from bert_jax.infer.forward import on_device
-    from bert_jax.saved.model import read_model
+    from bert_jax.saved.reading import read_model
 
     return on_device(read_model(place), getattr(arguments, "device", None))

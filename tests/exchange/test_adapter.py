@@ -14,7 +14,8 @@ from bert_jax.exchange.adapter.peft import without_adapter, write
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.exchange.proof import batch_of, logits_of, proof_rows
 from bert_jax.formats.peft import CONFIG, LABELS, WEIGHTS
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from bert_jax.exchange.huggingface import auto_class  # noqa: E402
 from bert_jax.exchange.huggingface_files import class_of, write_huggingface  # noqa: E402
 from bert_jax.exchange.proof import batch_of, logits_of, proof_rows  # noqa: E402
 from bert_jax.exchange.theirs import quiet  # noqa: E402
-from bert_jax.saved.model import read_model  # noqa: E402
+from bert_jax.saved.reading import read_model  # noqa: E402
 
 CASES = [
     ("class", ("query", "key", "value", "output", "up", "down")),

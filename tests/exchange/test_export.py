@@ -20,7 +20,8 @@ from bert_jax.exchange import huggingface, huggingface_files, orbax_export
 from bert_jax.exchange.export import as_trained, check_differences, export, staged
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
-from bert_jax.saved.model import Origin, read_model
+from bert_jax.saved.model import Origin
+from bert_jax.saved.reading import read_model
 from bert_jax.tokenization.load import load_tokenizer
 
 MODERN = {

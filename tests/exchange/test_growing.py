@@ -17,7 +17,8 @@ from bert_jax.exchange.growing import grow_model
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.model.growth import grow_params
 from bert_jax.run.telemetry import read_metrics
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 from bert_jax.training.train import train
 
 ONE_PHASE = [{"length": 32, "batch_size": 8}]

@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.exchange import hub, importing
 from bert_jax.exchange.importing import import_model, read_source
 from bert_jax.exchange.proof import ProofFailedError
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 from bert_jax.tokenization.load import load_tokenizer
 
 GOLDEN_TF = Path(__file__).parents[1] / "golden" / "tf_checkpoint"

@@ -20,7 +20,7 @@ from bert_jax.exchange.huggingface import prove  # noqa: E402
 from bert_jax.exchange.huggingface_files import write_huggingface  # noqa: E402
 from bert_jax.exchange.importing import import_model, read_source  # noqa: E402
 from bert_jax.exchange.proof import ProofFailedError, logits_of, proof_rows  # noqa: E402
-from bert_jax.saved.model import read_model  # noqa: E402
+from bert_jax.saved.reading import read_model  # noqa: E402
 from bert_jax.tokenization.load import load_tokenizer  # noqa: E402
 
 TOLERANCE = 2e-5  # float32, logits of up to 7

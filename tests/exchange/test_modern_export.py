@@ -20,7 +20,7 @@ from bert_jax.exchange.export import export  # noqa: E402
 from bert_jax.exchange.huggingface import load_theirs  # noqa: E402
 from bert_jax.exchange.importing import import_model  # noqa: E402
 from bert_jax.model.heads import layer_outputs  # noqa: E402
-from bert_jax.saved.model import read_model  # noqa: E402
+from bert_jax.saved.reading import read_model  # noqa: E402
 from bert_jax.tokenization.load import load_tokenizer  # noqa: E402
 from bert_jax.training.config import PretrainConfig  # noqa: E402
 from bert_jax.training.train import train  # noqa: E402

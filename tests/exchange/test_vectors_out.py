@@ -20,7 +20,7 @@ from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.exchange.onnx import int8, runtime
 from bert_jax.exchange.proof import logits_of, proof_rows
 from bert_jax.model.embedding import EmbeddingConfig
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 
 PREFIXES = {"query_prefix": "query: ", "document_prefix": 'a "text": '}
 

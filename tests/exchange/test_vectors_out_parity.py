@@ -10,7 +10,7 @@ from bert_jax.exchange.export import export
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.exchange.proof import PROOF_TEXTS, ProofFailedError
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore:.*longer than")]
 pytest.importorskip("sentence_transformers")

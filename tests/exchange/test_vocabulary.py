@@ -16,7 +16,8 @@ from bert_jax.exchange.vocabulary import add_tokens, new_tokens, read_lines
 from bert_jax.formats.entries import lookup
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
-from bert_jax.saved.model import Origin, SavedModel, read_model
+from bert_jax.saved.model import Origin, SavedModel
+from bert_jax.saved.reading import read_model
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS, Tokenizer

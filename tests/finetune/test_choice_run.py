@@ -14,7 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.finetune.batches import eval_batches
 from bert_jax.finetune.evaluate import evaluate_finetuned, split_outputs
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.saved.model import read_finetuned, read_model
+from bert_jax.saved.reading import read_finetuned, read_model
 
 ENDINGS = ("the mat", "under a hill", "the cat on the mat")
 

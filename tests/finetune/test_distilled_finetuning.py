@@ -16,7 +16,7 @@ from bert_jax.finetune.setup import set_up
 from bert_jax.finetune.train import finetune
 from bert_jax.objectives.distilled import DistilledTask
 from bert_jax.parallel.sharding import make_trial_mesh
-from bert_jax.saved.model import read_finetuned
+from bert_jax.saved.reading import read_finetuned
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,7 +15,7 @@ from bert_jax.finetune import evaluate, train, trials
 from bert_jax.finetune.evaluate import evaluate_finetuned
 from bert_jax.finetune.setup import set_up
 from bert_jax.parallel.sharding import make_trial_mesh
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 
 PLACES, ANIMALS = ("mat", "hill", "under", "on"), ("cat", "dog")
 

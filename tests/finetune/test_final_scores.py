@@ -25,7 +25,7 @@ from bert_jax.finetune import report, train
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.evaluate import evaluate_finetuned
 from bert_jax.finetune.train import finetune
-from bert_jax.saved.model import read_finetuned
+from bert_jax.saved.reading import read_finetuned
 from bert_jax.tasks.text.task import TextSplit
 
 SWEEP = {"seeds": 2, "baseline": "random", "at_once": 3}

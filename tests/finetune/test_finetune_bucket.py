@@ -12,7 +12,7 @@ from small_finetuning import fingerprint, small_config, write_config, write_file
 
 from bert_jax.cli import main
 from bert_jax.finetune.train import finetune
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 
 URL = "gs://finetuning/runs/small"
 pytestmark = pytest.mark.skipif(

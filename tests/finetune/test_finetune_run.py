@@ -36,8 +36,7 @@ from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.train import NoModelError, finetune
 from bert_jax.run.events import read_events
 from bert_jax.run.telemetry import read_metrics
-from bert_jax.saved import model as saved_model
-from bert_jax.saved import runs
+from bert_jax.saved import reading, runs
 from bert_jax.saved.runs import finetuned_checkpoint
 from bert_jax.tasks.text.task import TextSplit
 
@@ -392,7 +391,7 @@ def test_a_model_of_few_positions_reads_no_longer_rows(one_run, monkeypatch):
     record.config["task"]["max_length"] = 0
     record.extra["model"]["num_positions"] = 64
     monkeypatch.setattr(runs, "finetuned_checkpoint", lambda _: restored)
-    assert saved_model.read_model(one_run).max_length == 64
+    assert reading.read_model(one_run).max_length == 64
 
 
 def test_other_verbs_on_a_fine_tuned_model(one_run, tmp_path, capsys):

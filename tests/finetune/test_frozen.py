@@ -28,9 +28,8 @@ from bert_jax.objectives.frozen import trained, with_trained
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.tasks.rows import Rows
-from bert_jax.training.layer_rates import is_head, layer_rates
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.optim_parts import named
+from bert_jax.training.optim_parts import is_head, layer_rates, named
 from bert_jax.training.state import StepConfig
 from bert_jax.training.step import make_train_step
 

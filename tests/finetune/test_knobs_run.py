@@ -22,7 +22,7 @@ from bert_jax.finetune.setup import set_up
 from bert_jax.finetune.train import finetune
 from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.run.events import read_events
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 
 LORA = {"rank": 2, "targets": ("query", "down")}
 

@@ -25,7 +25,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 from bert_jax.tasks.config import TableConfig, TaggingConfig, TaskConfig
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.load import load_tokenizer

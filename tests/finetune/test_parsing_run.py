@@ -10,7 +10,7 @@ from bert_jax.cli import main
 from bert_jax.errors import UserError
 from bert_jax.exchange.export import export
 from bert_jax.finetune.evaluate import evaluate_finetuned
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 
 
 def sentence(number: int) -> str:

@@ -13,7 +13,7 @@ from bert_jax.finetune import evaluate, train
 from bert_jax.finetune.evaluate import predict_finetuned, split_outputs
 from bert_jax.finetune.train import finetune
 from bert_jax.parallel.sharding import make_trial_mesh
-from bert_jax.saved.model import read_finetuned
+from bert_jax.saved.reading import read_finetuned
 
 pytestmark = pytest.mark.slow
 

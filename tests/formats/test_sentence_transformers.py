@@ -15,7 +15,7 @@ from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.exchange.importing import import_model
 from bert_jax.formats.sentence_transformers import read_sentence_files
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 
 FIELDS = {"query_prefix": "query: ", "document_prefix": "passage: ", "dimensions": (16, 8)}
 

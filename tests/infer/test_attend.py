@@ -16,7 +16,7 @@ from bert_jax.cli import main
 from bert_jax.errors import UserError
 from bert_jax.infer.attend import MAX_TOKENS, attention_page, quantized
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.saved import model as saved_model
+from bert_jax.saved import reading
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -145,7 +145,7 @@ def test_what_is_refused(saved):
 def test_the_command_replaces_a_file_with_a_page(tmp_path, monkeypatch, capsys, saved):
     asked = []
     monkeypatch.setattr(
-        saved_model, "read_model", lambda path, **options: asked.append((path, options)) or saved
+        reading, "read_model", lambda path, **options: asked.append((path, options)) or saved
     )
     out = tmp_path / "new" / "page.html"
     for text in ("the dog", "the cat"):
@@ -222,7 +222,7 @@ def test_the_command_reads_the_head_where_a_text_has_a_mask(tmp_path, monkeypatc
     asked = []
     saved = random_model("pretrained")
     monkeypatch.setattr(
-        saved_model, "read_model", lambda path, **options: asked.append(options) or saved
+        reading, "read_model", lambda path, **options: asked.append(options) or saved
     )
     out = tmp_path / "page.html"
     assert main(["attend", "x", "--out", str(out), "the cat", "--text-b", "a [MASK]"]) == 0

@@ -19,7 +19,7 @@ from bert_jax.model.seq2seq.network import Side, Weights
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
-from bert_jax.saved import model as saved_model
+from bert_jax.saved import reading
 
 SMALL = ModelConfig(
     vocab_size=TOKENIZER.vocab_size, num_positions=24, hidden_dim=16, num_layers=2, num_heads=2,
@@ -103,7 +103,7 @@ def test_texts_that_do_not_fit_are_refused(saved):
 
 
 def test_the_command_draws_a_translation(saved, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(saved_model, "read_model", lambda path, **options: saved)
+    monkeypatch.setattr(reading, "read_model", lambda path, **options: saved)
     out = tmp_path / "page.html"
     assert main(["attend", "x", "the [MASK] sat", "--text-b", "a dog", "--out", str(out)]) == 0
     data, _ = weights_in(out.read_text("utf-8"))

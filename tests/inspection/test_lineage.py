@@ -26,7 +26,7 @@ from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.saved.ancestors import RECORD
 from bert_jax.saved.average import average
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.opening import restore_task

@@ -16,7 +16,7 @@ import bert_jax
 from bert_jax import cli
 from bert_jax.errors import UserError
 from bert_jax.run.telemetry import read_metrics
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 from bert_jax.training.train import train
 
 pytestmark = pytest.mark.usefixtures("reused_steps")

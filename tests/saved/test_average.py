@@ -19,7 +19,7 @@ from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.inspection.evaluate import evaluate_run
 from bert_jax.saved.average import average
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.config import PretrainConfig

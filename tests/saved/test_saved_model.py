@@ -29,7 +29,7 @@ from bert_jax.formats.huggingface_names import table_of, to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.saved.model import read_finetuned, read_model
+from bert_jax.saved.reading import read_finetuned, read_model
 from bert_jax.saved.runs import FinetunedState
 from bert_jax.sweep.statistics import Trial
 from bert_jax.tasks.config import TableConfig, TaskConfig

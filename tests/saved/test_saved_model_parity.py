@@ -8,7 +8,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.model.heads import encode, pool
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 
 pytestmark = pytest.mark.parity
 

@@ -13,7 +13,7 @@ from bert_jax import cli
 from bert_jax.checkpoint import load_newest
 from bert_jax.errors import UserError
 from bert_jax.run.telemetry import read_metrics
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 from bert_jax.training.start.teacher import resolve_teacher
 from bert_jax.training.train import train
 

@@ -24,7 +24,7 @@ from bert_jax.inspection.evaluate import evaluate_run
 from bert_jax.inspection.replay import replay_batch
 from bert_jax.parallel.sharding import make_mesh
 from bert_jax.run.telemetry import read_metrics
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus, open_corpus, step_config
 from bert_jax.training.state import TrainState, abstract_state

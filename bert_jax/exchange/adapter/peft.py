@@ -36,7 +36,8 @@ from bert_jax.formats.huggingface_config import head_to_huggingface
 from bert_jax.formats.modern_tables import MODERN
 from bert_jax.formats.peft import CONFIG, LABELS, PREFIX, TASKS, WEIGHTS, lora_tensors, read_adapter
 from bert_jax.saved.adapter import Adapter
-from bert_jax.saved.model import SavedModel, read_adapted
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_adapted
 
 _ENCODER = ("embeddings", "layers", "final_norm")
 

@@ -19,7 +19,8 @@ from bert_jax.exchange.theirs import load_class, quiet
 from bert_jax.exchange.translation.files import class_of, write_huggingface
 from bert_jax.exchange.translation.proof import Sides, compare_searches, largest_gap, logits_of
 from bert_jax.model.seq2seq.search import SearchConfig
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 
 write = write_huggingface
 

@@ -15,7 +15,8 @@ from bert_jax.files.remote import WorkDir
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.objectives.config import DistilledMaskedLMConfig
 from bert_jax.objectives.distillation import TEACHER
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.start.initial_model import check_tokenizer, initial_params
 from bert_jax.training.state import TrainState

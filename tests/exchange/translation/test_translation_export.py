@@ -17,7 +17,7 @@ from bert_jax.exchange.translation.files import class_of, write_huggingface
 from bert_jax.exchange.translation.huggingface import read_back
 from bert_jax.formats.seq2seq.families import FAMILIES, family_of
 from bert_jax.formats.seq2seq.family import shapes_of
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -13,7 +13,7 @@ from bert_jax.exchange.export import check_differences, export
 from bert_jax.exchange.proof import ProofFailedError, batch_of, proof_rows
 from bert_jax.exchange.translation.huggingface import TheirTranslator, prove, write
 from bert_jax.exchange.translation.proof import SEARCHES, compare_searches, translated
-from bert_jax.saved.model import read_model
+from bert_jax.saved.reading import read_model
 
 pytestmark = pytest.mark.parity
 pytest.importorskip("transformers")

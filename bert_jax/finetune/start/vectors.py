@@ -6,7 +6,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.start import frozen_by
+from bert_jax.finetune.start.weights import frozen_by
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.objectives.embedding import Comparison, EmbeddingObjective

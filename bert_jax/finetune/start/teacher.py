@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.start import kept_head
+from bert_jax.finetune.start.weights import kept_head
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.distillation import DistillationConfig
 from bert_jax.objectives.distilled import DistilledTask
 from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Task
 

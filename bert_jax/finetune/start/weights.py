@@ -17,7 +17,8 @@ from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig, starting_params
 from bert_jax.objectives.embedding import ContrastConfig
 from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
-from bert_jax.saved.model import SavedModel, read_model
+from bert_jax.saved.model import SavedModel
+from bert_jax.saved.reading import read_model
 from bert_jax.tasks.skew import SkewConfig, class_weights
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization.tokenizer import Tokenizer

@@ -1,0 +1,1 @@
+"""What a run begins with: weights, what is frozen, its objective, a teacher."""
