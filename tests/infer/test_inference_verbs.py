@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asked_models import random_model, write_lines
+from vector_models import vector_model
 
 import bert_jax
 from bert_jax import cli
@@ -30,6 +31,7 @@ def home(tmp_path_factory) -> Path:
     """Directories of tiny models."""
     home = tmp_path_factory.mktemp("models")
     kinds = {"reviews": "class", "tiny": "pretrained", "tags": "tags", "span": "span"}
+    (home / "work" / "search").mkdir(parents=True)
     for name, kind in kinds.items():
         (home / "work" / name).mkdir(parents=True)
         write_huggingface(random_model(kind), home / "work" / name)
@@ -316,9 +318,12 @@ def run_example(code: str) -> dict[str, Any]:
 
 
 def test_the_example_of_asking_runs_and_is_short(home, monkeypatch, capsys):
-    tuning, asking = examples()
-    assert all(sum(map(bool, example.split("\n"))) <= 12 for example in (tuning, asking))
+    assert all(sum(map(bool, example.split("\n"))) <= 12 for example in examples())
+    _, asking, comparing = examples()
     monkeypatch.chdir(home)
+    write_huggingface(vector_model(query_prefix="q: "), home / "work" / "search")
+    assert run_example(comparing.replace("256", "8"))["documents"].shape == (2, 8)
+    capsys.readouterr()
     names = run_example(asking)
     assert names["vectors"].shape == (2, 16)
     assert capsys.readouterr().out.count("\n") == 3
@@ -326,7 +331,7 @@ def test_the_example_of_asking_runs_and_is_short(home, monkeypatch, capsys):
 
 @pytest.mark.skipif("BERT_JAX_CHAOS" not in os.environ, reason="takes half a minute")
 def test_the_example_of_fine_tuning_gives_what_is_asked(home, monkeypatch, tmp_path):
-    tuning, asking = examples()
+    tuning, asking, _ = examples()
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "tiny").symlink_to(home / "work" / "tiny")
     rows = [f"the {animal} sat {n},{animal}" for n in range(20) for animal in ("cat", "dog")]
