@@ -10,6 +10,7 @@ import pytest
 from steps import batch_gradients
 
 from bert_jax.errors import UserError
+from bert_jax.finetune.trials import init_trials, place_rows, place_settings
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.embedding import (
     Compared,
@@ -19,10 +20,16 @@ from bert_jax.objectives.embedding import (
     ranking_losses,
     score_losses,
 )
-from bert_jax.parallel.sharding import MeshConfig, batch_sharding, make_mesh, place_batch
+from bert_jax.parallel.sharding import (
+    MeshConfig,
+    batch_sharding,
+    make_mesh,
+    make_trial_mesh,
+    place_batch,
+)
 from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.state import StepConfig, init_state, state_shardings
-from bert_jax.training.step import dropout_seed
+from bert_jax.training.step import dropout_seed, make_train_step
 
 RNG = np.random.default_rng(0)
 B, G, D, TEMPERATURE = 6, 4, 5, 0.2
@@ -244,3 +251,22 @@ def test_what_is_refused():
         ContrastConfig(dimensions=(8, 4), dimension_weights=(1.0,))
     with pytest.raises(UserError, match=r"have 16\s+numbers"):
         ContrastConfig(dimensions=(32,)).of_model().check_width(16)
+
+
+def test_trials_side_by_side():
+    """Each trial is compared with the rows of its own batch, on all of its devices."""
+    config, rows = step_of("classes", accumulation=2)
+    batches = {
+        name: np.stack([array, np.roll(array, 3, axis=0)] * 2) for name, array in rows.items()
+    }
+    batches["row_index"] = np.stack([rows["row_index"]] * 4)
+    found = []
+    for devices, data in ((1, 1), (4, 2)):
+        mesh = make_trial_mesh(MeshConfig(data=data), 4, jax.devices()[:devices])
+        seeds = np.array([0, 0, 1, 2], np.uint32)
+        state = init_trials(config, mesh, seeds, [{}], np.zeros(4, np.int32)).train
+        settings = place_settings([1.0] * 4, seeds.tolist(), mesh)
+        _, metrics = make_train_step(config, mesh)(state, place_rows(batches, mesh, 2), settings)
+        found.append(np.stack([metrics["loss"], metrics["grad_norm"]]))
+    assert len(set(found[0][0].tolist())) == 4
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
