@@ -63,7 +63,7 @@ class EmbeddingSplit(Split):
     """
 
     def __init__(self, task: EmbeddingTask, data: GroupData, *, trains: bool = False) -> None:
-        self._task, self._data = task, data
+        self._task, self._data, self._trains = task, data, trains
         rows, cut = group_rows(data, task.config, task.tokenizer, twice=trains)
         super().__init__(data.name, rows, [*data.warnings, *cut], EMBEDDING_METRICS[data.kind])
         self._labels = rows.labels
@@ -91,8 +91,8 @@ class EmbeddingSplit(Split):
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some rows, and their numbers; see `Split.select`."""
         some = tuple(self._data.groups[number] for number in examples)
-        part = EmbeddingSplit(self._task, replace(self._data, groups=some))
-        return part, np.array(examples, int)
+        data = replace(self._data, groups=some)
+        return EmbeddingSplit(self._task, data, trains=self._trains), np.array(examples, int)
 
     @cached_property
     def _search(
