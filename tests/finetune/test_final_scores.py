@@ -85,7 +85,7 @@ def test_each_trial_is_scored_once_with_its_best_parameters(files, sweep, tmp_pa
     ):
         assert {**one, "test": {}} == other
     scored.clear()
-    for number in (1, 3):
+    for number in (3,):  # alone in the second wave
         member = statistics["outcomes"][number]["member"]
         alone = with_test(files, seed=member["seed"], reinitialise=member["init"] == "random")
         work = tmp_path / f"{number}"
@@ -93,7 +93,7 @@ def test_each_trial_is_scored_once_with_its_best_parameters(files, sweep, tmp_pa
         test = evaluate_finetuned(work, "test").scores
         assert test == pytest.approx(statistics["outcomes"][number]["test"])
         assert test == pytest.approx(evaluate_finetuned(work, files["test"]).scores)
-    assert scored.count("test") == 2
+    assert scored.count("test") == 1
     rows = statistics["test"]["groups"]
     for row in rows:
         own = [o["test"]["accuracy"] for o in statistics["outcomes"]
