@@ -77,6 +77,11 @@ def fold_parts(split: Split, count: int) -> np.ndarray:
 
 def _of_folds(config: TaskConfig) -> TaskConfig:
     """Return the task with all training data, of which nothing is held out otherwise."""
+    if config.kind == "embedding":
+        raise UserError(
+            f"task.folds is {config.folds}, but embeddings are scored by a search among all dev "
+            "texts, not example by example; leave folds out, and name task.embedding.dev"
+        )
     if config.kind == "glue":
         return config
     if config.dev_named:

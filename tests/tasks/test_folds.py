@@ -139,6 +139,9 @@ def test_what_is_refused(tmp_path):
         config(path, folds=1)
     with pytest.raises(UserError, match=r"task.folds is 2 and task.fold 3"):
         config(path, folds=2, fold=3)
+    pairs = {"kind": "embedding", "folds": 2, "fold": 1, "embedding": {"train": path}}
+    with pytest.raises(UserError, match=r"task.folds is 2, but embeddings are scored by a search"):
+        opened(build(TaskConfig, pairs))
     one = put(tmp_path / "b.csv", "text,label,author", "a,cat,x", "b,dog,x", "c,cat,x")
     with pytest.raises(UserError, match=r"its 1 groups of 'author' that stay together cannot be"):
         opened(config(one, group="author"))

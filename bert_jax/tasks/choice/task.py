@@ -32,7 +32,10 @@ class ChoiceTask(Task):
 
     objective: HeadKind = "choice"
     num_outputs = 1
-    metric = "accuracy"
+
+    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+        super().__init__(config, spec, tokenizer)
+        self.metric = config.choose_metric(["accuracy"])
 
     @classmethod
     def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:

@@ -33,7 +33,7 @@ class ParsingTask(Task):
         super().__init__(config, spec, tokenizer)
         self.numbers = {name: number for number, name in enumerate(spec.labels)}
         self.num_outputs = len(spec.labels)
-        self.metric = config.parsing.metric
+        self.metric = config.choose_metric(_METRICS)
 
     @classmethod
     def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:

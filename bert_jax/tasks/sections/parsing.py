@@ -1,12 +1,14 @@
 """Configuration of dependency parsing."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
 class ParsingConfig:
-    """Words with heads and relations, in CoNLL-U."""
+    """Words with heads and relations, in CoNLL-U.
+
+    Subtypes of relations (nsubj:pass) are learned and written, and do not count in scores.
+    """
 
     train: str = ""
     """The file to train on."""
@@ -17,6 +19,3 @@ class ParsingConfig:
     labels: tuple[str, ...] = ()
     """Relations in the order of the model's outputs; empty: those of the training file. A relation
     of another file that is not among them counts as a miss."""
-    metric: Literal["las", "uas"] = "las"
-    """Metric that chooses the best checkpoint: share of words with the right head, and for las the
-    right relation. Subtypes (nsubj:pass) are learned and written, and do not count in scores."""

@@ -1,5 +1,6 @@
 """CoNLL-U in, labels and positions, scores by the official definition, and CoNLL-U out."""
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import io
@@ -259,5 +260,9 @@ def test_what_is_refused(tmp_path):
         opened(config(bare))
     with pytest.raises(UserError, match=r"task.parsing.labels lacks relations of .*: 'acl:relcl'"):
         opened(config(labels=["root", "dep"]))
+    base = config()
+    assert opened(dataclasses.replace(base, metric="uas")).metric == "uas"
+    with pytest.raises(UserError, match=r"task.metric is 'f1'; the metrics of this task are las"):
+        opened(dataclasses.replace(base, metric="f1"))
     with pytest.raises(UserError, match=r"task.parsing.dev is empty; name a second file"):
         opened(config(""))
