@@ -1,5 +1,6 @@
 """Words with tags: what is read, learned, scored, written and brought back."""
 
+import dataclasses
 import json
 import math
 
@@ -74,17 +75,18 @@ def test_predictions_are_sound_iob2(tmp_path):
     assert scores["f1"] == entity_scores(gold, guess).overall.f1 == 0.4
 
 
-def test_the_best_constant_of_entities(tmp_path):
+@pytest.mark.parametrize("metric", ["f1", "precision", "recall", "accuracy"])
+def test_the_best_constant_of_entities(tmp_path, metric):
     """Against each tag for all words."""
     random = np.random.default_rng(0)
     for number in range(20):
         tags = random.choice(["O", "B-X", "I-X", "B-Y", "I-Y"], 24, p=[0.5, 0.2, 0.1, 0.1, 0.1])
         lines = [f"a {tag}" + "\n" * (random.random() < 0.4) for tag in tags]
         path = put(tmp_path / f"{number}", "a B-X", "a B-Y", "", *lines)
-        task = opened(tagging(train=path, dev=path, lenient=True))
-        [dev] = task.dev_splits()
+        config = dataclasses.replace(tagging(train=path, dev=path, lenient=True), metric=metric)
+        [dev] = opened(config).dev_splits()
         best = max(
-            dev.score(outputs(dev, 5, [np.full_like(row, tag) for row in dev.rows.labels]))["f1"]
+            dev.score(outputs(dev, 5, [np.full_like(row, tag) for row in dev.rows.labels]))[metric]
             for tag in range(5)
         )
         assert dev.constant_score == pytest.approx(best)

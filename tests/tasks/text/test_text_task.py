@@ -170,7 +170,7 @@ def test_scores_of_classes(tmp_path):
     assert found["accuracy"] == 0.8
     assert set(found) == {"accuracy", "macro_f1", "matthews"}
     assert dev.constant_score == pytest.approx(2 * 3 / 8 / 3)
-    with pytest.raises(UserError, match="two labels; there are 3: choose accuracy or macro_f1"):
+    with pytest.raises(UserError, match="accuracy, macro_f1, matthews; f1 is for two labels"):
         opened(table(train=path, dev=path, metric="f1"))
 
 
