@@ -148,7 +148,7 @@ def table(results: dict[str, Any], arms: list[str], seeds: int) -> list[str]:
     lines = [
         f"Teacher: {teacher['mlm_loss']:.3f} nats, accuracy {teacher['mlm_accuracy']:.3f}.",
         "",
-        "| student learns from | loss, by seed | mean | accuracy | difference, 95% | CPU ms a step |",
+        "| student learns from | loss, by seed | mean | accuracy | difference, 95% | CPU ms |",
         "|---|---|---|---|---|---|",
     ]
     base = _column(results, arms[0], seeds, "mlm_loss")
