@@ -1,7 +1,6 @@
 """Questions about texts: what is read, learned, scored, written and brought back."""
 
 import errno
-import dataclasses
 import json
 import math
 
