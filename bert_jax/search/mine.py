@@ -5,6 +5,7 @@ documents out that answer the query, though nobody marked them).
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +77,12 @@ class Mined:
         """Format the counts for people."""
         counts = np.array([len(found) for found in self.negatives])
         short = np.count_nonzero(counts < counts.max())
+        times = Counter(text for found in self.negatives for text in found)
+        most = max(times.values(), default=0)
         return [
             f"{len(self.pairs):,} pairs, {self.documents:,} distinct documents, {counts.sum():,} "
             f"negatives ({counts.mean():.2f} a pair; {short:,} pairs have fewer than others)",
+            f"{len(times):,} different documents are negatives, one of them of {most:,} pairs",
             f"{self.too_near:,} documents were left out because they are nearer than the margin "
             "allows",
         ]
