@@ -194,13 +194,22 @@ class Checkpoints:
         """
         with contextlib.suppress(SaveFailedError):  # it is tried whatever became of those before
             self.wait()
-        done = False
-        while not done:
+        damaged = 0
+        while damaged < self._max_failures:
             self.save(step, state, **content)
-            done = self.wait()
-            if done and read_back:
-                self._reader.wait()
-                done = self.wait()
+            if not self.wait():
+                continue
+            if not read_back:
+                return
+            self._reader.wait()
+            if self.wait():
+                return
+            damaged += 1
+        raise SaveFailedError(
+            f"{damaged} saves in a row were damaged when they were read back, so the run stops. "
+            + self._explained(step, "what was read is not what was written")
+            + " Check the disk and rerun the command: the run continues from there"
+        )
 
     def close(self) -> None:
         """Wait for a save under way, and for a verification only to the end of a block.

@@ -110,7 +110,8 @@ def open_workdir(path: str | Path) -> WorkDir:
     kind, name, mirror = scheme(path), str(path), None
     if kind is None:
         local = Path(path)
-        root = epath.Path(local.absolute())
+        # TensorStore reads no path with "..".
+        root = epath.Path(local.resolve() if ".." in local.parts else local.absolute())
     else:
         bucket, _, directory = name.partition(":")[2].strip("/").partition("/")
         if kind != "gs":

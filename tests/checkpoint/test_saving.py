@@ -16,6 +16,7 @@ from bert_jax.checkpoint import (
     verified_steps,
     verify_checkpoint,
 )
+from bert_jax.files.remote import open_workdir
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -222,6 +223,30 @@ def test_what_does_not_read_back_is_set_aside_and_replaces_nothing(tmp_path, mon
     assert re.fullmatch(r"read back, array params/.*; set aside", message)
     assert verified_steps(run.directory) == [2]
     assert [p.name for p in (tmp_path / "damaged").iterdir()] == ["2.0"]
+
+
+def test_a_disk_that_gives_back_nothing_as_written_ends_the_run(tmp_path, monkeypatch):
+    run = Run(tmp_path, max_failed_saves=2)
+    verify = manager.verify_checkpoint
+
+    def bad_disk(path, **options):
+        flip(max((path / "params" / "d").iterdir(), key=lambda p: p.stat().length))
+        return verify(path, **options)
+
+    monkeypatch.setattr(manager, "verify_checkpoint", bad_disk)
+    with pytest.raises(SaveFailedError, match=r"^2 saves in a row were damaged .* Check the disk"):
+        run.checkpoints.save_last(1, make_state(1), read_back=True, config=CONFIG, extra={})
+    assert len(list((tmp_path / "damaged").iterdir())) == 2
+
+
+def test_a_work_directory_with_dots_is_read_back(tmp_path):
+    (tmp_path / "there").mkdir()
+    place = open_workdir(tmp_path / "there" / ".." / "run")
+    place.local.mkdir()
+    checkpoints = Checkpoints(place.checkpoints, max_failed_saves=1)
+    checkpoints.save_last(1, make_state(1), read_back=True, config=CONFIG, extra={})
+    checkpoints.close()
+    assert saved_steps(tmp_path / "run" / "checkpoints") == [1]
 
 
 def test_nothing_is_deleted_before_its_successor_was_read_back(tmp_path, monkeypatch):
