@@ -196,7 +196,7 @@ class Saves:
 
     def _of_model(self, params: Any) -> Any:
         """Return the entries of the parameters that the model has, without a teacher."""
-        return {name: params[name] for name in self._setup.objective.for_evaluation().axes()}
+        return self._setup.objective.for_evaluation().own(params)
 
     def total(self, wave: Wave) -> int:
         """Return the updates of all waves: numbers of checkpoints and metrics only grow."""

@@ -128,7 +128,8 @@ class _Run:
         self.mesh = make_trial_mesh(config.mesh, len(setup.waves[0]))
         self.train_step = make_train_step(setup.step, self.mesh)
         self.queue = StepQueue(self.train_step, setup.objective, session, self._read)
-        evaluation = dataclasses.replace(setup.step, objective=setup.objective.for_evaluation())
+        self.evaluated = setup.objective.for_evaluation()
+        evaluation = dataclasses.replace(setup.step, objective=self.evaluated)
         self.eval_step = make_eval_step(evaluation, self.mesh, seed=0)
         self.keep_best = trials.make_keep_best(setup.step, self.mesh)
         limit = setup.objective.model.num_positions
@@ -231,9 +232,10 @@ class _Run:
         with self.clock.spend("save"):
             self.saves.save_best(wave, must=True)
         with self.clock.spend("evaluation"):
+            best = trials.filled(self.setup.step, self.mesh, wave.state.params, wave.best)
             tests = conclude(
                 self.setup, wave, self.outcomes, self.work,
-                lambda split: self._answers(wave.best, split),
+                lambda split: self._answers(best, split),
             )  # fmt: skip
         seconds = wave.elapsed() / len(wave.progress)
         self.outcomes += [
@@ -356,7 +358,7 @@ class _Run:
     def _answers(self, params: Any, split: Split) -> list[Judged]:
         """Return the answers of each trial to the rows of a split."""
         return score_rows(
-            self.eval_step, self.mesh, params, split.rows,
+            self.eval_step, self.mesh, self.evaluated.own(params), split.rows,
             buckets=self.buckets[split.name],
             batch_size=min(self.config.training.eval_batch_size, len(split.rows)),
             pad_id=self.setup.initial.tokenizer.special_ids.pad,

@@ -183,11 +183,18 @@ def from_saved(
     """Complete a saved state with the parameters of the same trials before their first step."""
     if trains_all(config.objective):
         return saved
+    return saved._replace(params=filled(config, mesh, begin().params, saved.params))
+
+
+def filled(config: StepConfig, mesh: Mesh, params: Any, part: Any) -> Any:
+    """Return the parameters of all trials with their trained part replaced."""
+    if trains_all(config.objective):
+        return part
     fill = jax.jit(
         jax.vmap(partial(with_trained, config.objective)),
         out_shardings=state_shardings(config, mesh).params,
     )
-    return saved._replace(params=fill(begin().params, saved.params))
+    return fill(params, part)
 
 
 def stop_trials(state: TrainState, stopped: np.ndarray, mesh: Mesh) -> TrainState:

@@ -124,6 +124,10 @@ class Objective(ABC):
         """Return the objective of evaluations: without what training alone needs."""
         return self
 
+    def own(self, params: Tree) -> Tree:
+        """Return the entries of parameters that the objective has."""
+        return {name: params[name] for name in self.axes()}
+
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return what an evaluation reports beside the metrics, from its sums."""
         del sums

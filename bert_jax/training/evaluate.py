@@ -95,6 +95,7 @@ class HeldOut:
     ) -> dict[str, float]:
         """Evaluate on the rows of a phase; of each corpus of a mixture the first metric alone."""
         step, objective = self._steps[phase], self._settings[phase].objective
+        params = objective.own(params)
 
         def found(batches: Sequence[EvalBatches]) -> dict[str, float]:
             return evaluate(objective, step, params, batches[phase], self._mesh, alive=alive)

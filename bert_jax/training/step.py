@@ -221,7 +221,7 @@ def make_eval_step(config: StepConfig, mesh: Mesh, seed: int) -> Callable[[Any, 
 
     A filler row (segment ids 0, no labels) adds nothing to the sums. Outputs are on every device.
     On a mesh of trials params have trials on axis 0, the batch has not. `seed` is that of the
-    corruption. Entries of params that the objective does not know are passed over.
+    corruption.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
@@ -247,8 +247,7 @@ def make_eval_step(config: StepConfig, mesh: Mesh, seed: int) -> Callable[[Any, 
 
     placed = state_shardings(config, mesh).params
     rows = NamedSharding(mesh, row_spec())
-    step = jax.jit(eval_step, in_shardings=(placed, rows), out_shardings=replicated(mesh))
-    return lambda params, batch: step({name: params[name] for name in placed}, batch)
+    return jax.jit(eval_step, in_shardings=(placed, rows), out_shardings=replicated(mesh))
 
 
 def _param_specs(config: StepConfig, mesh: Mesh) -> Any:

@@ -20,6 +20,7 @@ from bert_jax.run.telemetry import read_metrics
 from bert_jax.saved.model import SavedModel
 from bert_jax.saved.reading import read_model
 from bert_jax.training.train import train
+from bert_jax.untrusted.json_file import short
 
 ONE_PHASE = [{"length": 32, "batch_size": 8}]
 CONFIG = small_config(
@@ -67,7 +68,9 @@ def test_a_run_starts_from_a_grown_model(source, corpus, tmp_path, capsys):
     ))  # fmt: skip
     train(config, tmp_path / "run", initial=lambda: grown, echo=lines.append)
     (line,) = [each for each in lines if each.startswith("starts from")]
-    assert f"; grown from '{small.name}'; on held-out text its loss was {losses[0]:.3f}, " in line
+    assert (
+        f"; grown from {short(small.name)}; on held-out text its loss was {losses[0]:.3f}, " in line
+    )
     assert line.endswith(f"and {losses[1]:.3f} of its source")
     (first, *_) = read_metrics(tmp_path / "run/metrics.jsonl")
     assert first["step"] == 0

@@ -136,7 +136,9 @@ def test_low_rank_updates_are_merged_into_the_model(sweep, files):
         kernels = (np.asarray(model.params["encoder"]["layers"][part][name]["kernel"])
                    for model in (saved, before))  # fmt: skip
         assert np.any(next(kernels) != next(kernels)) == differs
-    assert evaluate_finetuned(workdir, files["dev"])["accuracy"] == found["scores"]["accuracy"]
+    assert (
+        evaluate_finetuned(workdir, files["dev"]).scores["accuracy"] == found["scores"]["accuracy"]
+    )
 
 
 def test_the_updates_are_exported_alone_and_read_with_the_base(sweep, tmp_path, monkeypatch):

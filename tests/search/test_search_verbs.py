@@ -290,7 +290,6 @@ def test_evaluate_similarity_and_clustering(home, run, tmp_path):
             ("--sts=a.csv", "--columns=a,b"),
             "'a' is no FIELD=COLUMN; the fields are query",
         ),
-        (("--columns=text=a",), "--columns goes with --sts and --clustering"),
     ],
 )
 def test_evaluate_refuses(home, run, options, message):
