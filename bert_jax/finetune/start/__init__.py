@@ -1,1 +1,1 @@
-"""What a run begins with: weights, what is frozen, its objective, a teacher."""
+"""Start of a run: first weights, what is frozen, the objective, a teacher."""
