@@ -325,13 +325,12 @@ def saved_content(
     member: Trial,
 ) -> dict[str, Any]:
     """Return the content of the best model's checkpoint beside its arrays."""
-    lora = objective.lora if isinstance(objective, TaskObjective) else None
     return {
         "config": to_dict(config),
         "extra": {
             "model": to_dict(objective.model),
             "head": to_dict(objective.config),
-            **({"lora": to_dict(lora)} if lora is not None and lora.rank else {}),
+            **({"lora": to_dict(objective.lora)} if objective.lora.rank else {}),
             "task": task.describe(),
             "scores": scores,
             "member": dataclasses.asdict(member),

@@ -1,6 +1,6 @@
 """Low-rank updates of the maps of the layers: LoRA (Hu et al. 2021, section 4.1).
 
-params["lora"] = init_lora(config, key, params)
+params = with_lora(config, key, params, axes)
 params = merged(config, params)  # W + alpha / rank A B in place of W
 
 The entry `lora` of the parameters has the shape of `encoder/layers`, with two arrays in the place
@@ -59,19 +59,23 @@ class LoraConfig:
         return self.alpha / self.rank
 
 
-def lora_axes(config: LoraConfig, axes: Params) -> Params:
-    """Name the logical axes of the entry `lora`, from those of all parameters."""
+def with_lora_axes(config: LoraConfig, axes: Params) -> Params:
+    """Add the logical axes of the entry `lora` to those of all parameters, if there are updates."""
+    if not config.rank:
+        return axes
 
     def pair(kernel: LogicalAxes) -> Params:
         inputs = _num_inputs(kernel)
         ins, outs = kernel[1 : 1 + inputs], kernel[1 + inputs :]
         return {"a": ("layers", *ins, None), "b": ("layers", None, *outs)}
 
-    return _of_targets(config, axes, lambda _, kernel: pair(kernel))
+    return {**axes, "lora": _of_targets(config, axes, lambda _, kernel: pair(kernel))}
 
 
-def init_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> Params:
-    """Make the entry `lora` for parameters with these logical axes: A random, B zero.
+def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> Params:
+    """Add the entry `lora` to parameters with these logical axes, if there are updates.
+
+    A is random, B zero.
 
     A has the deviation of Kaiming's uniform distribution in PEFT, 1 / sqrt(3 inputs). The numbers
     of a map do not depend on which other maps are targets.
@@ -79,6 +83,8 @@ def init_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> P
     Raises:
         UserError: A target that the architecture lacks.
     """
+    if not config.rank:
+        return params
     kernels = {name: _kernel(params, name) for name in config.targets}
     base = jax.random.fold_in(key, _PURPOSE)
 
@@ -91,14 +97,16 @@ def init_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> P
         b = jnp.zeros((count, config.rank, *outs), jnp.float32)
         return {"a": a / jnp.sqrt(3.0 * width), "b": b}
 
-    return _of_targets(config, axes, pair)
+    return {**params, "lora": _of_targets(config, axes, pair)}
 
 
 def merged(config: LoraConfig, params: Params) -> Params:
-    """Add the updates to the kernels of the layers, and leave the entry `lora` out.
+    """Add the updates, if there are any, to the kernels of the layers; leave their entry out.
 
     On a mesh each part of a kernel is made of the parts of A and B on the same device.
     """
+    if not config.rank:
+        return params
     layers = params["encoder"]["layers"]
     changed = dict(layers)
     for name, pair in updates(params["lora"]):

@@ -110,7 +110,7 @@ class DistilledTask(Distilled, TaskObjective):
         self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Forward:
         """Compute logits, and the sums of the losses against labels and teacher."""
-        student = merged(self.lora, params) if self.lora.rank else params
+        student = merged(self.lora, params)
         inputs, segments = self.inputs(rows, seed), rows["segment_ids"]
         last, states = self.run(self.model, student, inputs, layout)
         logits = head_logits(self.model, self.config, student, last, segments, inputs[-1])

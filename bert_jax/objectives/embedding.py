@@ -31,6 +31,7 @@ from bert_jax.model.embedding import (
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
 from bert_jax.model.heads import logical_axes
 from bert_jax.model.layout import Layout
+from bert_jax.model.lora import LoraConfig, merged, with_lora, with_lora_axes
 from bert_jax.objectives.losses import ratio
 from bert_jax.objectives.objective import Batch, CoupledObjective, Metric, Scalars, Shown
 
@@ -193,6 +194,8 @@ class EmbeddingObjective(CoupledObjective):
     query_length: int = 0
     """Tokens of the longest query: the first row of a group is cut to them, which loses padding
     alone. 0: as long as the others."""
+    lora: LoraConfig = field(default=LoraConfig(), kw_only=True)
+    """Low-rank updates, an entry `lora` of the parameters, to which `encoder` is frozen."""
 
     kind: ClassVar[Literal["embedding"]] = "embedding"
 
@@ -204,11 +207,13 @@ class EmbeddingObjective(CoupledObjective):
 
     @override
     def init(self, key: Array) -> Any:
-        return init_embedding_params(self.model, self.config, key)
+        params = init_embedding_params(self.model, self.config, key)
+        axes = logical_axes(self.model, EmbeddingModel, self.config)
+        return with_lora(self.lora, key, params, axes)
 
     @override
     def axes(self) -> Any:
-        return logical_axes(self.model, EmbeddingModel, self.config)
+        return with_lora_axes(self.lora, logical_axes(self.model, EmbeddingModel, self.config))
 
     @override
     def counts(self, rows: Batch) -> Scalars:
@@ -219,6 +224,7 @@ class EmbeddingObjective(CoupledObjective):
     def represent(
         self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Float[Array, "B G D"]:
+        params = merged(self.lora, params)
         length, size = self.query_length, rows["tokens"].shape[-1]
         parts = [(0, self.group, size)]
         if self.group > 1 and 0 < length < size:

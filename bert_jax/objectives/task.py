@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Integer
 from bert_jax.model.flops import task_flops
 from bert_jax.model.heads import PADDED_LOGIT, logical_axes
 from bert_jax.model.layout import Layout
-from bert_jax.model.lora import LoraConfig, init_lora, lora_axes, merged
+from bert_jax.model.lora import LoraConfig, merged, with_lora, with_lora_axes
 from bert_jax.model.task_heads import (
     HeadNetwork,
     TaskHeadConfig,
@@ -187,15 +187,12 @@ class TaskObjective(Objective):
     def init(self, key: Array) -> Any:
         """Make fresh parameters: encoder, head."""
         params = init_task_params(self.model, self.config, key)
-        if not self.lora.rank:
-            return params
         axes = logical_axes(self.model, TaskModel, self.config)
-        return {**params, "lora": init_lora(self.lora, key, params, axes)}
+        return with_lora(self.lora, key, params, axes)
 
     def axes(self) -> Any:
         """Name the logical axes of each parameter."""
-        axes = logical_axes(self.model, TaskModel, self.config)
-        return {**axes, "lora": lora_axes(self.lora, axes)} if self.lora.rank else axes
+        return with_lora_axes(self.lora, logical_axes(self.model, TaskModel, self.config))
 
     def counts(self, rows: Batch) -> Scalars:
         """Count the labels, each with the weight of its class."""
@@ -208,7 +205,7 @@ class TaskObjective(Objective):
         self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Forward:
         """Compute logits, and the sum of losses where rows have labels."""
-        params = merged(self.lora, params) if self.lora.rank else params
+        params = merged(self.lora, params)
         logits = apply_task(self.model, self.config, params, *self.inputs(rows, seed), layout)
         if rows["tokens"].ndim == 3:  # rows that belong together
             logits = logits.reshape(*rows["tokens"].shape[:2], *logits.shape[1:])

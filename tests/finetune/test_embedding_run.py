@@ -92,9 +92,31 @@ def test_from_pairs_to_vectors(tmp_path, files, capsys):
     assert set(set_up(pairs_config(files, init=run)).starts[0]) == {"encoder"}
 
 
+def test_low_rank_updates_of_vectors(tmp_path, files, capsys):
+    """The encoder stays as it was but for the updates, which the saved model has merged."""
+    lora = {"rank": 2, "targets": ("query", "value", "down")}
+    config = pairs_config(files, lora=lora, training__dropout_rate=0.0)
+    name = write_config(tmp_path / "config.py", config)
+    run = str(tmp_path / "run")
+    assert main(["finetune", f"--config={name}", f"--workdir={run}"]) == 0
+    capsys.readouterr()
+    outcome = json.loads((tmp_path / "run" / "statistics.json").read_text())["outcomes"][0]
+    saved, before = read_model(run), read_model(files["init"])
+    assert evaluate_finetuned(run).scores["ndcg@10"] == pytest.approx(outcome["best"], abs=1e-5)
+    same = jax.tree.map(
+        np.array_equal, saved.params["encoder"]["layers"], before.params["encoder"]["layers"]
+    )
+    differ = {path[-2].key for path, equal in jax.tree.leaves_with_path(same) if not equal}
+    assert differ == set(lora["targets"])
+    assert main(["export", run, "--to", "peft", "--out", str(tmp_path / "out")]) == 2
+    assert "with the head of a task" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"head": "fresh"}, "vectors have none"),
         ({"pooling": "mean"}, "which is for classes; say embedding.pooling"),
         ({"embedding__dimensions": [32]}, "vectors have 16 numbers"),
         ({"task": {"kind": "table"}, "embedding__symmetric": True}, "the section embedding is set"),

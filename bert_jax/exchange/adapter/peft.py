@@ -148,6 +148,11 @@ def _adapter(saved: SavedModel) -> Adapter:
             f"{saved.name}: there is no adapter; only runs of `bert-jax finetune` with lora.rank "
             "above 0 have one. Export the whole model with --to huggingface"
         )
+    if saved.outputs is None:
+        raise UserError(
+            f"{saved.name}: an adapter is written with the head of a task, and an embedding model "
+            "has none. Export the whole model with --to sentence-transformers"
+        )
     return saved.adapter
 
 

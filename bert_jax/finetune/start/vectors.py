@@ -43,9 +43,10 @@ def with_vectors(
             f"pooling is {config.pooling!r}, which is for classes; say embedding.pooling (mean, "
             "cls, last or weighted)"
         )
-    if config.lora.rank or config.head != "auto":
-        name = "head" if config.head != "auto" else "lora.rank"
-        raise UserError(f"{name} is set, which is for tasks with a head; vectors have none")
+    if config.head != "auto":
+        raise UserError(
+            f"head is {config.head!r}, which is for tasks with a head; vectors have none"
+        )
     if contrast.symmetric and comparison != "ranking":
         raise UserError(
             f"embedding.symmetric is set, and task.embedding.kind is {section.kind!r}; only pairs "
@@ -55,7 +56,9 @@ def with_vectors(
     kept.check_width(model.hidden_dim)
     train = task.train_split().rows
     length = query_length([train, *(split.rows for split in task.dev_splits())])
-    objective = EmbeddingObjective(model, kept, comparison, train.group, contrast, length)
+    objective = EmbeddingObjective(
+        model, kept, comparison, train.group, contrast, length, lora=config.lora
+    )
     if section.kind == "texts" and not objective.has_dropout():
         raise UserError(
             "task.embedding.kind is 'texts', which compares a text with itself under other "
