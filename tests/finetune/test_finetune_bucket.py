@@ -47,7 +47,7 @@ def test_stopped_in_a_bucket_equals_uninterrupted_on_disk(tmp_path: Path, capsys
     assert not bucket.exists(f"{URL}/resume")
 
     # A copy of the bucket is a work directory.
-    bucket.get(f"{URL}/", f"{tmp_path / 'copy'}/", recursive=True)
+    bucket.get(f"{URL}/", f"{tmp_path / 'copy'}/", recursive=True, batch_size=1)
     assert fingerprint(tmp_path / "copy") == fingerprint(tmp_path / "disk")
 
     new = write_table(tmp_path / "new.csv", 9, 3, labels=False)

@@ -48,7 +48,7 @@ def corpus(tmp_path_factory) -> Path:
 def url(corpus: Path, tmp_path_factory) -> Iterator[str]:
     with running_emulator(tmp_path_factory.mktemp("emulator") / "log"):
         make_bucket("corpora")
-        files().put(str(corpus), "gs://corpora/c16", recursive=True)
+        files().put(str(corpus), "gs://corpora/c16", recursive=True, batch_size=1)
         yield "gs://corpora/c16"
 
 
@@ -165,7 +165,7 @@ def test_a_damaged_shard_in_a_bucket_is_named(url, corpus, tmp_path, damage):
     else:
         data[7] ^= 1
         tokens.write_bytes(data[:-2] if damage == "cut" else data)
-    files().put(str(tmp_path / "train"), f"gs://corpora/{damage}", recursive=True)
+    files().put(str(tmp_path / "train"), f"gs://corpora/{damage}", recursive=True, batch_size=1)
     store = open_corpus(f"gs://corpora/{damage}", settings(tmp_path)).train
     assert store.shards[2].num_documents == DOCUMENTS + 2
     message = {

@@ -99,7 +99,7 @@ def test_killed_in_a_bucket_equals_uninterrupted_on_disk(
     assert "continues from step 1" in (tmp_path / "log").read_text()
 
     # A copy of the bucket is a work directory.
-    files.get(f"{URL}/", f"{tmp_path / 'copy'}/", recursive=True)
+    files.get(f"{URL}/", f"{tmp_path / 'copy'}/", recursive=True, batch_size=1)
     assert fingerprint(tmp_path / "copy", config, corpus) == on_disk
 
     capsys.readouterr()

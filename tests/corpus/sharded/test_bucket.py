@@ -61,7 +61,8 @@ def local(tmp_path_factory):
 
 def fetched(url: str, directory: Path):
     """The stores of a corpus in the bucket, copied here."""
-    files().get(url, str(directory), recursive=True)
+    # The emulator answers one connection at a time: of several at once, each waits for the last.
+    files().get(url, str(directory), recursive=True, batch_size=1)
     return tuple(open_store(directory / part, verify=True) for part in ("train", "heldout"))
 
 
@@ -113,7 +114,7 @@ def test_a_corpus_in_a_bucket(bucket, local, tmp_path, shard_bytes):
 
 
 def test_a_build_that_ended_early_is_continued(bucket, local, tmp_path):
-    files().copy("corpora/raw", "corpora/bad", recursive=True)
+    files().copy("corpora/raw", "corpora/bad", recursive=True, batch_size=1)
     files().pipe_file("corpora/bad/2.txt.gz", gzip.compress(TEXTS[2].encode())[:-20])
     out = f"{bucket}/continued"
     with pytest.raises(UserError, match=r"bad/2\.txt\.gz ends in the middle"):
