@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from bert_jax.data.pairings import DataConfig
@@ -122,6 +123,27 @@ class BucketCorpus:
                 f"{self._data.cache_gb:g}, which must hold two windows of shards of up to "
                 f"{largest / 1e9:.2g} GB. Set data.window to {better}"
             )
+
+
+def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) -> None:
+    """Refuse a mixture whose windows do not fit the cache together.
+
+    Args:
+        where: Name of the mixture in the configuration.
+        stores: Training text of its corpora in buckets, by their URLs.
+        data: Settings of windows and cache.
+    """
+    needed = 0
+    for store in stores.values():
+        sizes = sorted(sum(_sizes(store, shard).values()) for shard in store.counts)
+        needed += sum(sizes[-2 * data.window :])
+    if len(stores) > 1 and needed > data.cache_gb * 1e9:
+        raise UserError(
+            f"{where}: two windows of data.window {data.window} of each of {', '.join(stores)} are "
+            f"{needed / 1e9:.2g} GB, and data.cache_gb is {data.cache_gb:g}, so that the corpora "
+            f"would drive each other out. Set data.cache_gb to {1.05 * needed / 1e9:.2g} or more, "
+            "or data.window to a lower number"
+        )
 
 
 def _sizes(store: TokenStore, shard: ShardCounts) -> dict[str, int]:

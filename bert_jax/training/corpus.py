@@ -18,7 +18,7 @@ from bert_jax.objectives.config import Given
 from bert_jax.objectives.objective import Objective
 from bert_jax.run.corpora import amounts, corpus_labels
 from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.training.bucket_corpus import BucketCorpus
+from bert_jax.training.bucket_corpus import BucketCorpus, check_cache
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.state import StepConfig
 
@@ -108,8 +108,8 @@ def phase_stores(
         only: Number of the only phase to open; None: all.
 
     Raises:
-        UserError: No such corpus, one of another tokenizer than the run's, or one that a mixture
-            names twice.
+        UserError: No such corpus, one of another tokenizer than the run's, one that a mixture names
+            twice, or a mixture of buckets whose windows do not fit the cache together.
     """
     opened = {config.data.corpus: run}
 
@@ -143,6 +143,8 @@ def phase_stores(
                 twice = next(name for name in names if names.count(name) > 1)
                 raise UserError(f"{where} names {twice} twice; expected each corpus once")
             mixed = tuple(opened_at(name, f"{where}[{n}]") for n, name in enumerate(names))
+            far = {name: opened[name] for name in names if scheme(name)}
+            check_cache(where, far, config.data)
             weights = weights_of(
                 mixed, [part.weight for part in parts], config.temperature_of(number) or 0.0
             )

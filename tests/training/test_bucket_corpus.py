@@ -22,16 +22,20 @@ from bert_jax.data.store_writer import StoreWriter, write_manifest
 from bert_jax.errors import UserError, exit_code
 from bert_jax.files import bucket as bucket_module
 from bert_jax.files.bucket import BucketAwayError, BucketFiles
-from bert_jax.training.corpus import open_corpus
+from bert_jax.training.config import PretrainConfig
+from bert_jax.training.corpus import open_corpus, phase_stores
 
 SHARDS, DOCUMENTS = 6, 30
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def write_corpus(root: Path, seed: int = 0) -> Path:
     """A store of six shards and its held-out text: sentences of 20 tokens, documents of 10."""
-    root = tmp_path_factory.mktemp("corpus")
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     for number in range(SHARDS):
         path = root / "train" / "shards" / f"{number:05}"
         with StoreWriter(path, TOKENIZER, shard=True) as writer:
@@ -143,6 +147,24 @@ def test_windows_that_do_not_fit_the_cache(url, tmp_path, changes, message):
         return
     with pytest.raises(UserError, match=message):
         open_corpus(url, config)
+
+
+def test_corpora_of_a_mixture_that_do_not_fit_the_cache_together(url, tmp_path):
+    other = f"{url}-other"
+    files().put(str(write_corpus(tmp_path / "other", 1)), other, recursive=True, batch_size=1)
+    data = {"corpus": url, "pairing": "none", "window": 2, "cache_dir": str(tmp_path / "cache")}
+    data |= {"cache_gb": 6 * 16_000 / 1e9, "mixture": [{"corpus": url}, {"corpus": other}]}
+    training = {"num_steps": 2, "phases": [{"length": 16, "batch_size": 4}]}
+
+    def stores(**changes):
+        config = build(PretrainConfig, {"data": data | changes, "training": training})
+        return phase_stores(config, open_corpus(url, config.data).train)
+
+    expected = rf"data.mixture: two windows of data.window 2 of each of {url}, {other} are "
+    with pytest.raises(UserError, match=expected + r".* Set data.cache_gb to 0.00014 or more"):
+        stores()
+    assert stores(cache_gb=0.00014)[0].names == (url, other)
+    assert stores(window=1)[0].names == (url, other)
 
 
 def test_what_is_not_there(url, tmp_path):
