@@ -85,7 +85,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
         axis.plot([], [], "D", mfc="none", color=_INK, markersize=4, label="test, scored once")
     axis.set_xlabel(f"learning rate\n(scores on {where})")
     several = summary.evaluations > 1
-    which = f"best of {summary.evaluations} evaluations" if several else "best evaluation"
+    which = f"best of {summary.evaluations_named} evaluations" if several else "best evaluation"
     axis.set_ylabel(f"{summary.metric}{'' if percent else ' x 100'}, {which}")
     axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
     axis.set_axisbelow(True)

@@ -30,7 +30,7 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
     scale = 1.0 if percent else 100.0
     head = f"{summary.metric}{'' if percent else ' x 100'}: best evaluation of each run"
     if summary.evaluations > 1:
-        head = head.replace("evaluation", f"of the {summary.evaluations} evaluations")
+        head = head.replace("evaluation", f"of the {summary.evaluations_named} evaluations")
     if summary.constant_score is not None:
         head += f"; a constant prediction gets {summary.constant_score * scale:.1f}"
     lines = [head, f"on dev, the set that chose the epoch; {_tested(summary)}"]

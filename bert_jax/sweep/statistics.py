@@ -154,7 +154,7 @@ class Summary:
     goal: float | None
     """Score above which the last evaluation of a run must be, else the run has failed."""
     evaluations: int
-    """Number of evaluations of each run, from which the best is taken."""
+    """Largest number of evaluations of a run, from which the best is taken."""
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
     """Groups of each initialisation: one a learning rate, then, where there are several, all."""
@@ -171,6 +171,13 @@ class Summary:
     def inits(self) -> tuple[str, ...]:
         """Names of the initialisations, in the order in which they appear."""
         return tuple(dict.fromkeys(outcome.member.init for outcome in self.outcomes))
+
+    @property
+    def evaluations_named(self) -> str:
+        """Number of evaluations in words: "4", or "2 to 4" where runs stopped early or diverged."""
+        fewest = min((len(each.scores) for each in self.outcomes), default=self.evaluations)
+        most = self.evaluations
+        return f"{most}" if fewest >= most else f"{fewest} to {most}"
 
     @property
     def learning_rates(self) -> tuple[float, ...]:

@@ -41,6 +41,12 @@ def sweep():
     )
 
 
+def test_a_run_that_stopped_early_has_fewer_evaluations(sweep):
+    first, *others = sweep.outcomes
+    early = summarise([dataclasses.replace(first, scores=first.scores[:1]), *others], "accuracy")
+    assert summary_lines(early)[0] == "accuracy x 100: best of the 1 to 2 evaluations of each run"
+
+
 def test_the_text_says_what_is_known(sweep):
     lines = summary_lines(sweep)
     assert lines[:22] == [
