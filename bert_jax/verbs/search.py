@@ -231,6 +231,8 @@ def _queries(arguments: argparse.Namespace) -> Iterator[list["Record"]]:
         Record(Given("query", number), {"query": replace_surrogates(text)})
         for number, text in enumerate(texts, 1)
     ]
+    if not all(map(str.strip, texts)):
+        raise UserError("a query is empty; give some words")
     for source in inputs:
         for record in read_records(source, fields=("query",)):
             if record is not PAUSE:

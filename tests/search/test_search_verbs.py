@@ -183,6 +183,7 @@ def test_what_is_no_index(home, run, tmp_path):
     ):
         refused = run("search", path, "a")
         assert (refused.code, message in refused.err) == (2, True), refused.err
+    assert "a query is empty" in run("search", index, "a", " ").err
     run("embed", home / "model", "a", "--out", tmp_path / "v.parquet")
     assert "no index of `bert-jax index`" in run("search", tmp_path / "v.parquet", "a").err
     texts = home / "texts.jsonl"
