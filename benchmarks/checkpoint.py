@@ -146,7 +146,7 @@ def main() -> int:
     parser.add_argument(
         "--check",
         action="store_true",
-        help=f"exit 1 when the digests take {MAX_DIGEST_SHARE:.0%} of a save or more",
+        help=f"exit 1 when the digests take {MAX_DIGEST_SHARE:.0%}% of a save or more",
     )
     parser.add_argument("--directory", type=Path, help="on the disk to measure; default: a new one")
     arguments = parser.parse_args()
