@@ -74,16 +74,13 @@ RECIPES = {
         MODERN, ("training.phases[0].batch_size=64", "masking.rate=0.15")
     ),
     "modern, sentence types": Recipe(MODERN, ("model.num_types=2",)),
-    **{
-        f"modern, {share:.0%} of the steps at 32 tokens": Recipe(
-            MODERN,
-            (
-                f"training.phases=({{'length': 32, 'batch_size': 64, 'share': {share}}}, "
-                f"{{'length': 64, 'batch_size': 32, 'share': {round(1 - share, 2)}}})",
-            ),
-        )
-        for share in (0.6, 0.8)
-    },
+    "modern, short pairs first": Recipe(
+        MODERN,
+        (
+            "training.phases=({'length': 32, 'batch_size': 64, 'share': 0.6}, "
+            "{'length': 64, 'batch_size': 32, 'share': 0.4})",
+        ),
+    ),
 }  # fmt: skip
 PARTS = (
     "modern, learned positions", "modern, norms behind", "modern, no gate", "modern, AdamW 1.5e-3",
@@ -132,6 +129,7 @@ GROUPS = {
     ],
     "optimizers": _trials(("muon wsd 0.003", "adamw wsd 0.0015"), 1500, range(3)),
     "parts": _trials(PARTS, HALF, (0,)),
+    "lengths": _trials(["modern, short pairs first"], HALF, (0,)),
 }
 """Trials by what they compare."""
 
