@@ -157,7 +157,7 @@ class Run:
         self.state = init_state(step, self.mesh, jax.random.key(config.seed))
 
     def steps(self, first: int, end: int) -> float:
-        """Take steps `first` to `end` - 1; return their processor time but that of compiled ones."""
+        """Take steps `first` to `end` - 1; return the processor time of those not compiled here."""
         seconds, compiled = 0.0, self.config.training.phase_starts
         for number in range(first, end):
             began = time.process_time()
