@@ -16,7 +16,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,7 @@ def _optimizer(name: str, schedule: str, rate: float) -> Recipe:
     return Recipe(BERT, tuple(f"optimizer.{field}={value}" for field, value in values.items()))
 
 
+_SMALL_BATCH = "training.phases[0].batch_size=32"
 RECIPES = {
     "BERT's": Recipe(BERT),
     "modern": Recipe(MODERN),
@@ -64,27 +65,20 @@ RECIPES = {
     },
     "modern, learned positions": Recipe(MODERN, ("model.positions=learned",)),
     "modern, norms behind": Recipe(MODERN, ("model.norm_order=post", "model.first_norm=true")),
-    "modern, no gate": Recipe(MODERN, ("model.gated=false", "model.mlp_dim=512")),
+    "modern, no gate": Recipe(MODERN, ("model.gated=false", "model.mlp_dim=192")),
     "modern, AdamW 1.5e-3": Recipe(
         MODERN, ("optimizer.name=adamw", "optimizer.learning_rate=1.5e-3")
     ),
-    "modern, 15% masked": Recipe(MODERN, ("masking.rate=0.15",)),
-    "modern, 64 rows": Recipe(MODERN, ("training.phases[0].batch_size=64",)),
-    "modern, 64 rows, 15% masked": Recipe(
-        MODERN, ("training.phases[0].batch_size=64", "masking.rate=0.15")
-    ),
-    "modern, sentence types": Recipe(MODERN, ("model.num_types=2",)),
-    "modern, short pairs first": Recipe(
-        MODERN,
-        (
-            "training.phases=({'length': 32, 'batch_size': 64, 'share': 0.6}, "
-            "{'length': 64, 'batch_size': 32, 'share': 0.4})",
-        ),
+    "modern, 30% masked": Recipe(MODERN, ("masking.rate=0.3",)),
+    "modern, 352 wide": Recipe(MODERN, ("model.mlp_dim=352",)),
+    "modern, 32 rows": Recipe(MODERN, (_SMALL_BATCH,)),
+    "modern, 30% masked, 352 wide, 32 rows": Recipe(
+        MODERN, ("masking.rate=0.3", "model.mlp_dim=352", _SMALL_BATCH)
     ),
 }  # fmt: skip
 PARTS = (
     "modern, learned positions", "modern, norms behind", "modern, no gate", "modern, AdamW 1.5e-3",
-    "modern, 15% masked", "modern, sentence types",
+    "modern, 30% masked", "modern, 352 wide",
 )  # fmt: skip
 """Recipes that lack one part of the modern one."""
 
@@ -114,13 +108,11 @@ def _trials(recipes: Iterable[str], steps: int, seeds: Iterable[int]) -> list[Tr
     return [Trial(recipe, steps, seed) for seed in seeds for recipe in recipes]
 
 
-FULL, HALF, BERT_STEPS = 3140, 1570, 2200
+FULL, HALF, BERT_STEPS = 2560, 1280, 2200
 """Steps of the modern recipe in the time of BERT's, and in half of that time."""
 GROUPS = {
-    "rows": _trials(("modern, 64 rows", "modern, 64 rows, 15% masked"), 500, (0,)),
     "demo": [
         *_trials(["modern"], HALF, range(3)),
-        Trial("modern, 64 rows", HALF // 2, 0),
         *(
             trial
             for seed in range(3)
@@ -129,7 +121,10 @@ GROUPS = {
     ],
     "optimizers": _trials(("muon wsd 0.003", "adamw wsd 0.0015"), 1500, range(3)),
     "parts": _trials(PARTS, HALF, (0,)),
-    "lengths": _trials(["modern, short pairs first"], HALF, (0,)),
+    "before": [
+        Trial("modern, 30% masked, 352 wide, 32 rows", 1570, 0),
+        Trial("modern, 32 rows", 2 * HALF, 0),
+    ],
 }
 """Trials by what they compare."""
 
@@ -151,20 +146,21 @@ class Run:
         data = dataclasses.replace(config.data, corpus=str(directory))
         config = dataclasses.replace(config, data=data)
         self.config = config = config.with_vocabulary(self.corpus.train.vocab_size)
-        self.mesh, step = make_mesh(config.mesh), step_config(config, self.corpus)
+        self.mesh = make_mesh(config.mesh)
         self.stream = ExampleStream(self.corpus.train, data, config.phases, config.seed)
-        self.train_step: Callable[..., Any] = make_train_step(step, self.mesh)
-        self.state = init_state(step, self.mesh, jax.random.key(config.seed))
+        settings = [step_config(config, self.corpus, n) for n in range(len(config.phases))]
+        self.train_steps = [make_train_step(each, self.mesh) for each in settings]
+        self.state = init_state(settings[0], self.mesh, jax.random.key(config.seed))
 
     def steps(self, first: int, end: int) -> float:
         """Take steps `first` to `end` - 1; return the processor time of those not compiled here."""
-        seconds, compiled = 0.0, self.config.training.phase_starts
+        seconds, training = 0.0, self.config.training
         for number in range(first, end):
             began = time.process_time()
             batch = place_batch(self.stream.batch(number), self.mesh)
-            self.state, metrics = self.train_step(self.state, batch)
+            self.state, metrics = self.train_steps[training.phase_of(number)](self.state, batch)
             jax.block_until_ready(metrics)
-            if number not in compiled:
+            if number not in training.phase_starts:
                 seconds += time.process_time() - began
         return seconds
 
