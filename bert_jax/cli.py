@@ -1,6 +1,6 @@
 """The `bert-jax` command: one verb each, imported when it is used.
 
-Exit codes: 0 done (or stopped by a signal with everything saved), 1 a check that failed, or a
+Exit codes: 0 done (or a run stopped by SIGTERM with everything saved), 1 a check that failed, or a
 plan that does not fit, 2 input that the user can correct, 3 several saves in a row that failed, 4 a
 step that is not finite or a spike, 5 no intact checkpoint, 6 nothing was completed for too long
 or the other processes did not come, 7 another run has taken the work directory over, 130 and 143
@@ -121,6 +121,8 @@ def _refuse_infinite(arguments: argparse.Namespace) -> None:
 
 def _terminate(number: int, frame: object) -> None:
     """SIGTERM leaves through every `finally`, so that nothing half-written stays."""
+    signal.signal(number, signal.SIG_IGN)  # `timeout` sends two: the second would cut that short
+    os.write(2, b"bert-jax: ended by SIGTERM\n")  # not print, whose lock may be held
     sys.exit(128 + number)
 
 
@@ -286,8 +288,8 @@ def _add_run(sub: Parser, *, needed: bool) -> None:
     sub.option("--join-timeout", "how long to wait for them", 300, metavar="SECONDS")
     sub.option(
         "--stopped-code",
-        "exit code when a signal ended the run, saved, before its last step; launchers that start "
-        "it again pass 75",
+        "exit code when SIGTERM ended the run, saved, before its last step; launchers that start "
+        "it again pass 75; Ctrl-C on one process ends with 130",
         0, metavar="CODE",
     )  # fmt: skip
     sub.flag("--fields", "list all fields with their defaults and stop", dest="fields_help")

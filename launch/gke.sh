@@ -41,8 +41,8 @@ XPK
   --dry-run              print the command and call nothing
 
 Exit code: that of kubectl or xpk, 2 for wrong arguments. A run that ends with 2 (input to correct),
-3 (several saves in a row failed), 4 (a bad step), 5 (no intact checkpoint) or 7 (another run has the
-work directory) is not started again.
+3 (several saves in a row failed), 4 (a bad step), 5 (no intact checkpoint), 7 (another run has the
+work directory), 8 (fine-tuning learned nothing) or 130 (interrupted) is not started again.
 HELP
 }
 
@@ -144,7 +144,7 @@ spec:
         podFailurePolicy:
           rules:
           - action: FailJob
-            onExitCodes: {containerName: bert-jax, operator: In, values: [2, 3, 4, 5, 7]}
+            onExitCodes: {containerName: bert-jax, operator: In, values: [2, 3, 4, 5, 7, 8, 130]}
         template:
 YAML
   [[ -z $bucket ]] || indented 10 'metadata:' '  annotations: {gke-gcsfuse/volumes: "true"}'

@@ -9,8 +9,8 @@ The processes find each other over loopback and share the run as the hosts of a 
 upon which the run saves and ends. When one process fails the others are ended, and its exit code is
 this command's. With --restarts the pod is then started again, unless the code is one that another
 try does not fix: 2 (input to correct), 3 (several saves in a row failed), 4 (a bad step), 5 (no
-intact checkpoint) or 7 (another run has the work directory). A new checkpoint in the command's
---workdir starts the count of restarts anew.
+intact checkpoint), 7 (another run has the work directory), 8 (fine-tuning learned nothing) or 130
+(interrupted). A new checkpoint in the command's --workdir starts the count of restarts anew.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from typing import IO
 _POLL_SECONDS = 0.1
 _TAIL_LINES = 20
 _LOOPBACK = "127.0.0.1"
-_FINAL = {0, 2, 3, 4, 5, 7}
+_FINAL = {0, 2, 3, 4, 5, 7, 8, 130}
 """Exit codes after which another try would do the same again, or nothing."""
 
 

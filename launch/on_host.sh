@@ -16,7 +16,8 @@ on_host.sh: install bert_jax on a machine and keep a training command running th
 COMMAND runs apart from the terminal, in the checkout, with its .venv first on PATH. A host that runs
 COMMAND already is left alone. COMMAND is started again when it ends with a code that another try can
 fix: anything but 0 (done), 2 (input to correct), 3 (several saves in a row failed), 4 (a bad step),
-5 (no intact checkpoint) and 7 (another run has the work directory). A signal that does not come
+5 (no intact checkpoint), 7 (another run has the work directory), 8 (fine-tuning learned nothing)
+and 130 (interrupted). A signal that does not come
 from `stop` (the host goes down) leaves `none`: the run is to be started again.
 
 --restarts N      at most so often without a new checkpoint in its --workdir (default 20)
@@ -152,7 +153,7 @@ supervise() {
     done
     child=''
     echo "[on_host.sh] $(date -u +%FT%TZ) ended with exit code $code"
-    case $code in 0 | 2 | 3 | 4 | 5 | 7) break ;; esac
+    case $code in 0 | 2 | 3 | 4 | 5 | 7 | 8 | 130) break ;; esac
     step=$(newest_step "$@")
     ((step <= newest)) || newest=$step tries=0
     if [[ -z $stopping ]]; then

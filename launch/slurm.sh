@@ -22,7 +22,8 @@ slurm.sh: submit a pretraining job to Slurm.
 The job runs in the current directory, with its .venv first on PATH where there is one. At the time
 limit and on a preemption the run saves, and the job goes back into the queue and continues; so does
 one that crashed or stood still, but not one that ended with 2 (input to correct), 3 (several saves
-in a row failed), 4 (a bad step), 5 (no intact checkpoint) or 7 (another run has the work directory).
+in a row failed), 4 (a bad step), 5 (no intact checkpoint), 7 (another run has the work directory),
+8 (fine-tuning learned nothing) or 130 (interrupted).
 The work directory and the corpus must be on a file system that all nodes share.
 Exit code: sbatch's, 2 for wrong arguments.
 HELP
@@ -58,7 +59,7 @@ before=\$(newest)
 code=0
 $(quoted "${run[@]}") || code=\$?
 # What another try does not fix. 75 is stopped and saved before the last step, 6 stood still.
-case \$code in 0 | 2 | 3 | 4 | 5 | 7) rm -f "\$kept"; exit "\$code" ;; esac
+case \$code in 0 | 2 | 3 | 4 | 5 | 7 | 8 | 130) rm -f "\$kept"; exit "\$code" ;; esac
 ((\$(newest) <= before)) || echo "\$count" >"\$kept"
 # A cancelled job is not RUNNING and stays cancelled.
 if ((count - \$(cat "\$kept" 2>/dev/null || echo 0) < $restarts)) &&

@@ -275,8 +275,8 @@ act_on_runs() {
   local ended step
   step=$(sed -n 's/.*: running //p' <<<"$runs" | sort -n | tail -n 1)
   ((${step:-0} <= newest)) || newest=$step recreates=0
-  # Where several hosts have ended, 2 to 5 are reasons, and others often what followed from them.
-  if ended=$(grep -E ': exit [2-57]$' <<<"$runs" || grep -E ': exit [1-9]' <<<"$runs"); then
+  # Where several hosts have ended, 2 to 5, 7 and 8 are reasons, and others often what followed from them.
+  if ended=$(grep -E ': exit [2-578]$' <<<"$runs" || grep -E ': exit [1-9]' <<<"$runs"); then
     ended=${ended%%$'\n'*}
     die "the run ended with exit code ${ended##* } on ${ended%%:*}; see: tpu_vm.sh logs $name --worker=all, and start it again with: tpu_vm.sh run" "${ended##* }"
   fi

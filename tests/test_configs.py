@@ -3,18 +3,25 @@
 import dataclasses
 import importlib.util
 import math
+import re
+import shlex
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import jax
 import pytest
+from made_plans import made_plan
 
+from bert_jax import cli
 from bert_jax.config.command_line import load_config
 from bert_jax.errors import UserError
 from bert_jax.model.config import SIZES
 from bert_jax.model.heads import init_params
 from bert_jax.objectives.objective import num_params
 from bert_jax.plan import compile as plan_compile
+from bert_jax.plan import planner
+from bert_jax.plan.command import startable
 from bert_jax.plan.search import with_phase
 from bert_jax.plan.topology import parse_topology
 from bert_jax.training.config import PretrainConfig
@@ -83,6 +90,63 @@ def test_translators_have_the_published_sizes(name: str, vocab_size: int, publis
 def test_recipes_see_the_published_tokens(name: str, tokens: float) -> None:
     config = load_config(PretrainConfig, name)
     assert sum(p.num_rows * p.length for p in config.phases) == pytest.approx(tokens, rel=0.01)
+
+
+ROOT = CONFIGS.parent
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guide/*.md"), *RECIPES]
+
+
+def shown_plans() -> Iterator[tuple[str, list[str], str]]:
+    """Yield recipe, overrides and slice of the plans that pages show or say to start."""
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        for command in re.findall(r"bert-jax plan (--config=[^\n`]*)", text):
+            words = shlex.split(command)
+            if not {"--fast", "--fit"} & set(words):
+                fields = [word for word in words if word.startswith("--config.")]
+                for word in words:
+                    if word.startswith("--topology="):
+                        yield words[0].removeprefix("--config="), fields, word[11:]
+    table = (ROOT / "docs/planning.md").read_text()
+    for recipe, chips, counts, mesh in re.findall(
+        r"^\| `(\w+)` \| (v\w+:\w+) \| ([\d, ]+) \|(.*)\|$", table, re.M
+    ):
+        for count in counts.split(","):
+            fields = [f"--config.{each}" for each in re.findall(r"`([^`]+)`", mesh)]
+            yield recipe, [*fields, f"--config.training.accumulation={count.strip()}"], chips
+
+
+@pytest.mark.parametrize("shown", list(shown_plans()), ids=lambda shown: f"{shown[0]} {shown[2]}")
+def test_a_recipe_starts_on_each_slice_that_its_page_names(
+    shown: tuple[str, list[str], str],
+) -> None:
+    recipe, fields, chips = shown
+    config = load_config(PretrainConfig, recipe, fields)
+    startable(config, parse_topology(chips))
+
+
+def test_pages_name_the_slices_of_the_large_recipes() -> None:
+    """Each slice for which the docstring of a recipe predicts something, in the table too."""
+    found = {(Path(recipe).stem, chips) for recipe, _, chips in shown_plans()}
+    assert found >= {
+        ("modernbert_base", "v5e:16x16"), ("modernbert_large", "v5p:4x4x4"),
+        ("ettin_17m", "v5e:4x4"), ("ettin_400m", "v5p:4x4x4"), ("ettin_1b", "v5p:4x4x4"),
+        ("bert_base", "v5e:4x4"), ("bert_large", "v5e:16x16,slices=2"),
+        ("megatron_8_3b", "v5p:8x8x16"), ("transformer_base", "v5e:4x4"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [[], ["--phase=all", "--json"]])
+def test_plan_refuses_what_train_refuses_and_says_what_it_rounds(
+    options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "compile_step", made_plan)
+    plan = ["plan", "--config=modernbert_large", "--config.model.vocab_size=50368", *options]
+    assert cli.main([*plan, "--topology=v5p:4x4x4", "--config.training.accumulation=2"]) == 0
+    said = "v5p:4x4x4: batch warm-up of phase 0: steps of 512, 1,152, 2,304 rows in place of 576"
+    assert said in capsys.readouterr().err
+    assert cli.main([*plan, "--topology=v5e:16x16"]) == 2
+    assert "phases[1].batch_size is 640; it must be a multiple of 256" in capsys.readouterr().err
 
 
 def test_a_size_is_part_of_the_name() -> None:

@@ -16,6 +16,7 @@ from flax.traverse_util import unflatten_dict
 from bert_jax.checkpoint import storage
 from bert_jax.checkpoint.storage import PARAMS, REST, AnyPath
 from bert_jax.errors import UserError
+from bert_jax.files.checks import json_crc
 
 FORMAT = 2
 _PREFIX = PARAMS + "/"
@@ -51,7 +52,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON values that are written."""
         content = {"format": FORMAT, **self.__dict__}
-        return {**content, "crc32": storage.json_crc(content)}
+        return {**content, "crc32": json_crc(content)}
 
 
 class RecordFaultError(ValueError):
@@ -71,7 +72,7 @@ def read_record(checkpoint: AnyPath) -> Record:
     except Exception as error:
         reason = storage.damage(error, checkpoint)
         raise RecordFaultError(f"its record cannot be read: {reason}") from error
-    if crc != storage.json_crc(content):
+    if crc != json_crc(content):
         raise RecordFaultError("its record does not match its CRC")
     version = content.pop("format", None)
     if version != FORMAT:

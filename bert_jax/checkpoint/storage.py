@@ -11,7 +11,6 @@ import json
 import logging
 import re
 import warnings
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -262,11 +261,6 @@ def one_line(error: BaseException) -> str:
     """Return an error as a phrase: its type and the first line of its message."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
-
-
-def json_crc(content: dict[str, Any]) -> int:
-    """Compute the CRC that a JSON object carries of its other entries."""
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def read_object(path: epath.Path) -> dict[str, Any]:

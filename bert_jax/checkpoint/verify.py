@@ -21,11 +21,11 @@ from bert_jax.checkpoint.storage import (
     damage,
     host_blocks,
     is_remote,
-    json_crc,
     listed_arrays,
     saved_steps,
 )
 from bert_jax.errors import UserError
+from bert_jax.files.checks import json_crc
 from bert_jax.untrusted.json_file import parse_json
 
 _MARK = "verified.json"

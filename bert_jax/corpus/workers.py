@@ -4,11 +4,16 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from bert_jax.errors import UserError
@@ -17,6 +22,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _MAX_WORKERS = 1024
+_LEAVE_SECONDS = 5.0
+"""Time that workers have to remove what they wrote, before they are killed."""
 
 
 def num_cores() -> int:
@@ -51,12 +58,15 @@ def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterato
         yield group
 
 
-def _start(initializer: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+def _work(
+    connection: Connection, initializer: Callable[..., None] | None, arguments: tuple[Any, ...]
+) -> None:
     # Ctrl-C reaches the whole process group; the parent decides what happens.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        # A parent that is killed cannot say so; its workers would wait for work for ever.
+        # A parent that is killed cannot say so; a task would run on to its end.
         def follow() -> None:
             parent.join()
             os._exit(1)
@@ -64,6 +74,19 @@ def _start(initializer: Callable[..., None] | None, arguments: tuple[Any, ...]) 
         threading.Thread(target=follow, daemon=True).start()
     if initializer is not None:
         initializer(*arguments)
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
+        while True:
+            function, item = connection.recv()
+            try:
+                connection.send((function(item), None))
+            except Exception as error:
+                error.add_note("".join(traceback.format_exception(error)))
+                connection.send((None, error))
+
+
+def _leave(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one does not disturb what `finally` does
+    sys.exit(128 + number)
 
 
 def map_ordered(
@@ -77,7 +100,8 @@ def map_ordered(
     """Map over processes: results in the order of the items, with few items in flight.
 
     Processes are spawned, since forking a process that runs threads (jax does) can hang. With one
-    worker everything runs in this process.
+    worker everything runs in this process. Each worker has a connection of its own and a thread
+    here that waits for its answers: what dies in the middle of an answer closes the connection.
 
     Items are read as results are taken, at most three for each worker ahead. Each process runs
     `initializer` first.
@@ -92,21 +116,57 @@ def map_ordered(
         yield from map(function, items)
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(num_workers, context, _start, (initializer, arguments))
+    processes: list[SpawnProcess] = []
+    idle: SimpleQueue[Connection] = SimpleQueue()
     flying: deque[Future[R]] = deque()
+    death: Future[None] = Future()
+    threads = ThreadPoolExecutor(num_workers)
+
+    def ask(item: T) -> Any:
+        connection = idle.get()
+        try:
+            connection.send((function, item))
+            result, error = connection.recv()
+        except (EOFError, OSError):
+            death.set_result(None)
+            raise
+        finally:
+            idle.put(connection)
+        if error is not None:
+            raise error
+        return result
+
+    def oldest() -> R:
+        either: list[Future[Any]] = [flying[0], death]
+        wait(either, return_when=FIRST_COMPLETED)
+        if death.done():
+            raise UserError(
+                "a worker process died: most likely the system killed it for lack of memory. Use "
+                f"fewer workers (there were {num_workers}) or a machine with more memory."
+            )
+        return flying.popleft().result()
+
     try:
         for item in items:
-            flying.append(pool.submit(function, item))
+            if len(processes) < num_workers:
+                mine, its = context.Pipe()
+                process = context.Process(target=_work, args=(its, initializer, arguments))
+                process.start()
+                processes.append(process)
+                its.close()  # a second holder would keep the connection open when the worker dies
+                idle.put(mine)
+            flying.append(threads.submit(ask, item))
             # Results that are there free memory; beyond the limit, wait for the oldest.
             while flying and (flying[0].done() or len(flying) >= 3 * num_workers):
-                yield flying.popleft().result()
+                yield oldest()
         while flying:
-            yield flying.popleft().result()
-    except BrokenProcessPool as error:
-        raise UserError(
-            "a worker process died: most likely the system killed it for lack of memory. Use fewer "
-            f"workers (there were {num_workers}) or a machine with more memory."
-        ) from error
+            yield oldest()
     finally:
-        with contextlib.suppress(BrokenProcessPool):
-            pool.shutdown(wait=True, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        end = time.monotonic() + _LEAVE_SECONDS
+        for process in processes:
+            process.join(max(0.0, end - time.monotonic()))
+            process.kill()
+            process.join()
+        threads.shutdown(cancel_futures=True)

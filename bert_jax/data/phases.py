@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -69,7 +69,7 @@ class PhaseConfig:
     """Power of the corpora's sizes in their weights; None: `data.mixture_temperature`."""
     batch_warmup_steps: int = 0
     """First steps of the phase, which have fewer rows: an eighth of `batch_size`, a quarter, then
-    half, for a third of these steps each."""
+    half, for a third of these steps each. More steps than the phase has: a tenth of the phase."""
 
     def check(self, number: int) -> None:
         """Refuse values that train nothing; `number` is that of the phase, from 0.
@@ -111,6 +111,18 @@ class PhaseConfig:
             )
 
 
+def scaled(warmup: int, num_steps: int) -> int:
+    """Return the steps of a warm-up: a tenth of the steps where they are fewer than the warm-up."""
+    return warmup if warmup <= num_steps else -(-num_steps // 10)
+
+
+def scaling(name: str, warmup: int, num_steps: int) -> list[str]:
+    """Say that a warm-up, given by the field `name`, is scaled; nothing where it is not."""
+    kept = scaled(warmup, num_steps)
+    said = f"{name} is {warmup:,}, longer than the {num_steps:,} steps: scaled to {kept:,}"
+    return [] if kept == warmup else [f"warm-up  {said}"]
+
+
 def described(phase: Mapping[str, Any]) -> str:
     """Describe what a phase sets besides its shape, from its fields; empty for nothing."""
     names = (
@@ -136,6 +148,8 @@ class Phase:
     num_steps: int
     batch_warmup_steps: int = 0
     """Steps with fewer rows, at the beginning (see `PhaseConfig`)."""
+    unit: int = 1
+    """Number of which the rows of these steps are a multiple."""
 
     @cached_property
     def stages(self) -> tuple[tuple[int, int], ...]:
@@ -143,7 +157,7 @@ class Phase:
         warmup, parts = self.batch_warmup_steps, (8, 4, 2)
         ends = [round(warmup * n / len(parts)) for n in range(len(parts) + 1)]
         growing = [
-            (end - begin, max(1, self.batch_size // part))
+            (end - begin, max(1, self.batch_size // part // self.unit) * self.unit)
             for (begin, end), part in zip(itertools.pairwise(ends), parts, strict=True)
         ]
         stages = (*growing, (self.num_steps - warmup, self.batch_size))
@@ -162,6 +176,16 @@ class Phase:
                 return first + step * rows, rows
             first, step = first + steps * rows, step - steps
         raise IndexError(f"the phase has {self.num_steps} steps")
+
+
+def stages_from(phases: Sequence[Phase], step: int) -> Iterator[tuple[int, int]]:
+    """Yield phase and rows of a step for each stage of a run with steps after the first `step`."""
+    end = 0
+    for number, phase in enumerate(phases):
+        for steps, rows in phase.stages:
+            end += steps
+            if end > step:
+                yield number, rows
 
 
 class Share(NamedTuple):

@@ -30,7 +30,7 @@ from bert_jax.data.kept import Kept
 from bert_jax.data.mixture import CorpusProgress, CorpusRows, Mixing, Mixture, PhaseRows
 from bert_jax.data.order import Places, ShardOrder
 from bert_jax.data.pairings import MAX_LENGTH, PAIRINGS, DataConfig, ExamplePlan
-from bert_jax.data.phases import Phase, Share
+from bert_jax.data.phases import Phase, Share, stages_from
 from bert_jax.data.rows import StoreRows
 from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.data.store import TokenStore
@@ -189,6 +189,12 @@ class ExampleStream:
         batch["row_index"] = row_keys(self._first_row[number] + start, count)
         return batch
 
+    def wait_for_checks(self) -> None:
+        """Return when all text that was read is compared with its digests; raise what differs."""
+        for text in self._texts:
+            for store in text.stores:
+                store.checks.wait()
+
     def _add_store(self, store: TokenStore, length: int) -> None:
         shards, window = len(store.counts), self.config.window
         num_plans = shards if not window else min(shards, 2 * window + 1)
@@ -250,9 +256,8 @@ class TrainBatches:
           UserError: a batch does not divide among the processes, or the step is beyond the end.
         """
         share = Share(process_index, process_count)
-        for phase in stream.phases:
-            for _, rows in phase.stages:
-                share.of(rows)
+        for _, rows in stages_from(stream.phases, start_step):
+            share.of(rows)
         if not 0 <= start_step <= stream.num_steps:
             raise UserError(
                 f"the first step is {start_step}; training has the steps 0 to {stream.num_steps}"
@@ -347,6 +352,7 @@ class EvalBatches:
         for number in range(len(self)):
             first = number * self._batch_size + self._process_index * self._share
             yield self._filled(self._rows(first, min(first + self._share, self.num_rows)), first)
+        self._store.checks.wait()
 
     def _filled(self, rows: Places, first: int) -> dict[str, np.ndarray]:
         """Return the batch of some rows, filled up to this process's share."""

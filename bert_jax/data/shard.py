@@ -3,17 +3,19 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from bert_jax.data.kept import Kept
 from bert_jax.errors import UserError
-from bert_jax.untrusted.json_file import read_json
+from bert_jax.files.checks import DIGESTS, differing, json_crc
+from bert_jax.untrusted.json_file import read_json, read_json_object
 
 OFFSET_DTYPE = np.dtype("<i8")
 MAX_HEADER_BYTES = 256 << 20
 """Largest corpus.json in bytes: an entry for each source or shard, about a million of them."""
+_LARGE = ("tokens.bin", "sentence_offsets.bin", "document_offsets.bin")
 _CHECK_BLOCK = 1 << 20
 _CHECKED_OFFSETS = 1 << 22
 """Offsets looked at when a shard is opened; `verify` looks at all of them."""
@@ -32,6 +34,18 @@ class SpecialIds:
     cls: int
     sep: int
     mask: int
+
+
+@runtime_checkable
+class StoreTokenizer(Protocol):
+    """Part of `bert_jax.tokenization.tokenizer.Tokenizer` that a store needs."""
+
+    vocab_size: int
+    special_ids: SpecialIds
+    fingerprint: str
+
+    def save(self, directory: Path) -> None:
+        """Write the tokenizer's files into a new directory."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +229,24 @@ def check_tokenizer(path: Path, fingerprint: str) -> None:
             f"it was built with another tokenizer ({str(found)[:12]}) than the store "
             f"({fingerprint[:12]})",
         )
+
+
+def check_digests(path: Path, header: Mapping[str, Any] | None = None) -> None:
+    """Compare the small files of a store with the header there; without it the shard's arrays.
+
+    Raises:
+        UserError: Names the file, which may be the header.
+    """
+    large, file = header is None, path / "corpus.json"
+    header = dict(header or read_json_object(file, max_bytes=MAX_HEADER_BYTES))
+    if header.pop("crc32", None) not in (None, json_crc(header)):
+        why = "corpus.json is not as written (where that is meant, remove its entry crc32)"
+        raise damaged(path, why)
+    digests, old = header.get(DIGESTS), header.get("sha256")
+    if not isinstance(digests, dict):
+        digests = {f"{n}.bin": each for n, each in old.items()} if isinstance(old, dict) else {}
+    if name := differing(path, {n: d for n, d in digests.items() if large == (n in _LARGE)}):
+        raise damaged(path, f"{name} does not have the digest that corpus.json names")
 
 
 def damaged(path: Path | None, what: str) -> UserError:

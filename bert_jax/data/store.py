@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from bert_jax.data.shard import (
     Shard,
     Shards,
     SpecialIds,
+    StoreTokenizer,
+    check_digests,
     check_offsets,
     check_tokenizer,
     check_tokens,
@@ -37,6 +39,7 @@ from bert_jax.data.shard import (
     token_dtype,
 )
 from bert_jax.errors import UserError
+from bert_jax.files.checks import Checks
 from bert_jax.untrusted.json_file import read_json
 
 FORMAT = "bert_jax token store"
@@ -77,6 +80,8 @@ class TokenStore:
     path: Path | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     """The rest of `corpus.json`."""
+    checks: Checks = field(default_factory=Checks)
+    """Comparison of the arrays of shards with their digests; see `open_store`."""
 
     @classmethod
     def of(
@@ -154,18 +159,6 @@ class TokenStore:
         return entropy(counts)
 
 
-@runtime_checkable
-class StoreTokenizer(Protocol):
-    """Part of `bert_jax.tokenization.tokenizer.Tokenizer` that a store needs."""
-
-    vocab_size: int
-    special_ids: SpecialIds
-    fingerprint: str
-
-    def save(self, directory: Path) -> None:
-        """Write the tokenizer's files into a new directory."""
-
-
 def entropy(counts: np.ndarray) -> float:
     """Return the entropy in nats of the distribution that counts, (vocab_size,), give."""
     counts = counts[counts > 0]
@@ -200,6 +193,7 @@ def open_store(
     tokenizer: StoreTokenizer | None = None,
     *,
     verify: bool = False,
+    background: bool = False,
     fetch: Callable[[str], None] = lambda name: None,
     num_open: int = OPEN_SHARDS,
 ) -> TokenStore:
@@ -209,6 +203,7 @@ def open_store(
         path: the store's directory.
         tokenizer: refuse a store that another tokenizer built.
         verify: read everything and compare with the fingerprint (about 1 GB/s).
+        background: compare a shard with its digests while it is used; `store.checks.wait()` raises.
         fetch: function that brings the files of a shard, by name, before the shard is opened.
         num_open: shards to keep open.
 
@@ -221,14 +216,19 @@ def open_store(
     def open_by_number(number: int) -> Shard:
         fetch(store.counts[number].name)
         shard = open_shard(store, number, check=number not in checked)
-        checked.add(number)
+        if number not in checked:
+            checked.add(number)
+            store.checks.add(lambda: check_digests(store.shard_path(store.counts[number])))
+            if not background:
+                store.checks.wait()
         return shard
 
     store = replace(store, shards=Shards(len(store.counts), open_by_number, num_open))
     if verify:
         _verify(store, digests)
     elif len(store.counts) == 1:
-        open_by_number(0)  # says now what is missing
+        fetch(store.counts[0].name)
+        open_shard(store, 0)  # says now what is missing
     return store
 
 
@@ -260,6 +260,7 @@ def read_manifest(
     total = sum(unigram.tolist())  # of numpy's integers a sum can wrap around
     if unigram.min() < 0 or total != store.num_tokens:
         raise damaged(path, f"unigram_counts.bin adds up to {total}, not {store.num_tokens}")
+    check_digests(path, header)
     return replace(store, unigram_counts=unigram), digests
 
 

@@ -10,14 +10,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
+from bert_jax.data.shard import OFFSET_DTYPE, StoreTokenizer, token_dtype
 from bert_jax.data.store import (
     ARRAYS,
     FORMAT,
     SHARDED_VERSION,
     VERSION,
     ShardCounts,
-    StoreTokenizer,
     TokenStore,
     content_fingerprint,
     is_store,
@@ -26,6 +25,7 @@ from bert_jax.data.store import (
     read_manifest,
 )
 from bert_jax.errors import UserError
+from bert_jax.files.checks import DIGESTS, digests_of, json_crc
 from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
 
 
@@ -253,6 +253,9 @@ def _write_header(
         "special_ids": asdict(tokenizer.special_ids),
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "fingerprint": content_fingerprint(tokenizer.fingerprint, *digests),
+        DIGESTS: digests_of(directory),
     }
+    header = json.loads(json.dumps(header))  # as it is read back
+    header["crc32"] = json_crc(header)
     text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
     replace_file(directory / "corpus.json", text.encode())

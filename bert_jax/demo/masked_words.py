@@ -86,7 +86,7 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
     data = dataclasses.replace(config.data, corpus=str(corpus))
     result = train(dataclasses.replace(config, data=data), run)
     if not result.finished:
-        return 0
+        return 130 if result.stopped_by == "SIGINT" else 0
 
     heading(4, "Held-out sentences with one word masked")
     heldout = open_store(corpus / "heldout", tokenizer)

@@ -78,7 +78,7 @@ model = {auto}.from_pretrained("BASE", num_labels={labels})
 model = PeftModel.from_pretrained(model, "DIR")
 ```
 
-With bert_jax, where `base_model_name_or_path` in `adapter_config.json` names `BASE`:
+With bert_jax, after `ln -s BASE DIR/base`, `BASE` as an absolute path:
 
 ```python
 import bert_jax

@@ -7,7 +7,6 @@ or a signal leaves nothing at its own.
 """
 
 import contextlib
-import hashlib
 import math
 import platform
 import re
@@ -20,17 +19,21 @@ import bert_jax
 from bert_jax.errors import UserError
 from bert_jax.exchange.huggingface_files import (
     class_of,
+    has_class,
     untrained_parts,
     without_pairs,
     write_json,
 )
 from bert_jax.exchange.model_card import model_card
 from bert_jax.exchange.onnx import int8
-from bert_jax.exchange.proof import PROOF_TEXTS, TOLERANCE, ProofFailedError, proof_rows
+from bert_jax.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
 from bert_jax.exchange.sentence_transformers import encoder_with_vectors
+from bert_jax.exchange.source import prove_reading
 from bert_jax.exchange.translation import files as translator_files
+from bert_jax.files.checks import DIGESTS, digests_of
 from bert_jax.files.staging import StagedDirectory, disk_full
 from bert_jax.files.urls import scheme
+from bert_jax.formats.huggingface_config import NoClassError
 from bert_jax.formats.huggingface_names import POOLED_HEADS
 from bert_jax.saved.ancestors import RECORD
 from bert_jax.saved.contamination import reports_on_ancestors
@@ -115,7 +118,8 @@ def export(
             "are needed (--name)"
         )
     say(f"reading {source}")
-    trained = as_trained(read_model(source, part=part))
+    as_read = read_model(source, part=part)
+    trained = as_trained(as_read)
     saved = without_pairs(trained)
     if format == "sentence-transformers" and saved.network is None:
         saved = encoder_with_vectors(saved)
@@ -130,19 +134,28 @@ def export(
     module = import_module(modules[format])
     with staged(out) as directory:
         say(f"writing {format}")
-        module.write(saved, directory)
-        digests = file_digests(directory)
+        try:
+            module.write(saved, directory)
+        except NoClassError as error:
+            raise UserError(f"{error}. Export with --to onnx, stablehlo or orbax") from error
         say("proving it")
         rows = proof_rows(saved)
         proven = module.prove(saved, directory, rows)
         check_differences(proven["differences"], tolerance)
+        if reading := prove_reading(as_read, source, tolerance):
+            proven["proofs"] = proven.get("proofs", {}) | reading
         if quantize:
             say("quantizing")
             proven["quantized"] = int8.quantize(saved, directory, rows)
-            digests = file_digests(directory)
         parity = {
             "format": format,
-            "class": (translator_files.class_of if translates else class_of)(saved),
+            "class": (
+                translator_files.class_of(saved)
+                if translates
+                else class_of(saved)
+                if has_class(saved)
+                else "none"
+            ),
             "source": {"name": name, "kind": saved.origin.kind, "step": saved.origin.step},
             RECORD: [ancestor_entry("source", source, saved.origin.step)],
             "contamination": [each.summary() for each in reports_on_ancestors(source)],
@@ -157,7 +170,8 @@ def export(
                 else untrained_parts(saved)
             ),
             "left_out": left_out,
-            "sha256": digests,
+            "sha256": digests_of(directory, "sha256"),
+            DIGESTS: digests_of(directory),
             "tokenizer_fingerprint": saved.tokenizer.fingerprint,
             "versions": {
                 "bert_jax": bert_jax.__version__,
@@ -201,29 +215,3 @@ def as_trained(saved: SavedModel) -> SavedModel:
     it alone reads, have the values with which the run began.
     """
     return saved.without({*POOLED_HEADS, "pooler"}) if saved.origin.pairing == "none" else saved
-
-
-def check_differences(
-    found: dict[str, float],
-    tolerance: float,
-    failure: str = "what was written does not compute what its source does",
-) -> None:
-    """Raise ProofFailedError where an output differs by more, or by what is no number."""
-    above = {name: gap for name, gap in found.items() if not gap <= tolerance}
-    if above:
-        said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())
-        raise ProofFailedError(
-            f"{failure}: the largest differences are {said}, and {tolerance:.0e} is allowed "
-            "(--tolerance). Nothing was left"
-        )
-
-
-def file_digests(directory: Path) -> dict[str, str]:
-    """Compute the sha256 in hex of each file, by its path."""
-    found = {}
-    for path in sorted(directory.rglob("*")):
-        if path.is_file() and path.name != ".lock":
-            with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[path.relative_to(directory).as_posix()] = digest
-    return found

@@ -16,6 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.exchange.export import as_trained, staged
 from bert_jax.exchange.huggingface import read_back
 from bert_jax.exchange.huggingface_files import class_of, write_huggingface, write_json
+from bert_jax.files.checks import DIGESTS, digests_of
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.growth import SIZES, grow_params, grown_config
 from bert_jax.saved.ancestors import RECORD
@@ -93,6 +94,7 @@ def grow_model(
             "sizes": {
                 name: [getattr(each, name) for each in (saved.config, config)] for name in SIZES
             },
+            DIGESTS: digests_of(directory),
             "tokenizer_fingerprint": saved.tokenizer.fingerprint,
             "bert_jax": bert_jax.__version__,
         }

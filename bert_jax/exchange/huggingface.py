@@ -26,6 +26,8 @@ from bert_jax.exchange.huggingface_files import (
     write_huggingface,
 )
 from bert_jax.exchange.proof import (
+    NOT_INSTALLED,
+    ONLY_OURS,
     PROOF_TEXTS,
     Batch,
     ProofFailedError,
@@ -91,15 +93,12 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """
     programs: list[Callable[[Batch], dict[str, np.ndarray]]]
     programs = [partial(logits_of, read_back(saved, out))]
-    theirs: dict[str, Any] = {
-        "ran": False,
-        "why": "transformers and torch are not both installed (the extra bert_jax[parity])",
-    }
+    theirs: dict[str, Any] = {"ran": False, "why": NOT_INSTALLED}
     packages = ["safetensors", "tokenizers"]
     kind = family_of(saved)
     if kind in MODERN and not MODERN[kind].native:
         why = f"transformers has no class of {MODERN[kind].name}, and code of a model is never run"
-        theirs["why"] = why
+        theirs["why"] = f"{why}; {ONLY_OURS}"
     elif all(find_spec(name) for name in ("transformers", "torch")):
         model = load_theirs(saved, out)
         programs.append(model.outputs)
@@ -135,6 +134,8 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
         raise ProofFailedError(f"read back, this is not what was written: {names}")
     if (before := _meaning(saved)) != (after := _meaning(back)):
         raise ProofFailedError(f"the outputs mean {after} where they were read back, not {before}")
+    if back.max_length != saved.max_length:
+        raise ProofFailedError(f"read back, rows have {back.max_length}, not {saved.max_length}")
     if back.embedding != saved.embedding:
         raise ProofFailedError(f"read back, vectors are {back.embedding}, not {saved.embedding}")
     check_same_tokenizer(saved, back)
@@ -158,7 +159,7 @@ def _meaning(model: SavedModel) -> tuple[Any, ...] | None:
         return None
     head = outputs.head
     means = outputs.objective, head.kind, head.num_labels, outputs.labels
-    return *means, outputs.thresholds, outputs.long
+    return *means, outputs.thresholds, outputs.long, outputs.reading
 
 
 def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from bert_jax.errors import UserError
-from bert_jax.formats.entries import Entry, in_model
+from bert_jax.config.mapping import to_dict
+from bert_jax.formats.entries import Entry, in_model, named
 from bert_jax.formats.families import class_written, from_bert
 from bert_jax.formats.family_tables import WRITTEN
-from bert_jax.formats.huggingface_config import head_to_huggingface, model_config_to_huggingface
+from bert_jax.formats.huggingface_config import (
+    NoClassError,
+    head_to_huggingface,
+    model_config_to_huggingface,
+)
 from bert_jax.formats.huggingface_files import WEIGHTS
 from bert_jax.formats.huggingface_names import (
     POOLED_HEADS,
@@ -22,16 +26,17 @@ from bert_jax.formats.huggingface_names import (
 )
 from bert_jax.formats.modern import modern_table, pooling_to_huggingface, unlike_head
 from bert_jax.formats.modern_config import (
+    exported,
     is_bert,
     modern_config_to_huggingface,
     modern_kind,
-    unlike,
+    refusal,
 )
 from bert_jax.formats.modern_tables import MODERN
 from bert_jax.formats.sentence_transformers import can_be_written, sentence_files
 from bert_jax.formats.sentencepiece_json import tokenizer_json
 from bert_jax.model.heads import Params
-from bert_jax.saved.model import SavedModel
+from bert_jax.saved.model import CONSTANT, SavedModel
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import CONFIG_NAME
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -39,6 +44,8 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 UNTRAINED = "untrained_parts"
 """Field of `config.json`: parts with initial values, there because their class must have them."""
 
+MODEL = "model.json"
+"""File that describes a model, in our words, that no class of Transformers computes."""
 _WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
 _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
@@ -47,17 +54,12 @@ def family_of(saved: SavedModel) -> str:
     """Return the `model_type` of a written model: bert, unless only another computes the same.
 
     Raises:
-        UserError: No family computes what the model does; says what is unlike the nearest one.
+        NoClassError: No family computes what the model does; says what is unlike the nearest one.
     """
     if not is_bert(saved.config):
         if (modern := modern_kind(saved.config)) is not None:
             return modern
-        nearest = min(MODERN, key=lambda kind: len(unlike(kind, saved.config)))
-        raise UserError(
-            f"{saved.name}: no class of Transformers computes this model. The nearest is "
-            f"{MODERN[nearest].name}, but {'; '.join(unlike(nearest, saved.config))}. Pretrain a "
-            "model with these fields"
-        )
+        raise NoClassError(f"{saved.name}: {refusal(saved.config, ())}")
     if saved.config.projects_embeddings or "rtd" in saved.params:
         return "electra"
     kind = WRITTEN.get(saved.config.pooler_activation, "bert")
@@ -72,27 +74,49 @@ def without_pairs(saved: SavedModel) -> SavedModel:
     """Return the model without its head for pairs and the pooler, if it is a modern encoder.
 
     No class of a modern family has that head. A model is returned as it is where the rest of the
-    model has no class either.
+    model has no class either, or where a head of a task reads the pooler.
     """
-    if "nsp" not in saved.params or is_bert(saved.config):
+    config, heads = exported(saved.config, saved.params.keys())
+    if saved.outputs is not None or (config == saved.config and heads == saved.params.keys()):
         return saved
-    bare = dataclasses.replace(saved, config=dataclasses.replace(saved.config, pooler=False))
-    fitting = (each for each in (saved, bare) if modern_kind(each.config) is not None)
-    fits = next(fitting, None)
-    return saved if fits is None else fits.without({*POOLED_HEADS, "pooler"})
+    return dataclasses.replace(saved, config=config).without({*POOLED_HEADS, "pooler"})
 
 
 def class_of(saved: SavedModel) -> str:
-    """Return the class of Transformers that has the parts of a model."""
-    kind = family_of(saved)
-    if kind != "bert" and saved.outputs is not None and saved.outputs.objective == "choice":
-        raise UserError(
-            f"{saved.name}: multiple choice is written as a class of BERT alone, and this model is "
-            f"of the family {kind}; use the directory of the run (bert-jax predict)"
+    """Return the class of Transformers that computes a model.
+
+    Raises:
+        NoClassError: There is none; says why.
+    """
+    kind, activation, wrong = family_of(saved), saved.config.pooler_activation, ""
+    task, head = task_of(saved), None if saved.outputs is None else saved.outputs.head
+    wanted = {"bert": "tanh", "electra": "gelu"}.get(kind, activation)
+    name = MODERN[kind].class_of(task) if kind in MODERN else class_written(kind, task)
+    if kind != "bert" and task == "ForMultipleChoice":
+        wrong = f"multiple choice is written as a class of BERT alone, and this model is a {kind}"
+    elif kind in MODERN:
+        why = "" if head is None else unlike_head(kind, saved.config, head)
+        wrong = why and f"no class of Transformers' {MODERN[kind].name} computes this head: {why}"
+    elif head is not None and "transform" in saved.params:
+        wrong = "its head has a map of its own before the classifier, and no class of BERT has one"
+    elif activation != wanted and has_place_for_pooler(saved):
+        wrong = (
+            f"its pooler has {activation}, and no class of Transformers computes that with the "
+            f"rest of this model: a {name} has {wanted}, a classifier of ELECTRA gelu, one of "
+            "DistilBERT relu, with one token type and norm_eps 1e-12"
         )
-    if kind in MODERN:
-        return MODERN[kind].class_of(task_of(saved))
-    return class_written(kind, task_of(saved))
+    if wrong:
+        raise NoClassError(f"{saved.name}: {wrong}")
+    return name
+
+
+def has_class(saved: SavedModel) -> bool:
+    """Whether a class of Transformers computes a model."""
+    try:
+        class_of(saved)
+    except NoClassError:
+        return False
+    return True
 
 
 def task_of(saved: SavedModel) -> str:
@@ -100,19 +124,8 @@ def task_of(saved: SavedModel) -> str:
     if saved.outputs is not None:
         name: str = head_to_huggingface(saved.outputs)["architectures"][0]
         return name.removeprefix("Bert")
-    kind = family_of(saved)
-    if kind in MODERN and (heads := {"nsp", "rtd"} & saved.params.keys()):
-        raise UserError(
-            f"{saved.name}: no class of Transformers' {MODERN[kind].name} has the head "
-            f"{' or '.join(sorted(heads))}; pretrain masked words with data.pairing none"
-        )
-    if kind == "electra" and POOLED_HEADS & saved.params.keys():
-        raise UserError(
-            f"{saved.name}: no class of Transformers has both a head for pairs of sentences and "
-            f"embeddings ({saved.config.embedding_width}) of another width than the layers "
-            f"({saved.config.hidden_dim}); pretrain with data.pairing none, or set "
-            "model.embedding_dim to 0"
-        )
+    if why := refusal(saved.config, saved.params.keys()):
+        raise NoClassError(f"{saved.name}: {why}")
     return next(task for parts, task in PRETRAINING_TASKS if parts <= saved.params.keys())
 
 
@@ -131,9 +144,11 @@ def entries_of(saved: SavedModel) -> list[Entry]:
 def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
     """Return every tensor that their class has, without the tied duplicates, float32.
 
-    A class with a pooler gets one with initial values where the model has none. The rows that pad
-    the vocabulary are left out.
+    Without a class the parameters have our names, joined by slashes. A class with a pooler gets one
+    with initial values where the model has none. The rows that pad the vocabulary are left out.
     """
+    if not has_class(saved):
+        return named(saved.params)
     task, kind = task_of(saved), family_of(saved)
     saved = without_types(saved)
     found = to_huggingface(_complete(saved), saved.config, entries_of(saved))
@@ -168,7 +183,7 @@ def without_types(saved: SavedModel) -> SavedModel:
 
 def untrained_parts(saved: SavedModel) -> list[str]:
     """Name the parts that are written with initial values because the class must have them."""
-    if not has_place_for_pooler(saved):
+    if not (has_class(saved) and has_place_for_pooler(saved)):
         return []
     said = saved.origin.config.get(UNTRAINED) if saved.origin.kind == "huggingface" else None
     marked = isinstance(said, list) and "pooler" in said
@@ -205,6 +220,8 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
         fields |= pooling_to_huggingface(kind, saved.pooling)
     if untrained := untrained_parts(saved):
         fields[UNTRAINED] = untrained
+    if saved.outputs is not None and saved.origin.unlearned:
+        fields[CONSTANT] = list(saved.origin.unlearned)
     fields["architectures"] = [class_of(saved)]
     if kind == "bert" or kind in MODERN:
         return fields
@@ -217,46 +234,44 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     The directory exists and holds none of these files. Its class is `class_of(saved)`.
 
     Raises:
-        UserError: The tokenizer or the pooler cannot be said in Hugging Face's format.
+        NoClassError: No class of Transformers computes the model.
+        UserError: The tokenizer cannot be said in Hugging Face's format.
         OSError: The files cannot be written.
     """
-    activation, kind = saved.config.pooler_activation, family_of(saved)
-    if kind in MODERN and saved.outputs is not None:
-        head = saved.outputs.head
-        if wrong := unlike_head(kind, saved.config, head):
-            raise UserError(
-                f"{saved.name}: no class of Transformers' {MODERN[kind].name} computes this head: "
-                f"{wrong}. Export with --to orbax"
-            )
-    if kind == "electra" and "mlm" in saved.params and saved.config.activation != "gelu":
-        raise UserError(
-            f"{saved.name}: model.activation is {saved.config.activation}, and the masked-LM head "
-            "of Transformers' ELECTRA has the exact gelu always. Export with --to orbax or onnx"
-        )
-    wanted = {"bert": "tanh", "electra": "gelu"}.get(kind, activation)
-    if activation != wanted and has_place_for_pooler(saved):
-        raise UserError(
-            f"{saved.name}: its pooler has {activation}, and no class of Transformers computes "
-            f"that with the rest of this model: a {class_of(saved)} has {wanted}, a classifier of "
-            "ELECTRA gelu, one of DistilBERT relu, with one token type and norm_eps 1e-12. Export "
-            "with --to orbax or onnx, or train from a model whose pooler has tanh"
-        )
+    class_of(saved)
+    write_weights(saved, directory)
+
+
+def write_weights(saved: SavedModel, directory: Path) -> dict[str, np.ndarray]:
+    """Write `model.safetensors` and what `write_description` writes, also without a class.
+
+    Returns:
+        The tensors by their names in the file.
+    """
     write_description(saved, directory)
+    weights = state_dict_of(saved)
     # Not `save_file`: its files are readable by their owner alone, its errors are no OSErrors.
-    weights = safetensors.numpy.save(state_dict_of(saved), metadata={"format": "pt"})
-    (directory / WEIGHTS).write_bytes(weights)
+    (directory / WEIGHTS).write_bytes(safetensors.numpy.save(weights, metadata={"format": "pt"}))
+    return weights
 
 
 def write_description(saved: SavedModel, directory: Path) -> None:
     """Write the files beside the weights of every format: `config.json` and the tokenizer.
 
-    Of a model for vectors also those of sentence-transformers, where its pooling is one of theirs.
+    A model without a class has `model.json` in its place. Of a model for vectors also those of
+    sentence-transformers, where its pooling is one of theirs.
 
     Raises:
         UserError: The tokenizer cannot be said in Hugging Face's format.
         OSError: The files cannot be written.
     """
     write_tokenizer(saved, directory)
+    if not has_class(saved):
+        parts = {"model": saved.config, "outputs": saved.outputs, "embedding": saved.embedding}
+        described = {name: to_dict(part) for name, part in parts.items() if part is not None}
+        ids = {"special_ids": vars(saved.tokenizer.special_ids)}
+        write_json(directory / MODEL, {**described, **ids, "max_length": saved.max_length})
+        return
     write_json(directory / "config.json", config_of(saved))
     if saved.embedding is not None and can_be_written(saved.embedding):
         files = sentence_files(saved.embedding, saved.config.hidden_dim, saved.max_length)

@@ -13,7 +13,6 @@ in its own class.
 
 import glob
 import hashlib
-import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,27 +20,20 @@ from typing import Any, Literal
 import bert_jax
 from bert_jax.errors import UserError
 from bert_jax.exchange import vocabulary
-from bert_jax.exchange.export import check_differences, staged
+from bert_jax.exchange.export import staged
 from bert_jax.exchange.huggingface import read_back
 from bert_jax.exchange.huggingface_files import (
     UNTRAINED,
     class_of,
     has_place_for_pooler,
-    specials_of,
     untrained_parts,
     write_huggingface,
     write_json,
 )
-from bert_jax.exchange.proof import (
-    TOLERANCE,
-    ProofFailedError,
-    compare,
-    proof_rows,
-    row_batches,
-    same_spans,
-    texts_for,
-)
-from bert_jax.exchange.theirs import source_outputs, source_tokenizer
+from bert_jax.exchange.proof import TOLERANCE, ProofFailedError, same_spans
+from bert_jax.exchange.source import compare_with_source, plain_texts
+from bert_jax.exchange.theirs import source_tokenizer
+from bert_jax.files.checks import DIGESTS, checked, digests_of
 from bert_jax.formats.families import BertForm, form_of, to_bert
 from bert_jax.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
@@ -58,7 +50,7 @@ from bert_jax.saved.lineage import ancestor_entry
 from bert_jax.saved.model import SavedModel
 from bert_jax.saved.reading import saved_from, with_vectors
 from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.tokenization.tokenizer import CONFIG_NAME, make_row
+from bert_jax.tokenization.tokenizer import CONFIG_NAME
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.tokenization.wordpiece_files import says_casing
 from bert_jax.untrusted.json_file import read_json_object
@@ -106,7 +98,9 @@ def import_model(
         new = vocabulary.new_tokens(saved.tokenizer, lines, where=f"{add_tokens}, line {{}}")
         notes.append(f"{add_tokens}: {new}")
     with staged(out) as directory:
-        compared = compare_with_source(found, tolerance)
+        compared: dict[str, Any] | str = "not compared: no other program here reads this format"
+        if found.directory is not None:
+            compared = compare_with_source(saved, found.directory, found.made_by, tolerance)
         if new is not None:
             saved = vocabulary.add_tokens(saved, new)
         write_huggingface(saved, directory)
@@ -127,6 +121,7 @@ def import_model(
             "read_back": "bit for bit",
             "compared": compared,
             "sha256": hashlib.sha256((directory / WEIGHTS).read_bytes()).hexdigest(),
+            DIGESTS: digests_of(directory),
             "tokenizer_fingerprint": saved.tokenizer.fingerprint,
             "bert_jax": bert_jax.__version__,
         }
@@ -154,7 +149,9 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
                 "--gelu says what a TensorFlow checkpoint means by gelu; config.json of "
                 f"{source} says it itself, in its field hidden_act"
             )
-        return _from_directory(path if path.is_dir() else _fetched(source))
+        directory = path if path.is_dir() else _fetched(source)
+        with checked(directory):
+            return _from_directory(directory)
     return _from_tensorflow(path, gelu or "tanh")
 
 
@@ -257,46 +254,6 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
         raise ProofFailedError(f"read back, this is not what was written: {', '.join(wrong)}")
 
 
-def compare_with_source(found: Source, tolerance: float) -> dict[str, Any] | str:
-    """Return the largest differences from the source in its own class; or why there are none."""
-    if found.directory is None:
-        return "not compared: no other program here reads this format"
-    if isinstance(found.form, ModernForm) and not found.form.modern.native:
-        return f"not compared: Transformers has no class of {found.form.family}; code is not run"
-    missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
-    if missing:
-        return f"not compared with the source: {', '.join(missing)} is not installed"
-    import torch
-    import transformers
-
-    saved = found.saved
-    theirs = source_outputs(found.directory, found.made_by, saved)
-    others = ("pooled", "head", "embedding", *PRETRAINING_HEADS)
-    (gaps,) = compare(saved, row_batches(proof_rows(saved)), theirs, optional=others)
-    check_differences(gaps, tolerance, f"{saved.name} does not compute the same here")
-    tokens = _compare_tokens(saved, source_tokenizer(found.directory, saved.tokenizer))
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    return {"differences": gaps, "tolerance": tolerance, **tokens, "versions": versions}
-
-
-def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
-    """Compare the ids of texts in which no special token is spelled out, and of a pair."""
-    if isinstance(theirs, str):
-        return {"texts_with_equal_ids": f"not compared: {theirs}"}
-    texts = _texts(saved)
-    ids = saved.tokenizer.encode_batch(texts)
-    wanted = [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
-    other = [t for t, a, b in zip(texts, ids, wanted, strict=True) if a.tolist() != list(b)]
-    if other:
-        raise ProofFailedError(
-            f"{saved.name}: the tokenizer gives other ids than Transformers for "
-            f"{len(other)} of {len(texts)} texts, the first {other[0]!r:.200}"
-        )
-    row = make_row(saved.tokenizer, *ids[:2]).ids.tolist()
-    same = list(theirs(*texts[:2])["input_ids"]) == row
-    return {"texts_with_equal_ids": len(texts), "pairs_have_equal_ids": same}
-
-
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
     """Compare where tokens lie in their texts: in Transformers, of the source and of `written`.
 
@@ -311,7 +268,7 @@ def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
     if any(isinstance(each, str) or not each.is_fast for each in tokenizers):
         return {"texts_with_equal_offsets": "not compared"}
     compared = 0
-    for text in _texts(found.saved):
+    for text in plain_texts(found.saved):
         first, second = (
             each(text, add_special_tokens=False, return_offsets_mapping=True) for each in tokenizers
         )
@@ -327,9 +284,3 @@ def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
                 "than in the source"
             )
     return {"texts_with_equal_offsets": compared}
-
-
-def _texts(saved: SavedModel) -> list[str]:
-    """Return texts in which none of the five special tokens is spelled out."""
-    names = specials_of(saved)
-    return [text for text in texts_for(saved.tokenizer) if not any(name in text for name in names)]

@@ -27,6 +27,7 @@ _OBJECTIVES = {
     "regression": "a number for a text or a pair of texts",
     "tags": "a tag for each word",
     "span": "the span of a text that answers a question",
+    "arcs": "the head of each word and the relation to that head",
     "choice": "a score for each of several continuations of a text, of which the highest wins",
 }
 _MAX_LABELS = 40
@@ -62,7 +63,8 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
     if saved.network is not None:
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
-        fields["pipeline_tag"] = PIPELINES.get(task_of(saved), "feature-extraction")
+        task = "" if parity["class"] == "none" else task_of(saved)
+        fields["pipeline_tag"] = PIPELINES.get(task, "feature-extraction")
         fields["tags"] = ["bert", "jax", "bert_jax"]
         if saved.embedding is not None:
             fields["pipeline_tag"] = "sentence-similarity"
@@ -76,8 +78,11 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     if saved.network is not None:
         return _what_translates(saved, saved.network, parity)
     model, outputs = saved.config, saved.outputs
-    family = MODERN[family_of(saved)].name if family_of(saved) in MODERN else "BERT"
-    article = "An" if family[0] in "AE" else "A"
+    classed = parity["class"] != "none"
+    name = family_of(saved) if classed else ""
+    family = MODERN[name].name if name in MODERN else "BERT" if classed else "encoder"
+    made = f"`{parity['class']}`" if classed else "No class of Transformers computes it; it is"
+    article = "An" if family[0] in "AEe" else "A"
     kind = {
         "pretrain": f"{article} {family} pretrained with bert_jax for {saved.origin.step:,} "
         "updates.",
@@ -89,7 +94,7 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     )
     count = sum(array.size for array in state_dict_of(saved).values())
     text = (
-        f"{kind} `{parity['class']}` in the format `{parity['format']}`: {model.num_layers} layers "
+        f"{kind} {made} in the format `{parity['format']}`: {model.num_layers} layers "
         f"of {model.hidden_dim}, {model.num_heads} heads, {count:,} parameters, at most "
         f"{saved.max_length} tokens, {model.vocab_size:,} tokens in the vocabulary "
         f"({saved.tokenizer.kind})."
@@ -240,7 +245,9 @@ def _metrics(saved: SavedModel) -> str:
     if kind == "pretrain":
         said = "On the held-out data of the run."
         return f"## Metrics\n\n{said}\n\n" + _table(("metric", "value"), dev)
-    said, table = "On dev, the set that chose the epoch.", _table(("metric", "dev"), dev)
+    chose = all(each.get("chose", True) for each in list(saved.origin.reports.values())[:1])
+    where = f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}."
+    said, table = f"On {where}", _table(("metric", "dev"), dev)
     if test := saved.origin.reports.get("test"):
         ends = test["intervals"]
         rows = [
@@ -249,8 +256,8 @@ def _metrics(saved: SavedModel) -> str:
             if value is not None
         ]
         said = (
-            f"On test, {test['examples']:,} examples that chose nothing, with 95% intervals by "
-            "bootstrap over examples; then on dev, the set that chose the epoch."
+            f"On test, {test['examples']:,} examples that chose nothing, with 95% intervals; then "
+            f"on {where}"
         )
         table = f"{_table(('metric', 'test'), rows)}\n\n{table}"
     return f"## Metrics\n\n{said}\n\n{table}"
@@ -287,8 +294,11 @@ def _contamination(parity: Mapping[str, Any]) -> str:
 def _proof(parity: Mapping[str, Any]) -> str:
     rows = [(key, f"{gap:.1e}") for key, gap in parity["differences"].items()]
     ran = parity.get("proofs", {})
-    said = [f"{key} {'ran' if found['ran'] else 'did not run'}" for key, found in ran.items()]
-    by = f"; the proof by {', by '.join(said)}." if said else "."
+    said = [
+        f"{key} {'ran' if found['ran'] else 'did not run, ' + found['why']}"
+        for key, found in ran.items()
+    ]
+    by = f"; the proof by {'; by '.join(said)}." if said else "."
     table = _table(("output", "difference"), rows) if rows else "none: all is equal."
     quantized = said_of(parity["quantized"]) if "quantized" in parity else ""
     return (

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.formats.entries import VOCABULARY_PATHS
+from bert_jax.formats.entries import named
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig, finish, pool_tokens
 from bert_jax.model.heads import (
@@ -27,6 +27,12 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 TOLERANCE = 1e-4
 """Largest absolute difference of two outputs in float32 that passes."""
+
+ONLY_OURS = "only our own reading was compared"
+NOT_INSTALLED = (
+    f"transformers and torch are not both installed (the extra bert_jax[parity]); {ONLY_OURS}"
+)
+"""Words on a proof by our own code, and the usual reason."""
 
 PROOF_TEXTS: tuple[str, ...] = (
     "The river froze early that year, and the ferry stayed on the far bank until April.",
@@ -263,6 +269,21 @@ def compare_shapes(
     return {"differences": found, "shapes": [list(shape) for shape in shapes]}
 
 
+def check_differences(
+    found: dict[str, float],
+    tolerance: float,
+    failure: str = "what was written does not compute what its source does",
+) -> None:
+    """Raise ProofFailedError where an output differs by more, or by what is no number."""
+    above = {name: gap for name, gap in found.items() if not gap <= tolerance}
+    if above:
+        said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())
+        raise ProofFailedError(
+            f"{failure}: the largest differences are {said}, and {tolerance:.0e} is allowed "
+            "(--tolerance). Nothing was left"
+        )
+
+
 def differences(
     ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], segment_ids: np.ndarray
 ) -> dict[str, float]:
@@ -276,7 +297,10 @@ def differences(
         if first.shape != second.shape:
             raise ProofFailedError(f"{name} is {second.shape}, of the source {first.shape}")
         if first.shape[:2] == segment_ids.shape and first.ndim > 2:
-            first, second = first[segment_ids > 0], second[segment_ids > 0]
+            read = segment_ids > 0
+            if first.shape[2:-1] == segment_ids.shape[1:]:  # scores of pairs of tokens
+                read = read[:, :, None] & read[:, None]
+            first, second = first[read], second[read]
         with np.errstate(invalid="ignore"):  # infinity less infinity
             gap = np.abs(first - second)
         found[name] = float(gap.max(initial=0)) if np.isfinite(gap).all() else float("inf")
@@ -288,13 +312,7 @@ def unequal(first: Any, second: Any, *, vocab_size: int | None = None) -> list[s
 
     With `vocab_size`, rows that pad the vocabulary do not count.
     """
-    arrays: list[dict[str, np.ndarray]] = [{}, {}]
-    for tree, found in zip((first, second), arrays, strict=True):
-        for path, leaf in jax.tree.leaves_with_path(tree):
-            rows = vocab_size if tuple(key.key for key in path) in VOCABULARY_PATHS else None
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            found[name] = np.asarray(leaf)[:rows]
-    one, other = arrays
+    one, other = (named(tree, vocab_size) for tree in (first, second))
     return [
         name
         for name in sorted(one.keys() | other.keys())

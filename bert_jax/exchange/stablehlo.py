@@ -8,8 +8,9 @@ A program that runs it needs jax, flatbuffers and safetensors, and not this pack
     outputs = jax.jit(model.call)(weights, tokens, type_ids, segment_ids)
 
 The directory is what `--to huggingface` writes, and the program takes the tensors of its file of
-weights by their names there. As constants inside the program they would be folded again by every
-compilation: docs/artefacts.md has the figures.
+weights by their names there; of a model that no class of Transformers computes, by ours. As
+constants inside the program they would be folded again by every compilation: docs/artefacts.md has
+the figures.
 """
 
 import dataclasses
@@ -27,12 +28,13 @@ from bert_jax.exchange.huggingface_files import (
     card_fields,
     entries_of,
     family_of,
+    has_class,
     prefix_left_out,
     task_of,
-    write_huggingface,
+    write_weights,
 )
 from bert_jax.exchange.proof import Batch, compare_shapes, outputs_of
-from bert_jax.formats.entries import Entry, insert, lookup, taken_apart, tensors
+from bert_jax.formats.entries import Entry, insert, lookup, taken_apart, tensors, unnamed
 from bert_jax.formats.families import bert_names
 from bert_jax.formats.huggingface_files import WEIGHTS
 from bert_jax.formats.huggingface_names import canonical_names
@@ -46,12 +48,11 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write `model.stablehlo`, and what `write_huggingface` writes.
+    """Write `model.stablehlo`, and what `write_weights` writes.
 
     The program computes in float32 at full precision on any platform.
     """
-    write_huggingface(saved, out)
-    weights = safetensors.numpy.load_file(out / WEIGHTS)
+    weights = write_weights(saved, out)
     (out / PROGRAM).write_bytes(exported(saved, weights).serialize())
 
 
@@ -69,18 +70,19 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
         remat="none",
     )
     head = None if saved.outputs is None else saved.outputs.head
-    entries = [e for e in entries_of(saved) if saved.has_pooler or "pooler" not in e.path]
-    kind = family_of(saved)
+    classed = has_class(saved)
+    kind, entries = (family_of(saved), entries_of(saved)) if classed else ("", [])
+    entries = [e for e in entries if saved.has_pooler or "pooler" not in e.path]
     if kind in MODERN:
         names = {f"{prefix_left_out(saved)}{name}": name for name in weights}
-    elif kind == "bert":
+    elif kind in ("bert", ""):
         names = canonical_names({name: name for name in weights})
     else:
         names = bert_names(kind, task_of(saved), weights)
 
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}
-        params = _params(found, entries, saved.params, config)
+        params = _params(found, entries, saved.params, config) if classed else unnamed(weights)
         if "pooling" in saved.params:  # constants: a number for each of the states' dimensions
             params["pooling"] = saved.params["pooling"]
         batch = Batch(tokens, type_ids, segment_ids)

@@ -108,11 +108,15 @@ class FileCache:
     def __init__(self, root: Path, most_bytes: float) -> None:
         """Keep files below `root`, at most `most_bytes` of them."""
         self._root, self._most = root, most_bytes
+        self._found: dict[tuple[Path, int], str] = {}
+        """sha256 of what this process has read, by path and inode."""
 
     def fetch(
         self, files: BucketFiles, name: str, target: Path, size: int, digest: str | None = None
-    ) -> None:
-        """Make a file of the bucket appear at a path below the root, whole.
+    ) -> str:
+        """Make a file of the bucket appear at a path below the root, whole; return its sha256.
+
+        A file that is there is read at its first use: one that went bad is fetched again.
 
         Args:
             files: Bucket.
@@ -125,18 +129,18 @@ class FileCache:
             UserError: The file is missing or another one, or the disk is full.
             BucketAwayError: See `BucketFiles.read`.
         """
-        if _has_size(target, size):
+        if found := self._sha256(target, size, digest):
             os.utime(target)  # the time of the last use
-            return
+            return found
         with _lock(target.with_name(f".{target.name}.lock")):
-            if _has_size(target, size):  # by another process, meanwhile
-                return
+            if found := self._sha256(target, size, digest):  # by another process, meanwhile
+                return found
             try:
-                found = files.size(name)
+                there = files.size(name)
             except FileNotFoundError as error:
-                raise _damaged(files, name, "the file is missing") from error
-            if found != size:
-                raise _damaged(files, name, f"the file has {found:,} bytes, not {size:,}")
+                raise damaged(files, name, "the file is missing") from error
+            if there != size:
+                raise damaged(files, name, f"the file has {there:,} bytes, not {size:,}")
             with _lock(self._root / ".lock"):
                 self._make_room(size)
             with staged_file(target) as out:
@@ -146,7 +150,22 @@ class FileCache:
                     sha.update(data)
                     out.write(data)
                 if out.tell() != size or digest not in (None, sha.hexdigest()):
-                    raise _damaged(files, name, "the content is not what corpus.json describes")
+                    raise damaged(files, name, "the content is not what corpus.json describes")
+            self._found[target, target.stat().st_ino] = sha.hexdigest()
+            return sha.hexdigest()
+
+    def _sha256(self, path: Path, size: int, digest: str | None) -> str | None:
+        """Return the sha256 of a file of the cache; None where it is not there or not the one."""
+        try:
+            status = path.stat()
+            if status.st_size != size:
+                return None
+            if (key := (path, status.st_ino)) not in self._found:
+                with path.open("rb") as file:
+                    self._found[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            return None
+        return self._found[key] if digest in (None, self._found[key]) else None
 
     def _make_room(self, size: int) -> None:
         status = {}
@@ -162,13 +181,6 @@ class FileCache:
             total -= status[path].st_size
 
 
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except FileNotFoundError:
-        return False
-
-
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file for the body; other threads and processes wait."""
@@ -178,7 +190,8 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _damaged(files: BucketFiles, name: str, what: str) -> UserError:
+def damaged(files: BucketFiles, name: str, what: str) -> UserError:
+    """Return the error of a file of a corpus."""
     return UserError(
         f"the corpus {files.url} is damaged: {name}: {what}. Copy the file again from where the "
         "corpus was built, or build the corpus again"

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 from bert_jax.errors import UserError
 
 _LOCK = ".lock"
-_UNLOCKED_GRACE_SECONDS = 3600.0
+_UNLOCKED_GRACE_SECONDS, _YOUNG_SECONDS = 3600.0, 60.0
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -53,7 +54,7 @@ def write_synced(path: Path, data: bytes) -> None:
 def staged_file(path: Path) -> Iterator[Any]:
     """Open a binary file that appears whole when the body ends well, and else not at all.
 
-    A missing directory is made.
+    A missing directory is made. What a dead process, which holds no lock, has left is removed.
 
     Raises:
         UserError: the disk is full, or the directory cannot be written.
@@ -62,7 +63,13 @@ def staged_file(path: Path) -> Iterator[Any]:
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f"{glob.escape(path.name)}.tmp-*"):
+            with contextlib.suppress(OSError):  # between opening and locking, it is a young one
+                if time.time() - left.stat().st_mtime > _YOUNG_SECONDS and _is_abandoned(left):
+                    left.unlink()
         with open(temporary, "w+b") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -259,9 +266,9 @@ def _remove(path: Path) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return true when no living process holds the lock of a temporary directory."""
+    """Return true when no living process holds the lock of a temporary directory or file."""
     try:
-        descriptor = os.open(path / _LOCK, os.O_RDWR)
+        descriptor = os.open(path / _LOCK if path.is_dir() else path, os.O_RDWR)
     except FileNotFoundError:
         # Between mkdir and the lock, or committed this moment: leave a young one alone.
         try:

@@ -27,7 +27,7 @@ from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.saved.model import SavedModel
 from bert_jax.saved.reading import read_finetuned
 from bert_jax.tasks.examples import listed
-from bert_jax.tasks.reports.bootstrap import differences
+from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Outputs, Split
 from bert_jax.training.optim import OptimizerConfig
@@ -124,8 +124,8 @@ class Evaluation:
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report` by the name of the split."""
     differences: dict[str, dict[str, Any]]
-    """Scores less those of another model, by split and score: `difference`, and `interval` (95%, by
-    bootstrap over examples, paired), None where there is none."""
+    """Scores less those of another model, by split and score: `difference`, and `interval` (95%,
+    paired), None where there is none."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all as JSON values; scores that are not numbers are None."""
@@ -183,17 +183,25 @@ def evaluate_finetuned(
             answers = split_outputs(other, again)
             found.differences[split.name] = _differences(
                 report, again.report(answers, others),
-                differences(split.bootstrap(outputs, mine), again.bootstrap(answers, others)),
+                _paired(split.grounds(outputs, mine), again.grounds(answers, others)),
             )  # fmt: skip
     return found
 
 
+def _paired(ours: Grounds | None, theirs: Grounds | None) -> Intervals:
+    return Intervals({}, {}) if ours is None or theirs is None else intervals(ours, theirs)
+
+
 def _differences(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], intervals: Mapping[str, Any]
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], paired: Intervals
 ) -> dict[str, Any]:
     """Return the differences of two reports that have a score of the same name."""
     return {
-        name: {"difference": value - theirs["scores"][name], "interval": intervals.get(name)}
+        name: {
+            "difference": value - theirs["scores"][name],
+            "interval": paired.found.get(name),
+            "no_interval": paired.missing.get(name),
+        }
         for name, value in ours["scores"].items()
         if value is not None and theirs["scores"].get(name) is not None
     }

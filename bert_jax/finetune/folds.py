@@ -19,6 +19,7 @@ from bert_jax.files.staging import replace_file
 from bert_jax.files.urls import scheme
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.evaluate import split_outputs
+from bert_jax.finetune.progress import NothingLearnedError
 from bert_jax.finetune.report import write_reports
 from bert_jax.finetune.train import finetune
 from bert_jax.run.goodput import Clock
@@ -37,7 +38,7 @@ def cross_validate(
     *,
     clock: Clock | None = None,
     say: Callable[[str], None] = print,
-) -> bool:
+) -> str:
     """Train the folds one after another, or continue; then score all predictions at once.
 
     Args:
@@ -47,27 +48,34 @@ def cross_validate(
         say: Gets each line for people.
 
     Returns:
-        Whether all folds have ended; False after a request to stop.
+        Name of the signal that stopped the folds; empty once all have ended.
 
     Raises:
         UserError: The configuration asks for more than a run a fold, the directory is that of
             another run or in a bucket, or a fold cannot be trained; see `train.finetune`.
+        NothingLearnedError: No fold's model is above its constant prediction. All is written.
     """
     _check(config, workdir)
     home, count = Path(workdir), config.task.folds
+    unlearned = []
     for number in range(1, count + 1):
         say(f"fold {number} of {count}")
         task = dataclasses.replace(config.task, fold=number)
         one = dataclasses.replace(config, task=task)
-        if not finetune(one, _fold(home, number), clock=clock).finished:
-            return False
+        mine = clock if number == 1 else None
+        result = finetune(one, _fold(home, number), clock=mine)
+        if result.stopped_by:
+            return result.stopped_by
+        unlearned.append(result.unlearned)
     initial = read_model(config.init, encoder_only=True)
     whole = open_task(config.task, initial.tokenizer, initial.config.num_positions)
-    result = _pooled(home, whole, count)
-    by_first(lambda: _write(home, whole, result))
-    for line in report_lines(_SPLIT, result["report"], mistakes=False):
+    pooled = _pooled(home, whole, count)
+    by_first(lambda: _write(home, whole, pooled))
+    for line in report_lines(_SPLIT, pooled["report"], mistakes=False):
         say(line)
-    return True
+    if all(unlearned):
+        raise NothingLearnedError(f"in all {count} folds, {unlearned[-1]}")
+    return ""
 
 
 def _fold(home: Path, number: int) -> Path:

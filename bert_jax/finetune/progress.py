@@ -14,6 +14,18 @@ from bert_jax.sweep.statistics import Outcome, Trial, quantile
 _CORRELATIONS = ("matthews", "pearson", "spearman")
 
 
+class NoModelError(RuntimeError):
+    """End of all runs of the initialisation, none with a finite score."""
+
+    exit_code = 1
+
+
+class NothingLearnedError(RuntimeError):
+    """End of a run that is complete, and no better than a constant prediction."""
+
+    exit_code = 8
+
+
 @dataclass
 class Progress:
     """Progress of one trial."""
@@ -212,6 +224,19 @@ def failure_reason(
     elif not last > goal:
         reasons.append(f"the last evaluation's score {last:.4f} is not above {goal:.4f}")
     return "; ".join(reasons)
+
+
+def unlearned(bests: Sequence[float | None], metric: str, constant_score: float) -> str:
+    """Say that no run's best score is above the constant prediction's; "" where that is not so."""
+    best = max((best for best in bests if best is not None), default=math.inf)
+    if not best <= constant_score:
+        return ""
+    return (
+        f"no run learned anything: the best {metric} on dev is {best:.4g}, and a constant "
+        f"prediction has {constant_score:.4g}. Try other rates "
+        "(sweep.learning_rates=1e-5,3e-5,1e-4), more steps (training.num_epochs), or a larger "
+        "pretrained model (init)"
+    )
 
 
 def _number(value: float | None, kind: str) -> str:

@@ -70,9 +70,13 @@ def conclude(
 
     def write() -> None:
         reports = {
-            split.name: split.report(
-                kept[split.name].outputs, best.best_scores if split in setup.test else None
-            )
+            split.name: {
+                **split.report(
+                    kept[split.name].outputs, best.best_scores if split in setup.test else None
+                ),
+                "chose": split not in setup.test
+                and (len(best.scores) > 1 or len(setup.members) > 1),
+            }
             for split in setup.splits[1:]
         }
         record = {"metric": setup.task.metric, "member": asdict(best.member)}

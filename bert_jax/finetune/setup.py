@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
+from bert_jax.finetune.progress import unlearned
 from bert_jax.finetune.start.teacher import with_teacher
 from bert_jax.finetune.start.vectors import with_vectors
 from bert_jax.finetune.start.weights import (
@@ -20,14 +21,14 @@ from bert_jax.finetune.start.weights import (
     encoder_of,
     fingerprint_of,
     read_baseline,
+    read_start,
     with_head,
 )
 from bert_jax.objectives.distillation import TEACHER
 from bert_jax.objectives.embedding import EmbeddingObjective
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.saved.model import SavedModel
-from bert_jax.saved.reading import read_model
-from bert_jax.sweep.statistics import Trial
+from bert_jax.sweep.statistics import Outcome, Trial
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.overlap import example_keys, overlap_warning
 from bert_jax.tasks.rows import Batch
@@ -89,6 +90,11 @@ class Setup:
             yield from self.batches.epoch(epoch, seeds, start)
             epoch, start = epoch + 1, 0
 
+    def unlearned(self, outcomes: Sequence[Outcome]) -> str:
+        """Say that no trial is above the constant prediction; "" where one is."""
+        bests = [outcome.best for outcome in outcomes]
+        return unlearned(bests, self.task.metric, self.dev[0].constant_score)
+
     def evaluates_after(self, step: int) -> bool:
         """Say whether the dev splits are scored after `step` updates; always after the last."""
         nearest = round(step / self.steps_per_eval) * self.steps_per_eval
@@ -107,7 +113,7 @@ def set_up(config: FinetuneConfig) -> Setup:
             "directory in Hugging Face's format"
         )
     config.task.check_sections()
-    initial = read_model(config.init, encoder_only=True)
+    initial = read_start(config.init)
     given: list[SavedModel | None] = [None if config.reinitialise else initial]
     inits = [RANDOM if config.reinitialise else config.init]
     if config.sweep.baseline:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax.checkpoint import SaveFailedError
 from bert_jax.checkpoint.agreement import by_first
+from bert_jax.data.phases import scaling
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
@@ -66,6 +67,8 @@ def summary_of_run(
             f"length   {fitted.length} tokens a row: the model has no more positions; "
             f"task.max_length is {task.length} by default"
         )
+    warmup = config.optimizer.warmup_steps or 0
+    lines += scaling("optimizer.warmup_steps", warmup, setup.step.num_steps)
     lines += [
         f"data     {len(setup.train.rows):,} rows to train on; {sizes}",
         f"batches  {setup.batches.num_batches:,} of {config.training.batch_size} rows an "

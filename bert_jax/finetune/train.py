@@ -17,6 +17,7 @@ from bert_jax.finetune.batches import choose_buckets
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.evaluate import Judged, named_scores, score_rows
 from bert_jax.finetune.progress import (
+    NoModelError,
     evaluation_columns,
     evaluation_line,
     goal_score,
@@ -56,12 +57,6 @@ _SAVE_SECONDS = 60.0
 """Work that may be lost: an evaluation saves the run when the last save is older."""
 
 
-class NoModelError(RuntimeError):
-    """End of all runs of the initialisation, none with a finite score."""
-
-    exit_code = 1
-
-
 @dataclass(frozen=True)
 class FinetuneResult:
     """Result of a start of a run."""
@@ -71,6 +66,10 @@ class FinetuneResult:
     """Outcomes of the members that have ended."""
     seconds: float
     """Seconds of this start, compilations included."""
+    stopped_by: str = ""
+    """Name of the signal that stopped the run before its end."""
+    unlearned: str = ""
+    """Why no trial learned anything, and what to try; "" where one did, or the run goes on."""
 
 
 def finetune(
@@ -110,7 +109,7 @@ def finetune(
             outcomes = finished_before(work, echo or print)
             remove_resume(work)
             _check_model(setup, outcomes)
-            return FinetuneResult(True, outcomes, 0.0)
+            return FinetuneResult(True, outcomes, 0.0, "", setup.unlearned(outcomes))
         seconds = config.training.stall_seconds
         session = Session(work, stall_seconds=seconds, clock=clock, echo=echo)
         run = _Run(config, setup, session)
@@ -183,7 +182,8 @@ class _Run:
                 finished = True
                 while finished and len(self.outcomes) < len(setup.members):
                     number = len(self.outcomes) // len(setup.waves[0])
-                    self.wave = wave or first_wave(setup, self.mesh, number)
+                    with self.clock.spend("startup"):
+                        self.wave = wave or first_wave(setup, self.mesh, number)
                     finished, wave = self._train(stop), None
                 session.end()
                 seconds = self.clock.elapsed
@@ -192,7 +192,9 @@ class _Run:
                 else:
                     out.say(f"stopped by {stop.name}, saved; the same command continues")
             session.event("finished" if finished else "stopped", duration(seconds))
-            return FinetuneResult(finished, tuple(self.outcomes), seconds)
+            by, outcomes = "" if finished else stop.name, tuple(self.outcomes)
+            wrong = setup.unlearned(outcomes) if finished else ""
+            return FinetuneResult(finished, outcomes, seconds, by, wrong)
 
     def _train(self, stop: StopRequest) -> bool:
         """Train the trials of the wave to the end; False where a signal stopped them, all saved."""
@@ -205,7 +207,6 @@ class _Run:
             self.config.optimizer.head_learning_rate,
         )
         batches = setup.rows_of(wave.number, wave.step)
-        self.clock.started()
         while wave.step < num_steps and not wave.ended:
             with self.clock.spend("input"):
                 batch = trials.place_rows(next(batches), self.mesh, self.setup.step.accumulation)
@@ -215,7 +216,7 @@ class _Run:
             )
             # Asked at every step: several processes stop at one that they agree upon. After the
             # last one the wave is finished first.
-            stopping = stop.due(self.saves.total(wave)) and wave.step < num_steps
+            stopping = stop.due() and wave.step < num_steps
             evaluating = self.setup.evaluates_after(wave.step)
             if evaluating or stopping:
                 self.queue.flush(wave.state)

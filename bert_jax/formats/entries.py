@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -316,6 +317,27 @@ def _export(entry: Entry, ours: np.ndarray, config: ModelConfig) -> np.ndarray:
     theirs = ours[: config.vocab_size] if entry.kind == "vocab" else ours
     theirs = theirs.reshape(shape[::-1]).T if entry.kind == "kernel" else theirs.reshape(shape)
     return np.ascontiguousarray(theirs)
+
+
+def named(tree: Params, vocab_size: int | None = None) -> dict[str, np.ndarray]:
+    """Return the arrays of a tree by their paths, joined by slashes.
+
+    With `vocab_size`, without the rows that pad the vocabulary.
+    """
+    found = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        rows = vocab_size if tuple(key.key for key in path) in VOCABULARY_PATHS else None
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        found[name] = np.asarray(leaf)[:rows] if rows else np.asarray(leaf)
+    return found
+
+
+def unnamed(arrays: Mapping[str, Any]) -> Params:
+    """Return the tree of which `named` gives the arrays."""
+    tree: Params = {}
+    for name, array in arrays.items():
+        insert(tree, tuple(name.split("/")), array)
+    return tree
 
 
 def lookup(tree: Params, path: tuple[str, ...]) -> Any:

@@ -52,7 +52,7 @@ _PROBLEMS = {
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
-THRESHOLDS, LONG_TEXTS = "label_thresholds", "long_texts"
+THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
 """Fields of our own in a `config.json`, which Transformers keeps and does not read."""
 _MAX_LABEL_CHARS = 200
 
@@ -108,6 +108,30 @@ def model_config_to_huggingface(config: ModelConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Windows of long texts, and limits of answers, of a head for tags or spans."""
+
+    stride: int
+    """Sub-words from one window to the next."""
+    max_question: int = 64
+    """Longest question, in tokens."""
+    max_answer_tokens: int = 30
+    """Longest answer."""
+    null_threshold: float | None = None
+    """Greatest `null_odds` of a question that is answered; None: every one is."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        for name in ("stride", "max_question", "max_answer_tokens"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; 1 is the least")
+
+
+class NoClassError(UserError):
+    """Refusal of a model that no class of Transformers computes."""
+
+
+@dataclass(frozen=True)
 class TaskOutputs:
     """A head and what its logits mean."""
 
@@ -119,6 +143,8 @@ class TaskOutputs:
     """Least probability of each of several labels; (): one half."""
     long: LongTexts = CUT
     """Treatment of texts with more tokens than a row, of a classification."""
+    reading: Reading | None = None
+    """Windows and answers of tags and spans; None: those of the verb."""
 
 
 def head_from_huggingface(
@@ -138,7 +164,7 @@ def head_from_huggingface(
     if type(rate) not in (int, float) or not 0 <= rate < 1:
         raise UserError(f"config.json: classifier_dropout is {rate!r:.80}; it must be in [0, 1)")
     if kind == "span":
-        return TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span")
+        return TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span", reading=_reading(found))
     bias = state_dict.get("classifier.bias")
     if bias is None or bias.ndim != 1:
         raise UserError("classifier.bias is missing, or no vector: the number of labels is unknown")
@@ -147,7 +173,7 @@ def head_from_huggingface(
         return TaskOutputs(head, "choice")
     labels = _labels(found.get("id2label"), len(bias))
     if kind == "tagging":
-        return TaskOutputs(head, "tags", labels)
+        return TaskOutputs(head, "tags", labels, reading=_reading(found))
     problem = found.get("problem_type")
     if problem is None:
         problem = "regression" if len(bias) == 1 else "single_label_classification"
@@ -169,17 +195,14 @@ def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
     """Return the fields of a `config.json`, the class among them.
 
     Raises:
-        UserError: No class of theirs has the head.
+        NoClassError: No class of theirs has the head.
     """
     head = outputs.head
     theirs = next((name for name, kind in CLASSES.items() if kind == head.kind), None)
     if outputs.objective == "choice":
         return {"architectures": [MULTIPLE_CHOICE], "classifier_dropout": head.dropout_rate}
     if theirs is None:
-        raise UserError(
-            f"no class of Transformers has a head for {head.kind}, and all formats of an export "
-            "name such a class; use the directory of the run (bert-jax predict)"
-        )
+        raise NoClassError(f"no class of Transformers has a head for {head.kind}")
     fields: dict[str, Any] = {
         "architectures": [theirs],
         "classifier_dropout": head.dropout_rate,
@@ -188,6 +211,8 @@ def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
         fields["problem_type"] = _PROBLEMS[outputs.objective]
     if outputs.thresholds:
         fields[THRESHOLDS] = dict(zip(outputs.labels, outputs.thresholds, strict=True))
+    if outputs.reading is not None:
+        fields[READING] = to_dict(outputs.reading)
     if outputs.long != CUT:
         fields[LONG_TEXTS] = to_dict(outputs.long)
     labels: Sequence[str] = outputs.labels
@@ -213,6 +238,11 @@ def _thresholds(found: Mapping[str, Any], labels: Sequence[str]) -> tuple[float,
 
 def _long_texts(found: Mapping[str, Any]) -> LongTexts:
     return build(LongTexts, found.get(LONG_TEXTS, {}), f"config.json: {LONG_TEXTS}")
+
+
+def _reading(found: Mapping[str, Any]) -> Reading | None:
+    given = found.get(READING)
+    return None if given is None else build(Reading, given, f"config.json: {READING}")
 
 
 def _labels(found: Any, number: int) -> tuple[str, ...]:

@@ -28,6 +28,22 @@ def model_class(found: Mapping[str, Any]) -> str:
     return str(name) if plain else "AutoModel"
 
 
+def model_max_length(directory: Path) -> int | None:
+    """Return the most tokens of a row by a tokenizer's files; None where there is no limit.
+
+    Raises:
+        UserError: The field is no length.
+    """
+    path = directory / "tokenizer_config.json"
+    fields = read_json_object(path, max_bytes=_MAX_INDEX_BYTES) if path.is_file() else {}
+    length = fields.get("model_max_length")
+    if length is None or (isinstance(length, int | float) and length > 1 << 24):
+        return None  # Transformers writes 1e30 where there is no limit
+    if type(length) is not int or length < 8:
+        raise UserError(f"{path}: model_max_length is {length!r:.40}; it must be at least 8")
+    return length
+
+
 def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
     """Return every tensor by name, of one file or of an index's shards; views of the mapped files.
 

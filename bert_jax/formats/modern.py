@@ -172,20 +172,16 @@ def modern_form(
 
 
 def modern_table(kind: str, head: str | None = None, *, masked_lm: bool = False) -> list[Entry]:
-    """Return the entries of a family's encoder, and of its masked-LM or fine-tuning head.
-
-    A head for which the family has no class has the names of ModernBERT's.
-    """
+    """Return the entries of a family's encoder, and of its masked-LM or fine-tuning head."""
     modern = MODERN[kind]
     table = [*modern.encoder, *(modern.masked_lm if masked_lm else ())]
-    if head is None:
-        return table
-    return [*table, *modern.heads.get(head, MODERN["modernbert"].heads[head])]
+    return table if head is None else [*table, *modern.heads[head]]
 
 
 def pooling_to_huggingface(kind: str, pooling: str) -> dict[str, str]:
     """Return the field of a `config.json` that says what a classification reads."""
-    names = [theirs for theirs, ours in MODERN[kind].poolings.items() if ours == pooling]
+    poolings = MODERN[kind].poolings if kind in MODERN else {}
+    names = [theirs for theirs, ours in poolings.items() if ours == pooling]
     return {"classifier_pooling": names[0]} if names else {}
 
 

@@ -1,6 +1,6 @@
 """The `config.json` of modern encoders, and our `ModelConfig`, both ways."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -73,6 +73,19 @@ def modern_kind(config: ModelConfig) -> str | None:
     return next((kind for kind in MODERN if not unlike(kind, config)), None)
 
 
+def with_own_pooler(config: ModelConfig) -> ModelConfig:
+    """Return an architecture with the pooler, or without one, and the fields of its classifiers.
+
+    These are those of its family; an architecture of no family is returned as it is.
+    """
+    for own in (replace(config, pooler=True), replace(config, pooler=False)):
+        if is_bert(own):
+            return own
+        if (kind := modern_kind(own)) is not None:
+            return replace(own, **MODERN[kind].classifies)
+    return config
+
+
 def unlike(kind: str, config: ModelConfig) -> list[str]:
     """Say in which fields a configuration is not of a family."""
     modern, config = MODERN[kind], plain(config)
@@ -83,6 +96,63 @@ def unlike(kind: str, config: ModelConfig) -> list[str]:
         if name in ARCHITECTURE and getattr(config, name) != getattr(config, other)
     ]
     return found + modern.refuses(config)
+
+
+def exported(config: ModelConfig, heads: Collection[str]) -> tuple[ModelConfig, set[str]]:
+    """Return the configuration and the heads that an export of a pretrained model has.
+
+    No class of a modern family has a head for pairs (`nsp`), or a pooler for that head.
+    """
+    fitting = [each for each in (config, replace(config, pooler=False)) if modern_kind(each)]
+    if is_bert(config) or not fitting:
+        return config, set(heads)
+    return fitting[0], set(heads) - {"nsp"}
+
+
+def refusals(config: ModelConfig, heads: Collection[str]) -> dict[str, str]:
+    """Say to which formats a pretrained model cannot be exported, and why."""
+    config, heads = exported(config, heads)
+    found = {"huggingface": refusal(config, heads), "sentence-transformers": refusal(config, ())}
+    return {format: why for format, why in found.items() if why}
+
+
+def refusal(config: ModelConfig, heads: Collection[str]) -> str:
+    """Say why no class of Transformers computes a pretrained model with these heads, or "".
+
+    Of `heads`, `mlm`, `nsp` and `rtd` count.
+    """
+    heads = {"mlm", "nsp", "rtd"} & set(heads)
+    if not is_bert(config):
+        if (kind := modern_kind(config)) is None:
+            nearest = min(MODERN, key=lambda kind: len(unlike(kind, config)))
+            return (
+                "no class of Transformers computes this model. The nearest is "
+                f"{MODERN[nearest].name}, but {'; '.join(unlike(nearest, config))}"
+            )
+        if there := " or ".join(sorted(heads - {"mlm"})):
+            return (
+                f"no class of Transformers' {MODERN[kind].name} has the head {there}; pretrain "
+                "masked words with data.pairing none"
+            )
+    elif config.projects_embeddings or "rtd" in heads:  # an ELECTRA
+        if "nsp" in heads:
+            return (
+                "no class of Transformers has both a head for pairs of sentences and embeddings "
+                f"({config.embedding_width}) of another width than the layers "
+                f"({config.hidden_dim}); pretrain with data.pairing none, or set "
+                "model.embedding_dim to 0"
+            )
+        if "mlm" in heads and config.activation != "gelu":
+            return (
+                f"model.activation is {config.activation}, and the masked-LM head of "
+                "Transformers' ELECTRA has the exact gelu always"
+            )
+    elif heads != {"mlm"} and config.pooler_activation != "tanh":
+        return (
+            f"its pooler has {config.pooler_activation}, and no class of Transformers computes "
+            "that with the rest of this model: the pooler of a BERT has tanh"
+        )
+    return ""
 
 
 def other_values(config: ModelConfig, computes: Mapping[str, Any]) -> list[str]:
@@ -199,6 +269,7 @@ def _two_thirds(size: int) -> int:
 
 def plain(config: ModelConfig) -> ModelConfig:
     """Write what is computed in one way: defaults that name another field's value are filled."""
+    letters = [config.layer_kind(n).letter for n in range(config.num_layers)]
     return replace(
         config,
         num_kv_heads=0 if config.num_kv_heads == config.num_heads else config.num_kv_heads,
@@ -206,7 +277,7 @@ def plain(config: ModelConfig) -> ModelConfig:
             "" if config.head_activation == config.activation else config.head_activation
         ),
         embedding_dim=0 if not config.projects_embeddings else config.embedding_dim,
-        attention_pattern=_period(list(config.attention_pattern)),
+        attention_pattern=_period(letters),  # of all layers: the last cycle may be cut short
     )
 
 

@@ -9,6 +9,7 @@ tensors of the file take the place of the base's.
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from bert_jax.untrusted.safetensors_file import read_safetensors
 
 CONFIG, WEIGHTS, LABELS = "adapter_config.json", "adapter_model.safetensors", "labels.json"
 """Files of an adapter; the last one is ours alone and has what the labels mean."""
+BASE = "base"  # a link, or a directory: the user's word for the adapted model
 PREFIX = "base_model.model."
 TASKS = {
     "SEQ_CLS": "ForSequenceClassification",
@@ -86,7 +88,7 @@ def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
 
     Args:
         directory: Directory of the adapter.
-        base: Directory of the model that is adapted; None: what the adapter names.
+        base: Directory of the adapted model; None: `BASE`, or what the adapter names below.
 
     Raises:
         UserError: No sound adapter, a kind other than plain LoRA, or no base.
@@ -109,22 +111,21 @@ def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
 
 
 def _base(path: Path, given: Mapping[str, Any]) -> Path:
-    name = given.get("base_model_name_or_path")
-    places = [Path(name), path.parent / name] if isinstance(name, str) and name else []
-    for place in places:
+    name, link = given.get("base_model_name_or_path"), path.parent / BASE
+    inside = isinstance(name, str) and not Path(name).is_absolute() and ".." not in Path(name).parts
+    for place in (link, path.parent / f"{name}") if inside else (link,):
         config = place / "config.json"
         if config.is_file():
             if "bert_jax" not in read_json_object(config, max_bytes=MAX_CONFIG_BYTES):
                 return place
             raise UserError(
-                f"{path}: base_model_name_or_path is {name!r:.200}, the work directory of a run; "
-                f"write it with `bert-jax export {name} --to huggingface --out BASE` and set the "
-                "field to BASE"
+                f"{place} is the work directory of a run; write it with `bert-jax export "
+                f"{place} --to huggingface --out DIR` and link {link} to DIR"
             )
     raise UserError(
-        f"{path}: base_model_name_or_path is {name!r:.200}, and no such directory has a "
-        "config.json; set the field to the directory of the model that was adapted, in Hugging "
-        "Face's format. Nothing is downloaded"
+        f"{path}: base_model_name_or_path is {name!r:.200}, and no file makes another one be read "
+        "outside its directory. Link the model that was adapted, a directory in Hugging Face's "
+        f"format: ln -s MODEL {shlex.quote(str(link))}. Nothing is downloaded"
     )
 
 

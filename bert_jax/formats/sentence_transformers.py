@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES
+from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, model_max_length
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig, TokenPooling
 from bert_jax.untrusted.json_file import read_json, read_json_object, short
@@ -210,10 +210,8 @@ def _max_length(model: Path) -> int | None:
         if (value := fields.get(name, expected)) != expected:
             raise UserError(f"{named[0]}: {name} is {short(value)}; only {short(expected)} is read")
     length = fields.get("max_seq_length")
-    if length is None and (model / "tokenizer_config.json").is_file():
-        length = _object(model / "tokenizer_config.json").get("model_max_length")
     if length is None or (isinstance(length, int | float) and length > 1 << 24):
-        return None  # Transformers writes 1e30 where there is no limit
+        return model_max_length(model) if length is None else None
     if type(length) is not int or length < 8:
         raise UserError(f"{model}: max_seq_length is {short(length)}; it must be at least 8")
     return length

@@ -8,10 +8,8 @@ import numpy as np
 from scipy.special import softmax
 from typing_extensions import override
 
-from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
-from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import Origin, Question
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.sections.squad import WindowOptions
@@ -46,14 +44,13 @@ class Answerer(Predictor[Question]):
             raise UserError(
                 f"null_threshold is {self.null_threshold!r}; give a finite number, None or 'auto'"
             )
-        origin = self.model.origin
-        self._windows = _windows(self.model.max_length)
-        self._max_tokens = self.max_answer_tokens or 30
-        if origin.kind == "finetune":
-            task = build(TaskConfig, origin.config["task"], self.model.name)
-            self._windows = task.windows
-            self._max_tokens = self.max_answer_tokens or task.squad.max_answer_tokens
-        found, given = origin.metrics.get("null_threshold"), self.null_threshold
+        assert self.model.outputs is not None  # of `require`
+        self._windows, reading = _windows(self.model.max_length), self.model.outputs.reading
+        if reading is not None:
+            length = self.model.max_length
+            self._windows = WindowOptions(length, reading.stride, reading.max_question)
+        self._max_tokens = self.max_answer_tokens or (reading.max_answer_tokens if reading else 30)
+        found, given = reading.null_threshold if reading else None, self.null_threshold
         self._threshold = found if isinstance(given, str) else given
 
     @override

@@ -10,10 +10,8 @@ import numpy as np
 from scipy.special import softmax
 from typing_extensions import override
 
-from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, text_field
-from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import Origin, TaggedExample
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.tagging.schemes import entities, split_tag, to_tags
@@ -78,9 +76,8 @@ class Tagger(Predictor[TaggableText]):
         assert model.outputs is not None  # of `require`
         self._names = model.outputs.labels
         self._of_entities = "O" in self._names and all(map(split_tag, self._names))
-        self._stride = max(1, (model.max_length - 2) // 2)
-        if model.origin.kind == "finetune":
-            self._stride = build(TaskConfig, model.origin.config["task"], model.name).tag_stride
+        reading = model.outputs.reading
+        self._stride = max(1, (model.max_length - 2) // 2) if reading is None else reading.stride
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TaggableText:

@@ -9,12 +9,12 @@ from typing import Any, Literal
 from bert_jax.checkpoint import find_fault
 from bert_jax.data.store import is_store, open_store
 from bert_jax.errors import UserError
+from bert_jax.files.checks import DIGESTS, RECORD_FILES, check_recorded
 from bert_jax.files.remote import open_workdir
 from bert_jax.files.urls import scheme
 from bert_jax.saved.ancestors import Ancestor, file_digest
-from bert_jax.saved.lineage import MAX_RECORD_BYTES, RECORD_FILES, RUNS, trace
+from bert_jax.saved.lineage import RUNS, trace
 from bert_jax.saved.runs import split_name
-from bert_jax.untrusted.json_file import read_json_object
 
 State = Literal["verified", "unrecorded", "differs", "missing", "unread"]
 """Result of a check: `verified`: the content has the digest that the descendant has recorded.
@@ -115,6 +115,7 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
     if quick:
         return "unread", ""
     say(f"reading {ancestor.place}")
+    fault = ""
     try:
         if ancestor.kind in RUNS:
             if ancestor.step is None or not ancestor.digest:
@@ -124,7 +125,7 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
         elif ancestor.kind == "corpus":
             fault = _corpus_fault(Path(ancestor.place))
         elif ancestor.kind in RECORD_FILES.values():
-            fault = _files_fault(Path(ancestor.place))
+            check_recorded(Path(ancestor.place), "sha256", DIGESTS)
         elif ancestor.kind == "file":
             digest = file_digest(Path(ancestor.place), ancestor.part)
             if not digest:
@@ -146,21 +147,6 @@ def _corpus_fault(path: Path) -> str:
                 open_store(store, verify=True)
             except UserError as error:
                 return f"{error}"
-    return ""
-
-
-def _files_fault(directory: Path) -> str:
-    """Compare the files of an export or an import with the digests in its record."""
-    for file in RECORD_FILES:
-        if not (directory / file).is_file():
-            continue
-        digests = read_json_object(directory / file, max_bytes=MAX_RECORD_BYTES).get("sha256")
-        if isinstance(digests, str):  # of an import, that of its weights
-            digests = {"model.safetensors": digests}
-        for name, digest in digests.items() if isinstance(digests, dict) else ():
-            inside = (directory / name).resolve().is_relative_to(directory.resolve())
-            if not inside or file_digest(directory / name) != digest:
-                return f"{name} is not the file that {file} describes"
     return ""
 
 

@@ -61,6 +61,7 @@ def replay_batch(
     config = config.with_vocabulary(store.vocab_size)
     stream = ExampleStream(store, config.data, config.phases, config.seed, texts)
     batch = stream.batch(step)
+    stream.wait_for_checks()
     objective = step_config(config, stores, phase).objective
     shown = objective.shown(objective.prepare(jax.tree.map(jnp.asarray, batch), config.seed))
     assert store.path is not None  # from `open_corpus`

@@ -22,7 +22,7 @@ from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.saved.model import SavedModel
 from bert_jax.saved.reading import read_model
 from bert_jax.tasks.examples import TextExample
-from bert_jax.tasks.translation import SAMPLES, best_constant, bleu, by_length, chrf
+from bert_jax.tasks.translation import best_constant, bleu, by_length, chrf
 from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.corpus import open_corpus
 
@@ -39,7 +39,6 @@ def evaluate_pairs(
     *,
     settings: SearchConfig,
     corpus: str | None = None,
-    samples: int = SAMPLES,
 ) -> dict[str, Any]:
     """Translate a file and compare with the references in another, line by line.
 
@@ -49,7 +48,6 @@ def evaluate_pairs(
         target_file: Reference translations, one a line.
         settings: Settings of the search.
         corpus: Directory of the training corpus, for the best constant caption; None: the run's.
-        samples: Resamples of the intervals.
 
     Returns:
         `bleu`, `chrf` with intervals and signatures, `exact` (share of the translations that are
@@ -69,7 +67,7 @@ def evaluate_pairs(
     ids = saved.tokenizer.encode_batch(references)
     found: dict[str, Any] = {"step": saved.origin.step, "pairs": len(sources)}
     for name, metric in (("bleu", bleu), ("chrf", chrf)):
-        score = metric(hypotheses, references, samples)
+        score = metric(hypotheses, references, with_interval=True)
         found |= {
             name: score.value, f"{name}_interval": score.interval,
             f"{name}_signature": score.signature,
@@ -94,9 +92,10 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
     """Format the result of `evaluate_pairs` for people."""
     lines = [f"{found['pairs']:,} pairs, step {found['step']:,}"]
     for name, title in (("bleu", "BLEU"), ("chrf", "chrF")):
-        low, high = found[f"{name}_interval"]
         signature = found[f"{name}_signature"]
-        lines.append(f"{title:13} {found[name]:.1f}  (95%: {low:.1f} to {high:.1f})  {signature}")
+        ends = found[f"{name}_interval"]
+        said = "95%: {:.1f} to {:.1f}".format(*ends) if ends else "too few pairs for an interval"
+        lines.append(f"{title:13} {found[name]:.1f}  ({said})  {signature}")
     lines.append(f"{'exact':13} {100 * found['exact']:.1f}% of the translations are the reference")
     floors = found["floors"]
     copied = f"{floors['copy']:.1f} copies of the sources"

@@ -13,7 +13,7 @@ from bert_jax.model.layers import Affine, einsum_float32
 
 ARC_WIDTH, RELATION_WIDTH = 512, 128
 """Widths of the vectors that are compared; 500 and 100 in the paper."""
-_SLOPE = 0.1  # of the leaky rectifier below 0
+SLOPE = 0.1  # of the leaky rectifier below 0
 
 
 class BiaffineHead(nnx.Module):
@@ -55,4 +55,4 @@ def biaffine_flops(config: ModelConfig, length: int, num_relations: int) -> int:
 
 
 def _rectified(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    return jax.nn.leaky_relu(x, _SLOPE)
+    return jax.nn.leaky_relu(x, SLOPE)

@@ -270,18 +270,19 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 
 def check_batch_size(
-    batch_size: int, mesh: Mesh, accumulation: int = 1, where: str = "batch_size"
+    batch_size: int, mesh: Mesh | int, accumulation: int = 1, where: str = "batch_size"
 ) -> None:
-    """Refuse a batch whose micro-batches cannot be spread evenly over the mesh.
+    """Refuse a batch whose micro-batches cannot be spread evenly over a mesh, or so many shards.
 
     Raises:
         UserError: names the field `where` and the nearest batch sizes that work.
     """
-    unit = num_batch_shards(mesh) * accumulation
+    shards = mesh if isinstance(mesh, int) else num_batch_shards(mesh)
+    unit = shards * accumulation
     if batch_size < 1 or batch_size % unit:
         raise UserError(
             f"{where} is {batch_size}; it must be a multiple of {unit} (mesh.data x mesh.fsdp = "
-            f"{num_batch_shards(mesh)}, times {accumulation} micro-batches per step): "
+            f"{shards}, times {accumulation} micro-batches per step): "
             f"{_nearest_multiples(batch_size, unit)} would work"
         )
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from bert_jax.errors import UserError
 from bert_jax.plan import output
 from bert_jax.plan.compile import Plan, row_tokens, with_vocabulary
 from bert_jax.plan.planner import Planner
-from bert_jax.plan.search import Found, Pace, Settings, with_phase
+from bert_jax.plan.search import Found, Pace, Settings, settings_of, with_phase
 from bert_jax.plan.topology import Topology, parse_topology
 from bert_jax.training.config import PretrainConfig
+from bert_jax.training.start.stages import check_stages, warmup_lines, with_batch_unit
 
 _FEW_TOKENS = 2048
 """Tokens of a chip's micro-batch below which most of a step does not depend on them."""
@@ -43,6 +45,9 @@ def run_plan(
         raise UserError(f"--plot {plot}: there is no directory {plot.parent}")
     cases = []
     for topology in parsed:
+        if not (fit or fast or batch_per_chip):  # which plan other batches
+            for line in startable(config, topology):
+                print(f"{topology.name}: {line}", file=sys.stderr)
         for number in phases:
             batched = config
             if batch_per_chip is not None:
@@ -81,6 +86,14 @@ class _Answer:
     """Lines above the plan's report."""
     after: Sequence[str] = ()
     """Lines below."""
+
+
+def startable(config: PretrainConfig, topology: Topology) -> list[str]:
+    """Refuse a run that `train` would refuse on a topology; return what `train` would change."""
+    shards = topology.num_devices // settings_of(config, 0, topology.num_devices).tensor
+    config = with_batch_unit(config, shards)
+    check_stages(config, shards)
+    return warmup_lines(config)
 
 
 def with_rows_per_chip(

@@ -116,7 +116,8 @@ def candidates(
     on a mesh: the torus may not have it.
     """
     model = config.model
-    rows = config.training.phases[phase].batch_size
+    batches = [p.batch_size for p in config.training.phases]
+    rows = batches[phase]
     unroll = model.scan_unroll
     if 1 < unroll < model.num_layers or model.num_layers > 24:
         unroll = 1  # deep: a loop of one layer; compile time and memory count
@@ -134,7 +135,7 @@ def candidates(
             if not possible(first):
                 continue
             for accumulation in divisors(rows // (data * fsdp)):
-                if any(p.batch_size % accumulation for p in config.training.phases):
+                if any(b % (accumulation * math.gcd(b, data * fsdp)) for b in batches):
                     continue
                 for remat in REMATS:
                     found.append(dataclasses.replace(first, accumulation=accumulation, remat=remat))

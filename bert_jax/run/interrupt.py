@@ -1,5 +1,6 @@
 """Stopping a run from outside: finish the step, save, leave."""
 
+import itertools
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ import jax
 from jax.experimental import multihost_utils
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_asked = itertools.count(1)  # processes agree on a number to come: steps jump and begin anew
 
 
 class StopRequest:
@@ -36,9 +38,9 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def due(self, step: int) -> bool:
-        """Say whether to stop now; collective, with one answer for a step."""
-        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+    def due(self) -> bool:
+        """Say whether to stop now; collective, with one answer for all processes."""
+        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(next(_asked)):
             self.name = "SIGTERM"
         return bool(self.name)
 

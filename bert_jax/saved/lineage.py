@@ -14,6 +14,7 @@ from bert_jax.checkpoint.record import RecordFaultError, read_record
 from bert_jax.config.mapping import build
 from bert_jax.data.shard import MAX_HEADER_BYTES
 from bert_jax.errors import UserError
+from bert_jax.files.checks import MAX_RECORD_BYTES, RECORD_FILES
 from bert_jax.files.remote import open_workdir
 from bert_jax.files.urls import scheme
 from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, model_class
@@ -30,9 +31,6 @@ from bert_jax.untrusted.json_file import read_json_object, short
 
 RUNS = ("pretraining", "fine-tuning", "average")
 """Kinds of ancestors with checkpoints."""
-RECORD_FILES = {"parity.json": "export", "import.json": "import", "growth.json": "growth"}
-"""Kinds of ancestors by the file that describes them."""
-MAX_RECORD_BYTES = 1 << 24
 _MAX_DEPTH = 20  # of 64 levels that a JSON file may have, each ancestor takes two
 
 

@@ -11,6 +11,7 @@ import jax
 from bert_jax.errors import UserError
 from bert_jax.formats.huggingface_config import TaskOutputs
 from bert_jax.formats.modern import pooling_from_huggingface
+from bert_jax.formats.modern_config import is_bert
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
@@ -27,6 +28,8 @@ _VERBS = {
     "tags": "tag", "span": "answer",
 }  # fmt: skip
 """Verbs by kind of head; `bert-jax predict` alone asks a head of another kind."""
+CONSTANT = "no_better_than_constant"
+"""Field of an exported config.json for `Origin.unlearned`."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,19 @@ class Origin:
         """Name of what a pretraining run learned; None of any other model."""
         section = self.config.get("objective", {}) if self.kind == "pretrain" else {}
         return section.get("name")
+
+    @property
+    def unlearned(self) -> tuple[float, float] | None:
+        """Score on dev and the constant prediction's, of a head that is no better; else None."""
+        found = self.config.get(CONSTANT) if self.kind == "huggingface" else None
+        if self.task is not None and self.reports:
+            dev = next(iter(self.reports.values()))
+            found = [dev["scores"].get(self.task.metric), dev.get("constant")]
+        if not isinstance(found, list) or len(found) != 2:
+            return None
+        score, constant = found
+        known = all(isinstance(each, int | float) for each in found)
+        return (score, constant) if known and score <= constant else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +137,8 @@ class SavedModel:
         if verb in self.verbs:
             return
         hint = ""
-        if verb == "fill-mask" and self.origin.objective == "replaced_tokens":
+        detects = self.origin.objective == "replaced_tokens" and is_bert(self.config)
+        if verb == "fill-mask" and detects:
             hint = (
                 ". The generator of the run fills masks: bert-jax export RUN --to huggingface "
                 "--part generator"

@@ -1,7 +1,7 @@
 """Reading of a model from a directory, whatever made it: pretraining, fine-tuning, others."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,18 @@ import numpy as np
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
+from bert_jax.files.checks import checked
 from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.files.urls import scheme
 from bert_jax.formats.families import BertForm, is_written, to_bert
-from bert_jax.formats.huggingface_config import TaskOutputs, model_config_from_huggingface
-from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES, WEIGHTS, model_class, read_weights
+from bert_jax.formats.huggingface_config import Reading, TaskOutputs, model_config_from_huggingface
+from bert_jax.formats.huggingface_files import (
+    MAX_CONFIG_BYTES,
+    WEIGHTS,
+    model_class,
+    model_max_length,
+    read_weights,
+)
 from bert_jax.formats.huggingface_names import PRETRAINING_HEADS
 from bert_jax.formats.modern import ModernForm, modern_form
 from bert_jax.formats.modern_config import modern_config
@@ -72,21 +79,22 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
                 f"{path} {what}; give {_KINDS}. Nothing is downloaded: a model of the Hugging Face "
                 f"Hub is fetched with `hf download NAME --local-dir DIR`"
             )
-        if is_sentence_model(directory):
-            _check_part(path, part, ())
-            form = read_sentence_files(directory)
-            found = read_json_object(form.model / "config.json", max_bytes=MAX_CONFIG_BYTES)
-            return with_vectors(_from_huggingface(form.model, found, encoder_only), form)
-        config = directory / "config.json"
-        if config.is_file():
-            found = read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
-            if "bert_jax" not in found:  # the version of what wrote it
+        with checked(directory):
+            if is_sentence_model(directory):
                 _check_part(path, part, ())
-                return _from_huggingface(directory, found, encoder_only)
-        elif (directory / ADAPTER).is_file():
-            return read_adapted(read_adapter(directory), encoder_only=encoder_only)
-        elif not (directory / "checkpoints").is_dir():
-            raise UserError(f"{path} has no config.json; give {_KINDS}")
+                form = read_sentence_files(directory)
+                found = read_json_object(form.model / "config.json", max_bytes=MAX_CONFIG_BYTES)
+                return with_vectors(_from_huggingface(form.model, found, encoder_only), form)
+            config = directory / "config.json"
+            if config.is_file():
+                found = read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
+                if "bert_jax" not in found:  # the version of what wrote it
+                    _check_part(path, part, ())
+                    return _from_huggingface(directory, found, encoder_only)
+            elif (directory / ADAPTER).is_file():
+                return read_adapted(read_adapter(directory), encoder_only=encoder_only)
+            elif not (directory / "checkpoints").is_dir():
+                raise UserError(f"{path} has no config.json; give {_KINDS}")
     from bert_jax.saved.runs import is_finetuning  # Orbax takes half a second to import
 
     place = open_workdir(path)
@@ -159,6 +167,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
             tuple(task.describe()["learned"]["labels"]),
             task.thresholds(extra["scores"]),
             task.config.text_options.long_texts,
+            _reading_of(task, extra["scores"]),
         )
     task_config = build(TaskConfig, config["task"], f"{where}: task")
     return SavedModel(
@@ -182,6 +191,16 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
     )
 
 
+def _reading_of(task: Any, scores: Mapping[str, float]) -> Reading | None:
+    config = task.config
+    if task.objective == "tags":
+        return Reading(config.tag_stride)
+    if task.objective != "span":
+        return None
+    limits = config.squad.max_question, config.squad.max_answer_tokens
+    return Reading(config.windows.stride, *limits, scores.get("null_threshold"))
+
+
 def in_units(saved: SavedModel) -> SavedModel:
     """Make a head of scores predict scores, and the probabilities of a calibrated one.
 
@@ -200,7 +219,10 @@ def in_units(saved: SavedModel) -> SavedModel:
 
 def read_adapted(adapter: PeftAdapter, *, encoder_only: bool = False) -> SavedModel:
     """Read the base of an adapter and apply the adapter to it; see `read_model`."""
-    saved = _from_huggingface(adapter.base, adapter.config, encoder_only, adapter)
+    with checked(adapter.base):
+        saved = _from_huggingface(adapter.base, adapter.config, encoder_only, adapter)
+    length = model_max_length(adapter.directory) or saved.max_length
+    saved = dataclasses.replace(saved, max_length=min(length, saved.config.num_positions))
     return saved if saved.outputs is None else saved.without(PRETRAINING_HEADS)
 
 
@@ -297,7 +319,7 @@ def saved_from(
         outputs=outputs,
         tokenizer=tokenizer,
         tokenizer_files=files,
-        max_length=config.num_positions,
+        max_length=min(model_max_length(files) or config.num_positions, config.num_positions),
         name=name,
         origin=Origin("huggingface", config=form.config),
     )

@@ -1,5 +1,6 @@
 """An index: passages with their vectors in one parquet file, and what is near a query in it."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from jaxtyping import Float
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
+from bert_jax.files.checks import crc_of
 from bert_jax.files.staging import staged_file
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search import BLOCK, top_k_of_blocks
@@ -20,7 +22,9 @@ from bert_jax.search.passages import Passage
 from bert_jax.search.vectors import model_digest, text_vectors
 from bert_jax.untrusted.json_file import parse_json
 
-_KEY = b"bert_jax.index"
+_KEY, _DIGESTS = b"bert_jax.index", b"bert_jax.crc32c"
+LINK = ".model"
+"""End of the name of the link beside an index to its model: no file makes another one be read."""
 _SUFFIX = ".parquet"
 
 
@@ -91,9 +95,9 @@ def write_index(
     width = dimensions or model.config.hidden_dim
     by = IndexedBy(f"{Path(place).resolve()}", model_digest(model), width)
     schema = _schema(width).with_metadata({_KEY: json.dumps(asdict(by))})
-    rest, cuts, count = iter(passages), Cuts(), 0
+    rest, cuts, count, digests = iter(passages), Cuts(), 0, []
     with staged_file(path) as file:
-        with pq.ParquetWriter(file, schema) as writer:
+        with pq.ParquetWriter(file, schema, write_page_checksum=True) as writer:
             while some := list(islice(rest, BLOCK)):
                 texts = [passage.text for passage in some]
                 vectors = text_vectors(
@@ -104,10 +108,16 @@ def write_index(
                     *(pa.array(column, pa.string()) for column in zip(*some, strict=True)),
                     pa.FixedSizeListArray.from_arrays(flat, width),
                 ]
-                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+                table = pa.Table.from_arrays(arrays, schema=schema)
+                digests.append({name: _digest(table, name) for name in schema.names})
+                writer.write_table(table)
                 count += len(some)
+            writer.add_key_value_metadata({_DIGESTS: json.dumps(digests)})
         if not count:
             raise UserError(f"there is no text to index, so {path} is not written")
+    with contextlib.suppress(OSError):  # without links `search` asks for --model
+        Path(f"{path}{LINK}").unlink(missing_ok=True)
+        Path(f"{path}{LINK}").symlink_to(by.model)
     return count, cuts.warning()
 
 
@@ -124,11 +134,11 @@ class Index:
     def __init__(self, path: Path) -> None:
         pa, pq = _arrow()
         self.path = path
-        self._damage = (pa.ArrowException, OSError, ValueError)
+        self._damage = (pa.ArrowException, OSError, ValueError, LookupError, TypeError)
         if not path.is_file():
             raise UserError(f"there is no file {path}; `bert-jax index` writes one")
         try:
-            self._file = pq.ParquetFile(path)
+            self._file = pq.ParquetFile(path, page_checksum_verification=True)
         except self._damage as error:
             raise UserError(f"{path} is not a sound parquet file: {error}") from error
         found = (self._file.schema_arrow.metadata or {}).get(_KEY)
@@ -141,6 +151,8 @@ class Index:
         groups = range(self._file.num_row_groups)
         sizes = [self._file.metadata.row_group(group).num_rows for group in groups]
         self._ends = np.cumsum(np.array(sizes, np.int64))
+        digests = self._file.metadata.metadata.get(_DIGESTS)  # none in an index of before
+        self._digests = digests and parse_json(digests, where=f"{path}: {_DIGESTS.decode()}")
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -199,12 +211,24 @@ class Index:
         try:
             table = self._file.read_row_group(group, columns=columns)
             table.validate(full=True)
+            found = {name: _digest(table, name) for name in columns if self._digests}
+            rows = self._file.metadata.row_group(group).num_rows
+            if len(table) != rows or any(self._digests[group][n] != d for n, d in found.items()):
+                raise ValueError(f"row group {group} is not as it was written")
         except self._damage as error:
             raise self._damaged(f"{error}") from error
         return table
 
     def _damaged(self, fault: str) -> UserError:
         return UserError(f"{self.path} is damaged: {fault}; rerun `bert-jax index`")
+
+
+def _digest(table: Any, name: str) -> str:
+    """Compute the CRC-32C of a column."""
+    column = table.column(name).combine_chunks()
+    if name == "vector":
+        return crc_of([column.flatten().to_numpy(zero_copy_only=False).tobytes()])
+    return crc_of([json.dumps(column.to_pylist()).encode()])
 
 
 def _schema(dimensions: int) -> Any:

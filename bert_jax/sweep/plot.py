@@ -80,10 +80,9 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
         axis.plot([], [], "x", color=_FAILED, markersize=6, label=label)
     axis.set_xticks(range(len(rates)), [rate_name(rate) for rate in rates])
     axis.set_xlim(-0.5, max(len(rates), 1) - 0.5)
-    where = "dev, the set that chose the epoch"
     if summary.test:
         axis.plot([], [], "D", mfc="none", color=_INK, markersize=4, label="test, scored once")
-    axis.set_xlabel(f"learning rate\n(scores on {where})")
+    axis.set_xlabel(f"learning rate\n(scores on {summary.dev})")
     several = summary.evaluations > 1
     which = f"best of {summary.evaluations_named} evaluations" if several else "best evaluation"
     axis.set_ylabel(f"{summary.metric}{'' if percent else ' x 100'}, {which}")

@@ -33,7 +33,7 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
         head = head.replace("evaluation", f"of the {summary.evaluations_named} evaluations")
     if summary.constant_score is not None:
         head += f"; a constant prediction gets {summary.constant_score * scale:.1f}"
-    lines = [head, f"on dev, the set that chose the epoch; {_tested(summary)}"]
+    lines = [head, f"on {summary.dev}; {_tested(summary)}"]
     if summary.goal is not None and math.isfinite(summary.goal):
         goal = f"{summary.goal * scale:.1f}"
         lines.append(f"failed: a run that is not above {goal} at its last evaluation, or diverged")
@@ -162,7 +162,7 @@ def _comparison_lines(
     tables: dict[str, list[list[str]]] = {}
     for each in comparisons:
         head = f"{each.first} less {each.second}{where}"
-        columns = [head, "mean", f"{LEVEL:.0%} by t", "by bootstrap", "better in"]
+        columns = [head, "mean", f"{LEVEL:.0%} by t", "better in"]
         tables.setdefault(head, [columns]).append(_comparison_row(each, scale))
     lines = [line for table in tables.values() for line in ("", *_aligned(table))]
     if any(c.seeds == 1 for c in comparisons):
@@ -171,9 +171,6 @@ def _comparison_lines(
 
 
 def _comparison_row(comparison: Comparison, scale: float) -> list[str]:
-    def interval(ends: tuple[float, float] | None) -> str:
-        return "-" if ends is None else " to ".join(f"{end * scale:+z.1f}" for end in ends)
-
     if comparison.learning_rates is None:
         name = "all learning rates"
     else:
@@ -183,8 +180,8 @@ def _comparison_row(comparison: Comparison, scale: float) -> list[str]:
     better += f", {comparison.ties} equal" if comparison.ties else ""
     better += f", {comparison.unpaired} runs unpaired" if comparison.unpaired else ""
     mean = "-" if comparison.mean is None else f"{comparison.mean * scale:+z.1f}"
-    student, bootstrap = interval(comparison.student), interval(comparison.bootstrap)
-    return [f"  {name}", mean, student, bootstrap, better]
+    student = [f"{end * scale:+z.1f}" for end in comparison.student or ()]
+    return [f"  {name}", mean, " to ".join(student) or "-", better]
 
 
 def _failed_lines(summary: Summary) -> list[str]:

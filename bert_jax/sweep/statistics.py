@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from bert_jax.sweep.intervals import bootstrap_interval, student_interval
+from bert_jax.sweep.intervals import student_interval
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,6 @@ class Comparison:
     """Mean difference; None without pairs, and where all runs are lost."""
     student: tuple[float, float] | None
     """Interval by Student's t; None for fewer than two seeds, and without a mean."""
-    bootstrap: tuple[float, float] | None
-    """Percentile interval, over all samples of the seeds where they are few, else over 10,000; None
-    where `student` is."""
     wins: int
     """Pairs in which the first is better."""
     ties: int
@@ -171,6 +168,12 @@ class Summary:
     def inits(self) -> tuple[str, ...]:
         """Names of the initialisations, in the order in which they appear."""
         return tuple(dict.fromkeys(outcome.member.init for outcome in self.outcomes))
+
+    @property
+    def dev(self) -> str:
+        """Role of dev; a fold that is held out, scored once, has chosen nothing."""
+        chose = self.evaluations > 1 or len(self.outcomes) > 1
+        return f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}"
 
     @property
     def evaluations_named(self) -> str:
@@ -362,7 +365,6 @@ def _compare(
         seeds=len(by_seed),
         mean=float(means.mean()) if len(means) else None,
         student=student_interval(means) if enough else None,
-        bootstrap=bootstrap_interval(means) if enough else None,
         wins=int((differences > 0).sum()),
         ties=int((differences == 0).sum()),
         unpaired=len(ours) + len(theirs) - 2 * len(differences),

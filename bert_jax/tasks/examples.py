@@ -53,6 +53,8 @@ class TaggedExample:
     """Tag of each word, empty where a word has none; None where the file has no tags."""
     origin: Origin
     """Place of the first word."""
+    document: int = 0
+    """Number of the document in the file; 0 for all where the file marks none."""
 
 
 class Answer(NamedTuple):

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,8 +16,9 @@ from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.folds import joined
 from bert_jax.tasks.overlap import example_key
-from bert_jax.tasks.reports.bootstrap import interval
+from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import Tokenizer
 
@@ -36,8 +38,8 @@ Outputs = Sequence[np.ndarray] | np.ndarray
 class Examined(NamedTuple):
     """Grounds of the scores of a split."""
 
-    resampled: dict[str, np.ndarray]
-    """Scores of resampled examples by name, (DRAWS,) each; see `reports.bootstrap`."""
+    grounds: Grounds | None
+    """Grounds of the intervals, see `reports.intervals`."""
     details: dict[str, Any]
     """Part of the report that only the kind of task has, as JSON values."""
 
@@ -89,40 +91,46 @@ class Split(ABC):
             return dict.fromkeys(self._score_names, math.nan)
         return self._score(outputs, saved)
 
-    def bootstrap(
-        self, outputs: Outputs, saved: Mapping[str, float] | None = None
-    ) -> dict[str, np.ndarray]:
-        """Return scores of resampled examples, `bootstrap.DRAWS` of each that has them.
+    @property
+    def unit_names(self) -> tuple[str, Sequence[Hashable]]:
+        """Name of the units that were drawn, in the plural, and the key of each example's unit."""
+        return "examples", range(len(self.texts()))
 
-        Splits of as many examples have the same resamples, so that the scores of two models on the
-        same examples are paired. Arguments and errors are those of `score`.
+    @cached_property
+    def units(self) -> np.ndarray:
+        """Number of the unit of each example."""
+        return joined(self.unit_names[1])
+
+    def grounds(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> Grounds | None:
+        """Return the grounds of intervals; None where there are none.
+
+        Arguments and errors are those of `score`.
         """
         if not self._is_finite(outputs):
-            return {}
-        return self._examine(outputs, self._score(outputs, saved)).resampled
+            return None
+        return self._examine(outputs, self._score(outputs, saved)).grounds
 
     def report(
         self, outputs: Outputs, saved: Mapping[str, float] | None = None
     ) -> Mapping[str, Any]:
         """Return scores, their intervals and their grounds, as JSON values.
 
-        Keys of all splits are `examples`, `scores`, `intervals` (95%, by bootstrap over examples)
-        and `constant`; others are of the kind of task, see `reports.lines`. Arguments and errors
-        are those of `score`.
+        Keys of all splits are `examples`, `scores`, `intervals` (95%), `no_intervals` (reasons),
+        `units` (name and number of what is resampled) and `constant`; others are of the kind of
+        task, see `reports.lines`. Arguments and errors are those of `score`.
         """
         if not self._is_finite(outputs):
             nothing: dict[str, float | None] = dict.fromkeys(self._score_names)
             return {"examples": len(self.texts()), "scores": nothing, "intervals": {}}
         scores = self._score(outputs, saved)
-        resampled, details = self._examine(outputs, scores)
+        grounds, details = self._examine(outputs, scores)
+        found = Intervals({}, {}) if grounds is None else intervals(grounds)
         return {
             "examples": len(self.texts()),
             "scores": {name: _null(value) for name, value in scores.items()},
-            "intervals": {
-                name: found
-                for name, values in resampled.items()
-                if (found := interval(values)) is not None
-            },
+            "intervals": {name: ends for name, ends in found.found.items() if name in scores},
+            "no_intervals": {name: why for name, why in found.missing.items() if name in scores},
+            "units": [self.unit_names[0], len(set(self.units.tolist()))],
             "constant": _null(self.constant_score),
             **details,
         }
@@ -186,7 +194,7 @@ class Split(ABC):
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return the grounds of the scores of finite logits; some kinds of task have none."""
         del outputs, scores
-        return Examined({}, {})
+        return Examined(None, {})
 
     @abstractmethod
     def _prediction_files(

@@ -23,7 +23,8 @@ _FAR_ABOVE = 0.3  # nats; a loss so far above the line is not the plateau
 _CLIMB = 0.3  # nats; rise that is reported where it leads back above the line
 _FILLED = 0.4  # weight of the mean once half a window of losses is in it
 _SETTLED = 0.86  # after two windows; positions that are new in a phase are learnt within less
-_STATE = ("mean", "weight", "done", "step", "lowest", "lowest_at", "alarm")
+_FALL, _STAND = 0.02, 5  # nats, windows: a loss that falls by less stands
+_STATE = ("mean", "weight", "done", "step", "lowest", "lowest_at", "alarm", "fallen", "fallen_at")
 
 
 class DivergedError(RuntimeError):
@@ -43,8 +44,8 @@ class Finding(NamedTuple):
 class LossMonitor:
     """Monitor of the first metric of an objective in training, a loss.
 
-    Plateau: judged once, a quarter of the run after the warm-up (at most 10,000 steps after it, and
-    at the end of the run at the latest), because healthy runs begin at the baseline too.
+    Plateau: judged once, a quarter of the run after the warm-up (at most 10,000 steps after it; and
+    later while the loss falls, before the end), because healthy runs begin at the baseline too.
 
     Divergence: judged at each step, by the distance of the smoothed loss from its lowest value. A
     mean that follows the loss upwards cannot see a slow rise; the lowest value never follows. Both
@@ -70,6 +71,10 @@ class LossMonitor:
     """Step of the lowest smoothed loss."""
     alarm: int = 0
     """Divergence reported: 0 none, 1 a rise, 2 a rise to the baseline."""
+    fallen: float = sys.float_info.max
+    """Smoothed loss of the phase when it had last fallen by `_FALL`, nats."""
+    fallen_at: int = 0
+    """Step of that loss."""
 
     @classmethod
     def of(cls, store: TokenStore, config: PretrainConfig, objective: Objective) -> "LossMonitor":
@@ -103,6 +108,7 @@ class LossMonitor:
         phase_start = max((start for start in starts if start < step), default=0)
         if self.step <= phase_start:
             self.mean = self.weight = 0.0
+            self.fallen = sys.float_info.max
         self.step = step
         decay = 1 - 1 / self.window
         self.mean = decay * self.mean + (1 - decay) * loss
@@ -120,13 +126,14 @@ class LossMonitor:
             setattr(self, name, value)
 
     def _judge_plateau(self, step: int) -> Finding | None:
-        last = step == self.config.training.num_steps
-        if self.done or step < self.judged_at or not (last or self.weight >= _FILLED):
+        last, filled = step == self.config.training.num_steps, self.weight >= _FILLED
+        if filled and self.smoothed < self.fallen - _FALL:
+            self.fallen, self.fallen_at = self.smoothed, step
+        if self.done or step < self.judged_at or not (last or filled):
             return None
-        self.done = True
-        if self.smoothed < self.baseline - MARGIN or self.alarm == 2:  # was reported as a rise
-            return None
-        return Finding("plateau", self._explanation(step))
+        left = self.smoothed < self.baseline - MARGIN or self.alarm == 2  # was reported as a rise
+        self.done = bool(left or last or step - self.fallen_at >= _STAND * self.window)
+        return Finding("plateau", self._explanation(step)) if self.done and not left else None
 
     def _judge_rise(self, step: int, phase_start: int) -> Finding | None:
         loss = self.smoothed

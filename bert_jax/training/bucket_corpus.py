@@ -8,9 +8,16 @@ from pathlib import Path
 
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.shard import OFFSET_DTYPE
-from bert_jax.data.store import ARRAYS, ShardCounts, TokenStore, open_store, read_manifest
+from bert_jax.data.store import (
+    ARRAYS,
+    ShardCounts,
+    TokenStore,
+    content_fingerprint,
+    open_store,
+    read_manifest,
+)
 from bert_jax.errors import UserError
-from bert_jax.files.bucket import BucketFiles, FileCache
+from bert_jax.files.bucket import BucketFiles, FileCache, damaged
 from bert_jax.files.staging import replace_file
 
 _GOOD_WINDOW = 8
@@ -63,12 +70,25 @@ class BucketCorpus:
             below = f"shards/{name}/" if name else ""
             if name:
                 self._small(f"{prefix}{below}corpus.json", directory / below / "corpus.json")
-            for array, size in sizes[numbers[name]].items():
-                digest = digests[numbers[name]][array] if digests else None
-                file = f"{below}{array}.bin"
-                self._cache.fetch(self.files, prefix + file, directory / file, size, digest)
+            for _ in range(2):
+                found = {}
+                for array, size in sizes[numbers[name]].items():
+                    digest = digests[numbers[name]][array] if digests else None
+                    file = f"{below}{array}.bin"
+                    found[array] = self._cache.fetch(
+                        self.files, prefix + file, directory / file, size, digest
+                    )
+                # A store that is one shard names one digest of all arrays.
+                whole = content_fingerprint(store.tokenizer_fingerprint, found)
+                if digests or whole == store.fingerprint:
+                    return
+                for array in found:
+                    (directory / f"{array}.bin").unlink(missing_ok=True)
+            raise damaged(self.files, prefix or ".", "the arrays have another fingerprint")
 
-        return open_store(directory, fetch=fetch, num_open=2 * self._data.window + 1)
+        return open_store(
+            directory, background=True, fetch=fetch, num_open=2 * self._data.window + 1
+        )
 
     def _directory(self, header: bytes, prefix: str) -> Path:
         """Return the store's directory in the cache, named by its fingerprint."""

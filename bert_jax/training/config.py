@@ -9,7 +9,7 @@ from typing import Any, Literal
 from bert_jax.checkpoint import Retention
 from bert_jax.config.mapping import check_values
 from bert_jax.data.pairings import PAIRINGS, DataConfig
-from bert_jax.data.phases import THETAS, MixtureConfig, Phase, PhaseConfig
+from bert_jax.data.phases import THETAS, MixtureConfig, Phase, PhaseConfig, scaled
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.config import MaskedLMConfig, ObjectiveConfig
@@ -17,7 +17,7 @@ from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Metric
 from bert_jax.parallel.sharding import MeshConfig
 from bert_jax.training.guard import GuardConfig
-from bert_jax.training.optim import OptimizerConfig, PhaseRate, learning_rate_schedule
+from bert_jax.training.optim import OptimizerConfig, PhaseRate
 
 FREE_FIELDS = (
     "checkpoint",
@@ -74,6 +74,9 @@ class TrainingConfig:
     phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
     accumulation: int = 1
     """Micro-batches per step: memory for time, the result is the same within rounding."""
+    batch_unit: int = 1
+    """Number of which the rows of a step in a batch warm-up are a multiple. The first start makes
+    it what its mesh takes, where the rows do not divide over that, and the run keeps it."""
     gather: Literal["layer", "step"] = "layer"
     """Time at which parameters that mesh.fsdp splits are gathered: for each layer of each
     micro-batch, or once a step, with whole gradients reduced at its end. `step` needs memory for
@@ -98,6 +101,7 @@ class TrainingConfig:
             self,
             num_steps=(1 <= self.num_steps <= MAX_STEPS, f"at least 1 and at most {MAX_STEPS}"),
             accumulation=(self.accumulation >= 1, "at least 1"),
+            batch_unit=(self.batch_unit >= 1, "at least 1"),
             log_every_steps=(self.log_every_steps >= 1, "at least 1"),
             eval_every_steps=(self.eval_every_steps >= 0, "at least 0"),
             stall_seconds=(self.stall_seconds >= 0, "at least 0"),
@@ -110,23 +114,11 @@ class TrainingConfig:
         total = sum(phase.share for phase in self.phases)
         if abs(total - 1) > 1e-6:
             raise UserError(f"training.phases: the shares sum to {total:g}; they must sum to 1")
-        for number, phase in enumerate(self.phases):
-            if phase.batch_size % self.accumulation:
-                raise UserError(
-                    f"training.phases[{number}].batch_size {phase.batch_size} is not divisible by "
-                    f"training.accumulation {self.accumulation}"
-                )
         for number, (phase, steps) in enumerate(zip(self.phases, self.phase_steps, strict=True)):
             if steps < 1:
                 raise UserError(
                     f"training.phases[{number}]: a share of {phase.share:g} of "
                     f"{self.num_steps} steps is no step; raise training.num_steps or the share"
-                )
-
-            if phase.batch_warmup_steps > steps:
-                raise UserError(
-                    f"training.phases[{number}].batch_warmup_steps is {phase.batch_warmup_steps}, "
-                    f"but the phase has {steps} steps; expected at most as many"
                 )
 
     @property
@@ -223,7 +215,6 @@ class PretrainConfig:
         self._check_rates()
         if not self.init:  # else the model's architecture is not known yet
             self.check_thetas()
-        learning_rate_schedule(self.optimizer, self.training.num_steps)  # refuses its own errors
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed is {self.seed}; it must be in [0, 2**32)")
 
@@ -279,9 +270,10 @@ class PretrainConfig:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The phases as the input pipeline takes them."""
+        training = self.training
         return tuple(
-            Phase(phase.length, phase.batch_size, steps, phase.batch_warmup_steps)
-            for phase, steps in zip(self.training.phases, self.training.phase_steps, strict=True)
+            Phase(p.length, p.batch_size, n, scaled(p.batch_warmup_steps, n), training.batch_unit)
+            for p, n in zip(training.phases, training.phase_steps, strict=True)
         )
 
     def mixture_of(self, number: int) -> tuple[MixtureConfig, ...]:

@@ -36,7 +36,8 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
 
     Args:
         path: Local directory, or gs://BUCKET/DIRECTORY, whose shards are read through a cache.
-        data: Settings of the cache; None: the defaults, for reading without windows.
+        data: Settings of the cache, for shards checked in the background; None: the defaults,
+            for reading without windows.
 
     Raises:
         UserError: No such directory, no store in it, two stores of different tokenizers, or a
@@ -62,12 +63,14 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
             f"the corpus {path} {there}. Give the directory that `bert-jax corpus` made "
             "(pretrain: --config.data.corpus; evaluate and replay: --corpus, where it has moved)"
         )
+    background = data is not None
     if is_store(directory):
-        return Corpus(open_store(directory), None)
-    train = open_store(directory / "train")
+        return Corpus(open_store(directory, background=background), None)
+    train = open_store(directory / "train", background=background)
     if not is_store(directory / "heldout"):
         return Corpus(train, None)
-    return _of_one_tokenizer(path, Corpus(train, open_store(directory / "heldout")))
+    heldout = open_store(directory / "heldout", background=background)
+    return _of_one_tokenizer(path, Corpus(train, heldout))
 
 
 def _open_in_bucket(path: str, data: DataConfig | None) -> Corpus:

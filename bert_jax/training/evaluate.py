@@ -12,7 +12,7 @@ from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.objectives.objective import Batch, Forward, Objective, evaluated
 from bert_jax.parallel.in_flight import in_flight
-from bert_jax.parallel.sharding import data_shard, place_batch
+from bert_jax.parallel.sharding import data_shard, num_batch_shards, place_batch
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.state import StepConfig, made_once
 from bert_jax.training.step import make_eval_step
@@ -111,14 +111,17 @@ def _planned(
     config: PretrainConfig, store: TokenStore, mesh: Mesh, max_rows: int | None
 ) -> list[EvalBatches]:
     """Plan the rows of a store for each phase."""
-    index, count = data_shard(mesh)
+    (index, count), shards = data_shard(mesh), num_batch_shards(mesh)
+    parts = shards * config.training.accumulation  # phases that are over need not divide by it
+    for _ in store.shards:  # what is not there, or away in its bucket, is said before a step
+        pass
     try:
         return [
             EvalBatches(
                 store,
                 config.data,
                 phase.length,
-                phase.batch_size // config.training.accumulation,  # that of a micro-batch
+                -(-phase.batch_size // parts) * shards,  # that of a micro-batch
                 max_rows=max_rows,
                 process_index=index,
                 process_count=count,

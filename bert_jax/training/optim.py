@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config.mapping import check_values
-from bert_jax.errors import UserError
+from bert_jax.data.phases import scaled
 from bert_jax.training import optim_parts as parts
 
 
@@ -94,7 +94,7 @@ class OptimizerConfig:
     end_share: float = 0.0
     """Share of the peak that is left at the end of the decay."""
     warmup_steps: int | None = None
-    """Steps of linear rise to the peak; None: `warmup_rate` of all steps."""
+    """Steps of linear rise to the peak, scaled to a shorter run; None: `warmup_rate` of all."""
     warmup_rate: float = 0.01
     weight_decay: float = 0.01
     """Decoupled decay, times the learning rate; not applied to biases and norms."""
@@ -132,7 +132,7 @@ class OptimizerConfig:
     def num_warmup_steps(self, num_steps: int) -> int:
         """Count the steps of the rise in a training of `num_steps`."""
         if self.warmup_steps is not None:
-            return self.warmup_steps
+            return scaled(self.warmup_steps, num_steps)
         return round(self.warmup_rate * num_steps)
 
 
@@ -146,7 +146,7 @@ class PhaseRate:
     """Shape of the decay from the first to the last step of the phase, an entry of `SCHEDULES`;
     empty: the run's schedule goes on."""
     end: float = 0.0
-    """Learning rate at the end of `decay`."""
+    """Learning rate of the last step of `decay`."""
     start: int = 0
     """Number of the phase's first step."""
     num_steps: int = 0
@@ -159,29 +159,21 @@ def learning_rate_schedule(
     """Build the learning rate of update number `step` (0-based) out of `num_steps`.
 
     Rises linearly: the first update has 1 / warmup_steps of the peak, not zero, and update
-    warmup_steps - 1 has the peak. Then decays; the last update is one step short of zero.
+    warmup_steps - 1 has the peak. Then decays; the last update is one step short of zero, or
+    in a phase with a decay of its own at the end of the decay.
 
     Args:
         config: Peak, warm-up and shape.
         num_steps: Steps of the run.
         phase: Learning rate of the phase for whose steps the result is; None: the run's.
-
-    Raises:
-        UserError: the warm-up is longer than the training.
     """
     warmup = config.num_warmup_steps(num_steps)
-    if num_steps < 1 or warmup > num_steps:
-        raise UserError(
-            f"optimizer.warmup_steps is {warmup} and training has {num_steps} steps; the peak "
-            "would never be reached: 1 to 10% of the steps is usual"
-        )
-
     peak = config.learning_rate if phase is None else phase.peak
     shape, decay_share, end_share = SCHEDULES[config.schedule], config.decay_share, config.end_share
     begin, end = warmup, num_steps
     if phase is not None and phase.decay:
         shape, decay_share, end_share = SCHEDULES[phase.decay], 1.0, phase.end / peak
-        begin, end = max(phase.start, warmup), phase.start + phase.num_steps
+        begin, end = max(phase.start, warmup), phase.start + phase.num_steps - 1
 
     def rate(step: Int[Array, "*steps"] | int) -> Float[Array, "*steps"]:
         done = jnp.asarray(step, jnp.float32)

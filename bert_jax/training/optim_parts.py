@@ -201,7 +201,8 @@ def muon(
 
     A matrix steps along its momentum, with all singular values made about equal by five steps of
     Newton and Schulz. Scaled by 0.2 sqrt(the larger side), a step is as large as one of AdamW (Liu
-    et al. 2025), so that learning rate and weight decay mean the same for both.
+    et al. 2025), so that learning rate and weight decay mean the same for both. The look-ahead is
+    optax's, with the bias corrections of the average and of the step ahead; Jordan's code has none.
 
     Args:
         momentum: Decay rate of the average of gradients, with Nesterov's look ahead.

@@ -1,9 +1,11 @@
 """Lines of a run at its start and its end."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -12,11 +14,16 @@ import bert_jax
 from bert_jax.data.pairings import PAIRINGS
 from bert_jax.data.phases import described
 from bert_jax.data.pipeline import ExampleStream
+from bert_jax.errors import UserError
+from bert_jax.formats.modern_config import refusals
+from bert_jax.formats.seq2seq.families import family_of
+from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.objective import Metric, Objective, num_params
 from bert_jax.run.goodput import Clock
 from bert_jax.run.telemetry import duration, readout
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus
+from bert_jax.training.start.stages import warmup_lines
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,8 @@ class TrainResult:
     """Last evaluation; empty when there was none."""
     seconds: float
     """Wall time of this start."""
+    stopped_by: str = ""
+    """Name of the signal that stopped the run before its end."""
 
 
 def summary(
@@ -54,6 +63,7 @@ def summary(
     if corpus.heldout is not None:
         held_out = f"{corpus.heldout.num_tokens:,} tokens held out"
     phases, warnings = [], []
+    epochs: dict[Path | None, float] = defaultdict(float)
     for number, phase in enumerate(config.phases):
         plan, corpora = stream.plan(number), stream.corpora(number)
         passes = [corpus.order.num_rows / config.data.num_passes for corpus in corpora]
@@ -62,6 +72,8 @@ def summary(
             "tokens: "
         )
         counts = stream.rows_of_corpora(number)
+        for each, count, rows in zip(corpora, counts, passes, strict=True):
+            epochs[each.rows.store.path] += count / rows
         if len(corpora) == 1:
             phases[-1] += f"{counts[0] / passes[0]:.2f} epochs of {passes[0]:,.0f} rows"
         else:
@@ -77,6 +89,12 @@ def summary(
         clause, warning = PAIRINGS[config.data.pairing].losses(plan, stream.store(number).shards[0])
         phases[-1] += f"; {clause}" if clause else ""
         warnings += [warning] if warning else []
+    warnings += [
+        f"Warning: {count:,.0f} epochs of {path or 'the corpus'}; above 40 a model "
+        "learns the text by heart rather than the language. Add text or train fewer steps"
+        for path, count in epochs.items()
+        if count > 40  # from there on repeated text adds next to nothing (Muennighoff et al. 2023)
+    ]
     goal = []
     if objective.baseline is not None:
         metric = objective.metrics[0]
@@ -91,13 +109,31 @@ def summary(
         f"{model.hidden_dim} wide, vocabulary {model.vocab_size:,}",
         f"corpus   {store.num_tokens:,} tokens in {store.num_documents:,} documents; {held_out}",
         *phases,
+        *warmup_lines(config),
         *warnings,
         *goal,
+        *unexported(config, config.objective.models(model, objective.axes())),
         f"devices  {mesh.size} ({device.device_kind}) of {processes} "
         f"process{'es' if processes > 1 else ''}, as "
         + " x ".join(f"{name} {size}" for name, size in mesh.shape.items()),
         *([f"continues from step {step:,}"] if step else []),
     ]
+
+
+def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, Any]]) -> list[str]:
+    """Say to which formats the models of a run, named by part, cannot be exported, and why."""
+    refused: dict[str, list[str]] = {}
+    if network := config.objective.network(config.model):
+        try:
+            family_of(network, "huggingface")
+        except UserError as error:
+            return [f"exports  not to {error}"]
+        return []
+    untrained = set() if config.has_pairs else {"nsp"}
+    for part, (model, params) in models.items():
+        for format, why in refusals(model, {*params} - untrained).items():
+            refused.setdefault(why, []).append(format if len(models) == 1 else f"{format} ({part})")
+    return [f"exports  not to {', '.join(formats)}: {why}" for why, formats in refused.items()]
 
 
 def closing_lines(

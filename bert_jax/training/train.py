@@ -11,10 +11,11 @@ from typing import Any
 import jax
 
 from bert_jax.checkpoint import Checkpoints, saved_steps
+from bert_jax.checkpoint.agreement import by_first
 from bert_jax.config.mapping import to_dict
 from bert_jax.data.pipeline import ExampleStream, TrainBatches
 from bert_jax.errors import UserError
-from bert_jax.parallel.sharding import check_batch_size, data_shard, make_mesh, place_batch
+from bert_jax.parallel.sharding import data_shard, make_mesh, num_batch_shards, place_batch
 from bert_jax.run.goodput import Clock
 from bert_jax.run.interrupt import StopRequest
 from bert_jax.run.lease import hold_workdir
@@ -43,6 +44,7 @@ from bert_jax.training.evaluate import HeldOut
 from bert_jax.training.guard import GUARD_METRICS
 from bert_jax.training.start.branch import open_branch
 from bert_jax.training.start.initial_model import initial_params, resolve_init, starting_line
+from bert_jax.training.start.stages import begun, check_stages, with_batch_unit
 from bert_jax.training.start.teacher import (
     resolve_teacher,
     starts_from_teacher,
@@ -121,6 +123,10 @@ class _Run:
             config, work, initial, store.tokenizer_fingerprint, branch.config if branch else None
         )
         config, self.teacher = resolve_teacher(config, store.tokenizer_fingerprint)
+        self.mesh = make_mesh(config.mesh)
+        unit, step = by_first(lambda: begun(work, branch))
+        shards = num_batch_shards(self.mesh)
+        config = with_batch_unit(config, shards, unit)
         self.config = config = config.with_vocabulary(store.vocab_size)
         self.work, self.corpus = work, corpus
         self.directory = work.local if work.mirror is None else work.name
@@ -130,13 +136,7 @@ class _Run:
         self.stores = phase_stores(config, store)
         self.digest = teacher_digest(self.teacher) if self.teacher else ""
         check_workdir(work, config, store, self.stores, self.digest)
-        self.mesh = make_mesh(config.mesh)
-        for number, phase in enumerate(config.phases):
-            for _, rows in phase.stages:
-                where = f"training.phases[{number}].batch_size"
-                if rows != phase.batch_size:
-                    where += f" {phase.batch_size} in the batch warm-up"
-                check_batch_size(rows, self.mesh, config.training.accumulation, where)
+        check_stages(config, shards, step)
         self.shard = data_shard(self.mesh)
         numbers = range(len(config.phases))
         self.settings = [step_config(config, corpus, number) for number in numbers]
@@ -193,6 +193,7 @@ class _Run:
             closing.callback(self.checkpoints.close)
             with self.clock.spend("restore"):
                 state, step = self._restore_or_init()
+            check_stages(config, num_batch_shards(self.mesh), step)
             goes_on = 0 if self.last_saved is None else step
             lines = summary(
                 config, self.directory, self.corpus, self.stream, self.mesh, goes_on, self.objective
@@ -225,6 +226,7 @@ class _Run:
                     train_metrics=self.train_metrics,
                     eval_metrics=self.eval_metrics,
                     seconds=self.clock.elapsed,
+                    stopped_by=stop.name if step < num_steps else "",
                 )
                 lines = closing_lines(result, metrics, num_steps, self.clock, stop.name)
                 for line in lines:
@@ -278,7 +280,7 @@ class _Run:
         batches = TrainBatches(self.stream, step, *self.shard)
         self.clock.started()
         try:
-            while step < training.num_steps and not stop.due(step):
+            while step < training.num_steps and not stop.due():
                 with self.clock.spend("input"):
                     batch = place_batch(next(batches), self.mesh)
                 phase = self.stream.phase_of(step)
@@ -365,7 +367,8 @@ class _Run:
             "lowest_at": self.monitor.lowest_at,
         }
         metrics = self.eval_metrics if self.evaluated == step else {}
-        config = self.config.with_thetas_of(self.stream.phase_of(step - 1))
+        config = self.config.with_thetas_of(self.stream.phase_of(max(step - 1, 0)))
+        self.stream.wait_for_checks()
         with self.session.saving(f"the save of step {step:,}"):
             save(step, without_teacher(state), config=to_dict(config), extra=extra, metrics=metrics)
         self.last_saved = step

@@ -39,6 +39,12 @@ def run_verb(
     if arguments.batch_tokens is not None:
         check_count("--batch-tokens", arguments.batch_tokens)
     saved = read_model(arguments.workdir)
+    if found := saved.origin.unlearned:
+        print(
+            f"Warning: {saved.name} has learned nothing: its score on dev is {found[0]:.4g}, and a "
+            f"constant prediction has {found[1]:.4g}",
+            file=sys.stderr,
+        )
     predictor = make(on_device(saved, arguments.device, arguments.max_row))
     predictor.batch_tokens = arguments.batch_tokens or predictor.batch_tokens
     texts, inputs, out = arguments.texts, arguments.input, arguments.out

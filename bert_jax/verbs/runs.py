@@ -43,7 +43,7 @@ def train(arguments: argparse.Namespace) -> int:
     from bert_jax.saved.reading import read_model
     from bert_jax.training.train import train
 
-    def run(config: Any) -> bool:
+    def run(config: Any) -> str:
         clock = Clock(age=process_age())
         return train(
             config,
@@ -51,7 +51,7 @@ def train(arguments: argparse.Namespace) -> int:
             initial=lambda: read_model(config.init),
             branch_from=arguments.branch_from,
             clock=clock,
-        ).finished
+        ).stopped_by
 
     return _run(arguments, run)
 
@@ -59,13 +59,17 @@ def train(arguments: argparse.Namespace) -> int:
 def finetune(arguments: argparse.Namespace) -> int:
     """Fine-tune a sweep or the folds of the data, or continue them."""
     from bert_jax.finetune.folds import cross_validate
+    from bert_jax.finetune.progress import NothingLearnedError
     from bert_jax.finetune.train import finetune
     from bert_jax.run.goodput import Clock, process_age
 
-    def run(config: Any) -> bool:
+    def run(config: Any) -> str:
         if config.task.folds and not config.task.fold:
             return cross_validate(config, arguments.workdir, clock=Clock(age=process_age()))
-        return finetune(config, arguments.workdir, clock=Clock(age=process_age())).finished
+        result = finetune(config, arguments.workdir, clock=Clock(age=process_age()))
+        if result.unlearned:
+            raise NothingLearnedError(result.unlearned)
+        return result.stopped_by
 
     return _run(arguments, run)
 
@@ -80,8 +84,8 @@ def _config_class(verb: str) -> type[Any]:
     return PretrainConfig
 
 
-def _run(arguments: argparse.Namespace, train: Callable[[Any], bool]) -> int:
-    """Join the other processes and train; `train` says whether the run came to its end."""
+def _run(arguments: argparse.Namespace, train: Callable[[Any], str]) -> int:
+    """Join the other processes and train; `train` returns the name of a signal that stopped it."""
     from bert_jax.config.command_line import load_config
     from bert_jax.parallel import processes
 
@@ -92,14 +96,18 @@ def _run(arguments: argparse.Namespace, train: Callable[[Any], bool]) -> int:
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         processes.join(arguments.distributed, arguments.join_timeout)
-        finished = train(config)
+        stopped_by = train(config)
     except BaseException as error:
         if label := processes.label():  # one of several, whose errors must not wait for the others
             if (code := report_error(error, f"{arguments.verb}, {label}")) is None:
                 traceback.print_exc()
             processes.leave(1 if code is None else code)
         raise
-    return 0 if finished else arguments.stopped_code
+    if stopped_by == "SIGINT":  # Ctrl-C; of several processes all stop by SIGTERM
+        saved = f"interrupted, saved. To continue:\n  {arguments.command_line}"
+        print(f"bert-jax {arguments.verb}: {saved}", file=sys.stderr)
+        return 130
+    return arguments.stopped_code if stopped_by else 0
 
 
 def plan(arguments: argparse.Namespace) -> int:

@@ -188,16 +188,16 @@ def index(arguments: argparse.Namespace) -> int:
 def search(arguments: argparse.Namespace) -> int:
     """Search an index."""
     from bert_jax.infer.predictor import check_count
-    from bert_jax.search.index import Index
+    from bert_jax.search.index import LINK, Index
     from bert_jax.search.rerank import Reranker
     from bert_jax.search.vectors import text_vectors
 
     check_count("--top", arguments.top)
     check_count("--candidates", arguments.candidates)
     opened = Index(arguments.index)
-    place = arguments.model or opened.by.model
+    place = arguments.model or f"{arguments.index}{LINK}"
     if not arguments.model and not Path(place).is_dir():
-        raise UserError(f"{arguments.index} was made with {place}, which is gone; name it: --model")
+        raise UserError(f"{place}, the link to {opened.by.model}, is gone; name it: --model")
     model = opened_model(arguments, place)
     opened.check_model(model)
     reranker = Reranker(opened_model(arguments, arguments.rerank)) if arguments.rerank else None

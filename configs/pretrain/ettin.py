@@ -25,6 +25,8 @@ For 17M on v5e:4x4, the three kinds of rows apart: 1,024 tokens in 4 micro-batch
 chip-hours; the last phase in 24, 4,107 ms, MFU 0.33, 24 chip-hours.
 For 32M there, as a loop: 1,024 tokens in 6 micro-batches 853 ms, 9.0 GiB, MFU 0.23, 1,370
 chip-hours; 8,192 in 48, 9,698 ms, MFU 0.33, 285 chip-hours; the last phase 8,946 ms, 53 chip-hours.
+A run has one number of micro-batches for all phases, to which its batch warm-up is rounded: 32 for
+17M, 48 for 32M.
 68M was not compiled; the shape of 150M is that of ModernBERT-base (`modernbert.py`).
 
 The vocabulary size comes from the corpus; the published one has 50,368 tokens.

@@ -1,6 +1,7 @@
 """Mixtures: shares, rows of each corpus, phases."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ from synthetic_store import make_shard, store_of
 
 from bert_jax.data.mixture import (
     BLOCK,
+    CorpusRows,
     Mixing,
     Mixture,
+    PhaseRows,
     weights_of,
 )
 from bert_jax.data.pairings import DataConfig
@@ -56,6 +59,13 @@ def test_shares_are_exact_within_one_row_per_thousand(weights):
         assert mixing.counts(n) == np.bincount(corpora[:n], minlength=shares.size).tolist()
 
 
+def test_corpora_come_in_another_order_in_each_block_and_with_another_key():
+    first, second = Mixing([1.0, 1.0], key=5).split(np.arange(2 * BLOCK))[0].reshape(2, BLOCK)
+    other, _ = Mixing([1.0, 1.0], key=6).split(np.arange(BLOCK))
+    for one in (second, other):  # fair coins agree half the time
+        assert abs(np.mean(first == one) - 0.5) < 0.08
+
+
 def test_any_row_is_found_without_the_others():
     mixing = Mixing([0.7, 0.2, 0.1], key=5)
     far = 10**13 + 777
@@ -66,6 +76,12 @@ def test_any_row_is_found_without_the_others():
     for corpus, share in enumerate((0.7, 0.2, 0.1)):
         assert abs(rows[corpora == corpus][0] - share * far) < 1000
     assert sum(mixing.counts(far)) == far
+
+
+def test_rows_of_one_time_come_from_the_windows_of_all_corpora():
+    orders = [SimpleNamespace(window=window) for window in (2, 3)]
+    corpora = [CorpusRows(f"{order.window}", None, order) for order in orders]
+    assert PhaseRows(corpora, Mixing([1.0, 1.0], key=0)).most_shards == 5
 
 
 def test_weights_by_temperature():

@@ -5,6 +5,7 @@ The proof with `transformers` is in test_export_parity.py.
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 
 import numpy as np
@@ -20,6 +21,7 @@ from bert_jax.exchange import huggingface, huggingface_files, orbax_export
 from bert_jax.exchange.export import as_trained, check_differences, export, staged
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
+from bert_jax.formats.modern_config import refusals
 from bert_jax.saved.model import Origin
 from bert_jax.saved.reading import read_model
 from bert_jax.tokenization.load import load_tokenizer
@@ -32,6 +34,8 @@ MODERN = {
     "num_types": 0,
 }
 NOMIC = {"positions": "rope", "gated": True, "attention_bias": False, "mlp_bias": False}
+ELECTRA = {"embedding_dim": 8}
+VECTORS = "sentence-transformers"
 FILES = {
     "README.md", "config.json", "model.safetensors", "parity.json", "special_tokens_map.json",
     "tokenizer.json", "tokenizer_config.json", "vocab.txt",
@@ -40,7 +44,8 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def _without_transformers(monkeypatch):
-    monkeypatch.setattr(huggingface, "find_spec", lambda name: None)
+    for module in (huggingface, importlib.util):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +68,19 @@ def test_an_export_is_whole_and_proven(source, tmp_path, capsys):
     assert "BertForSequenceClassification" in said
     assert "head 0.0e+00" in said
     assert "transformers: did not run" in said
+    ours = "only our own reading was compared"
+    missing = "not compared with the source: torch, transformers is not installed"
+    assert f"source_class: did not run, {missing}; {ours}" in said
     assert {path.name for path in out.iterdir()} == FILES
     parity = json.loads((out / "parity.json").read_text())
     assert parity["differences"] == {"head": 0.0, "hidden": 0.0, "pooled": 0.0}
     assert parity["texts"] == len(PROOF_TEXTS)
     assert parity["proofs"]["bert_jax"]["tensors_bit_equal"]
     assert not parity["proofs"]["transformers"]["ran"]
+    assert all(
+        parity["proofs"][by]["why"].endswith(ours) for by in ("transformers", "source_class")
+    )
+    assert (out / "README.md").read_text().count(ours) == 2
     assert parity["tokenizer_fingerprint"] == load_tokenizer(out).fingerprint
     digest = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
     assert parity["sha256"]["model.safetensors"] == digest
@@ -146,7 +158,7 @@ def test_an_electra_is_written_only_as_its_classes_compute(tmp_path, kind, chang
 def test_a_pooler_that_no_class_computes_is_refused(tmp_path, kind, changes):
     saved = model_of(kind)
     saved = dataclasses.replace(saved, config=dataclasses.replace(saved.config, **changes))
-    with pytest.raises(UserError, match=r"its pooler has relu, and no class .* --to orbax or onnx"):
+    with pytest.raises(UserError, match=r"its pooler has relu, and no class"):
         write_huggingface(saved, tmp_path)
     assert not list(tmp_path.iterdir())
     orbax_export.write(saved, tmp_path)
@@ -347,3 +359,43 @@ def test_rows_of_the_proof_fit_the_model():
     assert max(map(len, rows)) == 40
     assert any(row.count(saved.tokenizer.special_ids.sep) == 2 for row in rows)
     assert safetensors.numpy.save is huggingface_files.safetensors.numpy.save
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "formats"),
+    [
+        ("pretraining", {}, set()),
+        ("pretraining", MODERN, set()),  # the head for pairs is left out
+        ("mlm", MODERN, set()),  # a pooler that nothing has trained is
+        ("mlm", {**MODERN, "attention_pattern": "GLG", "local_window": 4, "num_layers": 4}, set()),
+        ("mlm", {**MODERN, "norm": "rms"}, {"huggingface", VECTORS}),
+        ("rtd", MODERN, {"huggingface"}),
+        ("pretraining", ELECTRA, {"huggingface"}),
+        ("mlm", {**ELECTRA, "activation": "relu"}, {"huggingface"}),
+        ("pretraining", {"pooler_activation": "relu"}, {"huggingface", VECTORS}),
+        ("mlm", {"pooler_activation": "relu"}, {VECTORS}),
+    ],
+)
+def test_what_pretraining_says_of_exports_is_what_they_do(
+    tmp_path, monkeypatch, kind, fields, formats
+):
+    sizes = {"vocab_size": tokenizer_of("uncased").vocab_size, "num_positions": 40}
+    saved = small_saved(kind, **{**fields, **sizes})
+    saved = dataclasses.replace(saved, tokenizer=tokenizer_of("uncased"))
+    if "first_norm" in fields:
+        unread = saved.params["encoder"]["layers"]["attention_norm"]  # in the first layer
+        unread["scale"][0] = 1
+        unread.get("bias", unread["scale"])[0] = 1 - ("bias" in unread)
+    if kind == "mlm":
+        saved = saved.without({"pooler"})
+    said = refusals(saved.config, saved.params.keys())
+    assert said.keys() == formats
+    monkeypatch.setattr("bert_jax.exchange.export.read_model", lambda *_, **__: saved)
+    for format in formats | {"huggingface"}:
+        if format in formats:
+            with pytest.raises(UserError) as caught:
+                export("run", format, tmp_path / format)
+            assert said[format] in f"{caught.value}"
+            assert not (tmp_path / format).exists()
+        else:
+            export("run", format, tmp_path / format)

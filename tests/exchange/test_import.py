@@ -1,5 +1,6 @@
 """bert-jax import, without Transformers: what is written, what is refused, what is left behind."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -31,7 +32,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def without_transformers(monkeypatch):
-    monkeypatch.setattr(importing.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
 
 def write_roberta(directory, made_by="RobertaForMaskedLM"):

@@ -19,7 +19,9 @@ from bert_jax.corpus.build import build_corpus  # noqa: E402
 from bert_jax.exchange.export import export  # noqa: E402
 from bert_jax.exchange.huggingface import load_theirs  # noqa: E402
 from bert_jax.exchange.importing import import_model  # noqa: E402
+from bert_jax.exchange.proof import ProofFailedError  # noqa: E402
 from bert_jax.model.heads import layer_outputs  # noqa: E402
+from bert_jax.saved import reading  # noqa: E402
 from bert_jax.saved.reading import read_model  # noqa: E402
 from bert_jax.tokenization.load import load_tokenizer  # noqa: E402
 from bert_jax.training.config import PretrainConfig  # noqa: E402
@@ -66,6 +68,33 @@ def test_an_export_of_an_import_is_proven_and_asked(tmp_path):
     model = bert_jax.load(tmp_path / "out")
     assert len(model.fill_mask("the cat [MASK] .")[0]["masks"][0]) > 0
     assert model.embed(["the cat", "a mat"]).shape == (2, 32)
+
+
+def test_layers_in_any_order_are_those_of_the_source(tmp_path):
+    """The cycle of G L L G G is longer than what comes again."""
+    types = [f"{'sliding' if letter == 'L' else 'full'}_attention" for letter in "GLLGG"]
+    fields = {"num_hidden_layers": 5, "layer_types": types}
+    save_modern(tmp_path / "theirs", "modernbert", local_attention=4, **fields)
+    parity = export(tmp_path / "theirs", "huggingface", tmp_path / "out")
+    assert parity["proofs"]["source_class"]["class"] == "ModernBertForMaskedLM"
+    assert max(parity["proofs"]["source_class"]["differences"].values()) < 2e-5
+    assert json.loads((tmp_path / "out/config.json").read_text())["layer_types"] == types
+
+
+@pytest.mark.parametrize("format", ["huggingface", "orbax"])
+def test_a_source_that_is_read_wrong_is_not_exported(tmp_path, monkeypatch, format):
+    """What is read wrong and written wrong in the same way is equal to itself."""
+    save_modern(tmp_path / "theirs", "modernbert", num_hidden_layers=3)
+    right = reading.modern_form
+
+    def misread(found, *arguments, **named):
+        types = ["full_attention"] * 3
+        return right({**found, "layer_types": types}, *arguments, **named)
+
+    monkeypatch.setattr(reading, "modern_form", misread)
+    with pytest.raises(ProofFailedError, match="does not compute the same here"):
+        export(tmp_path / "theirs", format, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
 def test_classifiers_are_asked_as_transformers_does(tmp_path):

@@ -1,6 +1,7 @@
 """Vectors in other formats: sentence-transformers, ONNX and StableHLO; what their cards say."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import re
@@ -27,7 +28,7 @@ PREFIXES = {"query_prefix": "query: ", "document_prefix": 'a "text": '}
 
 @pytest.fixture(autouse=True)
 def _without_transformers(monkeypatch):
-    for module in (huggingface, sentence_transformers):
+    for module in (huggingface, sentence_transformers, importlib.util):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
 
 
@@ -154,6 +155,22 @@ def test_the_share_of_equal_predictions_counts_each_kind(kind):
     other = int8.cost(saved, rows, turned)["equal_predictions"]
     assert (name in other) == (kind != "score")
     assert kind == "score" or other[name] < 0.5
+
+
+def test_the_cost_of_eight_bits_is_that_of_the_worst_vector():
+    saved = vector_model("mean")
+    rows = proof_rows(saved)[:5]
+
+    def turned(batch):
+        found = {name: np.array(array) for name, array in logits_of(saved, batch).items()}
+        for array in found.values():
+            array[1] = -array[1]
+        return found
+
+    found = int8.cost(saved, rows, turned)
+    assert found["cosine"] == {"hidden": pytest.approx(-1), "embedding": pytest.approx(-1)}
+    assert found["differences"]["embedding"] > 0.1
+    assert found["equal_predictions"]["embedding"] < 1  # its nearest is another one now
 
 
 @pytest.mark.parametrize("format", ["onnx", "stablehlo"])

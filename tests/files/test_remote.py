@@ -117,6 +117,25 @@ def test_only_what_changed_is_uploaded(bucket):
     assert {name: generation(f"{url}/{name}") for name in before} == before
 
 
+def test_what_is_appended_during_an_upload_comes_with_the_next(bucket, monkeypatch):
+    workdir = open_workdir(f"gs://{bucket}/run")
+    metrics, mirror = workdir.local / "metrics.jsonl", workdir.mirror.files
+    metrics.write_text('{"step": 1}\n')
+    upload = mirror.pipe_file
+
+    def slow(path, content):
+        upload(path, content)
+        with metrics.open("a") as file:
+            file.write('{"step": 2}\n')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "pipe_file", slow)
+        workdir.sync(required=True)
+    assert objects(workdir.name)["/metrics.jsonl"] == b'{"step": 1}\n'
+    workdir.sync(required=True)
+    assert objects(workdir.name)["/metrics.jsonl"] == b'{"step": 1}\n{"step": 2}\n'
+
+
 def test_other_processes_do_not_upload(bucket, monkeypatch):
     workdir = open_workdir(f"gs://{bucket}/run")
     write_small_files(workdir)

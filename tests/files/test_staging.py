@@ -75,3 +75,23 @@ def test_files_that_a_thread_writes_at_the_end_go_too(tmp_path, monkeypatch):
         pass
     assert len(calls) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_writer_left_beside_a_file_is_removed(tmp_path):
+    """Not what a living one writes, which holds the lock, nor what has been opened this moment."""
+    old, young, other = (tmp_path / f"{name}.tmp-{n}" for n, name in enumerate(("x", "x", "y")))
+    for path in (old, young, other):
+        path.write_bytes(b"half")
+    for path in (old, other):
+        os.utime(path, (1, 1))
+    with staging.staged_file(tmp_path / "x") as file:
+        (living,) = tmp_path.glob(f"x.tmp-{os.getpid()}")
+        os.utime(living, (1, 1))
+        assert not old.exists()
+        renamed = living.rename(tmp_path / "x.tmp-99")  # as another process would have it
+        staging.replace_file(tmp_path / "x", b"second")
+        assert renamed.exists()
+        renamed.rename(living)
+        file.write(b"first")
+    assert (tmp_path / "x").read_bytes() == b"first"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", young.name, other.name]

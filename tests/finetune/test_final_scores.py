@@ -145,6 +145,7 @@ def test_the_report_is_on_the_saved_model(files, sweep, tmp_path, capsys):
     assert main(["evaluate", str(sweep), "--json", f"--report={tmp_path / 'out'}"]) == 0
     said = capsys.readouterr()
     found = json.loads(said.out)
+    assert [record["splits"][name].pop("chose") for name in ("dev", "test")] == [True, False]
     assert found["splits"] == record["splits"]
     assert found["accuracy"] == pytest.approx(saved["scores"]["accuracy"])
     assert found["test/accuracy"] == pytest.approx(outcome["test"]["accuracy"])
@@ -175,12 +176,13 @@ def test_two_models_on_the_same_examples(files, sweep, tmp_path, capsys):
     mine, theirs = (evaluate_finetuned(work, files["test"]).scores for work in (sweep, other))
     for name, each in found.differences["test.csv"].items():
         assert each["difference"] == pytest.approx(mine[name] - theirs[name])
-        low, high = each["interval"]
-        assert low <= each["difference"] <= high
+        assert each["interval"] is None  # of 24 examples
+        assert each["no_interval"].startswith("only ")
     assert main(["evaluate", str(sweep), "--data=dev", f"--versus={other}", "--json"]) == 0
     said = capsys.readouterr()
-    assert json.loads(said.out)["differences"]["dev"]["accuracy"]["interval"]
-    assert "95%, paired by example" in said.err
+    each = json.loads(said.out)["differences"]["dev"]["accuracy"]
+    assert (each["interval"] is None) == ("units differ" in f"{each['no_interval']}")
+    assert "95%, paired" in said.err
     assert main(["evaluate", str(sweep), f"--versus={other}"]) == 2  # it has no test data
     assert "was trained with other test data" in capsys.readouterr().err
 

@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -31,10 +32,13 @@ from tensorboard_files import scalars
 from bert_jax.checkpoint import saved_steps, storage
 from bert_jax.cli import main
 from bert_jax.errors import UserError
-from bert_jax.finetune import summary, train
+from bert_jax.finetune import folds, summary, train
 from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.train import NoModelError, finetune
+from bert_jax.finetune.progress import NoModelError
+from bert_jax.finetune.train import FinetuneResult, finetune
 from bert_jax.run.events import read_events
+from bert_jax.run.goodput import Clock
+from bert_jax.run.interrupt import StopRequest
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.saved import reading, runs
 from bert_jax.saved.runs import finetuned_checkpoint
@@ -99,10 +103,20 @@ def kill() -> None:
 
 
 @pytest.fixture(scope="module")
-def waves(files, tmp_path_factory) -> dict[str, Any]:
+def productive() -> list[float]:
+    """Productive seconds at each line of `waves`, by a clock that moves as often as it is asked."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def waves(files, tmp_path_factory, productive) -> dict[str, Any]:
     """Three members at once."""
     workdir = tmp_path_factory.mktemp("waves") / "work"
-    return done(small_config(files, sweep=WAVES), workdir)
+    clock = Clock(now=map(float, itertools.count()).__next__)
+    config = small_config(files, sweep=WAVES)
+    said = lambda _: productive.append(clock.seconds["productive"])  # noqa: E731
+    assert finetune(config, workdir, clock=clock, echo=said).finished
+    return fingerprint(workdir)
 
 
 @pytest.fixture(scope="module")
@@ -241,13 +255,58 @@ def test_a_better_model_comes_after_what_a_killed_run_left(files, tmp_path, monk
 # Stops.
 
 
+def test_the_steps_of_a_wave_stay_productive_in_the_next(waves, productive):
+    assert productive == sorted(productive)
+    assert len(set(productive)) > 6
+
+
+def test_each_fold_has_a_clock_of_its_own(files, tmp_path, monkeypatch):
+    """The clock of the process, start-up included, is the first fold's."""
+    clocks: list[Clock | None] = []
+
+    def ended(config: Any, workdir: Path, *, clock: Clock | None) -> FinetuneResult:
+        clocks.append(clock)
+        return FinetuneResult(True, (), 1.0, "SIGTERM" if len(clocks) == 3 else "")
+
+    monkeypatch.setattr(folds, "finetune", ended)
+    config, clock = small_config(files, task__folds=3), Clock()
+    assert folds.cross_validate(config, tmp_path / "work", clock=clock, say=quiet) == "SIGTERM"
+    assert clocks == [clock, None, None]
+
+
+def test_ctrl_c_ends_with_130_and_the_command_that_continues(files, tmp_path, capsys, monkeypatch):
+    """One run and folds; SIGTERM keeps 0 or --stopped-code."""
+    number = [signal.SIGINT]
+
+    def stopped(config: Any, *args: Any, **kwargs: Any) -> FinetuneResult:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), number[0])
+            assert stop.due()
+            return FinetuneResult(False, (), 1.0, stop.name)
+
+    monkeypatch.setattr(train, "finetune", stopped)
+    monkeypatch.setattr(folds, "finetune", stopped)
+    file, work = write_config(tmp_path / "recipe.py", small_config(files)), tmp_path / "my work"
+    argv = ["finetune", f"--config={file}", f"--workdir={work}", "--stopped-code=75"]
+    for more in ([], ["--config.task.folds=3"]):
+        capsys.readouterr()
+        assert main([*argv, *more]) == 130
+        said = capsys.readouterr().err
+        assert (
+            f"interrupted, saved. To continue:\n  {shlex.join(['bert-jax', *argv, *more])}" in said
+        )
+    number[0] = signal.SIGTERM
+    assert main(argv) == 75
+    assert main(argv[:-1]) == 0
+
+
 @pytest.mark.parametrize(
     "evaluation", [1, 4] if LONG else [4]
 )  # then it stops at step 7, or 7 of the second wave
 def test_stopped_and_continued_is_uninterrupted(files, waves, tmp_path, evaluation):
     config, work = small_config(files, sweep=WAVES), tmp_path / "work"
     result = finetune(config, work, echo=at_evaluation(evaluation, terminate))
-    assert not result.finished
+    assert (result.finished, result.stopped_by) == (False, "SIGTERM")
     assert len(result.outcomes) == 3 * (evaluation > 1)
     total = 6 * evaluation + 1
     assert saved_steps(work / "resume") == [total]
@@ -475,6 +534,27 @@ def test_all_members_diverge(files, tmp_path, capsys):
         assert "all have diverged" in capsys.readouterr().err
     with pytest.raises(NoModelError):
         finetune(config, work, echo=quiet)
+
+
+def test_a_run_that_learns_nothing(files, tmp_path, capsys):
+    """Exit code 8, also of a second start; the model and its export warn who asks them."""
+    dev = tmp_path / "dev.csv"
+    dev.write_text("text,label\n" + "".join(f"number {n},cat\n" for n in range(9)))
+    config = small_config({**files, "dev": f"{dev}"}, training__num_epochs=1.0)
+    file, work = write_config(tmp_path / "recipe.py", config), tmp_path / "work"
+    for _ in range(2):
+        assert main(["finetune", f"--config={file}", f"--workdir={work}"]) == 8
+        said = capsys.readouterr()
+        assert "and a constant prediction has 1. Try other rates (sweep.learning_rates" in said.err
+        assert "accuracy x 100" in said.out
+    export = tmp_path / "export"
+    assert main(["export", str(work), "--to=huggingface", f"--out={export}"]) == 0
+    for model in (work, export):
+        capsys.readouterr()
+        assert main(["classify", str(model), "number 3"]) == 0
+        warning = capsys.readouterr().err
+        assert "has learned nothing: its score on dev is " in warning
+        assert "and a constant prediction has 1\n" in warning
 
 
 def test_one_run_that_diverges_stops(files, tmp_path, capsys):

@@ -58,6 +58,10 @@ def test_a_fold_is_scored_once_and_can_be_scored_again(runs):
         scores.append(evaluate_finetuned(workdir / f"fold-{number}").scores["accuracy"])
     found = json.loads((workdir / "folds.json").read_text())["folds"]
     assert [fold["accuracy"] for fold in found] == pytest.approx(scores)
+    for file in ("report.md", "statistics.txt"):
+        text = (workdir / "fold-1" / file).read_text()
+        assert "data that chose nothing" in text
+        assert "chose the epoch" not in text
 
 
 def test_finished_folds_are_not_trained_again(runs, monkeypatch, capsys):

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import pytest
 from small_finetuning import fingerprint, small_config, write_files
+from small_saved import small_saved
+from task_examples import opened, put
 
 from bert_jax.checkpoint import load_newest
 from bert_jax.errors import UserError
@@ -19,10 +21,12 @@ from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.finetune import evaluate, train, trials
 from bert_jax.finetune.evaluate import evaluate_finetuned
 from bert_jax.finetune.setup import set_up
+from bert_jax.finetune.start.weights import kept_head
 from bert_jax.finetune.train import finetune
 from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.run.events import read_events
 from bert_jax.saved.reading import read_model
+from bert_jax.tasks.config import TableConfig, TaskConfig
 
 LORA = {"rank": 2, "targets": ("query", "down")}
 
@@ -148,7 +152,11 @@ def test_the_updates_are_exported_alone_and_read_with_the_base(sweep, tmp_path, 
     assert max(parity["differences"].values()) < 1e-5
     assert not parity["proofs"]["peft"]["ran"]
     assert "PeftModel.from_pretrained" in (tmp_path / "adapter/README.md").read_text()
-    back, saved = read_model(tmp_path / "adapter"), read_model(sweep[0])
+    saved = read_model(sweep[0])
+    with pytest.raises(UserError, match="ln -s MODEL"):
+        read_model(tmp_path / "adapter")
+    (tmp_path / "adapter" / "base").symlink_to(saved.origin.config["init"])
+    back = read_model(tmp_path / "adapter")
     assert back.outputs.labels == saved.outputs.labels == ("cat", "dog")
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), back.params, saved.params
@@ -192,6 +200,17 @@ def test_a_head_with_the_same_labels_goes_on(sweep, files, tmp_path):
     turned = started({**files, "init": str(tmp_path / "export")}, head="keep", task__table=tables)
     np.testing.assert_allclose(turned["head"]["kernel"], kept["kernel"][:, ::-1], atol=1e-6)
     np.testing.assert_allclose(turned["head"]["bias"], kept["bias"][::-1], atol=1e-6)
+
+
+def test_a_kept_head_has_its_columns_where_the_labels_are_now(tmp_path):
+    """Three labels: of two, an order and its inverse are the same."""
+    saved = small_saved("classification")  # of a, b and c
+    path = put(tmp_path / "a.csv", "text,label", *(f"text,{label}" for label in "abc"))
+    task = opened(TaskConfig(table=TableConfig(train=path, dev=path, labels=("b", "c", "a"))))
+    kept = kept_head(saved, saved.outputs.head, task)
+    for name, array in saved.params["head"].items():
+        columns = dict(zip("abc", np.moveaxis(array, -1, 0), strict=True))
+        np.testing.assert_array_equal(np.moveaxis(kept[name], -1, 0), [columns[c] for c in "bca"])
 
 
 def test_a_head_with_other_labels_does_not(sweep, files, tmp_path):

@@ -4,31 +4,37 @@ import dataclasses
 import json
 import logging
 import warnings
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from modern_files import write_modern
 from small_finetuning import write_table
-from small_saved import FAMILIES, small_saved
+from small_saved import FAMILIES, OUTPUTS, small_saved
 
+from bert_jax.config.command_line import load_config
 from bert_jax.errors import UserError
-from bert_jax.exchange.huggingface_files import write_huggingface
+from bert_jax.exchange.huggingface_files import class_of, write_huggingface
 from bert_jax.finetune.batches import TrainBatches
 from bert_jax.finetune.config import FinetuneConfig, FinetuneTrainingConfig
 from bert_jax.finetune.setup import set_up
 from bert_jax.finetune.summary import summary_of_run
 from bert_jax.finetune.train import finetune
 from bert_jax.finetune.trials import init_trials, place_rows, place_settings
+from bert_jax.formats.modern import unlike_head
+from bert_jax.formats.modern_config import is_bert, modern_kind, with_own_pooler
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
+from bert_jax.saved.model import Origin
 from bert_jax.saved.reading import read_model
 from bert_jax.tasks.config import TableConfig, TaggingConfig, TaskConfig
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.training.config import PretrainConfig
 from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.state import StepConfig
 from bert_jax.training.step import make_train_step
@@ -226,3 +232,45 @@ def test_starts_and_rows_are_those_of_transformers(tmp_path):
         owners = [-1, *found.word_ids(), -1]
         begins = [n for n in range(1, len(owners) - 1) if owners[n] != owners[n - 1]]
         assert np.flatnonzero(np.asarray(labels) >= 0).tolist() == begins
+
+
+@pytest.mark.parametrize("pooler", [True, False])
+def test_a_modern_encoder_with_a_pooler_begins_with_the_head_of_its_family(
+    tmp_path, monkeypatch, pooler
+):
+    """The demo's model, which learns pairs, and a BERT that was trained without a pooler."""
+    fields = {**FAMILIES["modernbert"], "pooler": True} if pooler else {"pooler": False}
+    made = dataclasses.replace(small_saved("pretraining", **fields), origin=Origin("pretrain"))
+    monkeypatch.setattr("bert_jax.finetune.start.weights.read_model", lambda *_, **__: made)
+    classes = {"table": "ForSequenceClassification", "tagging": "ForTokenClassification"}
+    for kind, name in classes.items():
+        setup = set_up(config_for("run", tmp_path, kind))
+        assert setup.objective.model.pooler != pooler
+        (start,) = setup.starts
+        assert start.keys() == ({"encoder", "transform"} if pooler else {"encoder"})
+        assert "pooler" not in start["encoder"]
+        head = setup.objective.config
+        params = init_task_params(
+            setup.objective.model, head, jax.random.key(0), encoder=start["encoder"]
+        )
+        assert ("pooler" in params["encoder"]) != pooler
+        outputs = dataclasses.replace(
+            OUTPUTS["classification" if kind == "table" else "tagging"], head=head
+        )
+        tuned = dataclasses.replace(
+            made, config=setup.objective.model, params=params, outputs=outputs
+        )
+        assert class_of(tuned) == f"{'ModernBert' if pooler else 'Bert'}{name}"
+
+
+def test_classifiers_from_every_recipe_have_a_class():
+    """But for NeoBERT, which has no classes with heads."""
+    without = []
+    for path in sorted(Path("configs/pretrain").glob("*.py")):
+        config = with_own_pooler(load_config(PretrainConfig, f"{path}").model)
+        head = TaskHeadConfig("classification", 2, pooling="mean")
+        if config.pooler:
+            assert is_bert(config) or modern_kind(config) is not None, path
+        elif unlike_head(modern_kind(config), config, head):
+            without.append(path.stem)
+    assert without == ["neobert"]

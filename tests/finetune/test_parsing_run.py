@@ -74,7 +74,6 @@ def test_what_a_parser_is_not_asked(run, tmp_path):
     workdir, _ = run
     model = read_model(workdir)
     assert model.verbs == ("embed",)
-    for form in ("huggingface", "orbax"):
-        with pytest.raises(UserError, match="no class of Transformers has a head for parsing"):
-            export(workdir, form, tmp_path / form)
-        assert not (tmp_path / form).exists()
+    with pytest.raises(UserError, match="no class of Transformers has a head for parsing"):
+        export(workdir, "huggingface", tmp_path / "huggingface")
+    assert not (tmp_path / "huggingface").exists()

@@ -3,16 +3,20 @@
 import dataclasses
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_finetuning import small_config, write_files
+from small_saved import small_saved
 from squad_files import entry, put_squad
 
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.setup import Setup, set_up
+from bert_jax.finetune.start.weights import encoder_of, fingerprint_of
 from bert_jax.finetune.train import finetune
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.sections.squad import SquadConfig
@@ -92,3 +96,34 @@ def test_the_head_of_spans_has_no_dropout(files, tmp_path):
     assert setup.objective.config.dropout_rate == 0.0
     assert setup.objective.model.hidden_dropout_rate == 0.1
     assert set_up(small_config(files)).objective.config.dropout_rate == np.float64(0.1)
+
+
+@pytest.mark.parametrize(
+    ("positions", "before", "rate", "after"),
+    [
+        ("learned", 0.0, 0.2, 0.2),
+        ("rope", 0.0, 0.2, 0.0),  # kernels of long rows have no dropout of probabilities
+        ("rope", 0.1, 0.2, 0.2),
+        ("rope", 0.1, None, 0.1),
+    ],
+)
+def test_probabilities_are_dropped_where_the_model_was_trained_so(positions, before, rate, after):
+    saved = small_saved(
+        "mlm", positions=positions, num_types=0, pooler=False, attention_dropout_rate=before
+    )
+    config = build(FinetuneConfig, {"training": {"dropout_rate": rate}, "task": {"max_length": 8}})
+    found = encoder_of(saved, config)
+    assert found.attention_dropout_rate == after
+    assert found.hidden_dropout_rate == (saved.config.hidden_dropout_rate if rate is None else rate)
+
+
+def test_a_start_is_told_apart_by_all_that_it_has():
+    saved = small_saved("classification")
+    start = {"encoder": saved.params["encoder"], "head": saved.params["head"]}
+    found = {fingerprint_of(start, saved.tokenizer), fingerprint_of({}, saved.tokenizer)}
+    for part in start:
+        other = jax.tree.map(np.copy, start)
+        leaf = jax.tree.leaves(other[part])[0]
+        leaf.flat[0] += 1
+        found.add(fingerprint_of(other, saved.tokenizer))
+    assert len(found) == 4

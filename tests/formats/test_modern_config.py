@@ -1,6 +1,7 @@
 """`config.json` of modern families: both generations of keys, what is refused, and names."""
 
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from bert_jax.formats.modern_config import (
     modern_config,
     modern_config_to_huggingface,
     modern_kind,
+    plain,
     unlike,
 )
 from bert_jax.model.config import ModelConfig
@@ -59,6 +61,30 @@ def test_both_generations_say_the_same():
     assert (config.attention_pattern, config.local_window) == ("GLL", 8)
     assert (config.rope_theta, config.local_rope_theta) == (160000.0, 10000.0)
     assert not config.first_norm
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_every_list_of_layers_comes_in_and_goes_out(number):
+    """A cycle need not end with the last layer: G L L G G is the cycle GLLG."""
+    names = {"G": "full_attention", "L": "sliding_attention"}
+    for letters in itertools.product("GL", repeat=number):
+        types = [names[letter] for letter in letters]
+        config = read(OLD, num_hidden_layers=number, layer_types=types)
+        assert letters == tuple(config.layer_kind(n).letter for n in range(number))
+        assert modern_config_to_huggingface("modernbert", config)["layer_types"] == types
+        for cycle in range(1, number + 1):  # one that a recipe says, of any length
+            if "L" in letters[cycle:]:
+                continue  # each cycle once
+            pattern = "".join(letters[:cycle])
+            model = dataclasses.replace(config, attention_pattern=pattern)
+            written = modern_config_to_huggingface("modernbert", model)
+            kinds = [names[pattern[n % cycle]] for n in range(number)]
+            assert written["layer_types"] == kinds
+            every = written.get("global_attn_every_n_layers", 1)
+            if every > 1:
+                assert kinds == [names["L" if n % every else "G"] for n in range(number)]
+            found = modern_config(written, where="config.json")
+            assert found == plain(model) == plain(plain(model))
 
 
 def test_keys_of_today_count_before_the_older_ones():
@@ -225,6 +251,11 @@ def neobert(arrays, tokens, heads):
         first, second = np.split(both, 2, axis=-1)
         x = x + (first / (1 + np.exp(-first)) * second) @ w[f"{layer}.ffn.w3.weight"].T
     return normed(x, "layer_norm") @ w["decoder.weight"].T + w["decoder.bias"]
+
+
+@pytest.mark.parametrize(("size", "width"), [(48, 32), (50, 40), (60, 40), (61, 40), (3072, 2048)])
+def test_the_width_of_a_neobert_is_two_thirds_rounded_up_to_eights(size, width):
+    assert read(NEOBERT, intermediate_size=size).mlp_dim == width
 
 
 def test_neobert_computes_what_its_description_says():

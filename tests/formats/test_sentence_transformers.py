@@ -1,6 +1,7 @@
 """The layout of sentence-transformers: what is written is read, what is not computed is named."""
 
 import dataclasses
+import importlib.util
 import json
 import shutil
 
@@ -10,7 +11,6 @@ from vector_models import vector_model
 
 from bert_jax import cli
 from bert_jax.errors import UserError
-from bert_jax.exchange import importing
 from bert_jax.exchange.huggingface_files import write_huggingface
 from bert_jax.exchange.importing import import_model
 from bert_jax.formats.sentence_transformers import read_sentence_files
@@ -155,7 +155,7 @@ def test_modules_that_are_not_read(copy, place, module, message):
 
 @pytest.fixture
 def _without_transformers(monkeypatch):
-    monkeypatch.setattr(importing.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
 
 @pytest.mark.usefixtures("_without_transformers")

@@ -82,6 +82,11 @@ def test_a_translation_begins_with_its_prefix(model):
         model.translate("the dog", "a " * 24)
 
 
+def test_the_greatest_length_counts_the_prefix(model):
+    (answer,) = model.translate("the", "a hill " * 4, num_beams=1, max_length_rate=1.0)
+    assert answer["translation"].startswith("a hill a hill a hill a hill")
+
+
 def test_a_long_source_is_cut_and_said(model):
     with pytest.warns(UserWarning, match=r"1 of 2 texts are longer than 24 tokens.*\(text 2\)"):
         _, long = model.translate(["the", "the cat " * 20], num_beams=1)
@@ -114,6 +119,16 @@ def test_attention_is_that_of_the_step_that_wrote_the_token(saved, model):
     weights = mean_attention(saved.network, saved.params, source, tokens, np.array([4]), CLS)
     np.testing.assert_allclose(weights[0, :4].sum(-1), 1, rtol=1e-6)
     assert weights[0].argmax(-1)[:3].tolist() == [1, 2, 3]
+
+
+def test_the_end_of_a_translation_is_no_word_of_the_attention(saved):
+    write = saved.params["write"].copy()
+    write[:, SEP] *= 4  # translations end early
+    often = dataclasses.replace(saved, params={**saved.params, "write": write})
+    answers = LoadedModel(often).translate(TEXTS, alignments=True, num_beams=1)
+    ended = [each for each in answers if "attention" in each and "cut" not in each]
+    assert ended
+    assert all(pair["target"] for each in ended for pair in each["attention"])
 
 
 def test_models_refuse_what_they_were_not_made_for(model):

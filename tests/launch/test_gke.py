@@ -95,7 +95,7 @@ def test_what_is_started_again(stubs):
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert job["backoffLimit"] == 0
     (rule,) = job["podFailurePolicy"]["rules"]
-    assert rule["onExitCodes"]["values"] == [2, 3, 4, 5, 7]
+    assert rule["onExitCodes"]["values"] == [2, 3, 4, 5, 7, 8, 130]
     assert pod_of(jobset)["restartPolicy"] == "Never"  # a pod failure policy wants it
 
 

@@ -87,7 +87,7 @@ while tries("0") < number:
         ("sys.exit(6 if number < 3 else 0)", 2, 3, 0),
         ("sys.exit(6 if number < 3 else 0)", 1, 2, 6),
         ("os.kill(os.getpid(), 9)", 1, 2, 137),
-        *((f"sys.exit({code})", 2, 1, code) for code in (0, 2, 3, 4, 5, 7)),
+        *((f"sys.exit({code})", 2, 1, code) for code in (0, 2, 3, 4, 5, 7, 8, 130)),
         ("sys.exit(6)", 0, 1, 6),
     ],
 )

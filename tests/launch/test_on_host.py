@@ -49,7 +49,7 @@ def test_a_run_on_a_host_is_started_again_until_it_is_done(stubs):
 
 
 @pytest.mark.parametrize(
-    ("code", "tries"), [(2, 1), (3, 1), (4, 1), (5, 1), (7, 1), (1, 3), (6, 3)]
+    ("code", "tries"), [(2, 1), (3, 1), (4, 1), (5, 1), (7, 1), (8, 1), (130, 1), (1, 3), (6, 3)]
 )
 def test_what_another_try_does_not_fix(stubs, code, tries):
     stubs.add("train", f"exit {code}")

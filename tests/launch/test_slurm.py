@@ -83,6 +83,8 @@ def test_set_up_comes_before_the_run(stubs):
         (4, "RUNNING", "0", False),
         (5, "RUNNING", "0", False),
         (7, "RUNNING", "0", False),
+        (8, "RUNNING", "0", False),
+        (130, "RUNNING", "0", False),
         (6, "RUNNING", "19", True),  # all stood still
         (134, "RUNNING", "0", True),  # some lost their peer,
         (137, "RUNNING", "0", True),  # and some were killed

@@ -30,6 +30,7 @@ CASES = [
     (dataclasses.replace(BERT, embedding_dim=4), {**WIDER, "num_heads": 3, "embedding_dim": 6}),
     (MODERN, {**WIDER, "num_heads": 6, "num_layers": 6}),
     (MODERN, {"hidden_dim": 18, "num_heads": 9, "mlp_dim": 6}),
+    (MODERN, {"num_layers": 9}),  # the first two of which come from the layer without a norm
     (SHARED, {"hidden_dim": 16, "num_heads": 8, "num_kv_heads": 4, "num_layers": 7}),
 ]
 
@@ -165,7 +166,17 @@ def test_the_published_growth():
     assert (found[0] == 1).all()
 
 
-@pytest.mark.parametrize("config", [BERT, SHARED])
+def test_the_noise_on_copies_is_that_of_the_seed():
+    new = dataclasses.replace(BERT, hidden_dim=16, num_heads=4, mlp_dim=12)
+    grown = [grow_params(numbered(BERT), BERT, new, preserve=True, seed=seed) for seed in (1, 1, 2)]
+    first, again, other = (each["encoder"]["layers"]["mlp"]["up"]["kernel"] for each in grown)
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "config", [BERT, SHARED, dataclasses.replace(SHARED, tied=True, head_transform=False)]
+)
 def test_a_model_that_is_doubled_computes_what_its_source_does(config):
     sizes = {name: 2 * getattr(config, name) for name in ("hidden_dim", "num_heads", "mlp_dim")}
     new = dataclasses.replace(config, **sizes, num_kv_heads=2 * config.num_kv_heads)

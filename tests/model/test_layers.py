@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import init_params
 from bert_jax.model.layers import (
     ACTIVATIONS,
     Affine,
@@ -148,6 +149,18 @@ def test_truncated_normal_is_not_rescaled():
     sample = np.asarray(truncated_normal(jax.random.key(0), (1000, 1000), std=0.02))
     assert float(sample.std()) == pytest.approx(0.02 * 0.87962566, rel=2e-3)
     assert 0.0399 < float(np.abs(sample).max()) <= 0.04
+
+
+def test_maps_that_end_a_layer_start_smaller_where_the_init_is_scaled():
+    """By the root of two sums a layer: the other maps start alike, whatever the depth."""
+    config, stds = dataclasses.replace(CONFIG, num_layers=8), {}
+    make = jax.jit(init_params, static_argnums=0)
+    for init in ("bert", "scaled"):
+        made = make(dataclasses.replace(config, init=init), jax.random.key(0))
+        layers = made["encoder"]["layers"]
+        maps = (layers["attention"]["output"], layers["mlp"]["down"], layers["mlp"]["up"])
+        stds[init] = np.array([np.std(each["kernel"]) for each in maps])
+    np.testing.assert_allclose(stds["scaled"] / stds["bert"], [1 / 4, 1 / 4, 1], rtol=1e-5)
 
 
 def test_affine_over_several_axes():

@@ -1,7 +1,7 @@
 """Distillation: losses against a reference, a teacher that is the student, the same on any mesh."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from steps import batch_gradients
 from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
+from bert_jax.model.heads import init_params, layer_projections
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.distillation import (
     PROJECTION,
@@ -183,6 +185,41 @@ def test_a_teacher_that_is_the_student_teaches_nothing():
         assert abs(float(sums[name])) < 1e-4, name
 
 
+def test_layers_are_compared_with_those_that_are_given():
+    """What is above the last of them teaches nothing."""
+    random, rows, params = np.random.default_rng(0), make_batch(2), make_params()
+    student, teacher = (
+        [random.normal(size=(2, LENGTH, width)).astype(np.float32) for _ in range(count)]
+        for width, count in ((16, 3), (32, 5))
+    )
+
+    @partial(jax.jit, static_argnums=0)
+    def compare(objective, params, student, teacher, rows):
+        return objective.compare_layers(params, student, teacher, rows, None)
+
+    whole = replace(OBJECTIVE, distillation=replace(ALL, layers=(1, 3), relation_heads=8))
+    ended = replace(whole, teacher=replace(TEACHER_MODEL, num_layers=3))
+    sums = compare(whole, params, student, teacher, rows)
+    real = rows["segment_ids"] > 0
+    dense = params[PROJECTION]["dense"] if "dense" in params[PROJECTION] else params[PROJECTION]
+    gaps = [x @ dense["kernel"] + dense["bias"] - teacher[n]
+            for x, n in zip(student, (0, 1, 3), strict=True)]  # fmt: skip
+    assert sums["hidden_loss"] == pytest.approx(np.mean(np.square(gaps), (0, 3))[real].sum(), 1e-5)
+
+    @jax.jit
+    def relations(params, student, teacher, segments):
+        mine = layer_projections(MODEL, params, student, 1, segments)
+        theirs = layer_projections(TEACHER_MODEL, params[TEACHER], teacher, 2, segments)
+        return relation_losses(mine, theirs, segments, 8)
+
+    found = np.asarray(relations(params, student[1], teacher[2], rows["segment_ids"]))
+    assert sums["attention_loss"] == pytest.approx(found[real].sum(), 1e-5)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-6),
+        compare(ended, params, student, teacher[:4], rows), sums,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", HEADS)
 def test_tasks_learn_from_a_teacher(kind):
     """Nothing from one that is the student, and from another, without rows that fill a batch."""
@@ -282,6 +319,40 @@ def test_the_teacher_counts_where_it_costs():
     student = jax.device_get(jax.jit(plain.init)(jax.random.key(0)))
     for name, entry in student.items():  # the student's first weights do not depend on a teacher
         jax.tree.map(np.testing.assert_array_equal, entry, make_params()[name])
+
+
+def test_each_part_of_the_loss_has_its_own_weight():
+    parts = DistillationConfig(hard_weight=0.25, hidden_weight=2.0, attention_weight=3.0)
+    sums = {"mlm_loss": 8.0, "nsp_loss": 6.0, "soft_loss": 20.0, "hidden_loss": 14.0,
+            "attention_loss": 22.0}  # fmt: skip
+    counts = {"mlm_count": 4.0, "nsp_count": 2.0, "soft_count": 5.0, "token_count": 2.0}
+    arrays = [jax.tree.map(jnp.float32, each) for each in (sums, counts)]
+    loss = replace(OBJECTIVE, distillation=parts).loss(*arrays)
+    assert loss == 0.25 * (2 + 3) + 0.75 * 4 + 2 * 7 + 3 * 11
+
+
+def test_a_comparison_costs_the_teacher_and_what_is_compared():
+    """Products of the student are made three times, with the gradients; of the teacher once."""
+    teacher = encoder_flops(TEACHER_MODEL, LENGTH)
+    states = TRAIN_OVER_FORWARD * 3 * 2 * LENGTH * 16 * 32  # a map of three states, 16 to 32 wide
+    relations = 3 * 2 * LENGTH**2 * (TRAIN_OVER_FORWARD * 16 + 32)
+    for fields, cost in (
+        ({}, 0), ({"hidden_weight": 1.0}, states), ({"attention_weight": 1.0}, relations),
+    ):  # fmt: skip
+        objective = replace(OBJECTIVE, distillation=DistillationConfig(**fields))
+        assert objective.comparison_flops(LENGTH) == teacher + cost
+
+
+def test_the_last_states_that_are_compared_are_normed():
+    model = replace(MODEL, norm_order="pre", num_layers=1)
+    params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))
+    rows = make_batch(2)
+    inputs = [jnp.asarray(rows[name], jnp.int32) for name in ("tokens", "type_ids", "segment_ids")]
+    run = jax.jit(lambda params, inputs: OBJECTIVE.run(model, params, (*inputs, None), None))
+    last, states = run(params, inputs)
+    assert len(states) == 2
+    np.testing.assert_array_equal(states[-1], last)
+    np.testing.assert_allclose(np.var(last, axis=-1), 1, rtol=1e-3)
 
 
 def test_layers_are_evenly_spaced_or_given():

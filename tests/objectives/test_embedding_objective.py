@@ -12,6 +12,7 @@ from steps import batch_gradients
 from bert_jax.errors import UserError
 from bert_jax.finetune.trials import init_trials, place_rows, place_settings
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
 from bert_jax.objectives.embedding import (
     Compared,
     ContrastConfig,
@@ -128,6 +129,27 @@ def test_classes_written_out():
     assert jax.jit(objective.counts)(rows)["count"] == 3
 
 
+def test_leading_numbers_are_vectors_of_length_1_with_weights_of_their_own():
+    every = groups()
+    weights = {D: 1.0, 3: 0.5, 2: 2.0}
+    expected = np.zeros(5)
+    for size, weight in weights.items():
+        part = every.vectors[..., :size]
+        part = part / np.linalg.norm(part, axis=-1, keepdims=True)
+        expected += weight * np.array([ranked(part, i)[0] for i in range(5)])
+    contrast = ContrastConfig(
+        temperature=TEMPERATURE, dimensions=(3, 2), dimension_weights=(0.5, 2.0)
+    )
+    objective = EmbeddingObjective(MODEL, contrast.of_model(), "ranking", G, contrast)
+    rows = {
+        "segment_ids": PRESENT[..., None].astype(np.int32),
+        "row_index": every.row_index, "weights": WEIGHTS, "text_ids": TEXTS,
+    }  # fmt: skip
+    sums = jax.jit(objective.compare, static_argnums=2)(every.vectors, rows, None)
+    assert sums["count"] == 5
+    np.testing.assert_allclose(sums["loss"], expected.sum(), rtol=1e-5)
+
+
 MODEL = ModelConfig(
     vocab_size=60, num_positions=16, hidden_dim=16, num_layers=1, num_heads=4, mlp_dim=32,
     scan_unroll=1,
@@ -240,6 +262,12 @@ def test_micro_batches_give_the_gradients_of_one_batch():
 
 def test_short_queries_lose_padding_alone():
     assert_the_same(gradients_on("ranking", one_device(), query_length=0), expected("ranking"))
+
+
+def test_short_queries_cost_less():
+    config, rows = step_of("ranking")
+    row = 2 * encoder_flops(MODEL, 12) + encoder_flops(MODEL, 6)
+    assert config.objective.flops(rows) == TRAIN_OVER_FORWARD * row // 3
 
 
 def test_what_is_refused():

@@ -15,6 +15,13 @@ from bert_jax.config.mapping import build
 from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.flops import (
+    TRAIN_OVER_FORWARD,
+    encoder_flops,
+    replaced_flops,
+    vocabulary_flops,
+)
+from bert_jax.objectives import replaced_tokens
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import evaluated, num_params
 from bert_jax.objectives.replaced_tokens import (
@@ -155,6 +162,16 @@ def test_a_draw_depends_on_row_and_position_alone():
     assert np.any(whole != jitted_draw(logits, seeds, positions + np.int32(1)))
 
 
+def test_a_cold_generator_proposes_its_likeliest_token():
+    cold = replace(OBJECTIVE, temperature=1e-6)
+    run = jax.jit(lambda params, rows: cold.forward(params, rows, None, None).sums)
+    rows = cold.prepare(make_batch(8), 0)
+    sums = run(make_params(), rows)
+    other = run(make_params(), {**rows, "proposals": rows["proposals"] + np.uint32(1)})
+    assert jax.device_get(sums) == jax.device_get(other)
+    assert sums["rtd_replaced"] == sums["mlm_count"] - sums["mlm_correct"]
+
+
 def test_a_proposal_that_equals_the_original_is_original():
     rows = {
         "tokens": np.array([[2, 4, 6, 4, 3]]),
@@ -184,6 +201,37 @@ def test_detection_is_counted_over_real_tokens():
     )  # fmt: skip
     assert values["eval/rtd_accuracy"] == values["eval/rtd_majority"] == 2 / 3
     assert values["eval/rtd_recall"] == 1
+
+
+def test_the_two_models_are_not_dropped_alike(monkeypatch):
+    """Their sites have the same numbers; a seed is what tells their masks apart."""
+    seeds = []
+
+    def states(model, params, tokens, types, segments, stream, layout):
+        seeds.append(stream.seed)
+        return jnp.zeros((*tokens.shape, model.hidden_dim))
+
+    monkeypatch.setattr(replaced_tokens, "encode", states)
+
+    @jax.jit
+    def run(params, batch, seed):
+        OBJECTIVE.forward(params, OBJECTIVE.prepare(batch, 0), seed, None)
+        return jnp.stack(seeds)
+
+    generator, discriminator = run(make_params(), make_batch(2), jnp.uint32(7)).tolist()
+    assert generator != discriminator
+
+
+def test_losses_are_weighted_and_operations_counted_by_model():
+    objective = replace(OBJECTIVE, discriminator_weight=7.0)
+    sums = {"mlm_loss": jnp.float32(6), "rtd_loss": jnp.float32(5)}
+    counts = {"mlm_count": jnp.float32(2), "rtd_count": jnp.float32(10)}
+    assert objective.loss(sums, counts) == 3 + 7 * 0.5
+    small, length = objective.generator, LENGTH
+    encoders = encoder_flops(small, length) + encoder_flops(MODEL, length)
+    heads = vocabulary_flops(small, objective.masking.num_predictions(length))
+    heads += replaced_flops(MODEL, length)
+    assert objective.flops(make_batch(1)) == TRAIN_OVER_FORWARD * (encoders + heads)
 
 
 def test_no_gradient_passes_the_draw():

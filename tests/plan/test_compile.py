@@ -7,7 +7,10 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from made_plans import made_plan
+from small_run import small_config
 
+from bert_jax.objectives.objective import num_params
 from bert_jax.plan import compile as plan_compile
 from bert_jax.plan.compile import (
     _needs_and_has,
@@ -19,6 +22,7 @@ from bert_jax.plan.compile import (
 )
 from bert_jax.plan.topology import parse_topology
 from bert_jax.training.config import PretrainConfig, PretrainModelConfig
+from bert_jax.training.corpus import objective_of
 
 GIB = 2**30
 SIZES = [
@@ -116,3 +120,46 @@ def test_where_the_vocabulary_is_from():
     config, said = with_vocabulary(given)
     assert config == given
     assert "500 tokens, as configured" in said
+
+
+@pytest.mark.parametrize(
+    ("message", "needs", "on_top"),
+    [
+        ("Used 30.00G of 15.75G hbm", 30 * GIB, False),
+        ("HLO temporaries (99.00G) exceeds available HBM (15.75G)", 99 * GIB, True),
+    ],
+)
+def test_a_refused_step_needs_what_the_compiler_says_with_its_arguments(
+    monkeypatch, message, needs, on_top
+):
+    lowered = []
+
+    def refuse(program):
+        lowered.append(program.as_text())
+        return {"refused": message, "seconds": 1.0, "memory": None, "hlo": ""}
+
+    monkeypatch.setattr(plan_compile, "devices", lambda topology: jax.devices()[:4])
+    monkeypatch.setattr(plan_compile, "_compile", refuse)
+    config = small_config(model__vocab_size=500, mesh={"fsdp": 4}, training__accumulation=2)
+    plan = plan_compile.compile_step(config, 0, parse_topology("v5e:2x2"), cache=None)
+    whole = 4 * num_params(objective_of(config))
+    assert whole / 4 < plan.memory.parameters < whole / 3  # most of them lie in four parts
+    assert 2 * plan.memory.parameters <= plan.memory.optimizer < 2.1 * plan.memory.parameters
+    assert plan.rows_per_chip == plan.rows / 2 / 4
+    arguments = plan.memory.parameters + plan.memory.optimizer + plan.memory.batch
+    assert plan.needs == plan.peak == needs + on_top * arguments
+    assert plan.memory.temporaries == plan.needs - arguments
+    assert "bf16" in lowered[0]  # what model.dtype=auto is on the chips that are planned for
+
+
+def test_exchanges_come_with_the_most_bytes_first():
+    config, _ = with_vocabulary(PretrainConfig())
+    plan = made_plan(config, 0, parse_topology("v5e:4x4"))
+    one = plan.program.collectives[0]
+    others = [
+        dataclasses.replace(one, kind=kind, bytes=size)
+        for kind, size in (("all-gather", 1), ("reduce-scatter", 2 * one.bytes))
+    ]
+    program = dataclasses.replace(plan.program, collectives=(others[0], one, others[1]))
+    found = dataclasses.replace(plan, program=program).exchanges
+    assert [each.kind for each in found] == ["reduce-scatter", "all-reduce", "all-gather"]

@@ -15,7 +15,18 @@ def test_separate_groups_are_found():
     assert v_measure(classes, k_means(vectors, 4, seed=1)) == pytest.approx(1)
     again = k_means(vectors, 4, seed=1)
     np.testing.assert_array_equal(again, k_means(vectors, 4, seed=1))
+    for seed in range(20):  # each centre is begun far from all others
+        assert v_measure(classes, k_means(100 * np.eye(4)[classes], 4, seed)) == pytest.approx(1)
     assert len(np.unique(k_means(np.ones((5, 2)), 3, seed=0))) == 1
+
+
+def test_clusters_do_not_depend_on_where_the_origin_is():
+    """Numbers and a seed with which a cluster becomes empty on the way."""
+    numbers = [-110, -56, -7, -4, -3, -1, 1, 3, 4, 8, 9, 14, 57, 63, 106]
+    vectors = np.array(numbers, np.float32)[:, None]
+    found = k_means(vectors, 6, seed=29)
+    assert len(np.unique(found)) == 5
+    np.testing.assert_array_equal(k_means(vectors + 500, 6, seed=29), found)
 
 
 def test_v_measure_by_hand():

@@ -14,10 +14,11 @@ import pytest
 from gcs_emulator import make_bucket, running_emulator
 
 from bert_jax.errors import UserError
+from bert_jax.files import lease
 from bert_jax.files.claims import BucketClaims, Claims, LocalClaims
+from bert_jax.files.lease import EXIT_CODE, Lease, Times
 from bert_jax.files.remote import open_workdir
-from bert_jax.run import lease
-from bert_jax.run.lease import EXIT_CODE, Lease, Times, hold_workdir
+from bert_jax.run.lease import hold_workdir
 
 SCRIPT = Path(__file__).parents[1] / "support" / "lease_holder.py"
 QUICK = Times(beat=0.05, lapse=1.0, patience=0.5, poll=0.01)
@@ -243,6 +244,17 @@ def test_a_file_system_that_is_away_for_a_while_costs_nothing(tmp_path, monkeypa
     held.confirm()
     held.release()
     assert leases(tmp_path) == []
+
+
+def test_a_release_leaves_the_lease_of_another_run(tmp_path):
+    """One that was taken over, left, and taken again under the same number meanwhile."""
+    claims = LocalClaims(tmp_path)
+    held = Lease(claims, "run", Times(beat=LONG), say=print, exit=lambda _: None)
+    assert held.take()
+    claims.remove(1)
+    claims.create(1, b"another run")
+    held.release()
+    assert claims.read(1)[0] == b"another run"
 
 
 def test_two_that_create_at_once_both_retreat(tmp_path):

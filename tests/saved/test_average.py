@@ -1,5 +1,6 @@
 """Averages of checkpoints against numpy, and what must not be averaged."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.inspection.evaluate import evaluate_run
 from bert_jax.saved.average import average
+from bert_jax.saved.lineage import ancestor_entry
 from bert_jax.saved.reading import read_model
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -149,6 +151,20 @@ def test_an_average_is_a_pretrained_model(runs, tmp_path, capsys):
     with pytest.raises(UserError, match=r"an average of checkpoints, which has no state"):
         train(config, tmp_path / "new", branch_from=str(out))
     average([str(out), f"{runs.here}/a@2"], tmp_path / "again")  # but can be averaged
+
+
+def test_an_average_is_no_branch_and_has_ancestors_of_its_own(runs, tmp_path):
+    """Whatever the record of the run says whose checkpoint is the newest."""
+    copy = shutil.copytree(runs.here / "a", tmp_path / "copy")
+    record = json.loads((copy / "config.json").read_text())
+    record["branch"] = {"workdir": "elsewhere", "step": 3, "digest": "0"}
+    record["lineage"] = [ancestor_entry("branch", f"{runs.here}/b", 4)]
+    (copy / "config.json").write_text(json.dumps(record))
+    average([f"{runs.here}/b@4", f"{copy}@6"], tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "branch" not in found
+    assert [entry["role"] for entry in found["lineage"]] == ["average[0]", "average[1]"]
+    assert found["config"] == record["config"]
 
 
 def refused(names: list[str], out: Path, kind: type[Exception] = UserError, **more: Any) -> str:

@@ -10,7 +10,8 @@ import sys
 import time
 
 from bert_jax.errors import UserError
-from bert_jax.run import lease
+from bert_jax.files import lease
+from bert_jax.run.lease import hold_workdir
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
 directory, machine, lapse, patience = sys.argv[1:]
@@ -18,7 +19,7 @@ if machine:
     lease.machine = lambda: machine
 times = lease.Times(beat=0.1, lapse=float(lapse), patience=float(patience), poll=0.02)
 try:
-    with lease.hold_workdir(directory, times=times) as place:
+    with hold_workdir(directory, times=times) as place:
         print("held", flush=True)
         while True:
             place.sync()

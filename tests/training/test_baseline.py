@@ -132,6 +132,37 @@ def test_judgement_falls_within_the_run():
     assert list(warnings_of(watched, [7.0] * 6)) == [6]
 
 
+@pytest.mark.parametrize("slope", [0.001, 0.002, 0.01])
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_no_plateau_while_the_smoothed_loss_falls(slope, noise):
+    """Above the line at a quarter of the run, on the way down."""
+    random = np.random.default_rng(0)
+    losses = 6.0 + slope * (330 - np.arange(1000)) + random.normal(0, noise, 1000)
+    assert warnings_of(detector(), losses) == {}
+
+
+@pytest.mark.parametrize("level", [6.02, 6.05, 6.5])
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.1])
+@pytest.mark.parametrize("begin", [60, 200, 400])
+def test_a_plateau_is_found_after_a_fall_at_any_time(begin, noise, level):
+    random = np.random.default_rng(begin)
+    losses = level + np.maximum(0, begin - np.arange(1000)) * 0.02 + random.normal(0, noise, 1000)
+    watched = detector()
+    (step,) = warnings_of(watched, losses)
+    assert watched.judged_at <= step <= max(watched.judged_at, begin) + 16 * watched.window
+
+
+def test_a_loss_that_comes_to_a_stand_above_the_line_is_found_after_a_restart():
+    losses = 6.02 + np.maximum(0, 400 - np.arange(1000)) * 0.02
+    whole, again = detector(), detector()
+    steps = list(warnings_of(whole, losses))
+    first = detector()
+    assert warnings_of(first, losses[:300]) == {}
+    again.restore(json.loads(json.dumps(first.state())), 300)
+    found_at = [s for s in range(301, 1001) if again.observe(s, float(losses[s - 1]))]
+    assert found_at == steps
+
+
 def test_compare_names_the_side():
     assert compare(METRIC, 6.5, 7.0) == "6.500 nats, 0.500 below unigram entropy"
     assert compare(METRIC, 7.25, 7.0) == "7.250 nats, 0.250 above unigram entropy"
@@ -264,6 +295,24 @@ def replayed(name, num_steps, phases, baseline, rise=None):
     )
     said = found(LossMonitor(METRIC, baseline, 0.0, config), losses)
     return [(step, kind) for step, kind, _ in said], begun
+
+
+@pytest.mark.parametrize(("name", "baseline"), [("mini", 6.530), ("tiny", 5.782)])
+def test_real_losses_that_end_below_the_line_give_no_plateau_alarm(name, baseline):
+    """The first steps of a real run as runs of 200 to 2,000 steps, many above the line at first."""
+    losses, looks = np.load(GOLDEN)[name].astype(float), []
+    for num_steps in range(200, 2001, 100):
+        config = small_config(
+            training__num_steps=num_steps, training__phases=[{"length": 32}],
+            optimizer={"warmup_steps": num_steps // 20},
+        )  # fmt: skip
+        watched = LossMonitor(METRIC, baseline, 0.0, config)
+        said = warnings_of(watched, losses[:num_steps])
+        assert set(said) <= ({num_steps} if watched.smoothed >= baseline - MARGIN else set())
+        looked = LossMonitor(METRIC, baseline, 0.0, config)
+        found(looked, losses[: looked.judged_at])
+        looks.append(looked.smoothed >= baseline - MARGIN)
+    assert sum(looks) == {"mini": 12, "tiny": 2}[name]  # above the line at the first look
 
 
 @pytest.mark.parametrize("run", RUNS)

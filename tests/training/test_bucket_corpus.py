@@ -22,8 +22,10 @@ from bert_jax.data.store_writer import StoreWriter, write_manifest
 from bert_jax.errors import UserError, exit_code
 from bert_jax.files import bucket as bucket_module
 from bert_jax.files.bucket import BucketAwayError, BucketFiles
+from bert_jax.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import open_corpus, phase_stores
+from bert_jax.training.evaluate import HeldOut
 
 SHARDS, DOCUMENTS = 6, 30
 
@@ -256,3 +258,48 @@ def test_a_manifest_that_names_no_fingerprint_makes_no_directory(url, corpus, tm
     )
     with pytest.raises(UserError, match="does not describe"):
         open_corpus("gs://corpora/odd", settings(tmp_path))
+
+
+@pytest.mark.parametrize("part", ["train", "heldout"])
+@pytest.mark.parametrize("array", ["tokens", "sentence_offsets"])
+def test_a_file_of_the_cache_that_went_bad_is_fetched_again(url, corpus, tmp_path, part, array):
+    """One byte in the middle, of the right size: in a shard, and in a store that is one."""
+    config = settings(tmp_path)
+    expected = getattr(getattr(open_corpus(str(corpus), config), part).shards[0], array)
+    first = getattr(open_corpus(url, config), part).shards[0]
+    (path,) = first.path.glob(f"{array}.bin")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    again = getattr(open_corpus(url, config), part).shards[0]
+    np.testing.assert_array_equal(getattr(again, array), expected)
+
+
+def test_a_damaged_store_of_one_shard_is_named(url, corpus, tmp_path):
+    shutil.copytree(corpus / "heldout", tmp_path / "flat")
+    data = bytearray((tmp_path / "flat" / "tokens.bin").read_bytes())
+    data[7] ^= 1
+    (tmp_path / "flat" / "tokens.bin").write_bytes(data)
+    files().put(str(tmp_path / "flat"), "gs://corpora/flat", recursive=True, batch_size=1)
+    with pytest.raises(UserError, match=r"gs://corpora/flat is damaged: .* fingerprint"):
+        open_corpus("gs://corpora/flat", settings(tmp_path, window=0))
+    assert not list((tmp_path / "cache").rglob("tokens.bin"))
+
+
+def test_held_out_shards_are_fetched_before_the_first_step(url, corpus, tmp_path, monkeypatch):
+    both = "gs://corpora/sharded"
+    for part in ("train", "heldout"):  # a sharded store, which planning alone does not open
+        files().put(str(corpus / "train"), f"{both}/{part}", recursive=True, batch_size=1)
+    away = Away(monkeypatch, 0)
+    config = build(
+        PretrainConfig,
+        {
+            "data": {"corpus": both, "pairing": "none", "window": 1, "read_timeout": 0.1}
+            | {"cache_dir": str(tmp_path / "cache")},
+            "training": {"num_steps": 2, "phases": [{"length": 16, "batch_size": 4}]},
+        },
+    )
+    heldout = open_corpus(both, config.data).heldout
+    away.left = 10**9
+    with pytest.raises(BucketAwayError, match="The bucket was out of reach"):
+        HeldOut(config, heldout, [], make_mesh(MeshConfig()))

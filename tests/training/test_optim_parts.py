@@ -20,8 +20,9 @@ from bert_jax.training.optim import (
 from bert_jax.training.optim_parts import counted, is_decayed, matrix_sides, named
 
 MODEL = ModelConfig(
-    vocab_size=250, num_positions=16, hidden_dim=16, num_layers=3, num_heads=4, mlp_dim=32
-)
+    vocab_size=250, num_positions=16, hidden_dim=16, num_layers=3, num_heads=4, mlp_dim=32,
+    gated=True,
+)  # fmt: skip
 AXES = logical_axes(MODEL)
 STEPS = 4
 FLAT = OptimizerConfig(learning_rate=0.01, warmup_steps=2, clip_norm=None, eps=1e-6)
@@ -31,6 +32,7 @@ KERNELS = {
     LAYERS + "attention/key/kernel": (1, (2, 3)),
     LAYERS + "attention/value/kernel": (1, (2, 3)),
     LAYERS + "attention/output/kernel": (3, (1, 2)),
+    LAYERS + "mlp/gate/kernel": (1, (2,)),
     LAYERS + "mlp/up/kernel": (1, (2,)),
     LAYERS + "mlp/down/kernel": (2, (1,)),
 }
@@ -174,7 +176,10 @@ def test_every_mesh_gives_the_updates_of_one_device(start, grads, alone, name, s
             assert_near(named(a)[path], named(b)[path], path)
 
 
-STABLE = replace(FLAT, name="stable_adamw", b2=0.98, weight_decay=0.1)
+STABLE = replace(FLAT, name="stable_adamw", b2=0.98, weight_decay=0.1, eps=0.1)
+
+
+FUSED = {"query": ("query", "key", "value"), "up": ("gate", "up")}
 
 
 def stable_adamw(config, params, grads, decayed):
@@ -185,8 +190,9 @@ def stable_adamw(config, params, grads, decayed):
     made, ratios = [], []
     for number, g in enumerate(np.asarray(grads, np.float64)):
         t = number + 1
-        b1 = (config.b1 - config.b1**t) / (1 - config.b1**t)
-        b2 = (config.b2 - config.b2**t) / (1 - config.b2**t)
+        b1, b2 = config.b1, config.b2
+        if config.bias_correction:
+            b1, b2 = ((beta - beta**t) / (1 - beta**t) for beta in (b1, b2))
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
         rms = np.sqrt(np.mean(g**2 / np.maximum(v, config.eps**2)))
         lr = float(rate(number)) / max(1.0, rms)
@@ -198,14 +204,18 @@ def stable_adamw(config, params, grads, decayed):
     return made, ratios
 
 
-def test_stable_adamw_is_the_published_one_on_fused_tensors_of_each_layer(start, grads):
-    updates = updates_of(STABLE, start, grads)
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_stable_adamw_is_the_published_one_on_fused_tensors_of_each_layer(
+    start, grads, bias_correction
+):
+    config = replace(STABLE, bias_correction=bias_correction)
+    updates = updates_of(config, start, grads)
     ratios = []
     for name in named(start):
-        if "/key/" in name or "/value/" in name:
-            continue  # with the queries, as one tensor
-        members = [name.replace("query", other) for other in ("query", "key", "value")]
-        members = members if "/query/" in name else [name]
+        if any(f"/{part}/" in name for part in ("key", "value", "gate")):
+            continue  # with the queries, or with the other half, as one tensor
+        part = next((each for each in FUSED if f"/{each}/" in name), "")
+        members = [name.replace(part, other) for other in FUSED.get(part, [part])]
         stacked = name.startswith(LAYERS)
         for layer in range(MODEL.num_layers) if stacked else [...]:
 
@@ -213,7 +223,7 @@ def test_stable_adamw_is_the_published_one_on_fused_tensors_of_each_layer(start,
                 return np.concatenate([np.ravel(named(tree)[each][layer]) for each in members])
 
             history = [fused(grad) for grad in grads]
-            expected, rms = stable_adamw(STABLE, fused(start), history, is_decayed(name))
+            expected, rms = stable_adamw(config, fused(start), history, is_decayed(name))
             ratios.append(rms[1:])
             for step in range(STEPS):
                 assert_near(fused(updates[step]), expected[step], f"{name} {layer}")

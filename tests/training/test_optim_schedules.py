@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config.mapping import build
+from bert_jax.data.phases import scaling
 from bert_jax.errors import UserError
 from bert_jax.training.optim import SCHEDULES, OptimizerConfig, PhaseRate, learning_rate_schedule
 
@@ -89,9 +90,15 @@ def test_warmup_rate_is_a_share_of_all_steps():
     np.testing.assert_allclose(rate(19), 1.0, rtol=1e-6)
 
 
-def test_warmup_longer_than_training_is_refused():
-    with pytest.raises(UserError, match="warmup_steps is 100 and training has 50 steps"):
-        learning_rate_schedule(OptimizerConfig(warmup_steps=100), 50)
+def test_a_warm_up_longer_than_training_is_a_tenth_of_it_and_said():
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=100)
+    assert [config.num_warmup_steps(steps) for steps in (1, 50, 99, 100, 101)] == [
+        1, 5, 10, 100, 100,
+    ]  # fmt: skip
+    np.testing.assert_allclose(learning_rate_schedule(config, 50)(4), 1.0, rtol=1e-6)
+    (line,) = scaling("optimizer.warmup_steps", 100, 50)
+    assert line.endswith("optimizer.warmup_steps is 100, longer than the 50 steps: scaled to 5")
+    assert scaling("optimizer.warmup_steps", 100, 100) == []
 
 
 def test_a_schedule_is_what_its_entry_says(monkeypatch):
@@ -144,7 +151,9 @@ def test_a_phase_has_its_own_peak_and_decay():
     np.testing.assert_allclose(rates(PhaseRate(3.0)), 3 * whole, rtol=1e-6)
     # A decay of its own between steps 40 and 60, as written out.
     sqrt = rates(PhaseRate(0.3, "one_minus_sqrt", 0.03, start=40, num_steps=20))
-    progress = np.arange(20) / 20
+    progress = np.arange(20) / 19
+    assert sqrt[40] == pytest.approx(0.3)
+    assert sqrt[59] == pytest.approx(0.03)  # from the first to the last step
     np.testing.assert_allclose(sqrt[40:60], 0.03 + 0.27 * (1 - np.sqrt(progress)), rtol=1e-6)
     np.testing.assert_allclose(sqrt[60:], 0.03, rtol=1e-6)
     flat = rates(PhaseRate(0.3, "constant", 0.0, start=40, num_steps=20))
@@ -152,4 +161,7 @@ def test_a_phase_has_its_own_peak_and_decay():
     # In the phase of the warm-up the decay begins after the rise.
     first = rates(PhaseRate(2.0, "linear", 0.0, start=0, num_steps=24))
     np.testing.assert_allclose(first[:5], [0.5, 1, 1.5, 2, 2], rtol=1e-6)
-    np.testing.assert_allclose(first[14], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(first[4:24], 2 * (1 - np.arange(20) / 19), atol=1e-6)
+    # The decay of a recipe that the page on pretraining shows, in 22 steps.
+    shown = rates(PhaseRate(3e-4, "one_minus_sqrt", 3e-7, start=78, num_steps=22))
+    assert shown[99] == pytest.approx(3e-7, rel=1e-3)

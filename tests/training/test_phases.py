@@ -1,6 +1,8 @@
 """Phases with values of their own: what each step, evaluation and checkpoint takes from them."""
 
 import dataclasses
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -12,10 +14,13 @@ from small_run import (
 
 from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import build, to_dict
-from bert_jax.data.phases import PhaseConfig, described
+from bert_jax.data.phases import PhaseConfig, described, stages_from
+from bert_jax.data.pipeline import ExampleStream
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
+from bert_jax.inspection.replay import replay_batch
 from bert_jax.objectives.objective import num_params
+from bert_jax.parallel.sharding import make_mesh
 from bert_jax.plan.compile import row_flops
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import (
@@ -26,8 +31,15 @@ from bert_jax.training.corpus import (
     step_config,
 )
 from bert_jax.training.optim import PhaseRate
+from bert_jax.training.start.stages import (
+    begun,
+    check_stages,
+    warmup_lines,
+    with_batch_unit,
+)
+from bert_jax.training.summary import summary
 from bert_jax.training.train import train
-from bert_jax.training.workdir import check_workdir, prepare_workdir
+from bert_jax.training.workdir import check_workdir, prepare_workdir, read_config
 
 
 def phases(*changes: dict[str, Any]) -> list[dict[str, Any]]:
@@ -64,10 +76,6 @@ def corpus(tmp_path_factory) -> Corpus:
             r"phases\[1\]\.rope_theta is 10000, but model.positions is 'learned'",
         ),
         (
-            {"batch_warmup_steps": 5},
-            r"phases\[1\]\.batch_warmup_steps is 5, but the phase has 4 steps; expected at most",
-        ),
-        (
             {"batch_warmup_steps": -1},
             r"phases\[1\]\.batch_warmup_steps is -1; it must be at least 0",
         ),
@@ -97,11 +105,99 @@ def test_a_corpus_that_is_missing_or_of_another_tokenizer_is_refused(corpus, tmp
     assert not (tmp_path / "work").exists()
 
 
-def test_a_batch_of_the_warm_up_must_divide_over_the_mesh(corpus, tmp_path):
-    config = config_of({"batch_warmup_steps": 3})
-    message = r"phases\[0\]\.batch_size 16 in the batch warm-up is 2; it must be a multiple of 16"
-    with pytest.raises(UserError, match=message):
-        train(config, tmp_path / "work", corpus=corpus, echo=lambda _: None)
+def test_a_batch_warm_up_is_rounded_to_what_the_mesh_takes_and_stays_so():
+    """The flagship's batches on 256 chips, and the run that goes on elsewhere."""
+    flagship = {"batch_size": 4608, "batch_warmup_steps": 3}
+    config = config_of(flagship, {"batch_size": 512}, training__accumulation=1)
+    sizes = [rows for _, rows in stages_from(config.phases, 0)]
+    assert sizes == [576, 1152, 2304, 4608, 512]
+    rounded = with_batch_unit(config, 256)
+    check_stages(rounded, 256)
+    assert [rows for _, rows in stages_from(rounded.phases, 0)] == [512, 1024, 2304, 4608, 512]
+    (line,) = warmup_lines(rounded)
+    assert "phase 0: steps of 512, 1,024, 2,304 rows in place of 576, 1,152, 2,304" in line
+    assert build(PretrainConfig, to_dict(rounded)) == rounded  # so the run's record keeps it
+    # On any other mesh the run has the batches with which it began, whatever they are.
+    for first in (rounded, config):
+        kept = first.training.batch_unit
+        assert with_batch_unit(config, 64, kept).phases == first.phases
+    # A mesh that takes the batches as they are changes none, and no line says so.
+    assert with_batch_unit(config, 64) == config
+    assert warmup_lines(config) == []
+    asked = config_of(
+        flagship, {"batch_size": 512}, training__accumulation=1, training__batch_unit=96
+    )
+    assert with_batch_unit(asked, 256).training.batch_unit == 768
+    assert with_batch_unit(asked, 64, 256) == asked  # another run: the work directory says so
+
+
+def test_only_the_batches_to_come_must_divide_over_the_mesh():
+    config = config_of({"batch_size": 4608, "batch_warmup_steps": 3}, {"batch_size": 1024},
+                       training__accumulation=1)  # fmt: skip
+    message = r"phases\[0\]\.batch_size 4608 in the batch warm-up is 1152; .* a multiple of 256 "
+    for step, refused in enumerate([True, True, False, False]):
+        if refused:
+            with pytest.raises(UserError, match=message if step else "warm-up is 576"):
+                check_stages(config, 256, step)
+        else:
+            check_stages(config, 256, step)
+    with pytest.raises(UserError, match=r"phases\[0\]\.batch_size is 4608; it must be a multiple"):
+        check_stages(config, 1024, 3)
+    check_stages(config, 1024, 4)
+
+
+@pytest.mark.usefixtures("reused_steps")
+def test_a_run_says_its_rounded_batches_and_goes_on_with_them(corpus, tmp_path):
+    """8 shards of two micro-batches take 16 rows. The first start gets a signal before its step."""
+    given = {"training__eval_every_steps": 0, "checkpoint__save_every_steps": 2}
+    config = config_of({"batch_warmup_steps": 3}, **given)
+    said: list[str] = []
+
+    def stop(line: str) -> None:
+        said.append(line)
+        if line.startswith("devices"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = train(config, tmp_path / "work", corpus=corpus, echo=stop)
+    assert (stopped.step, stopped.finished, stopped.stopped_by) == (0, False, "SIGTERM")
+    assert any("phase 0: steps of 16, 16, 16 rows in place of 2, 4, 8" in line for line in said)
+    work = open_workdir(tmp_path / "work")
+    assert begun(work, None) == (16, 0)
+    training = read_config(work.local).training
+    assert training == dataclasses.replace(config.training, batch_unit=16)
+    assert train(config, work.name, corpus=corpus, echo=said.append).finished
+    assert begun(work, None) == (16, 4)
+    stream = ExampleStream(corpus.train, config.data, read_config(work.local).phases, config.seed)
+    assert replay_batch(work.name, 1, corpus=str(corpus.train.path.parent)).startswith("16 rows")
+    assert stream.first_row(3) == 48
+
+
+def test_warm_ups_longer_than_the_run_are_scaled_with_it_and_said():
+    config = config_of({"batch_warmup_steps": 5}, {"batch_warmup_steps": 4},
+                       optimizer={"warmup_steps": 1000})  # fmt: skip
+    assert config.warmup_steps == 1
+    assert [phase.batch_warmup_steps for phase in config.phases] == [1, 4]
+    longer, shorter = warmup_lines(config)
+    assert "optimizer.warmup_steps is 1,000, longer than the 8 steps: scaled to 1" in longer
+    assert "phases[0].batch_warmup_steps is 5, longer than the 4 steps: scaled to 1" in shorter
+    short = load_config(PretrainConfig, "modernbert_base", ["--config.training.num_steps=1000"])
+    assert short.warmup_steps == 100  # of 5,086
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(8, False), (2000, True)])
+def test_a_warning_above_forty_epochs(corpus, steps, warned):
+    config = config_of({}, {}, training__num_steps=steps, data={"pairing": "none"})
+    config = config.with_vocabulary(64)
+    stream = ExampleStream(corpus.train, config.data, config.phases, config.seed)
+    objective = objective_of(config)
+    lines = summary(config, "work", corpus, stream, make_mesh(config.mesh), 0, objective)
+    found = [line for line in lines if " epochs of " in line and line.startswith("Warning: ")]
+    assert bool(found) == warned
+    if warned:  # both phases read one text
+        epochs = sum(p.num_rows for p in config.phases) / stream.corpora(0)[0].order.num_rows
+        assert found[0].startswith(
+            f"Warning: {epochs:,.0f} epochs of {corpus.train.path}; above 40"
+        )
 
 
 def test_the_corpus_of_a_phase_may_move_and_not_change(corpus, tmp_path):

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from compiling import same_bits
 from small_run import (
@@ -17,6 +18,8 @@ from small_run import (
 )
 
 from bert_jax.checkpoint import saved_steps
+from bert_jax.run import interrupt
+from bert_jax.run.interrupt import StopRequest
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.training.corpus import Corpus, step_config
 from bert_jax.training.train import train
@@ -70,20 +73,19 @@ def test_stopped_twice_and_continued_equals_uninterrupted(tmp_path, corpus, unin
     ):
         echo, said = stop_at(line, number)
         result = train(CONFIG, workdir, corpus=corpus, echo=echo)
-        assert not result.finished
+        assert (result.finished, result.stopped_by) == (False, number.name)
         assert result.step == at
         assert said[-1].startswith(f"{number.name}: stopped after step {at} of 12, saved in ")
         assert saved_steps(workdir / "checkpoints")[-1] == at
         everything += said
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # nothing is left installed
     result = train(CONFIG, workdir, corpus=corpus, echo=everything.append)
-    assert result.finished
+    assert (result.finished, result.stopped_by) == (True, "")
     assert fingerprint(workdir, CONFIG, corpus) == uninterrupted
-    # 12 steps leave this model at the baseline: it is said at step 10, when the mean of the second
-    # phase has filled, and once.
+    # 12 steps leave this model at the baseline, still falling: it is said at the end, and once.
     assert sum(line.startswith("Warning: the masked-LM loss") for line in everything) == 1
     steps = [row["step"] for row in read_metrics(workdir / "metrics.jsonl")]
-    assert steps == [3, 4, 6, 7, 8, 9, 10, 12, 12]
+    assert steps == [3, 4, 6, 7, 8, 9, 12, 12, 12]
 
 
 _CHILD = """
@@ -147,6 +149,28 @@ def test_a_finished_run_says_so_again(tmp_path, corpus):
     assert json.loads(before.splitlines()[-1])["step"] == 2
 
 
+def test_processes_agree_on_a_count_that_no_run_skips_or_repeats(monkeypatch):
+    """A stand-in for JAX's service: it says yes to the number after the last one before SIGTERM."""
+    agreed: list[int] = []
+    asked: list[int] = []
+
+    def reached(number: int) -> bool:
+        asked.append(number)
+        return number in agreed
+
+    monkeypatch.setattr(interrupt.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(interrupt.multihost_utils, "reached_preemption_sync_point", reached)
+    with StopRequest() as stop:
+        assert not stop.due()
+    with StopRequest() as stop:  # the next fold
+        assert not stop.due()
+        agreed.append(asked[-1] + 1)  # SIGTERM, in an evaluation that ends the wave
+        assert stop.due()
+        assert stop.due()
+    assert stop.name == "SIGTERM"
+    assert np.diff(asked).tolist() == [1] * (len(asked) - 1)
+
+
 def test_second_signal_ends_at_once():
     code = """
 import os, signal, time
@@ -154,7 +178,7 @@ from bert_jax.run.interrupt import StopRequest
 with StopRequest() as stop:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.01)
-    assert stop.due(1) and stop.name == "SIGTERM"
+    assert stop.due() and stop.name == "SIGTERM"
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 """

@@ -24,6 +24,7 @@ from bert_jax.training import train as train_module
 from bert_jax.training.bad_step import BadStepError
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus, open_corpus
+from bert_jax.training.summary import unexported
 from bert_jax.training.train import train
 from bert_jax.training.workdir import read_config
 
@@ -49,6 +50,23 @@ def finished(tmp_path_factory, corpus):
     said: list[str] = []
     train(config, workdir, echo=said.append)
     return workdir, config, said
+
+
+def test_what_cannot_be_exported_is_said_before_the_first_step():
+    def said(parts, **fields):
+        config = small_config(**fields)
+        return unexported(config, config.objective.models(config.model, dict.fromkeys(parts)))
+
+    assert said(("encoder", "mlm", "nsp")) == []
+    (line,) = said(("encoder", "mlm", "nsp"), model__norm="rms")
+    formats = "huggingface, sentence-transformers"
+    assert line.startswith(f"exports  not to {formats}: no class of Transformers computes this")
+    pooled = {"model__pooler_activation": "relu", "data__pairing": "nsp"}
+    (line,) = said(("encoder", "mlm", "nsp"), **pooled)
+    assert line.startswith("exports  not to huggingface, sentence-transformers: its ")
+    pooled["data__pairing"] = "none"  # its class has no pooler then
+    (line,) = said(("encoder", "mlm", "nsp"), **pooled)
+    assert line.startswith("exports  not to sentence-transformers: its pooler has relu")
 
 
 def test_work_directory_holds_what_is_promised(finished, corpus):

@@ -5,14 +5,16 @@ at OUT itself, and is no corpus until the manifests are there, which are written
 """
 
 import contextlib
+import functools
 import json
-import os
 import re
 import shutil
 import socket
+import sys
 import tempfile
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,14 @@ from bert_jax.data.store import is_store
 from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
 from bert_jax.files.claims import BucketClaims
+from bert_jax.files.lease import Lease, Times
 from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
 from bert_jax.files.urls import failures_named, file_system, is_url, upload
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.untrusted.json_file import parse_json
 
+_TIMES = Times(patience=30.0)
+"""Times of the lease on a bucket; a build that is stopped ends sooner than a run that saves."""
 MARKS = "tasks"
 """Directory of the marks, one JSON file for each complete task."""
 
@@ -232,27 +237,11 @@ class BucketWorkspace(Workspace):
             if re.search(r"/(train|heldout)/corpus\.json$", key):
                 files.rm_file(key)
 
-    def claim(self) -> Callable[[], None]:
-        """Take the directory for this process, and return a function that gives it back.
-
-        Raises:
-            UserError: another build has it.
-        """
-        mine = _this_process()
+    def lease(self) -> Lease:
+        """Return the lease on the directory, which nobody holds yet."""
         claims = BucketClaims(self._files(), self.url)
-        while not claims.create(1, json.dumps(mine).encode()):
-            found = claims.read(1)
-            if found is None:
-                continue
-            other = _parsed(found[0], "lease")
-            if other.get("host") != mine["host"] or _runs(other):
-                raise UserError(
-                    f"another build is writing {self.url}: process {other.get('process')} on "
-                    f"{other.get('host')}. Wait for it, or name another place; where that process "
-                    f"is dead, remove {self.url}/lease-1.json and rerun the command."
-                )
-            claims.remove(1)
-        return lambda: claims.remove(1)
+        say = functools.partial(print, file=sys.stderr, flush=True)
+        return Lease(claims, self.url, _TIMES, say=say, writer="build", place="directory")
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -301,18 +290,20 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
                 raise disk_full(Path(out), error) from error
         return
     bucket = BucketWorkspace(str(out))
-    with failures_named(f"cannot write {out}", str(out)):
-        if bucket.is_corpus() and not overwrite:
-            raise UserError(
-                f"{out} already exists and is complete. Name another place, or ask for it to be "
-                "overwritten (--overwrite)."
-            )
-        release = bucket.claim()
+    lease = bucket.lease()
     try:
+        with failures_named(f"cannot write {out}", str(out)):
+            while not lease.take():
+                time.sleep(_TIMES.poll)
+            if bucket.is_corpus() and not overwrite:
+                raise UserError(
+                    f"{out} already exists and is complete. Name another place, or ask for it to "
+                    "be overwritten (--overwrite)."
+                )
         bucket.remove_manifests()
         yield bucket
     finally:
-        release()
+        lease.release()
 
 
 def _parsed(data: bytes, name: str) -> dict[str, Any]:
@@ -321,29 +312,3 @@ def _parsed(data: bytes, name: str) -> dict[str, Any]:
     except UserError:
         return {}  # the task is done again
     return found if isinstance(found, dict) else {}
-
-
-def _this_process() -> dict[str, Any]:
-    process = os.getpid()
-    return {"host": socket.gethostname(), "process": process, "started": _started(process)}
-
-
-def _runs(claim: dict[str, Any]) -> bool:
-    """Return true where the process of a claim, on this machine, is alive."""
-    process = int(claim.get("process", 0))
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    # A container that was started anew has the numbers of the last one.
-    return process > 0 and _started(process) == claim.get("started")
-
-
-def _started(process: int) -> str | None:
-    """Return when a process began, in ticks since the system did; None where /proc is not there."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None

@@ -29,10 +29,11 @@ from bert_jax.exchange.huggingface_files import (
     write_json,
     write_tokenizer,
 )
-from bert_jax.exchange.proof import Batch, compare, logits_of, row_batches
+from bert_jax.exchange.proof import ONLY_OURS, Batch, compare, logits_of, row_batches
 from bert_jax.exchange.theirs import TheirModel
 from bert_jax.formats.families import bert_names
 from bert_jax.formats.huggingface_config import head_to_huggingface
+from bert_jax.formats.modern import pooling_to_huggingface
 from bert_jax.formats.modern_tables import MODERN
 from bert_jax.formats.peft import CONFIG, LABELS, PREFIX, TASKS, WEIGHTS, lora_tensors, read_adapter
 from bert_jax.saved.adapter import Adapter
@@ -52,6 +53,8 @@ def write(saved: SavedModel, out: Path) -> None:
     """
     adapter = _adapter(saved)
     assert saved.outputs is not None  # of a fine-tuning run
+    if class_of(saved) and task_of(saved) not in TASKS.values():
+        raise UserError(f"{saved.name}: PEFT has no task_type for the class {class_of(saved)}")
     names = _their_names(saved)
     updates = lora_tensors(adapter.lora, adapter.layers, saved.config, entries_of(saved))
     alpha, modules = adapter.config.alpha, list[str]()
@@ -67,9 +70,11 @@ def write(saved: SavedModel, out: Path) -> None:
             patterns["alpha_pattern"][module] = alpha * update.maps
     heads = _head_tensors(saved, names)
     tensors |= {f"{PREFIX}{name}": array for name, array in heads.items()}
-    fields = head_to_huggingface(saved.outputs)
-    known = ("problem_type", "id2label", "label2id")
-    labels: dict[str, Any] = {name: fields[name] for name in known if name in fields}
+    fields = head_to_huggingface(saved.outputs) | pooling_to_huggingface(
+        family_of(saved), saved.pooling
+    )
+    of_class = ("architectures", "classifier_dropout")
+    labels = {name: value for name, value in fields.items() if name not in of_class}
     write_tokenizer(saved, out)
     if labels:
         write_json(out / LABELS, labels)
@@ -103,7 +108,8 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         ProofFailedError: An output is missing.
     """
     programs: list[Callable[[Batch], dict[str, np.ndarray]]]
-    packages, theirs = ["safetensors", "tokenizers"], {"ran": False}
+    packages = ["safetensors", "tokenizers"]
+    theirs: dict[str, Any] = {"ran": False, "why": ONLY_OURS}
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary)
         write_huggingface(without_adapter(saved), base)
@@ -146,12 +152,12 @@ def _adapter(saved: SavedModel) -> Adapter:
     if saved.adapter is None:
         raise UserError(
             f"{saved.name}: there is no adapter; only runs of `bert-jax finetune` with lora.rank "
-            "above 0 have one. Export the whole model with --to huggingface"
+            "above 0 have one. Export the whole model in another format"
         )
     if saved.outputs is None:
         raise UserError(
             f"{saved.name}: an adapter is written with the head of a task, and an embedding model "
-            "has none. Export the whole model with --to sentence-transformers"
+            "has none. Export the whole model in another format"
         )
     return saved.adapter
 

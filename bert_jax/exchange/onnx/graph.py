@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.formats.huggingface_names import LOGITS
 from bert_jax.model.attention.xla import MASKED_SCORE
-from bert_jax.model.rotation import frequencies, thetas
+from bert_jax.model.biaffine import RELATION_WIDTH, SLOPE
+from bert_jax.model.rotation import frequencies, sinusoids, thetas
 from bert_jax.model.task_heads import has_transform
 from bert_jax.saved.model import SavedModel
 
@@ -160,10 +162,15 @@ class Graph:
     def embeddings(self, params: Mapping[str, Any]) -> tuple[str, str]:
         """Return the first states, and the table of token embeddings."""
         table = self.weight("embeddings.token", params["token"][: self.config.vocab_size])
-        x = self.op("Gather", table, "input_ids")
-        if "position" in params:
+        x, config = self.op("Gather", table, "input_ids"), self.config
+        if config.scale_embeddings:
+            x = self.op("Mul", x, self.weight("scale", math.sqrt(config.embedding_width)))
+        if config.positions != "rope":
             length = self.op("Shape", "input_ids", start=1, end=2)
-            positions = self.weight("embeddings.position", params["position"])
+            found = params.get("position")
+            if found is None:
+                found = sinusoids(jnp.arange(config.num_positions), config.embedding_width)
+            positions = self.weight("embeddings.position", np.asarray(found))
             positions = self.op("Slice", positions, self.weight("slice_start", [0]), length)
             x = self.op("Add", x, positions)
         if "type" in params:
@@ -171,7 +178,7 @@ class Graph:
             x = self.op("Add", x, self.op("Gather", types, "token_type_ids"))
         if "norm" in params:
             x = self.norm(x, "embeddings.norm", params["norm"])
-        if self.config.projects_embeddings:
+        if config.projects_embeddings:
             x = self.affine(x, "embeddings.project", params["project"])
         return x, table
 
@@ -201,7 +208,7 @@ class Graph:
 
         The first half of a head is turned by the angles less than 0.
         """
-        if self.config.positions == "learned":
+        if self.config.positions != "rope":
             return {}
         places = self.op("Unsqueeze", self.places(), self.weight("rotation_axes", [1, 2]))
         found = {}
@@ -342,6 +349,8 @@ class Graph:
                 x = self.op("Gather", x, self.weight("first", 0), axis=1)
         if has_transform(self.config, head):
             x = self.transform(x, "transform", params["transform"])
+        if head.kind == "parsing":
+            return {self.biaffine(x, params["head"]): [*_ROWS, "length", 1 + head.num_labels]}
         split = late or head.kind == "span"
         logits = self.affine(x, "head", params["head"], None if split else "logits")
         if late:
@@ -352,6 +361,31 @@ class Graph:
             return {"start_logits": _ROWS, "end_logits": _ROWS}
         rows = ["batch"] if head.kind == "classification" else _ROWS
         return {logits: [*rows, head.num_labels]}
+
+    def biaffine(self, x: str, params: Mapping[str, Any]) -> str:
+        """Add the scores of `BiaffineHead`, (B, L, L, C) of (B, L, D)."""
+
+        def vectors(part: str) -> str:
+            return self.op("LeakyRelu", self.affine(x, part, params[part]), alpha=SLOPE)
+
+        def compared(words: str, part: str) -> str:
+            heads = self.op("Transpose", vectors(part), perm=[0, 2, 1])
+            return self.op("MatMul", words, heads)
+
+        arcs = self.affine(vectors("arc_word"), "arc", params["arc"])
+        arcs = self.op("Unsqueeze", compared(arcs, "arc_head"), self.weight("last_axis", [-1]))
+        word = vectors("relation_word")
+        own = self.affine(word, "relation_of_word", params["relation_of_word"])
+        number = params["relation_of_word"]["kernel"].shape[-1]
+        mapped = self.affine(word, "relation", params["relation"])
+        length = self.op("Shape", "input_ids", start=1, end=2)
+        sizes = [self.weight(f"size_{n}", [n]) for n in (0, -1, RELATION_WIDTH, number)]
+        mapped = self.op("Reshape", mapped, self.op("Concat", sizes[0], *sizes[1:3], axis=0))
+        found = compared(mapped, "relation_head")
+        shape = self.op("Concat", sizes[0], length, sizes[3], length, axis=0)
+        found = self.op("Transpose", self.op("Reshape", found, shape), perm=[0, 1, 3, 2])
+        found = self.op("Add", found, self.op("Unsqueeze", own, self.weight("axis_2", [2])))
+        return self.op("Concat", arcs, found, axis=-1, name="logits")
 
 
 def logit_names(saved: SavedModel) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.exchange.huggingface import check_same_tokenizer, check_tokenizer
-from bert_jax.exchange.proof import PROOF_TEXTS, Batch, ProofFailedError, unequal
+from bert_jax.exchange.proof import NOT_INSTALLED, PROOF_TEXTS, Batch, ProofFailedError, unequal
 from bert_jax.exchange.theirs import load_class, quiet
 from bert_jax.exchange.translation.files import class_of, write_huggingface
 from bert_jax.exchange.translation.proof import Sides, compare_searches, largest_gap, logits_of
@@ -86,10 +86,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
             "ran": True, "class": "read_model", "tensors_bit_equal": True,
             "texts_with_equal_ids": len(PROOF_TEXTS),
         },
-        "transformers": {
-            "ran": False,
-            "why": "transformers and torch are not both installed (the extra bert_jax[parity])",
-        },
+        "transformers": {"ran": False, "why": NOT_INSTALLED},
     }  # fmt: skip
     packages = ["safetensors", "tokenizers"]
     if all(find_spec(name) for name in ("transformers", "torch")):

@@ -27,7 +27,7 @@ from bert_jax.exchange.proof import Batch, ProofFailedError
 from bert_jax.exchange.stablehlo import PLATFORMS
 from bert_jax.exchange.translation.files import network_of, write_description
 from bert_jax.exchange.translation.proof import SEARCHES, compare_searches, exact
-from bert_jax.formats.entries import insert
+from bert_jax.formats.entries import named, unnamed
 from bert_jax.formats.huggingface_files import WEIGHTS
 from bert_jax.model.seq2seq.network import Side
 from bert_jax.model.seq2seq.search import SearchConfig, search
@@ -71,9 +71,7 @@ def exported(saved: SavedModel, settings: SearchConfig, shape: Shape) -> export.
     network, special = exact(network_of(saved)), saved.tokenizer.special_ids
 
     def run(weights, ids, mask, limits):
-        params: dict[str, Any] = {}
-        for name, array in weights.items():
-            insert(params, tuple(name.split("/")), array)
+        params = unnamed(weights)
         # On TPU and on newer GPUs a product of float32 is of fewer bits unless this is asked for.
         with jax.default_matmul_precision("highest"):
             found = search(
@@ -86,14 +84,6 @@ def exported(saved: SavedModel, settings: SearchConfig, shape: Shape) -> export.
     limits = jax.ShapeDtypeStruct((shape.rows,), jnp.int32)
     abstract = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in named(saved.params).items()}
     return export.export(jax.jit(run), platforms=PLATFORMS)(abstract, source, source, limits)
-
-
-def named(params: Any) -> dict[str, np.ndarray]:
-    """Return the arrays of a tree by their paths, joined by slashes."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-        for path, leaf in jax.tree.leaves_with_path(params)
-    }
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from bert_jax.errors import UserError, first_few
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.formats.huggingface_files import model_class
+from bert_jax.formats.modern_config import with_own_pooler
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig, starting_params
 from bert_jax.objectives.embedding import ContrastConfig
@@ -64,6 +65,17 @@ def frozen_by(config: FinetuneConfig, model: ModelConfig) -> Frozen:
     return Frozen(embeddings, layers)
 
 
+def read_start(name: str) -> SavedModel:
+    """Read a model to begin with, its pooler there or not as the classifiers of its family.
+
+    A model that has a head of its own keeps what the head reads.
+    """
+    saved = read_model(name, encoder_only=True)
+    own = saved.config if saved.outputs is not None else with_own_pooler(saved.config)
+    saved = dataclasses.replace(saved, config=own)
+    return saved if own.pooler else saved.without({"pooler"})
+
+
 def encoder_of(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
     """Return the architecture with the settings of this run."""
     training, model = config.training, initial.config
@@ -108,7 +120,7 @@ def read_baseline(name: str, initial: SavedModel) -> SavedModel | None:
     """
     if name == RANDOM:
         return None
-    other = read_model(name, encoder_only=True)
+    other = read_start(name)
     values = [
         (field, getattr(initial.config, field), getattr(other.config, field))
         for field in (*ARCHITECTURE, "vocab_size")

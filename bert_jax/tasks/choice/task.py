@@ -21,7 +21,7 @@ from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.problems import counted
-from bert_jax.tasks.reports.bootstrap import resampled_sums
+from bert_jax.tasks.reports.intervals import Grounds, means
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text.rows import text_rows
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -109,11 +109,10 @@ class ChoiceSplit(Split):
         return {"accuracy": float(self._hits(outputs).mean())}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the accuracy of resampled examples."""
+        """Return the grounds of the interval of the accuracy."""
         del scores
         hits = self._hits(outputs)
-        sums = resampled_sums(hits[:, None].astype(float))
-        return Examined({"accuracy": sums[:, 0] / len(hits)}, {})
+        return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits), {})
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]

@@ -17,10 +17,10 @@ from bert_jax.tasks.embedding.rows import group_rows
 from bert_jax.tasks.embedding.sources import GroupData, halved, open_groups, read_groups
 from bert_jax.tasks.embedding_config import EMBEDDING_METRICS
 from bert_jax.tasks.examples import LabelSet
-from bert_jax.tasks.reports.bootstrap import resampled_sums
+from bert_jax.tasks.reports.intervals import Grounds, means
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text.metrics import METRICS
-from bert_jax.tasks.text.report import text_bootstrap
+from bert_jax.tasks.text.report import text_grounds
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 
@@ -140,15 +140,17 @@ class EmbeddingSplit(Split):
         return {name: float(scores[name].mean()) for name in self._score_names}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the metrics of resampled pairs, or of resampled queries."""
+        """Return the grounds of intervals, over pairs or queries."""
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
             assert isinstance(self._labels, np.ndarray)  # scored before
-            return Examined(text_bootstrap("regression", self._labels, self._cosines(vectors)), {})
+            cosines = self._cosines(vectors)
+            return Examined(text_grounds("regression", self._labels, cosines, self.units), {})
         values = self._of_queries(vectors)
         each = np.stack([values[name] for name in self._score_names], axis=1)
-        means = resampled_sums(each) / len(each)
-        return Examined(dict(zip(self._score_names, means.T, strict=True)), {"queries": len(each)})
+        units, right = np.arange(len(each)), each.mean(axis=1)
+        found = Grounds(means(self._score_names, each), units, right)
+        return Examined(found, {"queries": len(each), "units": ["queries", len(each)]})
 
     def _of_queries(
         self, vectors: Float[np.ndarray, "N G D"]

@@ -15,8 +15,8 @@ from bert_jax.tasks.examples import LabelSet, listed
 from bert_jax.tasks.parsing.rows import ParsingRows
 from bert_jax.tasks.parsing.sources import Sentence, read_sentences
 from bert_jax.tasks.parsing.trees import Tree, best_tree, right_arcs, universal
-from bert_jax.tasks.reports.bootstrap import resampled_sums
 from bert_jax.tasks.reports.classes import class_rows
+from bert_jax.tasks.reports.intervals import Grounds
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tokenization.tokenizer import Tokenizer
 
@@ -106,11 +106,16 @@ class ParsingSplit(Split):
         return {"las": both / words, "uas": heads / words}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return scores of resampled sentences, and precision and recall by relation."""
+        """Return grounds of intervals, and precision and recall by relation."""
         del scores
         assert self._gold is not None  # of `_score`
         trees = self._trees(outputs)
-        words, heads, both = resampled_sums(self._counts(trees).astype(float)).T
+        each = self._counts(trees).astype(float)
+
+        def score(w: np.ndarray) -> dict[str, np.ndarray]:
+            words, heads, both = (w @ each).T
+            return {"las": both / words, "uas": heads / words}
+
         gold, said, right = Counter[str](), Counter[str](), Counter[str]()
         for truth, guess in zip(self._gold, trees, strict=True):
             names = [[universal(name) for name in tree.relations] for tree in (truth, guess)]
@@ -121,7 +126,8 @@ class ParsingSplit(Split):
         found = sorted(gold.keys() | said.keys())
         counts = (np.array([each[name] for name in found]) for each in (right, said, gold))
         return Examined(
-            {"las": both / words, "uas": heads / words}, {"classes": class_rows(found, *counts)}
+            Grounds(score, self.units, each[:, 2] / each[:, 0]),
+            {"classes": class_rows(found, *counts)},
         )
 
     def _prediction_files(

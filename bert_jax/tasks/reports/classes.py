@@ -1,11 +1,12 @@
-"""Scores by class: precision, recall, F1, support, confusion, and their resamples."""
+"""Scores by class: precision, recall, F1, support, confusion, and metrics of weighted examples."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_array
 
-from bert_jax.tasks.reports.bootstrap import resampled_counts
+from bert_jax.tasks.reports.intervals import Score
 
 MOST_CONFUSED = 60
 """Classes up to which a report has the whole matrix of confusion."""
@@ -80,42 +81,48 @@ def of_label_sets(
     return {"classes": rows, "macro": macro(rows)}
 
 
-def resampled_classes(truth: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the metrics of `text.metrics` for one class an example, (DRAWS,) each."""
+def class_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
+    """Return the metrics of `text.metrics` for one class an example, of weighted examples."""
     size = int(max(truth.max(), predicted.max())) + 1
     cells, codes = np.unique(truth * size + predicted, return_inverse=True)
-    counts = resampled_counts(codes, len(cells)).astype(np.float64)
+    which = csr_array((np.ones(len(codes)), (np.arange(len(codes)), codes.ravel())))
     rows, columns = np.divmod(cells, size)
-    of_truth, of_guess = (counts @ np.eye(size)[each] for each in (rows, columns))
-    hits = counts @ (np.eye(size)[rows] * (rows == columns)[:, None])
-    total, right = float(len(truth)), hits.sum(axis=1)
-    each = _f1(hits, of_truth + of_guess)
-    met = of_truth + of_guess > 0
-    spread = (total**2 - (of_truth**2).sum(axis=1)) * (total**2 - (of_guess**2).sum(axis=1))
-    above = right * total - (of_truth * of_guess).sum(axis=1)
-    return {
-        "accuracy": right / total,
-        "f1": each[:, 1] if size > 1 else np.zeros(len(each)),
-        "macro_f1": each.sum(axis=1) / met.sum(axis=1),
-        "matthews": np.divide(
-            above, np.sqrt(spread), out=np.zeros(len(above)), where=spread > 0
-        ),
-    }  # fmt: skip
+
+    def score(w: np.ndarray) -> dict[str, np.ndarray]:
+        counts = w @ which
+        of_truth, of_guess = (counts @ np.eye(size)[each] for each in (rows, columns))
+        hits = counts @ (np.eye(size)[rows] * (rows == columns)[:, None])
+        total, right = counts.sum(axis=1), hits.sum(axis=1)
+        each, met = _f1(hits, of_truth + of_guess), of_truth + of_guess > 0
+        spread = (total**2 - (of_truth**2).sum(axis=1)) * (total**2 - (of_guess**2).sum(axis=1))
+        above = right * total - (of_truth * of_guess).sum(axis=1)
+        return {
+            "accuracy": right / total,
+            "f1": each[:, 1] if size > 1 else np.zeros(len(each)),
+            "macro_f1": each.sum(axis=1) / met.sum(axis=1),
+            "matthews": np.divide(
+                above, np.sqrt(spread), out=np.zeros(len(above)), where=spread > 0
+            ),
+        }
+
+    return score
 
 
-def resampled_label_sets(truth: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
-    """Return F1, macro F1 and accuracy of several labels an example, (DRAWS,) each."""
-    size = truth.shape[1]
+def label_set_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
+    """Return F1, macro F1 and accuracy of several labels an example, of weighted examples."""
     parts = [truth & predicted, truth, predicted]
     values = np.concatenate([*parts, (truth == predicted).all(axis=1)[:, None]], axis=1)
-    patterns, codes = np.unique(values, axis=0, return_inverse=True)
-    sums = resampled_counts(codes.ravel(), len(patterns)) @ patterns.astype(np.float64)
-    hits, held, said = (sums[:, n * size : (n + 1) * size] for n in range(3))
-    return {
-        "f1": _f1(hits.sum(axis=1), held.sum(axis=1) + said.sum(axis=1)),
-        "macro_f1": _f1(hits, held + said).mean(axis=1),
-        "accuracy": sums[:, -1] / len(truth),
-    }
+
+    def score(w: np.ndarray) -> dict[str, np.ndarray]:
+        *sums, right = np.split(w @ values, [truth.shape[1] * n for n in (1, 2, 3)], axis=1)
+        hits, held, said = sums
+        return {
+            "f1": _f1(hits.sum(axis=1), held.sum(axis=1) + said.sum(axis=1)),
+            "macro_f1": _f1(hits, held + said).mean(axis=1),
+            "accuracy": right[:, 0] / w.sum(axis=1),
+        }
+
+    return score
 
 
 def _f1(hits: np.ndarray, totals: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bert_jax.tasks.reports.bootstrap import LEVEL
+from bert_jax.tasks.reports.intervals import LEVEL
 
 _MOST_COLUMNS = 12  # classes up to which the matrix of confusion is printed
 _MOST_PAIRS = 20
@@ -20,7 +20,7 @@ def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True)
         report: result of `Split.report`.
         mistakes: whether the mistakes with their texts are listed.
     """
-    role = _TITLES.get(name.partition("_")[0])
+    role = _TITLES.get(name.partition("_")[0] if report.get("chose", True) else "test")
     title = f"{name}, {role}" if role else name
     lines = [f"## {title}: {report['examples']:,} examples", "", *_scores(report)]
     if classes := report.get("classes"):
@@ -55,21 +55,28 @@ def difference_lines(
 ) -> list[str]:
     """Describe paired differences of two models: by split and score `difference`, `interval`."""
     rows = [
-        [split, name, f"{each['difference']:+.4f}", _interval(each["interval"], signed=True)]
+        [
+            split,
+            name,
+            f"{each['difference']:+.4f}",
+            _interval(each["interval"], each.get("no_interval"), signed=True),
+        ]
         for split, scores in differences.items()
         for name, each in scores.items()
-    ]
-    heads = ["split", f"{ours} less {theirs}", "difference", f"{LEVEL:.0%}, paired by example"]
+    ]  # fmt: skip
+    heads = ["split", f"{ours} less {theirs}", "difference", f"{LEVEL:.0%}, paired"]
     return _table(heads, rows)
 
 
 def _scores(report: Mapping[str, Any]) -> list[str]:
-    intervals = report.get("intervals", {})
+    found, missing = report.get("intervals", {}), report.get("no_intervals", {})
+    name, count = report.get("units", ("examples", report["examples"]))
+    over = f"{LEVEL:.0%}, over {count:,} {name}"
     rows = [
-        [name, _number(value), _interval(intervals.get(name))]
+        [name, _number(value), _interval(found.get(name), missing.get(name))]
         for name, value in report["scores"].items()
     ]
-    lines = _table(["score", "value", f"{LEVEL:.0%}, by bootstrap over examples"], rows)
+    lines = _table(["score", "value", over], rows)
     if report.get("constant") is not None:
         lines += ["", f"The best constant prediction has {_number(report['constant'])}."]
     return lines
@@ -140,9 +147,11 @@ def _number(value: float | None) -> str:
     return f"{value:.2f}" if abs(value) > 1 else f"{value:.4f}"
 
 
-def _interval(ends: Sequence[float] | None, *, signed: bool = False) -> str:
+def _interval(
+    ends: Sequence[float] | None, reason: str | None = None, *, signed: bool = False
+) -> str:
     if ends is None:
-        return "-"
+        return f"none: {reason}" if reason else "-"
     return " to ".join(f"{end:+.4f}" if signed else _number(end) for end in ends)
 
 

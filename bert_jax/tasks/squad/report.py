@@ -7,11 +7,12 @@ import numpy as np
 from scipy.special import softmax
 
 from bert_jax.tasks.examples import Question
-from bert_jax.tasks.reports.bootstrap import interval, resampled_sums
+from bert_jax.tasks.reports.intervals import Grounds, intervals, means
 from bert_jax.tasks.reports.mistakes import most_confident, share, shortened
 from bert_jax.tasks.squad.answers import Prediction
 from bert_jax.tasks.squad.metrics import SquadRules, best_scores, normalized_words
 
+_NAMES = ("exact", "f1")
 _ASKING = ("what", "who", "whose", "whom", "when", "where", "which", "why", "how")
 
 
@@ -20,36 +21,36 @@ def answer_report(
     predictions: Sequence[Prediction],
     threshold: float | None,
     rules: SquadRules,
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return exact match and F1 of resampled questions, and the details of a report.
+    units: np.ndarray,
+) -> tuple[Grounds, dict[str, Any]]:
+    """Return the grounds of intervals, and the details of a report.
 
     Args:
         questions: questions with reference answers.
         predictions: one for each, in the same order.
         threshold: null odds above which there is no answer; None: always an answer.
         rules: version of the script.
+        units: number of the paragraph of each question.
     """
     texts = [each.text(threshold) for each in predictions]
     each = 100.0 * np.array(
         [best_scores(text, q, rules=rules) for text, q in zip(texts, questions, strict=True)]
     )
     has = np.array([bool(question.answers) for question in questions])
-    exact, f1, answerable, impossible, count = resampled_sums(
-        np.stack([*each.T, each[:, 1] * has, each[:, 1] * ~has, has], axis=1)
-    ).T
-    resampled = {"exact": exact / len(questions), "f1": f1 / len(questions)}
-    for name, sums, of in (
-        ("f1_answerable", answerable, count),
-        ("f1_unanswerable", impossible, len(questions) - count),
-    ):
-        if has.any() and not has.all():
-            resampled[name] = np.divide(sums, of, out=np.full(len(sums), np.nan), where=of > 0)
+
+    def score(w: np.ndarray) -> dict[str, np.ndarray]:
+        found = dict(means(_NAMES, each)(w))
+        for name, held in (("f1_answerable", has), ("f1_unanswerable", ~has)):
+            if has.any() and not has.all():
+                found[name] = means(_NAMES, each[held])(w[:, held])["f1"]
+        return found
+
     groups = [
         row
         for what, name_of in (("question", _asks), ("answer", _kind_of_answer))
-        for row in _groups(questions, each, what, name_of)
+        for row in _groups(questions, each, units, what, name_of)
     ]
-    return resampled, {
+    return Grounds(score, units, each[:, 1] / 100, most=100.0), {
         "groups": groups,
         "mistakes": _mistakes(questions, predictions, texts, each[:, 1], threshold),
     }
@@ -73,16 +74,18 @@ def _kind_of_answer(question: Question) -> str:
 
 
 def _groups(
-    questions: Sequence[Question], each: np.ndarray, what: str, name_of: Callable[[Question], str]
-) -> list[dict[str, Any]]:
+    questions: Sequence[Question], each: np.ndarray, units: np.ndarray, what: str,
+    name_of: Callable[[Question], str],
+) -> list[dict[str, Any]]:  # fmt: skip
     names = np.array([name_of(question) for question in questions])
     found = []
     for name in sorted(set(names.tolist()), key=lambda name: (-(names == name).sum(), name)):
         own = each[names == name]
-        sums = resampled_sums(own)[:, 1] / len(own)
+        grounds = Grounds(means(_NAMES, own), units[names == name], own[:, 1] / 100, most=100.0)
         found.append({
             "by": what, "group": name, "questions": len(own), "exact": float(own[:, 0].mean()),
-            "f1": float(own[:, 1].mean()), "f1_interval": interval(sums),
+            "f1": float(own[:, 1].mean()),
+            "f1_interval": intervals(grounds).found.get("f1"),
         })  # fmt: skip
     return found
 

@@ -125,6 +125,11 @@ class SpanSplit(Split):
         """Return the context of each question."""
         return [[example_key([each.context]) for each in self._questions]]
 
+    @property
+    def unit_names(self) -> tuple[str, Sequence[Hashable]]:
+        """Paragraphs: questions on one have much in common."""
+        return "paragraphs", [each.context for each in self._questions]
+
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some questions, and their rows; see `Split.select`."""
         some = tuple(self._questions[number] for number in examples)
@@ -157,7 +162,8 @@ class SpanSplit(Split):
         """Return scores by kind of question, and mistakes."""
         predictions = self._predictions(outputs, self._task.config.squad.num_best)
         rules = self._task.spec.rules
-        return Examined(*answer_report(self._questions, predictions, scores.get(_THRESHOLD), rules))
+        threshold = scores.get(_THRESHOLD)
+        return Examined(*answer_report(self._questions, predictions, threshold, rules, self.units))
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]

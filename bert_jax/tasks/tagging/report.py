@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from bert_jax.tasks.examples import TaggedExample
-from bert_jax.tasks.reports.bootstrap import resampled_sums
 from bert_jax.tasks.reports.classes import class_rows, confusion, macro, of_classes, shares
+from bert_jax.tasks.reports.intervals import Grounds
 from bert_jax.tasks.reports.mistakes import most_confident, share, shortened
 from bert_jax.tasks.tagging.metrics import EntityScores, entity_scores
 from bert_jax.tasks.tagging.schemes import Entity, entities
@@ -19,9 +19,9 @@ _Tags = Sequence[Sequence[str]]
 
 
 def entity_report(
-    gold: _Tags, predicted: _Tags, raw: _Tags
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return the scores of resampled sentences, and the details of a report on entities.
+    gold: _Tags, predicted: _Tags, raw: _Tags, units: np.ndarray
+) -> tuple[Grounds, dict[str, Any]]:
+    """Return the grounds of intervals, and the details of a report on entities.
 
     The strict reading is that of seqeval's `mode="strict"` with IOB2 on the tags as the model gives
     them; the lenient one is that of the CoNLL script, by which the task is scored.
@@ -30,6 +30,7 @@ def entity_report(
         gold: tags of each sentence in the data, sound IOB2.
         predicted: tags predicted, sound IOB2.
         raw: most probable tag of each word.
+        units: number of the unit of each sentence.
     """
     lenient = _reading(entity_scores(gold, predicted))
     strict = _reading(entity_scores(gold, raw, scheme="iob2"))
@@ -49,24 +50,30 @@ def entity_report(
     each = np.concatenate(
         [np.array(counts, float), np.array([hits, list(map(len, gold))], float).T], axis=1
     )
-    correct, guesses, golds, right, words = resampled_sums(each).T
-    return {
-        "f1": _ratio(2 * correct, guesses + golds),
-        "precision": _ratio(correct, guesses),
-        "recall": _ratio(correct, golds),
-        "accuracy": _ratio(right, words),
-    }, details
+
+    def score(w: np.ndarray) -> dict[str, np.ndarray]:
+        correct, guesses, golds, right, words = (w @ each).T
+        return {
+            "f1": _ratio(2 * correct, guesses + golds),
+            "precision": _ratio(correct, guesses),
+            "recall": _ratio(correct, golds),
+            "accuracy": _ratio(right, words),
+        }
+
+    rarest = int((each[:, 2] > 0).sum())
+    return Grounds(score, units, _ratio(each[:, 3], each[:, 4]), rarest), details
 
 
 def tag_report(
-    gold: _Tags, predicted: _Tags, labels: Sequence[str]
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return the accuracy of resampled sentences, and the details of a report on words.
+    gold: _Tags, predicted: _Tags, labels: Sequence[str], units: np.ndarray
+) -> tuple[Grounds, dict[str, Any]]:
+    """Return the grounds of intervals, and the details of a report on words.
 
     Args:
         gold: tags of each sentence in the data; a word with an empty tag is left out.
         predicted: tags predicted.
         labels: tags learned; others in the data are counted together.
+        units: number of the unit of each sentence.
     """
     number = {name: n for n, name in enumerate(labels)}
     pairs = [
@@ -75,10 +82,9 @@ def tag_report(
     ]
     truth, guess = np.array(list(chain.from_iterable(pairs)), int).reshape(-1, 2).T
     names = [*labels, _UNKNOWN] if (truth == len(labels)).any() else labels
-    right, words = resampled_sums(
-        np.array([(sum(a == b for a, b in each), len(each)) for each in pairs], float)
-    ).T
-    return {"accuracy": _ratio(right, words)}, of_classes(names, truth, guess)
+    each = np.array([(sum(a == b for a, b in pair), len(pair)) for pair in pairs], float)
+    grounds = Grounds(lambda w: {"accuracy": _ratio(*(w @ each).T)}, units, _ratio(*each.T))
+    return grounds, of_classes(names, truth, guess)
 
 
 def tag_mistakes(

@@ -6,6 +6,7 @@ with which a file says where a document begins, is no sentence.
 
 import itertools
 import re
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from bert_jax.tasks.tables.files import read_rows
 from bert_jax.untrusted.whole_file import read_text
 
 MAX_BYTES = 512 << 20
+_DOCUMENT = ("-DOCSTART-", "# newdoc")
 _COMMENT = "; if lines with # are comments, say comment='#'"
 
 
@@ -232,6 +234,13 @@ def read_token_lists(
     if not found:
         raise UserError(f"{name}: no rows; a row for each sentence is needed")
     return found
+
+
+def with_documents(path: str, found: list[TaggedExample]) -> list[TaggedExample]:
+    """Return sentences with the number of their document, where the file marks documents."""
+    text = read_text(Path(path), max_bytes=MAX_BYTES).replace("\r\n", "\n").replace("\r", "\n")
+    marks = [n for n, line in enumerate(text.split("\n"), 1) if line.startswith(_DOCUMENT)]
+    return [replace(e, document=bisect(marks, e.origin.line)) for e in found]
 
 
 def _sentences(path: Path, comment: str) -> Iterator[list[tuple[int, list[str]]]]:

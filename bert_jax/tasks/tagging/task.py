@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from bert_jax.tasks.tagging.sources import (
     read_conllu,
     read_token_lists,
     read_wikiann,
+    with_documents,
 )
 from bert_jax.tasks.tagging.windows import tag_windows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
@@ -171,6 +172,12 @@ class TaggingSplit(Split):
         """Return the tags of each sentence."""
         return [each.tags for each in self._examples]
 
+    @property
+    def unit_names(self) -> tuple[str, Sequence[Hashable]]:
+        """Documents, of a file that marks several."""
+        documents = [each.document for each in self._examples]
+        return ("documents", documents) if len(set(documents)) > 1 else super().unit_names
+
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some sentences, and their rows; see `Split.select`."""
         some = [self._examples[number] for number in examples]
@@ -196,14 +203,15 @@ class TaggingSplit(Split):
         assert self._gold is not None  # scored before
         raw, predicted = self._best_tags(outputs), self._predicted(outputs)
         if self._task.spec.scheme == "plain":
-            resampled, details = tag_report(self._gold, predicted, self._task.spec.labels)
+            labels = self._task.spec.labels
+            grounds, details = tag_report(self._gold, predicted, labels, self.units)
         else:
-            resampled, details = entity_report(self._gold, predicted, raw)
+            grounds, details = entity_report(self._gold, predicted, raw, self.units)
         sure = self._windows.gather(
             [softmax(np.asarray(logits, np.float64), axis=-1).max(axis=-1) for logits in outputs]
         )
         details["mistakes"] = tag_mistakes(self._examples, predicted, sure)
-        return Examined({name: resampled[name] for name in scores}, details)
+        return Examined(grounds, details)
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
@@ -254,15 +262,17 @@ def _read(source: str, config: TaggingConfig, *, with_tags: bool = True) -> list
             tags = config.tags if with_tags else None
             return read_token_lists(source, config.tokens, tags, config.tag_names)
         case "conllu":
-            return read_conllu(source, config.conllu_column if with_tags else None)
+            found = read_conllu(source, config.conllu_column if with_tags else None)
+            return with_documents(source, found)
         case "wikiann":
             return read_wikiann(source, with_tags=with_tags)
-    return read_columns(
+    found = read_columns(
         source,
         token_column=config.token_column,
         tag_column=config.tag_column if with_tags else None,
         comment=config.comment,
     )
+    return with_documents(source, found)
 
 
 def _tags_of(examples: Sequence[TaggedExample]) -> set[str]:

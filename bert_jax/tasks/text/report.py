@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_array
 from scipy.special import expit, softmax
-from scipy.stats import rankdata
 
 from bert_jax.tasks.examples import TextExample
-from bert_jax.tasks.reports.bootstrap import resampled
 from bert_jax.tasks.reports.classes import (
+    class_statistic,
+    label_set_statistic,
     of_classes,
     of_label_sets,
-    resampled_classes,
-    resampled_label_sets,
 )
+from bert_jax.tasks.reports.intervals import FEW, Grounds
 from bert_jax.tasks.reports.mistakes import most_confident, share, shortened
 from bert_jax.tasks.task import HeadKind
 
@@ -64,21 +64,27 @@ def text_details(
     }
 
 
-def text_bootstrap(
-    kind: HeadKind, truth: np.ndarray, predicted: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Return the metrics of resampled examples, (DRAWS,) each; arguments as in `text_details`."""
+def text_grounds(
+    kind: HeadKind, truth: np.ndarray, predicted: np.ndarray, units: np.ndarray
+) -> Grounds:
+    """Return what the intervals of the metrics follow from; arguments as in `text_details`."""
     if kind == "single_label":
-        return resampled_classes(truth, predicted)
+        right, counts = truth == predicted, np.bincount(truth)
+        rarest = counts[counts > 0].min()
+        return Grounds(class_statistic(truth, predicted), units, right, rarest)
     if kind == "multi_label":
-        return resampled_label_sets(truth, predicted)
-    return {
-        "pearson": resampled(len(truth), lambda at: _correlations(truth[at], predicted[at])),
-        "spearman": resampled(
-            len(truth),
-            lambda at: _correlations(rankdata(truth[at], axis=1), rankdata(predicted[at], axis=1)),
-        ),
-    }
+        counts, right = truth.sum(axis=0), (truth == predicted).all(axis=1)
+        rarest = counts[counts > 0].min(initial=len(truth))
+        return Grounds(label_set_statistic(truth, predicted), units, right, rarest)
+    of_truth, of_guess = (np.unique(x, return_inverse=True)[1] for x in (truth, predicted))
+    return Grounds(
+        lambda w: {
+            "pearson": _correlations(truth, predicted, w),
+            "spearman": _correlations(_ranks(of_truth, w), _ranks(of_guess, w), w),
+        },
+        units,
+        least=FEW,
+    )
 
 
 def _of_scores(
@@ -118,12 +124,22 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
     }
 
 
-def _correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the linear correlation of each row, (d,) of (d, N); NaN of a constant row."""
-    first, second = (each - each.mean(axis=1, keepdims=True) for each in (first, second))
-    scale = np.sqrt((first**2).sum(axis=1) * (second**2).sum(axis=1))
-    shared = (first * second).sum(axis=1)
-    found: np.ndarray = np.divide(
-        shared, scale, out=np.full(len(scale), np.nan), where=scale > 0
-    )  # fmt: skip
+def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Return mean ranks of weighted examples, (d, N), of the places of their values in order."""
+    which = csr_array((np.ones(len(places)), (np.arange(len(places)), places)))
+    counts = w @ which
+    found: np.ndarray = (counts.cumsum(axis=1) - counts / 2)[:, places]
+    return found
+
+
+def _correlations(first: np.ndarray, second: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Return linear correlations of weighted examples, (d,); NaN where values are all the same."""
+    total = w.sum(axis=1, keepdims=True)
+    first, second = (x - (w * x).sum(axis=1, keepdims=True) / total for x in (first, second))
+    squares = [(w * x**2).sum(axis=1) for x in (first, second)]
+    scale = np.sqrt(squares[0] * squares[1])
+    # The sum of the squares of equal values is not quite 0.
+    known = np.minimum(*squares) > 1e-12 * total[:, 0]
+    shared = (w * first * second).sum(axis=1)
+    found: np.ndarray = np.divide(shared, scale, out=np.full(len(scale), np.nan), where=known)
     return found

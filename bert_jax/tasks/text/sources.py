@@ -30,12 +30,14 @@ def open_table(config: TableConfig, train: str) -> tuple[TextData, TextData]:
     data = _read_labelled(train, config, LabelSet(config.labels) if config.labels else None)
     if not config.dev:
         return _held_out(train, data, config)
-    dev = _read_labelled(config.dev, replace(config, group=""), data.labels)
+    dev = _read_labelled(config.dev, config, data.labels, read_other_texts)
     return replace(data, name="train"), replace(dev, name="dev")
 
 
-def _read_labelled(path: str, config: TableConfig, labels: LabelSet | None) -> TextData:
-    data = read_texts(path, config, labels)
+def _read_labelled(
+    path: str, config: TableConfig, labels: LabelSet | None, read: Any = read_texts
+) -> TextData:
+    data: TextData = read(path, config, labels)
     if data.examples[0].label is None:
         raise UserError(f"{path} has no labels in column {config.label!r}; name a file with labels")
     return data

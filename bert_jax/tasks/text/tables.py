@@ -126,17 +126,20 @@ def read_other_texts(
     table: TableConfig,
     labels: LabelSet | None,
     *,
-    labelled: bool,
+    labelled: bool = True,
     score_range: ScoreRange | None = None,
 ) -> TextData:
     """Read a table that may lack the column of the label; a warning then says so.
 
-    Groups are of no use here.
+    It may lack the column of the group, too.
     """
-    table = replace(table, group="")
     try:
         return read_texts(source, table, labels, labelled=labelled, score_range=score_range)
     except MissingColumn as error:
+        if table.group and error.column == table.group:
+            return read_other_texts(
+                source, replace(table, group=""), labels, labelled=labelled, score_range=score_range
+            )
         if error.column not in (table.label_columns or (table.label,)):
             raise
         data = read_texts(source, table, labels, labelled=False)

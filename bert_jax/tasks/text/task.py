@@ -17,7 +17,7 @@ from bert_jax.tasks.glue import glue_task, submission_file
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text import metrics
 from bert_jax.tasks.text.decisions import PLAIN, Decisions
-from bert_jax.tasks.text.report import text_bootstrap, text_details
+from bert_jax.tasks.text.report import text_details, text_grounds
 from bert_jax.tasks.text.rows import text_rows
 from bert_jax.tasks.text.sources import group_keys, open_glue, open_table, read_glue_source
 from bert_jax.tasks.text.tables import TextData, read_other_texts
@@ -27,6 +27,7 @@ KINDS: Mapping[str, HeadKind] = {
     "class": "single_label", "classes": "multi_label", "score": "regression",
 }  # fmt: skip
 """Kinds of heads by `TableConfig.kind`."""
+_NAME_GROUPS = "name the column that such rows share in task.table.group, or intervals are short"
 
 
 class TextTask(Task):
@@ -145,6 +146,12 @@ class TextSplit(Split):
         self._rows = text_rows(self._examples, task.tokenizer, length, labels, task.long)
         room = length - num_special(task.tokenizer, self._examples[0].text_pair is not None)
         cut = self._rows.warnings(self._examples, room, task.long)
+        table, count = task.config.table, len({each.text for each in self._examples})
+        grouped = task.config.kind == "glue" or table.group or data.name == "train"
+        if not grouped and 5 * count < 4 * len(self._examples):
+            cut += (
+                f"{data.name}: {len(self._examples):,} rows have {count:,} texts; {_NAME_GROUPS}",
+            )
         names = [*task.metrics, *Decisions.score_names(task.spec.labels, **task.fits)]
         super().__init__(data.name, self._rows.rows, [*data.warnings, *cut], names)
 
@@ -174,6 +181,12 @@ class TextSplit(Split):
         """Return the texts of each example, and its group where the table has groups."""
         return group_keys(self._examples)
 
+    @property
+    def unit_names(self) -> tuple[str, Sequence[Hashable]]:
+        """Groups of the table, where there are groups."""
+        groups = [each.group for each in self._examples]
+        return super().unit_names if None in groups else ("groups", groups)
+
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
         """Return a split of some examples, and their rows; see `Split.select`."""
         some = tuple(self._examples[number] for number in examples)
@@ -198,14 +211,14 @@ class TextSplit(Split):
         task, logits = self._task, self._logits(outputs)
         decisions = task.decisions(scores)
         predicted = task.predicted(logits, decisions)
-        found = text_bootstrap(task.objective, self._labels, predicted)
+        found = text_grounds(task.objective, self._labels, predicted, self.units)
         details = text_details(
             task.objective, task.spec.labels, self._examples, self._labels,
             logits / decisions.temperature, predicted,
         )  # fmt: skip
         if task.fits["calibrate"]:
             details["calibration"] = decisions.calibration(logits, self._labels)
-        return Examined({name: values for name, values in found.items() if name in scores}, details)
+        return Examined(found, details)
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]

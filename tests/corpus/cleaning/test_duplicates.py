@@ -137,6 +137,19 @@ def test_a_paragraph_of_a_dropped_document_is_nobodys_first(tmp_path):
     ]  # fmt: skip
 
 
+def test_all_repeated_paragraphs_of_a_document_go(tmp_path):
+    tasks = [["one here\ntwo there"], ["one here\nfresh\ntwo there\nlast\none here"]]
+    config = CleaningConfig(duplicate_paragraphs=True)
+    assert cleaned(tasks, config, tmp_path) == ["one here\ntwo there", "fresh\nlast"]
+
+
+def test_a_document_is_compared_with_the_first_and_the_one_before_of_its_key():
+    """The one before may be near where the first is not."""
+    keys = np.repeat(np.arange(3, dtype=np.uint64), [4, 1, 2])
+    pairs = list(duplicates._candidates(keys, np.array([0, 2, 3, 7, 1, 2, 3])))
+    assert pairs == [(0, 2), (0, 3), (0, 7), (2, 3), (3, 7)]
+
+
 def test_signatures_do_not_depend_on_the_process():
     found = sign(["One two, three four five six.\nSeven!"], paragraphs=True)
     keys = [*found.hashes.tolist(), *found.bands[0, :2].tolist()]

@@ -3,6 +3,7 @@ import pytest
 from bert_jax.corpus.cleaning.clean import Cleaner, Dropped
 from bert_jax.corpus.cleaning.config import CleaningConfig
 from bert_jax.corpus.cleaning.filters import EDITS, FILTERS, GROUPS, Prose, resolve_filters
+from bert_jax.corpus.cleaning.language import identify
 from bert_jax.corpus.cleaning.report import CleaningReport
 from bert_jax.errors import UserError
 
@@ -43,7 +44,10 @@ def test_a_filter_drops_what_its_source_drops(name: str, bad: str, good: str):
     assert dropped(name, good) is None
 
 
-def test_shares_of_characters_by_hand():
+def test_shares_by_hand():
+    # Ten words with two hash signs and, spelled in two ways, three ellipses: the more of the two.
+    assert FILTERS["symbols"].measure(Prose("# a # b ... c d… e … f")) == pytest.approx(0.3)
+    assert FILTERS["symbols"].measure(Prose("# a # b ... c d e f g")) == pytest.approx(0.2)
     # 16 characters; "ab cd" twice has 8 of them, and "ab cd ef" is there once.
     text = Prose("ab cd ef ab cd gh ijkl")
     assert FILTERS["top-2-gram"].measure(text) == pytest.approx(8 / 16)
@@ -51,6 +55,33 @@ def test_shares_of_characters_by_hand():
     # Words 6 to 11 repeat words 0 to 5: two 5-grams that overlap, each character counted once.
     words = "aa bb cc dd ee ff"
     assert FILTERS["repeated-5-grams"].measure(Prose(f"{words} {words}")) == pytest.approx(0.5)
+
+
+BOUNDS = {  # Rae et al. 2021, A.1.1 and table A1; Raffel et al. 2020, section 2.2
+    "words": (50, 100_000), "word-length": (3, 10), "symbols": (None, 0.1), "bullets": (None, 0.9),
+    "ellipses": (None, 0.3), "alphabetic": (0.8, None), "stop-words": (2, None),
+    "repeated-lines": (None, 0.3), "repeated-line-characters": (None, 0.2),
+    "top-2-gram": (None, 0.2), "top-3-gram": (None, 0.18), "top-4-gram": (None, 0.16),
+    "repeated-5-grams": (None, 0.15), "repeated-6-grams": (None, 0.14),
+    "repeated-7-grams": (None, 0.13), "repeated-8-grams": (None, 0.12),
+    "repeated-9-grams": (None, 0.11), "repeated-10-grams": (None, 0.1),
+    "sentences": (3, None), "lorem-ipsum": (None, 0), "braces": (None, 0),
+}  # fmt: skip
+
+
+def test_bounds_are_those_of_the_publications():
+    found = CleaningConfig(filters=("gopher", "c4")).record()["filters"]
+    assert {name: (each["low"], each["high"]) for name, each in found.items()} == BOUNDS
+
+
+def test_words_are_looked_at_without_their_punctuation():
+    assert FILTERS["alphabetic"].measure(Prose("rivers, (1990s) 12 -- end.")) == pytest.approx(0.6)
+    assert FILTERS["stop-words"].measure(Prose('"The" bank (of), the and? that')) == 4
+
+
+@pytest.mark.parametrize("mark", "•‣●▪◦-*")
+def test_each_bullet_is_one(mark):
+    assert dropped("bullets", "\n".join([f"{mark} item"] * 10)) == "bullets"
 
 
 @pytest.mark.parametrize(
@@ -113,6 +144,20 @@ def test_documents_of_other_languages_are_dropped():
     assert cleaner.report.record()["dropped"] == {"language": 1}
     with pytest.raises(UserError, match="--language is 'deu', which py3langid does not know"):
         CleaningConfig(language="deu")
+
+
+def test_a_language_is_dropped_below_the_threshold():
+    pytest.importorskip("py3langid")
+    text = "Das war es"
+    language, probability = identify(text)
+    assert language == "de"
+    assert 0.5 < probability < 0.95
+    cleaners = [
+        Cleaner(CleaningConfig(language="de", language_threshold=probability + more))
+        for more in (-0.01, 0.01)
+    ]
+    dropped = Dropped("language", f"de with only {probability:.2f}")
+    assert [cleaner.clean(0, text) for cleaner in cleaners] == [text, dropped]
 
 
 def test_a_document_without_lines_is_dropped_for_that():

@@ -9,6 +9,7 @@ import pytest
 from task_examples import TOKENIZER, put
 
 from bert_jax.cli import main
+from bert_jax.corpus.overlap import heldout, search
 from bert_jax.corpus.overlap.report import read_report, reports_of
 from bert_jax.data.store_writer import StoreWriter
 from bert_jax.saved.contamination import reports_on_ancestors
@@ -72,14 +73,41 @@ def test_reports_are_found_from_a_run(corpus, tmp_path):
     assert not reports_on_ancestors(tmp_path / "nothing")
 
 
-def test_heldout_near_duplicates_are_named(corpus, capsys):
+@pytest.mark.parametrize("block_tokens", [1 << 18, 300])  # one span of documents, and several
+def test_heldout_near_duplicates_are_named(corpus, capsys, monkeypatch, block_tokens):
     pytest.importorskip("rensa")
+    monkeypatch.setattr(search, "BLOCK_TOKENS", block_tokens)
     assert main(["contamination", f"{corpus}", "--against", "heldout", "--num-workers=1"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("corpus: 1 of 3 held-out documents (33.33%) are near-duplicates")
     assert said[1].split()[1:5] == ["held-out", "1", "train", "7"]
     found = json.loads((corpus / "heldout" / "contamination" / "heldout.json").read_text())
     assert 0.8 <= found["twins"][0]["similarity"] < 1
+
+
+def test_the_most_similar_document_is_named_and_the_most_similar_pair_comes_first(
+    tmp_path, monkeypatch
+):
+    pytest.importorskip("rensa")
+    monkeypatch.setattr(heldout, "MAX_DOCUMENTS", 2)  # of three, the first and the last
+
+    def changed(number: int, *places: tuple[int, int]) -> list[list[str]]:
+        document = [sentence[:] for sentence in DOCUMENTS[number]]
+        for sentence, word in places:
+            document[sentence][word] = "ab"
+        return document
+
+    train = [DOCUMENTS[0], DOCUMENTS[1], changed(0, (0, 15))]
+    write_store(tmp_path / "train", train)
+    held = [changed(1, (1, 9), (3, 9)), DOCUMENTS[5], changed(0, (2, 20))]
+    write_store(tmp_path / "heldout", held)
+    report = heldout.heldout_twins(tmp_path)
+    assert [(twin.document, twin.train_document) for twin in report.twins] == [(0, 1), (2, 0)]
+    assert report.twins[0].similarity < report.twins[1].similarity
+    _, some, first, second = report.lines()
+    assert "some of 3 held-out documents" in some
+    assert "held-out 2  train 0" in first
+    assert "held-out 0  train 1" in second
 
 
 @pytest.mark.parametrize(

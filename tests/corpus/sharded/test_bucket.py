@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,10 +16,14 @@ from word_tokenizer import WordTokenizer
 from bert_jax.corpus.build import build_corpora
 from bert_jax.corpus.cleaning.config import CleaningConfig
 from bert_jax.corpus.passes import Recipe
+from bert_jax.corpus.sharded import workspace
 from bert_jax.corpus.sharded.engine import LocalEngine
 from bert_jax.corpus.sources import resolve_sources
 from bert_jax.data.store import open_store
 from bert_jax.errors import UserError
+from bert_jax.files import lease
+from bert_jax.files.claims import BucketClaims
+from bert_jax.files.lease import Lease, Times
 
 RECIPE = Recipe(WordTokenizer(), heldout_rate=0.1)
 TEXTS = [make_text(size, seed=size) for size in (10, 80, 30)]
@@ -133,18 +136,79 @@ def test_a_build_that_ended_early_is_continued(bucket, local, tmp_path):
     assert train.fingerprint == local.train.fingerprint
 
 
-def test_two_builds_into_one_place(bucket):
+def test_two_builds_into_one_place(bucket, monkeypatch):
+    """The other one has this host's name, in a container whose process numbers are its own."""
+    times = Times(beat=0.05, lapse=2.0, patience=0.3, poll=0.02)
+    monkeypatch.setattr(workspace, "_TIMES", times)
     out = f"{bucket}/claimed"
-    claim = json.dumps({"host": "elsewhere", "process": 7}).encode()
-    files().pipe_file(f"{out}/lease-1.json", claim)
-    with pytest.raises(UserError, match=r"process 7 on elsewhere.* remove .*lease-1\.json"):
-        build(f"{bucket}/raw/*", out)
+    with monkeypatch.context() as patch:
+        patch.setattr(lease, "machine", lambda: "another container")
+        other = Lease(BucketClaims(files(), out), out, times, say=lambda _: None)
+    assert other.take()
+    with pytest.raises(UserError, match=r"in use by process .* Wait for the end of that build"):
+        build(f"{bucket}/raw/0.txt", out)
     assert names(out) == {"lease-1.json"}
-    # A container that was started anew: host and number of this process, which began later.
-    claim = json.dumps({"host": socket.gethostname(), "process": os.getpid(), "started": "1"})
-    files().pipe_file(f"{out}/lease-1.json", claim.encode())
+    other._done.set()  # as when it is killed
     build(f"{bucket}/raw/0.txt", out)
-    assert "lease-1.json" not in names(out)
+    assert "train/corpus.json" in names(out)
+    assert not any("lease" in name for name in names(out))
+    # A container that was started anew: host and number of this process, which began later.
+    claim = json.dumps(lease._myself() | {"process_start": "1"}).encode()
+    files().pipe_file(f"{out}/lease-1.json", claim)
+    with pytest.raises(UserError, match="already exists and is complete"):
+        build(f"{bucket}/raw/0.txt", out)
+    assert not any("lease" in name for name in names(out))
+
+
+class Place:
+    """The claims in a bucket, where another builder is, and a clock that moves in sleep."""
+
+    def __init__(self, renewals: bool):
+        self.now, self.renewals = 0.0, renewals
+        self.claims = {1: json.dumps({"host": socket.gethostname(), "machine": "other"}).encode()}
+
+    def numbers(self) -> list[int]:
+        return sorted(self.claims)
+
+    def create(self, number: int, content: bytes) -> bool:
+        return self.claims.setdefault(number, content) is content
+
+    def read(self, number: int) -> tuple[bytes, int]:
+        return self.claims[number], int(self.now / 10) if self.renewals else 0
+
+    def renew(self, number: int, content: bytes) -> bool:
+        return self.claims.get(number) == content
+
+    def remove(self, number: int) -> None:
+        self.claims.pop(number, None)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_builder_elsewhere_is_respected_or_has_given_way_in_two_minutes(monkeypatch, alive):
+    place = Place(renewals=alive)
+    monkeypatch.setattr(workspace, "BucketClaims", lambda *_: place)
+    monkeypatch.setattr(lease, "time", place)
+    mine = workspace.BucketWorkspace("gs://bucket/corpus").lease()
+
+    def take() -> None:
+        while not mine.take():
+            place.sleep(workspace._TIMES.poll)
+
+    if alive:
+        with pytest.raises(UserError, match="directory gs://bucket/corpus is in use by"):
+            take()
+        assert list(place.claims) == [1]
+    else:
+        take()
+        assert list(place.claims) == [2]
+        mine.release()
+    assert place.now < 120
 
 
 def test_duplicates_need_a_directory(bucket, tmp_path):

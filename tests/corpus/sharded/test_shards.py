@@ -258,6 +258,37 @@ def test_duplicates_are_dropped_across_shards(texts, tmp_path, shard_bytes):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == CORPUS
 
 
+@pytest.mark.parametrize("filters", [(), ("words=999:",)])  # of the build before
+def test_a_shard_is_made_again_where_other_documents_are_duplicates_now(
+    tmp_path, monkeypatch, filters
+):
+    (tmp_path / "in").mkdir()
+    first, second = (tmp_path / "in" / name for name in ("0.txt", "1.txt"))
+    first.write_text(make_text(5, seed=0))
+    second.write_text(make_text(40, seed=1))
+    arguments = str(tmp_path / "in" / "*.txt"), tmp_path / "out"
+    before, recipe = (
+        replace(RECIPE, cleaning=CleaningConfig(duplicates=True, filters=each))
+        for each in (filters, ())
+    )
+    options = {"shard_bytes": 2 * first.stat().st_size}
+    make = shard_build.make_shard
+
+    def ends_early(job, task):
+        if task.number == 2:
+            raise UserError("the machine goes down")
+        return make(job, task)
+
+    monkeypatch.setattr(shard_build, "make_shard", ends_early)
+    with pytest.raises(UserError, match="goes down"):
+        build(*arguments, before, **options)
+    monkeypatch.undo()
+    # The first file now begins with a document of the second shard, whose text is what it was.
+    document, _ = second.read_text().split("\n\n", 1)
+    first.write_text(f"{document}\n\n{first.read_text()}")
+    assert build(*arguments, recipe, **options).train.meta["dropped"] == {"duplicate": 1}
+
+
 def test_estimate(texts, tmp_path):
     sources = resolve_sources([texts])
     built = build(texts, tmp_path / "out")

@@ -15,6 +15,7 @@ from bert_jax.exchange.export import export
 from bert_jax.exchange.proof import ProofFailedError, proof_rows, unequal
 from bert_jax.exchange.translation.files import class_of, write_huggingface
 from bert_jax.exchange.translation.huggingface import read_back
+from bert_jax.exchange.translation.proof import largest_gap, logits_of, sides_of
 from bert_jax.formats.seq2seq.families import FAMILIES, family_of
 from bert_jax.formats.seq2seq.family import shapes_of
 from bert_jax.saved.reading import read_model
@@ -168,3 +169,26 @@ def test_the_proof_has_sources_of_the_models_length():
     saved = translator_of("marian", "unigram")
     rows = proof_rows(saved)
     assert max(map(len, rows)) == saved.max_length
+
+
+@pytest.mark.parametrize("gap", [0.5, np.nan, np.inf])
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_the_largest_gap_counts_in_whichever_batch_it_is(gap, bad):
+    saved, seen = translator_of("pair", "uncased"), []
+
+    def other(sides):
+        found = logits_of(saved, sides).copy()
+        found[0, 1, 3] += gap if len(seen) == bad else 0.125
+        seen.append(sides)
+        return found
+
+    found = largest_gap(saved, proof_rows(saved)[:6], other, size=2)
+    assert found == (0.5 if gap == 0.5 else np.inf)
+
+
+def test_a_target_in_a_proof_is_another_rows_text():
+    saved, rows = translator_of("pair", "uncased"), [[2, 7, 3], [2, 8, 9, 3], [2, 10, 3]]
+    source, target = sides_of(saved, rows, 5)
+    real = [tokens[ids > 0].tolist() for tokens, ids in zip(*target[::2], strict=True)]
+    assert real == [[2, 10], [2, 7], [2, 8, 9]]
+    assert source.tokens[:, :3].tolist() == [[2, 7, 3], [2, 8, 9], [2, 10, 3]]

@@ -15,13 +15,14 @@ from jax.sharding import PartitionSpec
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention import attend as attention
-from bert_jax.model.attention import cudnn, fused_plan
+from bert_jax.model.attention import cudnn, fused, fused_plan
 from bert_jax.model.attention.attend import Work, attend, choose
 from bert_jax.model.attention.cudnn import Gpu
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.heads import encode, init_params
 from bert_jax.model.layout import Layout
+from bert_jax.model.rotation import rotation
 from bert_jax.parallel.sharding import MeshConfig, make_mesh, partition_spec
 
 B, H, K = 2, 2, 16
@@ -137,6 +138,15 @@ def test_rows_of_padding_are_finite(impl):
         assert np.isfinite(np.asarray(array)).all()
 
 
+@pytest.mark.parametrize("impl", ["xla", "fused", "splash"])
+def test_without_a_stream_nothing_is_dropped_or_refused(impl):
+    (q, k, v, _), segments = inputs()
+    plain, with_rate = (
+        jitted(q, k, v, **segments, impl=impl, dropout_rate=rate) for rate in (0.0, 0.3)
+    )
+    np.testing.assert_array_equal(with_rate, plain)
+
+
 @pytest.mark.parametrize("is_long", [False, True])
 def test_fused_gives_queries_without_keys_the_mean_as_xla_does(is_long, monkeypatch):
     if is_long:
@@ -226,6 +236,24 @@ def test_auto(gpu, platform, shape, rate, dtype, expected):
     _, length, _, head_dim = shape
     work = Work(platform, length, length, head_dim, jnp.dtype(dtype), rate)
     assert choose(work) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside"), [("tpu v3", False), ("tpu v4", False), ("tpu v5 lite", True)]
+)
+def test_a_chip_with_little_room_gets_rows_that_are_rotated(monkeypatch, kind, inside):
+    found = []
+
+    def kernel(q, k, v, *rest, **options):
+        found.append(len(rest))
+        return q
+
+    monkeypatch.setattr(attention, "device_kind", lambda layout: kind)
+    monkeypatch.setattr(fused, "fused_attention", kernel)
+    (q, k, v, _), segments = inputs()
+    angles = rotation(jnp.arange(128)[None].repeat(B, 0), 10_000.0, K)
+    jax.eval_shape(partial(attend, impl="fused"), q, k, v, **segments, angles=angles)
+    assert found == [6 + len(angles) * inside]  # segments, heads, stream and site come before
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from scipy.special import softmax
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.dropout import DropoutStream, keep_at
+from bert_jax.model.seq2seq import recurrent, recurrent_config
 from bert_jax.model.seq2seq.alignment import Alignment, Places
 from bert_jax.model.seq2seq.network import Side
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
@@ -217,6 +218,36 @@ def test_dropout_depends_on_the_row_and_not_on_its_place_in_the_batch():
         np.testing.assert_allclose(again, dropped, atol=1e-6)
         real = sides[1].segment_ids > 0
         assert (np.abs(dropped - plain)[real].max(-1) > 1e-3).mean() > 0.8
+
+
+@pytest.mark.parametrize("name", ["gnmt", "deep luong"])
+def test_every_dropout_has_a_site_of_its_own_and_the_rate_of_its_part(name, monkeypatch):
+    sites, used = [], []
+
+    def recording(function):
+        def run(x, rate, stream, site):
+            sites.append(site)
+            used.append(rate)
+            return function(x, rate, stream, site)
+
+        return run
+
+    def keep(rate, seed, site, *rest):
+        sites.append(site)
+        used.append(rate)
+        return keep_at(rate, seed, site, *rest)
+
+    monkeypatch.setattr(recurrent, "dropout", recording(recurrent.dropout))
+    monkeypatch.setattr(recurrent_config, "keep_at", keep)
+    rates = {"hidden_dropout_rate": 0.5, "embedding_dropout_rate": 0.1}
+    net = replace(CASES[name], model=replace(CASES[name].model, **rates))
+    stream = DropoutStream(np.uint32(3), np.arange(4, dtype=np.uint32))
+    sides = pack(PACKED, SOURCE, TARGET)
+    params = jax.eval_shape(net.init, jax.random.key(0))
+    jax.eval_shape(net.logits, params, *sides, stream)
+    # Two tables, the readout, and what lies between three layers of either side.
+    assert sorted(used) == [0.1, 0.1, *[0.5] * 5]
+    assert len(set(sites)) == len(sites), sites
 
 
 @pytest.mark.parametrize("score", ["dot", "multiplicative", "additive"])

@@ -1,5 +1,6 @@
 """The Transformer that translates: look-ahead, packing, cached steps, weights, tying, vectors."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -10,9 +11,12 @@ import pytest
 from packed_pairs import SPECIAL, pack, random_pairs
 
 from bert_jax.errors import UserError
+from bert_jax.model import encoder
+from bert_jax.model.attention.attend import attend
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.dropout import DropoutStream, dropout
 from bert_jax.model.heads import init_params
+from bert_jax.model.seq2seq import decoder
 from bert_jax.model.seq2seq.network import Side
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 
@@ -194,6 +198,36 @@ def test_dropout_differs_between_the_sides_and_by_row():
     assert (dropped[0] != dropped[1]).any()
     again = np.asarray(logits(network, params, *sides, stream))
     np.testing.assert_array_equal(again, dropped)
+
+
+def test_every_dropout_has_a_site_of_its_own_and_the_rate_of_its_part(monkeypatch):
+    sites, used = [], []
+
+    def dropping(x, rate, stream, site):
+        sites.append(site)
+        used.append(rate)
+        return dropout(x, rate, stream, site)
+
+    def attending(*arrays, site=0, dropout_rate=0.0, **options):
+        sites.append(site)
+        used.append(dropout_rate)
+        return attend(*arrays, site=site, dropout_rate=dropout_rate, **options)
+
+    for module in (encoder, decoder):
+        monkeypatch.setattr(module, "dropout", dropping)
+        monkeypatch.setattr(module, "attend", attending)
+    model = replace(
+        VASWANI, embedding_dropout_rate=0.1, attention_dropout_rate=0.2, hidden_dropout_rate=0.3,
+        mlp_dropout_rate=0.4, scan_unroll=VASWANI.num_layers,  # no loop
+    )  # fmt: skip
+    network = TransformerNetwork(model)
+    params, sides = jax.eval_shape(network.init, jax.random.key(0)), pack([PAIRS[:2]], S, T)
+    stream = DropoutStream(np.uint32(3), np.zeros(1, np.uint32))
+    jax.eval_shape(network.logits, params, *sides, stream)
+    # Embeddings of both sides; weights and output of each attention, and the output of each MLP.
+    layers = VASWANI.num_layers
+    assert Counter(used) == {0.1: 2, 0.2: 3 * layers, 0.3: 3 * layers, 0.4: 2 * layers}
+    assert len({*map(int, sites)}) == len(sites), sites
 
 
 def test_vectors_in_place_of_tokens():

@@ -203,12 +203,39 @@ def test_a_sentence_longer_than_a_row_is_cut(tmp_path):
     )  # fmt: skip
     split = found.dev_splits()[0]
     assert split.rows.lengths.tolist() == [16]
+    (labels,) = split.rows.labels
+    assert np.flatnonzero(labels != NO_LABEL).tolist() == [1, 11, 12, 13, 14]  # not at [SEP]
     (warning,) = split.warnings
     assert "1 sentences of more than 14 sub-words, cut there" in warning
     outputs = [np.zeros((16, 16, 2), np.float32)]
     for before, after in ((0, 1), (1, 11), (11, 12), (12, 13), (13, 14)):
         outputs[0][after, before, 0] = 9
     assert split.score(outputs) == {"las": 1.0, "uas": 1.0}  # a chain, as words behind the cut are
+
+
+def test_a_word_whose_head_is_cut_off_has_no_label(tmp_path):
+    rows = [
+        f"{n}\t{word}" + "\t_" * 4 + f"\t{head}\tdep\t_\t_"
+        for n, (word, head) in enumerate([("ab", 0), ("cd", 4), ("ef", 1), ("gh", 1)], 1)
+    ]
+    path = put(tmp_path / "long.conllu", *rows, "")
+    section = {"train": path, "dev": path, "labels": ("dep",)}
+    found = opened(
+        build(TaskConfig, {"kind": "parsing", "max_length": 8, "parsing": section})
+    )  # fmt: skip
+    (labels,) = found.dev_splits()[0].rows.labels
+    assert np.flatnonzero(labels != NO_LABEL).tolist() == [1, 5]
+    assert labels[[1, 5]].tolist() == [0, 1]
+
+
+def test_a_word_without_a_token_has_the_unknown_one(tmp_path):
+    rows = [f"{n}\t{word}" + "\t_" * 4 + f"\t{n - 1}\tdep\t_\t_"
+            for n, word in enumerate(["ab", "\u200b", "c"], 1)]  # fmt: skip
+    path = put(tmp_path / "a.conllu", *rows, "")
+    found = opened(build(TaskConfig, {"kind": "parsing", "parsing": {"train": path, "dev": path}}))
+    (tokens,) = found.dev_splits()[0].rows.tokens
+    assert tokens[3] == TOKENIZER.special_ids.unk
+    assert len(tokens) == 6
 
 
 def test_the_best_constant_arc(task):
@@ -228,7 +255,7 @@ def test_the_best_constant_arc(task):
     by_name = {row["label"]: row for row in report["classes"]}
     assert by_name["det"]["support"] == sum(r == "det" for _, r in arcs)
     assert by_name["nsubj"]["f1"] == 1.0
-    assert report["intervals"]["las"] == (1.0, 1.0)
+    assert report["no_intervals"]["las"] == "only 0 units are wrong"
 
 
 ROWS = ["1\ta\t_\t_\t_\t_\t2\tdet\t_\t_", "2\tb\t_\t_\t_\t_\t0\troot\t_\t_"]

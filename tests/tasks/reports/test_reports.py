@@ -4,22 +4,25 @@ import json
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.tasks.reports.bootstrap import DRAWS, differences, interval, resampled, resamples
+from bert_jax.sweep.intervals import student_interval
 from bert_jax.tasks.reports.classes import (
     MOST_CONFUSED,
+    class_statistic,
     confusion,
+    label_set_statistic,
     of_classes,
     of_label_sets,
-    resampled_classes,
-    resampled_label_sets,
 )
+from bert_jax.tasks.reports.intervals import DRAWS, Grounds, intervals, means, weights
 from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.reports.mistakes import SHOWN, most_confident, shortened
 from bert_jax.tasks.reports.pictures import report_figure
 from bert_jax.tasks.text.metrics import METRICS, multi_label_f1
+from bert_jax.tasks.text.report import text_grounds
 
 RANDOM = np.random.default_rng(0)
 TRUTH = RANDOM.integers(0, 4, 60)
@@ -27,25 +30,51 @@ GUESS = np.where(RANDOM.random(60) < 0.6, TRUTH, RANDOM.integers(0, 4, 60))
 
 
 def drawn(count: int) -> np.ndarray:
-    return np.concatenate([*resamples(count)])
+    return np.concatenate([*weights(count)])
 
 
-def test_resamples_are_the_same_for_the_same_number_of_examples():
-    at = drawn(37)
-    assert at.shape == (DRAWS, 37)
-    assert (at == drawn(37)).all()
-    assert (at.min(), at.max()) == (0, 36)
-    # Each example is drawn once a resample on average.
-    assert np.abs(np.bincount(at.ravel()) / DRAWS - 1).max() < 0.15
-    assert len(np.unique(at, axis=0)) == DRAWS
+def repeated(weights: np.ndarray) -> np.ndarray:
+    """Return the examples of a resample."""
+    return np.repeat(np.arange(len(weights)), weights.astype(int))
+
+
+def of_mean(each: np.ndarray, units: np.ndarray | None = None, **more) -> Grounds:
+    units = np.arange(len(each)) if units is None else units
+    return Grounds(means(["accuracy"], each[:, None].astype(float)), units, each, **more)
+
+
+def test_resamples_are_the_same_for_the_same_number_of_units():
+    times = drawn(37)
+    assert times.shape == (DRAWS, 37)
+    assert (times == drawn(37)).all()
+    assert (times.sum(axis=1) == 37).all()
+    # Each unit is drawn once a resample on average.
+    assert np.abs(times.mean(axis=0) - 1).max() < 0.15
+    assert len(np.unique(times, axis=0)) == DRAWS
+
+
+def test_no_two_resamples_of_many_examples_are_equal():
+    """They are drawn in several parts."""
+    parts = [times[:, :64] for times in weights(10_000)]
+    assert len(parts) > 1
+    assert len(np.unique(np.concatenate(parts), axis=0)) == DRAWS
+
+
+def test_an_interval_leaves_out_one_in_forty_on_either_side():
+    def score(w: np.ndarray) -> dict[str, np.ndarray]:
+        return {"f1": np.arange(DRAWS) / (DRAWS - 1) if len(w) == DRAWS else np.array([0.5])}
+
+    found = intervals(Grounds(score, np.arange(37))).found
+    assert found["f1"] == pytest.approx((0.025, 0.975))
 
 
 def test_classes_of_resamples_are_the_metrics_of_resamples():
-    found = resampled_classes(TRUTH, GUESS)
-    for number, at in enumerate(drawn(60)[:40]):
+    times = drawn(60)[:40]
+    found = class_statistic(TRUTH, GUESS)(times)
+    for number, at in enumerate(map(repeated, times)):
         for name in ("accuracy", "f1", "macro_f1", "matthews"):
             assert found[name][number] == pytest.approx(METRICS[name](TRUTH[at], GUESS[at]))
-    constant = resampled_classes(np.zeros(5, int), np.zeros(5, int))
+    constant = class_statistic(np.zeros(5, int), np.zeros(5, int))(np.ones((1, 5)))
     assert {name: values[0] for name, values in constant.items()} == {
         "accuracy": 1.0, "f1": 0.0, "macro_f1": 1.0, "matthews": 0.0,
     }  # fmt: skip
@@ -53,38 +82,88 @@ def test_classes_of_resamples_are_the_metrics_of_resamples():
 
 def test_label_sets_of_resamples_are_the_metrics_of_resamples():
     truth, guess = RANDOM.random((2, 50, 3)) < 0.4
-    found = resampled_label_sets(truth, guess)
-    for number, at in enumerate(drawn(50)[:40]):
+    times = drawn(50)[:40]
+    found = label_set_statistic(truth, guess)(times)
+    for number, at in enumerate(map(repeated, times)):
         micro, macro = multi_label_f1(truth[at], guess[at])
         same = (truth[at] == guess[at]).all(axis=1).mean()
         values = [found[name][number] for name in ("f1", "macro_f1", "accuracy")]
         assert values == pytest.approx([micro, macro, same])
 
 
+def test_correlations_of_resamples_are_the_metrics_of_resamples():
+    truth = RANDOM.integers(0, 6, 40).astype(float)  # with ties
+    guess = truth + RANDOM.normal(size=40).round(1)
+    times = drawn(40)[:20]
+    found = text_grounds("regression", truth, guess, np.arange(40)).score(times)
+    for number, at in enumerate(map(repeated, times)):
+        for name in ("pearson", "spearman"):
+            assert found[name][number] == pytest.approx(METRICS[name](truth[at], guess[at]))
+
+
 def test_an_interval_covers_the_share_of_successes():
     """The 95% interval of an accuracy holds the true rate in about 95 of 100 sets."""
-    inside, at = 0, drawn(200)
+    inside = 0
     for seed in range(100):
-        right = np.random.default_rng(seed).random(200) < 0.7
-        low, high = interval(right[at].mean(axis=1))
+        low, high = intervals(of_mean(np.random.default_rng(seed).random(200) < 0.7)).found[
+            "accuracy"
+        ]
         inside += low <= 0.7 <= high
     assert 88 <= inside <= 99
 
 
+def test_groups_are_resampled_whole():
+    """40 groups whose accuracies differ: without the groups, 57 of 100 intervals hold the rate."""
+    inside = 0
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        right = random.random((40, 25)) < random.beta(3, 1, (40, 1))
+        groups = np.repeat(np.arange(40), 25)
+        low, high = intervals(of_mean(right.ravel(), groups)).found["accuracy"]
+        inside += low <= 0.75 <= high
+    assert 88 <= inside <= 99
+
+
+def test_few_units():
+    """Wilson's interval of rows, Student's t of groups, or a reason."""
+    right = np.arange(50) < 47
+    ends = scipy.stats.binomtest(47, 50).proportion_ci(method="wilson")
+    assert intervals(of_mean(right)).found["accuracy"] == pytest.approx((ends.low, ends.high))
+    percent = Grounds(means(["exact"], 100.0 * right[:, None]), np.arange(50), right, most=100.0)
+    assert intervals(percent).found["exact"] == pytest.approx((100 * ends.low, 100 * ends.high))
+    each = RANDOM.normal(0.5, 0.1, 12)
+    low, high = intervals(of_mean(np.repeat(each, 5), np.repeat(np.arange(12), 5))).found[
+        "accuracy"
+    ]
+    assert (low, high) == pytest.approx(student_interval(each), abs=0.01)
+    few = intervals(of_mean(np.repeat(each[:5], 5), np.repeat(np.arange(5), 5)))
+    assert few == ({}, {"accuracy": "only 5 units"})
+    truth = np.arange(200) < 100
+    guess = np.where(np.arange(200) % 40, truth, ~truth).astype(int)
+    found = intervals(text_grounds("single_label", truth.astype(int), guess, np.arange(200)))
+    assert found.missing["f1"] == "only 5 units are wrong"
+    assert found.found.keys() == {"accuracy"}
+
+
+def test_a_rare_class():
+    truth = (np.arange(400) < 8).astype(int)
+    guess = np.where(np.arange(400) % 5, truth, 1 - truth)
+    found = intervals(text_grounds("single_label", truth, guess, np.arange(400)))
+    assert found.missing["macro_f1"] == "only 8 examples of a class"
+    assert found.found.keys() == {"accuracy"}
+
+
 def test_paired_differences_are_narrower():
-    right = RANDOM.random(300) < 0.8
-    ours, theirs = right, np.where(RANDOM.random(300) < 0.1, ~right, right)
-    one, other = (
-        {"accuracy": resampled(300, lambda at, each=each: each[at].mean(axis=1))}
-        for each in (ours, theirs)
-    )
-    low, high = differences(one, other)["accuracy"]
-    alone = interval(one["accuracy"])
+    ours = RANDOM.random(400) < 0.8
+    theirs = np.where(np.arange(400) % 10, ours, ~ours)
+    low, high = intervals(of_mean(ours), of_mean(theirs)).found["accuracy"]
+    alone = intervals(of_mean(ours)).found["accuracy"]
     assert low <= ours.mean() - theirs.mean() <= high
     assert high - low < alone[1] - alone[0]
-    assert differences(one, one)["accuracy"] == (0.0, 0.0)
-    assert differences(one, {"f1": one["accuracy"]}) == {}
-    assert interval(np.full(DRAWS, np.nan)) is None
+    same = intervals(of_mean(ours), of_mean(ours))
+    assert same == ({}, {"accuracy": "only 0 units differ"})
+    lost = Grounds(lambda w: {"pearson": np.full(len(w), np.nan)}, np.arange(40))
+    assert intervals(lost).missing == {"pearson": "it is not defined in some resamples"}
 
 
 @pytest.mark.parity

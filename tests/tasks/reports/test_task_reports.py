@@ -37,7 +37,8 @@ def test_of_one_class(tmp_path):
     assert report["scores"] == dev.score(logits)
     assert report["examples"] == 12
     assert report["constant"] == dev.constant_score
-    assert report["scores"].keys() == report["intervals"].keys()
+    assert report["intervals"].keys() == {"accuracy"}  # by Wilson
+    assert report["no_intervals"]["macro_f1"] == "only 2 units are wrong"
     for name, (low, high) in report["intervals"].items():
         assert low < report["scores"][name] < high
     rows = {row["label"]: row for row in report["classes"]}
@@ -56,7 +57,7 @@ def test_of_one_class(tmp_path):
     json.dumps(report, allow_nan=False)
     lost = np.full_like(logits, np.nan)
     assert dev.report(lost)["scores"] == dict.fromkeys(report["scores"])
-    assert dev.bootstrap(lost) == {}
+    assert dev.grounds(lost) is None
 
 
 def test_of_several_classes(tmp_path):
@@ -136,7 +137,7 @@ def test_of_entities(tmp_path):
     assert {(m["word"], m["label"], m["predicted"]) for m in report["mistakes"]} == {
         ("Rome", "B-LOC", "B-PER"), ("Ann", "B-PER", "O"),
     }  # fmt: skip
-    assert report["intervals"].keys() == report["scores"].keys()
+    assert report["no_intervals"].keys() == report["scores"].keys()
     assert any("strict" in line for line in report_lines("dev", report))
 
 
@@ -217,9 +218,39 @@ def test_of_answers(tmp_path):
     [mistake] = report["mistakes"]
     assert (mistake["id"], mistake["label"], mistake["predicted"]) == ("2", ["a b c d"], "x")
     assert mistake["probability"] > 0.9
-    low, high = report["intervals"]["f1"]
-    assert low < 75 < high
+    assert report["units"][0] == "paragraphs"
+    assert "f1" in report["no_intervals"]
+    assert report["intervals"].keys() == {"exact"}  # by Wilson
     assert any("how" in line for line in report_lines("dev", report))
+
+
+def test_units_are_groups_and_documents(tmp_path):
+    """Of dev and other files, too; a file without the column has rows."""
+    rows = [f"text {n},{'ab'[n % 2]},g{n // 4}" for n in range(80)]
+    path = put(tmp_path / "a.csv", "text,label,who", *rows)
+    plain = put(tmp_path / "b.csv", "text,label", *(row[: row.rindex(",")] for row in rows))
+    task = table(train=path, dev=path, group="who")
+    [dev] = task.dev_splits()
+    guess = np.arange(80) % 2
+    guess[::8] = 1  # a row of each second group is wrong
+    assert dev.report(pointing_at(guess, 2))["units"] == ["groups", 20]
+    assert "95%, over 20 groups" in "\n".join(
+        report_lines("dev", dev.report(pointing_at(guess, 2)))
+    )
+    assert task.open_split(path).unit_names[0] == "groups"
+    assert task.open_split(plain).report(pointing_at(guess, 2))["units"] == ["examples", 80]
+    shared = put(
+        tmp_path / "c.csv", "text,label", *(f"text {n // 4},{'ab'[n % 2]}" for n in range(80))
+    )
+    [dev] = table(train=path, dev=shared).dev_splits()
+    assert "dev: 80 rows have 20 texts; name the column" in "\n".join(dev.warnings)
+
+
+def test_documents_of_a_tag_file(tmp_path):
+    lines = ["-DOCSTART- O", "", "Ann B-PER", "", "ran O", "", "-DOCSTART- O", "", "Rome B-LOC", ""]
+    path = put(tmp_path / "a.conll", *lines)
+    dev = opened(TaskConfig(kind="tagging", tagging=TaggingConfig(path, path))).dev_splits()[0]
+    assert dev.unit_names == ("documents", [1, 1, 2])
 
 
 def test_data_are_told_apart(tmp_path):

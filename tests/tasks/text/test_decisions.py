@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.special import expit, log_softmax
+from scipy.special import expit, log_softmax, logit
 
 from bert_jax.tasks.text.decisions import PLAIN, Decisions, fit_temperature, reliability
 from bert_jax.tasks.text.metrics import multi_label_f1
@@ -41,6 +41,8 @@ def test_the_calibration_error_written_out():
     found = reliability(shares, hits)
     assert found.error == pytest.approx(expected)
     assert found.counts.sum() == 500
+    borders = reliability(np.array([0.25, 0.5, 0.75]), np.ones(3, bool), bins=4)
+    assert borders.counts.tolist() == [1, 1, 1, 0]
     # Both ends have a bin.
     assert reliability(np.array([0.0, 1.0]), np.array([False, True])).error == 0
 
@@ -70,6 +72,24 @@ def test_thresholds_have_the_highest_f1_of_each_label():
     scores = fitted.scores(SEVERAL, HELD, "abcd", **options)
     assert scores.keys() == {*Decisions.score_names("abcd", **options)}
     assert Decisions.saved(scores, "abcd") == fitted
+
+
+def test_of_equal_f1_the_threshold_nearest_to_one_half_is_taken():
+    """The first row alone, or all four, are two thirds."""
+    shares = np.array([[0.9, 0.2, 0.15, 0.1], [0.9, 0.8, 0.7, 0.6]]).T
+    held = np.array([[1, 0, 0, 1]] * 2, bool).T
+    fitted = Decisions.fitted(logit(shares), held, calibrate=False, tune=True)
+    assert fitted.thresholds == pytest.approx((0.55, 0.3))
+
+
+def test_a_label_without_a_saved_threshold_has_one_half():
+    assert Decisions.saved({"threshold/b": 0.3}, "abc").thresholds == (0.5, 0.3, 0.5)
+    assert Decisions.saved({"temperature": 2.0}, "abc") == Decisions(2.0)
+
+
+def test_probabilities_of_several_labels_are_calibrated_at_the_temperature_they_were_drawn_at():
+    errors = [Decisions(each).reliability(SEVERAL, HELD).error for each in (1.0, 2.0, 4.0)]
+    assert errors[1] < 0.04 < min(errors[0], errors[2])
 
 
 def test_thresholds_without_a_choice():

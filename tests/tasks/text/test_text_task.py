@@ -129,7 +129,7 @@ def test_labels_of_dev(tmp_path):
 def test_files_without_labels(tmp_path):
     train = put(tmp_path / "train.csv", "text,label", "a,x", "b,y")
     bare = put_json(tmp_path / "bare.jsonl", {"text": "a"}, {"text": "b"})
-    with pytest.raises(UserError, match="no column 'label'"):
+    with pytest.raises(UserError, match="no labels in column 'label'"):
         opened(table(train=train, dev=bare))
     none = put_json(tmp_path / "none.jsonl", *[{"text": "a", "label": None}] * 2)
     with pytest.raises(UserError, match=r"none.jsonl has no labels in column 'label'"):

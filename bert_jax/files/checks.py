@@ -1,0 +1,122 @@
+"""Files compared with the digests that were recorded when they were written."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from bert_jax.errors import UserError
+from bert_jax.untrusted.json_file import read_json_object
+
+DIGESTS = "crc32c"
+"""Key of the digests of files in a record, by path; before there was sha256, seven times slower."""
+RECORD_FILES = {"parity.json": "export", "import.json": "import", "growth.json": "growth"}
+"""Kinds of directories by the file that describes them."""
+MAX_RECORD_BYTES = 1 << 24
+
+
+class Checks:
+    """Comparisons that a thread makes one after the other, while the files are used already."""
+
+    def __init__(self) -> None:
+        self._lock, self._todo = threading.Lock(), deque[Callable[[], None]]()
+        self._thread: threading.Thread | None = None
+        self._fault: Exception | None = None
+
+    def add(self, check: Callable[[], None]) -> None:
+        """Have the thread call a function that raises what differs."""
+        with self._lock:
+            self._todo.append(check)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Return when all is compared; raise the first fault."""
+        while (thread := self._thread) is not None:
+            thread.join()
+        if self._fault is not None:
+            raise self._fault
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if self._fault is not None or not self._todo:
+                    self._thread = None
+                    return
+                check = self._todo.popleft()
+            try:
+                check()
+            except Exception as error:
+                self._fault = error
+
+
+@contextlib.contextmanager
+def checked(directory: Path) -> Iterator[None]:
+    """Call `check_recorded` while the body reads the directory; raise the fault after the body."""
+    checks = Checks()
+    checks.add(lambda: check_recorded(directory, DIGESTS, "sha256"))
+    yield
+    checks.wait()
+
+
+def check_recorded(directory: Path, *keys: str) -> None:
+    """Compare the files of a directory with the digests in its record, by the first key there is.
+
+    Raises:
+        UserError: A file is missing or another one. Without a record nothing is compared.
+    """
+    for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
+        record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
+        found = next((record[key] for key in keys if record.get(key)), None)
+        if isinstance(found, str):  # of an import, that of its weights
+            found = {"model.safetensors": found}
+        if other := differing(directory, found):
+            raise UserError(
+                f"{directory / other} is not the file that {name} describes: damaged, missing or "
+                "changed. Copy or export the directory again; where the change is meant, delete "
+                f"the lines of {other} from {name}"
+            )
+
+
+def differing(directory: Path, digests: Any) -> str:
+    """Return the path of a file that does not have its digest; "" where there is none."""
+    for name, digest in digests.items() if isinstance(digests, dict) else ():
+        inside = not name.startswith("/") and ".." not in Path(name).parts
+        kind = DIGESTS if len(f"{digest}") == 8 else "sha256"
+        path = directory / name
+        if not (inside and path.is_file() and _digest(path, kind) == digest):
+            return str(name)
+    return ""
+
+
+def digests_of(directory: Path, kind: str = DIGESTS, but: str = "shards") -> dict[str, str]:
+    """Return the digest of each file below a directory by its path, but for one directory."""
+    paths = sorted(path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
+    files = [path for path in paths if path.parts[0] not in (but, ".lock")]
+    return {path.as_posix(): _digest(directory / path, kind) for path in files}
+
+
+def crc_of(pieces: Iterable[bytes]) -> str:
+    """Compute the CRC-32C of pieces, one after the other, in hex."""
+    return f"{functools.reduce(google_crc32c.extend, pieces, 0):08x}"
+
+
+def json_crc(content: dict[str, Any]) -> int:
+    """Compute the CRC that a JSON object carries of its other entries."""
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _digest(path: Path, kind: str) -> str:
+    with open(path, "rb") as file:
+        if kind == DIGESTS:
+            return crc_of(iter(lambda: file.read(1 << 20), b""))
+        return hashlib.file_digest(file, kind).hexdigest()

@@ -1,0 +1,277 @@
+"""One writer at a time in a directory: a lease that a run or a build holds while it lasts.
+
+The lease is a small file, `lease-1.json`, that names the holder of the directory. The holder renews
+the file every few seconds. A start that takes a lease over creates the file with the next number,
+which only one of several starts can do, and removes the others. A holder that finds its file gone
+has lost the lease and ends before it writes more.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import getpass
+import json
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.files.claims import Claims
+from bert_jax.untrusted.json_file import parse_json
+
+EXIT_CODE = 7
+_log = logging.getLogger("bert_jax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Times of a lease, in seconds."""
+
+    beat: float = 10.0
+    """Time between two renewals."""
+    lapse: float = 90.0
+    """Time without a renewal after which another machine takes the lease over; longer than the 60 s
+    for which network file systems may show an old state."""
+    patience: float = 300.0
+    """Time to wait for a living holder on another machine; longer than launchers give a run to save
+    and end."""
+    poll: float = 1.0
+    """Time between two looks at another's lease."""
+
+
+class Lease:
+    """A claim on a directory, renewed by a thread."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        name: str,
+        times: Times,
+        *,
+        say: Callable[[str], None],
+        exit: Callable[[int], Any] = os._exit,
+        writer: str = "run",
+        place: str = "work directory",
+    ):
+        """Take nothing yet; `name`, for people, is that of the directory of `claims`."""
+        self._claims, self._name, self._times, self._exit = claims, name, times, exit
+        self._writer = writer
+        self._content = json.dumps(_myself()).encode()
+        self._number = 0
+        self._watched = _Watched(name, times, say, writer, place)
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+
+    def take(self) -> bool:
+        """Take the lease; False where later calls must find out whether its holder is gone.
+
+        Raises:
+            UserError: A living process holds the lease.
+        """
+        found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
+        there = {each: claim for each, claim in found if claim is not None}
+        if there and not self._watched.is_over(*there[max(there)]):
+            return False
+        over = {each: content for each, (content, _) in there.items()}
+        if not self._create(max(there, default=0) + 1, over):
+            return False
+        self._thread.start()
+        return True
+
+    def _create(self, number: int, over: dict[int, bytes]) -> bool:
+        """Create the claim, and remove the claims of holders that are gone."""
+        if not self._claims.create(number, self._content):
+            return False
+        others = [each for each in self._claims.numbers() if each != number]
+        now = {each: claim[0] for each in others if (claim := self._claims.read(each))}
+        if any(over.get(each) != content for each, content in now.items()):
+            # Another start created a claim meanwhile, and may give way to this one as well.
+            self._claims.remove(number)
+            time.sleep(random.random() * self._times.poll)
+            return False
+        for each in over:
+            self._claims.remove(each)
+        self._number = number
+        return True
+
+    def confirm(self) -> None:
+        """Renew the lease; end the process with code 7 where another has taken it over."""
+        with self._lock:
+            if not self._number or self._done.is_set():
+                return
+            try:
+                held = self._claims.renew(self._number, self._content)
+            except Exception as error:  # whatever a network brings: the next beat tries again
+                _log.warning("The lease on %s cannot be renewed: %s", self._name, error)
+                return
+        if not held:
+            self._lost()
+
+    def release(self) -> None:
+        """Leave the directory to others."""
+        with self._lock:
+            number, self._number = self._number, 0
+        self._done.set()
+        if not number:
+            return
+        self._thread.join(self._times.beat)
+        try:
+            claim = self._claims.read(number)
+            if claim is not None and claim[0] == self._content:
+                self._claims.remove(number)
+        except Exception as error:
+            _log.warning(
+                "The lease on %s cannot be removed and lapses after %g s: %s",
+                self._name, self._times.lapse, error,
+            )  # fmt: skip
+
+    def _beat(self) -> None:
+        while not self._done.wait(self._times.beat):
+            self.confirm()
+
+    def _lost(self) -> None:
+        text = (
+            f"bert-jax: {self._name} was taken over by another {self._writer}, because this "
+            f"process was suspended or cut off for more than {self._times.lapse:g} s. Nothing more "
+            f"is written; exit code {EXIT_CODE}\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))  # not print, whose lock may be held
+        self._exit(EXIT_CODE)
+
+
+class _Watched:
+    """Lease of another writer, and its renewals since the first look."""
+
+    def __init__(
+        self, name: str, times: Times, say: Callable[[str], None], writer: str, place: str
+    ):
+        self._name, self._times, self._say = name, times, say
+        self._writer, self._place = writer, place
+        self._content: bytes | None = None
+        self._version: Any = None
+        self._since = self._seen = 0.0
+        """Times of the first look at this holder, and of the last change."""
+        self._beats = 0
+
+    def is_over(self, content: bytes, version: Any) -> bool:
+        """Say whether the holder is gone, given the newest state of the lease; called repeatedly.
+
+        Raises:
+            UserError: The holder lives.
+        """
+        now, holder = time.monotonic(), _parsed(content)
+        if content != self._content:
+            if lives := _lives_here(holder):
+                raise UserError(self._refusal(holder, lives))
+            if lives is not None:
+                self._say(
+                    f"{self._name}: {_described(holder)} has ended; this {self._writer} goes on"
+                )
+                return True
+            self._content, self._version, self._beats = content, version, 0
+            self._since = self._seen = now
+            self._say(
+                f"{self._name} is held by {_described(holder)}. Waiting for its end, or for "
+                f"{self._times.lapse:g} s without a sign of life"
+            )
+        elif version != self._version:
+            self._version, self._seen, self._beats = version, now, self._beats + 1
+        if now - self._seen > self._times.lapse:
+            self._say(f"{self._name}: no sign of life for {self._times.lapse:g} s; taken over")
+            return True
+        if now - self._since > self._times.patience and self._beats:
+            seen = now - self._seen
+            raise UserError(
+                self._refusal(
+                    holder,
+                    f"The last sign of life was {seen:.0f} s ago; {self._times.lapse:g} s after "
+                    "the last one the directory is free",
+                )
+            )
+        return False
+
+    def _refusal(self, holder: dict[str, Any], state: str) -> str:
+        return (
+            f"the {self._place} {self._name} is in use by {_described(holder)}. {state}. Wait for "
+            f"the end of that {self._writer}, stop it, or choose another {self._place}"
+        )
+
+
+def _myself() -> dict[str, Any]:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container without this user
+        user = f"user {os.getuid()}"
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "user": user,
+        "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "process_start": _process(os.getpid())[1],
+        "token": uuid.uuid4().hex,
+    }
+
+
+def machine() -> str:
+    """Name what process numbers are unique in: this boot of this machine, or a container there."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # no Linux
+        return f"{socket.gethostname()} {uuid.getnode():x}"
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    """Return the content of a lease; {} where its writer died before the file was complete."""
+    try:
+        found = parse_json(content, where="lease")
+    except UserError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _described(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another start"
+    return (
+        f"process {holder.get('pid')} of {holder.get('user')} on {holder.get('host')} (since "
+        f"{holder.get('since')})"
+    )
+
+
+def _lives_here(holder: dict[str, Any]) -> str | None:
+    """Say how a holder lives on this machine; "": it died, None: that cannot be told."""
+    pid = holder.get("pid")
+    if holder.get("machine") != machine() or not isinstance(pid, int) or pid < 1:
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except OSError:  # another user's
+        pass
+    state, start = _process(pid)
+    if state in ("Z", "X") or (start and holder.get("process_start", "") != start):
+        return ""
+    if state == "T":
+        return "That process is stopped; `kill -CONT` continues and `kill -KILL` ends it"
+    return "The directory is free as soon as that process ends"
+
+
+def _process(pid: int) -> tuple[str, str]:
+    """Return the state of a process and its start in ticks since boot; "" without /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return "", ""

@@ -1,0 +1,118 @@
+"""Intervals of scores, over the units that were drawn: examples, or groups of them.
+
+Units are resampled whole (Efron and Tibshirani 1993). `docs/experiments.md` has the shares of the
+intervals that hold the true score; where it would be too few, a reason stands in their place. The
+resamples are a function of the number of units: two models on the same examples are paired.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+from scipy.stats import binomtest
+
+from bert_jax.data.shuffle import below, hash_key, hash_u64
+
+DRAWS = 1000
+"""Number of resamples."""
+LEVEL = 0.95
+"""Level of the intervals."""
+FEW = 30
+"""Units from which percentiles of the resamples are taken; below, Wilson's interval or a t's."""
+_LEAST_KNOWN = 0.99  # share of the resamples that have a score
+_PURPOSE = 0x6578616D  # of the random numbers
+_BLOCK = 1 << 22  # numbers drawn at a time
+
+Score = Callable[[np.ndarray], Mapping[str, np.ndarray]]
+"""Function from float weights of the examples, (d, N), to scores by name, (d,) each."""
+
+
+class Grounds(NamedTuple):
+    """Grounds of an interval."""
+
+    score: Score
+    units: np.ndarray
+    """(N,) number of the unit of each example."""
+    right: np.ndarray | None = None
+    """(N,) share of each example that is right; None where that has no meaning."""
+    rarest: float = math.inf
+    """Examples of the rarest class, for scores other than `accuracy`."""
+    most: float = 1.0
+    """Greatest score."""
+    least: int = 10
+    """Units of Student's t; fewer have no interval."""
+
+
+class Intervals(NamedTuple):
+    """Intervals at `LEVEL`, and reasons why there is none, by the name of the score."""
+
+    found: dict[str, tuple[float, float]]
+    missing: dict[str, str]
+
+
+def weights(count: int) -> Iterator[np.ndarray]:
+    """Yield how often each of `count` units is in each resample, (d, count) at a time."""
+    key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
+    for first in range(0, DRAWS, step):
+        size = min(step, DRAWS - first)
+        counters = np.arange(first * count, (first + size) * count).reshape(size, count)
+        drawn = below(hash_u64(key, counters), count) + count * np.arange(size)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=size * count).reshape(size, count).astype(float)
+
+
+def means(names: Sequence[str], each: np.ndarray) -> Score:
+    """Return the statistic that is the mean of each column of `each`, (N, S); NaN of no weight."""
+
+    def score(w: np.ndarray) -> dict[str, np.ndarray]:
+        total = w.sum(axis=1, keepdims=True)
+        unknown = np.full((len(w), len(names)), np.nan)
+        found = np.divide(w @ each, total, out=unknown, where=total > 0)
+        return dict(zip(names, found.T, strict=True))
+
+    return score
+
+
+def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
+    """Return the intervals of our scores, or of our scores less theirs on the same examples."""
+    _, unit = np.unique(ours.units, return_inverse=True)
+    count = int(unit.max()) + 1
+
+    def score(w: np.ndarray) -> dict[str, np.ndarray]:
+        mine = ours.score(w)
+        less = dict.fromkeys(mine, np.zeros(1)) if theirs is None else theirs.score(w)
+        return {name: values - less[name] for name, values in mine.items() if name in less}
+
+    blocks = [score(drawn[:, unit]) for drawn in weights(count)]
+    few, what, are_shares = count, "units", False
+    if theirs is not None:
+        if ours.right is not None and theirs.right is not None:
+            few, what = len(set(unit[ours.right != theirs.right])), "units differ"
+    elif ours.right is not None:
+        sides = {"right": ours.right > 0, "wrong": ours.right < 1}
+        are_shares = count == len(unit) and set(ours.right.tolist()) <= {0, 1}
+        few, what = min((len(set(unit[side])), f"units are {n}") for n, side in sides.items())
+    result = Intervals({}, {})
+    for name, point in score(np.ones((1, len(unit)))).items():
+        own, words = (few, what) if few < count else (count, "units")
+        if name != "accuracy" and ours.rarest < own:
+            own, words = int(ours.rarest), "examples of a class"
+        values = np.concatenate([block[name] for block in blocks])
+        known = values[np.isfinite(values)]
+        if len(known) < _LEAST_KNOWN * DRAWS:
+            result.missing[name] = "it is not defined in some resamples"
+        elif own >= FEW:
+            low, high = np.quantile(known, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
+            result.found[name] = float(low), float(high)
+        elif are_shares and name in ("accuracy", "exact"):
+            hits = binomtest(round(point[0] / ours.most * count), count)
+            low, high = hits.proportion_ci(LEVEL, "wilson")
+            result.found[name] = ours.most * float(low), ours.most * float(high)
+        elif own >= ours.least:
+            half = stdtrit(own - 1, 0.5 + LEVEL / 2) * known.std() * math.sqrt(count / (count - 1))
+            low, high = np.clip([point[0] - half, point[0] + half], -ours.most, ours.most)
+            result.found[name] = float(low), float(high)
+        else:
+            result.missing[name] = f"only {own} {words}"
+    return result
