@@ -63,7 +63,6 @@ class Steps:
         import jax
         import numpy as np
 
-        from bert_jax.finetune.trials import init_trials, place_settings
         from bert_jax.model.config import ModelConfig
         from bert_jax.model.task_heads import TaskHeadConfig
         from bert_jax.objectives.task import TaskObjective
@@ -71,6 +70,7 @@ class Steps:
         from bert_jax.training.optim import OptimizerConfig
         from bert_jax.training.state import StepConfig
         from bert_jax.training.step import make_train_step
+        from bert_jax.training.trials import init_trials, place_settings
 
         kind: Any = "tagging" if task.objective == "tags" else "classification"
         model = ModelConfig(vocab_size=tokenizer.vocab_size, **SIZES[size])
@@ -90,7 +90,7 @@ class Steps:
         """Times one step; the first of a length compiles."""
         import jax
 
-        from bert_jax.finetune.trials import place_rows
+        from bert_jax.training.trials import place_rows
 
         host_batch = next(batches)  # it passes over those of other lengths
         start = time.perf_counter()

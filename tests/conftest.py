@@ -54,12 +54,12 @@ def compiled_programs(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def reused_steps() -> Iterator[None]:
     """Pretraining runs of one configuration, in one module, trace and compile their steps once."""
-    from bert_jax.training import evaluate, state, train
+    from bert_jax.training import evaluate, loop, pretraining, state
 
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (
-            (train, "make_train_step"), (evaluate, "make_eval_step"), (state, "jitted_init"),
-            (train, "abstract_state"),
+            (loop, "make_train_step"), (evaluate, "make_eval_step"), (state, "jitted_init"),
+            (pretraining, "abstract_state"),
         ):  # fmt: skip
             patch.setattr(module, name, functools.cache(getattr(module, name)))
         yield

@@ -27,7 +27,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.wordpiece_training import train_wordpiece
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.summary import TrainResult
+from bert_jax.training.run_plan import Result
 from bert_jax.training.train import train
 
 VOCAB_SIZE = 4096
@@ -157,7 +157,7 @@ def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple
         yield f"{before} {MASK} {after}", tokens[word]
 
 
-def _verdict(result: TrainResult, corpus: Path, recipe: Recipe) -> int:
+def _verdict(result: Result, corpus: Path, recipe: Recipe) -> int:
     """Print whether the run has learned enough, and what to try next."""
     values = result.eval_metrics
     if "eval/nats_below_unigram" not in values:

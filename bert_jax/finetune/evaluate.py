@@ -17,9 +17,7 @@ from bert_jax.files.urls import scheme
 from bert_jax.finetune.batches import choose_buckets, eval_batches
 from bert_jax.finetune.contamination import divide, known_texts, scores_apart
 from bert_jax.finetune.data import other_split, read_scored, splits_of, task_of
-from bert_jax.finetune.progress import null
 from bert_jax.finetune.start.vectors import saved_objective
-from bert_jax.finetune.trials import place_params, place_rows
 from bert_jax.objectives.objective import Forward, Objective
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.parallel.in_flight import in_flight
@@ -31,8 +29,10 @@ from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Outputs, Split
 from bert_jax.training.optim import OptimizerConfig
+from bert_jax.training.progress import null
 from bert_jax.training.state import StepConfig
 from bert_jax.training.step import make_eval_step
+from bert_jax.training.trials import place_params, place_rows
 
 _BATCH_SIZE = 64
 

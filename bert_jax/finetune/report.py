@@ -12,13 +12,13 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file, staged_file
 from bert_jax.finetune.evaluate import Judged
-from bert_jax.finetune.saves import Wave
 from bert_jax.finetune.setup import Setup
 from bert_jax.saved.runs import REPORT
 from bert_jax.sweep.statistics import Outcome
 from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.reports.pictures import report_figure
 from bert_jax.tasks.task import Split
+from bert_jax.training.progress import Moment
 
 REPORT_LINES = "report.md"
 _PICTURES = {
@@ -29,8 +29,7 @@ _PICTURES = {
 
 def conclude(
     setup: Setup,
-    wave: Wave,
-    outcomes: Sequence[Outcome],
+    wave: Moment,
     work: WorkDir,
     answers: Callable[[Split], list[Judged]],
 ) -> list[dict[str, float]]:
@@ -41,8 +40,7 @@ def conclude(
 
     Args:
         setup: The run.
-        wave: Wave whose training has ended.
-        outcomes: Outcomes of the waves before.
+        wave: Moment whose training has ended.
         work: Work directory.
         answers: Function from a split to the answers of the best parameters of all trials.
 
@@ -53,7 +51,7 @@ def conclude(
         SaveFailedError: The report cannot be written.
     """
     scores: list[dict[str, float]] = [{} for _ in wave.progress]
-    saved = _saved_trial(setup, wave, outcomes)
+    saved = _saved_trial(setup, wave, wave.outcomes)
     kept: dict[str, Judged] = {}
     for split in setup.splits[1:]:
         if split not in setup.test and saved is None:
@@ -92,10 +90,10 @@ def conclude(
     return scores
 
 
-def _saved_trial(setup: Setup, wave: Wave, outcomes: Sequence[Outcome]) -> int | None:
+def _saved_trial(setup: Setup, wave: Moment, outcomes: Sequence[Outcome]) -> int | None:
     """Return the trial of a wave whose model is saved so far; None for an earlier wave's.
 
-    The rule is that of `Saves.save_best`.
+    The rule is that of `FinetuneSaves.save_best`.
     """
     own = setup.inits[0]
     before = [o.best for o in outcomes if o.member.init == own and o.best is not None]

@@ -7,9 +7,7 @@ train_texts.u64 (`example_keys` of the training data)  report.json  report.md  c
 
 import contextlib
 import dataclasses
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +15,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.checkpoint import Checkpoints, Restored, Retention, SaveFailedError
+from bert_jax.checkpoint import Checkpoints, Restored, Retention, SaveFailedError, saved_steps
 from bert_jax.checkpoint.agreement import by_first
+from bert_jax.checkpoint.manager import Report
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
 from bert_jax.finetune.config import FREE_FIELDS, FinetuneConfig
-from bert_jax.finetune.progress import Losses, Progress
 from bert_jax.finetune.setup import Setup
 from bert_jax.finetune.start.weights import RANDOM
-from bert_jax.finetune.trials import (
-    SweepState,
-    abstract_trials,
-    earlier,
-    from_earlier,
-    from_saved,
-    init_trials,
-    to_save,
-)
 from bert_jax.objectives.embedding import EmbeddingObjective
 from bert_jax.objectives.frozen import with_trained
 from bert_jax.objectives.task import TaskObjective
@@ -45,7 +34,17 @@ from bert_jax.saved.runs import TRAIN_TEXTS, FinetunedState
 from bert_jax.sweep.statistics import Outcome, Trial
 from bert_jax.tasks.overlap import example_keys
 from bert_jax.tasks.task import Split, Task
-from bert_jax.training.state import TrainState
+from bert_jax.training.progress import Means, Moment, Progress
+from bert_jax.training.run_plan import Stage
+from bert_jax.training.trials import (
+    SweepState,
+    abstract_trials,
+    earlier,
+    from_earlier,
+    from_saved,
+    init_trials,
+    to_save,
+)
 from bert_jax.training.workdir import begin_workdir, record_there, refuse_other_run
 
 
@@ -120,74 +119,29 @@ def remove_resume(work: WorkDir) -> None:
         work.resume.rmtree()
 
 
-@dataclass
-class Wave:
-    """Members that train together, after `step` updates."""
+class FinetuneSaves:
+    """`checkpoints/` (the best model) and `resume/` (all trials) of a run."""
 
-    number: int
-    state: TrainState
-    best: Any
-    """Trained parameters at each trial's best evaluation so far."""
-    step: int
-    progress: list[Progress]
-    losses: Losses
-    seconds: float = 0.0
-    """Seconds of earlier starts."""
-    began: float = dataclasses.field(default_factory=time.monotonic)
-
-    def elapsed(self) -> float:
-        """Return the seconds of all starts."""
-        return self.seconds + time.monotonic() - self.began
-
-    def name_of(self, number: int) -> str:
-        """Name a member for a message."""
-        member = self.progress[number].member
-        return (
-            f"run {number + 1} of wave {self.number} (learning rate {member.learning_rate:g}, seed "
-            f"{member.seed})"
-        )
-
-    @property
-    def ended(self) -> bool:
-        """Whether all members have stopped early."""
-        return all(each.stopped for each in self.progress)
-
-
-def first_state(setup: Setup, mesh: Mesh, number: int) -> SweepState:
-    """Make the state of wave `number` before its first step."""
-    members = setup.waves[number]
-    which = np.array([setup.inits.index(member.init) for member in members])
-    seeds = np.array([member.seed for member in members], np.uint32)
-    return init_trials(setup.step, mesh, seeds, setup.starts, which)
-
-
-def first_wave(setup: Setup, mesh: Mesh, number: int) -> Wave:
-    """Begin wave `number`."""
-    state = first_state(setup, mesh, number)
-    # Repetitions of the last member only fill the program.
-    progress = [Progress(member) for member in dict.fromkeys(setup.waves[number])]
-    return Wave(number, state.train, state.best, 0, progress, Losses(progress))
-
-
-class Saves:
-    """`checkpoints/` and `resume/` of a run. All methods are collective."""
-
-    def __init__(
-        self,
-        config: FinetuneConfig,
-        setup: Setup,
-        mesh: Mesh,
-        work: WorkDir,
-        report: Callable[[str, int, str], None],
-    ):
-        """Open the directories; `report` is told of failures, as in `Checkpoints`."""
+    def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
+        """Open nothing yet."""
         self._config, self._setup, self._mesh, self._work = config, setup, mesh, work
-        self._models = Checkpoints(work.checkpoints, Retention(keep=1), report=report)
-        self._states = Checkpoints(work.resume, Retention(keep=1), report=report)
         self._best: tuple[float, int] | None = None
         """Score of the saved model, and its number."""
         self._copied = NamedSharding(mesh, PartitionSpec())
         self._member = jax.jit(self._best_of, out_shardings=self._copied)
+
+    def prepare(self) -> None:
+        """Begin the run in its work directory."""
+        setup = self._setup
+        prepare_finetune_workdir(
+            self._work.local, self._config, setup.fingerprints, setup.initial.tokenizer_files,
+            setup.initial.origin.step, setup.splits,
+        )  # fmt: skip
+
+    def open(self, report: Report) -> None:
+        """Open the directories."""
+        self._models = Checkpoints(self._work.checkpoints, Retention(keep=1), report=report)
+        self._states = Checkpoints(self._work.resume, Retention(keep=1), report=report)
 
     def _best_of(self, params: Any, best: Any, number: Any) -> Any:
         """Return all parameters of one trial at its best evaluation."""
@@ -198,12 +152,21 @@ class Saves:
         """Return the entries of the parameters that the model has, without a teacher."""
         return self._setup.objective.for_evaluation().own(params)
 
-    def total(self, wave: Wave) -> int:
-        """Return the updates of all waves: numbers of checkpoints and metrics only grow."""
-        return wave.number * self._setup.step.num_steps + wave.step
+    def _first_state(self, wave: int) -> SweepState:
+        members = self._setup.waves[wave]
+        which = np.array([self._setup.inits.index(member.init) for member in members])
+        seeds = np.array([member.seed for member in members], np.uint32)
+        return init_trials(self._setup.step, self._mesh, seeds, self._setup.starts, which)
 
-    def restore(self) -> tuple[Wave, list[Outcome]] | None:
-        """Return the interrupted wave and the outcomes of the waves before; None: nothing saved."""
+    def begin(self, number: int, stage: Stage) -> Moment:
+        """Make the trials of a stage before their first step."""
+        state, progress = self._first_state(stage.wave), [Progress(each) for each in stage.trials]
+        return Moment(
+            number, stage.first, state.train, progress, Means(len(progress)), stage.wave, state.best
+        )
+
+    def restore(self) -> Moment | None:
+        """Return the interrupted stage; None: nothing saved."""
         abstract = abstract_trials(self._setup.step, self._mesh, len(self._setup.waves[0]))
         one = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
@@ -216,19 +179,21 @@ class Saves:
         if restored is None:
             return None
         extra = restored.record.extra
+        number = extra["wave"]
         state = from_saved(
-            self._setup.step, self._mesh, restored.state,
-            lambda: first_state(self._setup, self._mesh, extra["wave"]),
-        )  # fmt: skip
+            self._setup.step, self._mesh, restored.state, lambda: self._first_state(number)
+        )
         progress = [
             Progress(**{**each, "member": Trial(**each["member"])}) for each in extra["progress"]
         ]
-        wave = Wave(
-            extra["wave"], state.train, state.best, extra["step"], progress, Losses(progress),
-            extra["seconds"],
+        now = Moment(
+            extra.get("stage", number), number * self._setup.step.num_steps + extra["step"],
+            state.train, progress, Means(len(progress)), number, state.best,
+            outcomes=[Outcome.from_json(each) for each in extra["outcomes"]],
+            seconds=extra["seconds"],
         )  # fmt: skip
-        wave.losses.restore(extra["losses"])
-        return wave, [Outcome.from_json(each) for each in extra["outcomes"]]
+        now.means.restore(extra["losses"])
+        return now
 
     def _restored(self, abstract: SweepState) -> Restored | None:
         """Restore all trials, converting a state that version 0.1.0 saved."""
@@ -241,36 +206,42 @@ class Saves:
                     return dataclasses.replace(restored, state=state)
             raise
 
-    def save(self, wave: Wave, outcomes: Sequence[Outcome], *, last: bool) -> None:
+    def save(self, at: Moment, *, last: bool, finished: bool) -> None:
         """Save the state that a restart needs, and the best model so far.
-
-        Args:
-            wave: Wave under way.
-            outcomes: Outcomes of the waves before.
-            last: Whether the process ends after it: the save is waited for and must work.
 
         Raises:
             SaveFailedError: Several saves in a row have failed, or, with `last`, this one.
         """
+        del finished
         content: dict[str, Any] = {
             "config": {},
             "extra": {
-                "wave": wave.number,
-                "step": wave.step,
-                "progress": [dataclasses.asdict(each) for each in wave.progress],
-                "losses": wave.losses.state(),
-                "seconds": wave.elapsed(),
-                "outcomes": [dataclasses.asdict(each) for each in outcomes],
+                "stage": at.stage,
+                "wave": at.wave,
+                "step": at.step - at.wave * self._setup.step.num_steps,
+                "progress": [dataclasses.asdict(each) for each in at.progress],
+                "losses": at.means.state(),
+                "seconds": at.elapsed(),
+                "outcomes": [dataclasses.asdict(each) for each in at.outcomes],
             },
         }
-        state = to_save(self._setup.step, self._mesh, SweepState(*wave.state, wave.best))
+        state = to_save(self._setup.step, self._mesh, SweepState(*at.state, at.best))
         if last:
-            self._states.save_last(self.total(wave), state, read_back=False, **content)
+            self._states.save_last(at.step, state, read_back=False, **content)
         else:
-            self._states.save(self.total(wave), state, **content)
-        self.save_best(wave, must=False)
+            self._states.save(at.step, state, **content)
+        self.save_best(at, must=False)
 
-    def save_best(self, wave: Wave, *, must: bool) -> None:
+    def choose(self, at: Moment) -> None:
+        """Save the best model, at the end of a stage."""
+        self.save_best(at, must=True)
+
+    def newest(self) -> str:
+        """Name the newest save."""
+        saved = saved_steps(self._work.resume)
+        return f"{self._work.resume / str(saved[-1])}" if saved else ""
+
+    def save_best(self, at: Moment, *, must: bool) -> None:
         """Save the best member of the first initialisation, if better than the saved model.
 
         Of equal members the first in time, then in number: the model does not depend on when it is
@@ -281,23 +252,23 @@ class Saves:
         """
         mine = [
             (each.best, -each.best_step, -number)
-            for number, each in enumerate(wave.progress)
+            for number, each in enumerate(at.progress)
             if each.member.init == self._setup.inits[0] and each.best is not None
         ]
         if not mine:
             return
         best, _, negative = max(mine)
-        total = self.total(wave)
+        total = at.step
         if self._best is not None:
             if best <= self._best[0]:
                 return
             total = max(total, self._best[1] + 1)  # a start that was killed may have come further
-        each = wave.progress[-negative]
+        each = at.progress[-negative]
         content = saved_content(
             self._config, self._setup.objective, self._setup.task,
             each.outcome().best_scores, each.member,
         )  # fmt: skip
-        model = FinetunedState(self._member(wave.state.params, wave.best, -negative))
+        model = FinetunedState(self._member(at.state.params, at.best, -negative))
         try:
             self._models.save_last(total, model, read_back=True, **content)
         except SaveFailedError:

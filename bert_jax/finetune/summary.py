@@ -14,7 +14,6 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.setup import Setup
-from bert_jax.finetune.trials import state_sizes
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.task_heads import has_transform
 from bert_jax.objectives.frozen import trains_all
@@ -22,6 +21,7 @@ from bert_jax.saved.runs import STATISTICS
 from bert_jax.sweep.intervals import LEVEL
 from bert_jax.sweep.report import summary_lines, write_summary
 from bert_jax.sweep.statistics import Outcome, Summary
+from bert_jax.training.trials import state_sizes
 from bert_jax.untrusted.json_file import read_json_object
 
 _MAX_STATISTICS_BYTES = 1 << 28

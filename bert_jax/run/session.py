@@ -31,9 +31,13 @@ class Session:
         stall_seconds: float,
         clock: Clock | None = None,
         echo: Callable[[str], None] | None = None,
+        event_rows: bool = True,
     ):
-        """Open nothing yet; the watchdog has no limit where `stall_seconds` is 0."""
-        self.work, self.clock = work, clock or Clock()
+        """Open nothing yet; the watchdog has no limit where `stall_seconds` is 0.
+
+        With `event_rows` some events are rows of the metrics, too.
+        """
+        self.work, self.clock, self._event_rows = work, clock or Clock(), event_rows
         self._echo, self._index = echo, jax.process_index()
         self.events = Events(work.local / "events.jsonl", self._index)
         stacks = work.local / f"stacks.{self._index}.txt"
@@ -112,7 +116,7 @@ class Session:
     def report(self, kind: str, step: int, message: str) -> None:
         """Write an event about a checkpoint (see `checkpoint.manager.Report`)."""
         self.events.write(kind, message, step=step)
-        if hasattr(self, "out"):  # not yet while the run is restored
+        if self._event_rows and hasattr(self, "out"):  # not yet while the run is restored
             self.out.write(self.step, {f"event/{kind}": step})
 
     def _note_attention(self, record: logging.LogRecord) -> bool:
@@ -137,7 +141,8 @@ class Session:
             error: Reason why the run stops; None: the run goes on.
             **values: Values of the event.
         """
-        self.out.write(self.step, {f"event/{kind}": number})
+        if self._event_rows:
+            self.out.write(self.step, {f"event/{kind}": number})
         self.event(kind, message, **values)
         if error:
             raise error

@@ -3,7 +3,6 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +22,8 @@ from bert_jax.run.goodput import Clock
 from bert_jax.run.telemetry import duration, readout
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus
+from bert_jax.training.run_plan import Result
 from bert_jax.training.start.stages import warmup_lines
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """Result of a start of a run."""
-
-    workdir: Path | str
-    """Work directory, as given."""
-    step: int
-    """Updates made."""
-    finished: bool
-    """Whether the run is at its end; else a signal stopped it, and the same command continues."""
-    baseline: float | None
-    """Value of the first metric for a model that ignores its input, if known."""
-    train_metrics: dict[str, float]
-    """Last row of training metrics; empty when none was written."""
-    eval_metrics: dict[str, float]
-    """Last evaluation; empty when there was none."""
-    seconds: float
-    """Wall time of this start."""
-    stopped_by: str = ""
-    """Name of the signal that stopped the run before its end."""
 
 
 def summary(
@@ -137,7 +115,7 @@ def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, A
 
 
 def closing_lines(
-    result: TrainResult,
+    result: Result,
     metrics: Sequence[Metric],
     num_steps: int,
     clock: Clock,

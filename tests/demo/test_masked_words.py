@@ -8,15 +8,15 @@ from bert_jax.config.command_line import load_config
 from bert_jax.demo import masked_words as demo
 from bert_jax.errors import UserError
 from bert_jax.training.config import PretrainConfig
-from bert_jax.training.summary import TrainResult
+from bert_jax.training.run_plan import Result
 from bert_jax.training.workdir import begin_workdir
 
 WORKDIR = Path("my work/demo")
 RECIPE = demo.Recipe("a/file.py", least_gain=0.5, least_pair_accuracy=0.65)
 
 
-def result(**metrics: float) -> TrainResult:
-    return TrainResult(
+def result(**metrics: float) -> Result:
+    return Result(
         workdir=WORKDIR / "run", step=10, finished=True, baseline=7.0, train_metrics={},
         eval_metrics={f"eval/{name}": value for name, value in metrics.items()}, seconds=1.0,
     )  # fmt: skip

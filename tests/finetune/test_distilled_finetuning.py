@@ -11,12 +11,13 @@ from small_finetuning import fingerprint, small_config, write_files
 
 from bert_jax.checkpoint import load_newest
 from bert_jax.errors import UserError
-from bert_jax.finetune import train
+from bert_jax.finetune import resolve
 from bert_jax.finetune.setup import set_up
 from bert_jax.finetune.train import finetune
 from bert_jax.objectives.distilled import DistilledTask
 from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.saved.reading import read_finetuned
+from bert_jax.training import loop
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,10 +25,10 @@ def small_programs():
     """One device, and each step traced and compiled once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            train, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
+            resolve, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
         )
-        for name in ("make_train_step", "make_eval_step"):
-            patch.setattr(train, name, functools.cache(getattr(train, name)))
+        for module, name in ((loop, "make_train_step"), (resolve, "make_eval_step")):
+            patch.setattr(module, name, functools.cache(getattr(module, name)))
         yield
 
 

@@ -11,11 +11,12 @@ from task_examples import put, put_json, read_json_lines
 
 from bert_jax.cli import main
 from bert_jax.errors import UserError
-from bert_jax.finetune import evaluate, train, trials
+from bert_jax.finetune import evaluate, resolve
 from bert_jax.finetune.evaluate import evaluate_finetuned
 from bert_jax.finetune.setup import set_up
 from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.saved.reading import read_model
+from bert_jax.training import loop, trials
 
 PLACES, ANIMALS = ("mat", "hill", "under", "on"), ("cat", "dog")
 
@@ -24,12 +25,12 @@ PLACES, ANIMALS = ("mat", "hill", "under", "on"), ("cat", "dog")
 def compiled():
     """One device, and each step traced and compiled once."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (train, evaluate):
+        for module in (resolve, evaluate):
             patch.setattr(
                 module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
             )
         for module, name in (
-            (train, "make_train_step"), (train, "make_eval_step"), (trials, "make_keep_best"),
+            (loop, "make_train_step"), (resolve, "make_eval_step"), (trials, "make_keep_best"),
             (evaluate, "make_eval_step"),
         ):  # fmt: skip
             patch.setattr(module, name, functools.cache(getattr(module, name)))

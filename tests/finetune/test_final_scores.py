@@ -21,7 +21,7 @@ from small_finetuning import (
 
 from bert_jax.cli import main
 from bert_jax.errors import UserError
-from bert_jax.finetune import report, train
+from bert_jax.finetune import report, resolve
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.evaluate import evaluate_finetuned
 from bert_jax.finetune.train import finetune
@@ -118,7 +118,7 @@ def test_a_run_that_was_stopped_or_killed_scores_its_test_data(files, sweep, tmp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "_SAVE_SECONDS", 0.0)
+        patch.setattr(resolve, "_SAVE_SECONDS", 0.0)
         patch.setattr(report, "write_reports", killed)
         with pytest.raises(KeyboardInterrupt):
             finetune(config, work, echo=quiet)

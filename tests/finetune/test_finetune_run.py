@@ -32,10 +32,10 @@ from tensorboard_files import scalars
 from bert_jax.checkpoint import saved_steps, storage
 from bert_jax.cli import main
 from bert_jax.errors import UserError
-from bert_jax.finetune import folds, summary, train
+from bert_jax.finetune import folds, resolve, summary, train
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.finetune.progress import NoModelError
-from bert_jax.finetune.train import FinetuneResult, finetune
+from bert_jax.finetune.train import finetune
 from bert_jax.run.events import read_events
 from bert_jax.run.goodput import Clock
 from bert_jax.run.interrupt import StopRequest
@@ -43,6 +43,7 @@ from bert_jax.run.telemetry import read_metrics
 from bert_jax.saved import reading, runs
 from bert_jax.saved.runs import finetuned_checkpoint
 from bert_jax.tasks.text.task import TextSplit
+from bert_jax.training.run_plan import Result
 
 LONG = os.environ.get("BERT_JAX_CHAOS") == "1"
 RATES = (1e-2, 2e-2) if LONG else (1e-2,)
@@ -244,11 +245,11 @@ def test_a_better_model_comes_after_what_a_killed_run_left(files, tmp_path, monk
     monkeypatch.setattr(TextSplit, "score", lambda *_: {"accuracy": next(scripted)})
     config, work = small_config(files), tmp_path / "work"
     with monkeypatch.context() as patch:
-        patch.setattr(train, "summarise", lambda *_: kill())
+        patch.setattr(resolve, "summarise", lambda *_: kill())
         with pytest.raises(KilledError):
             finetune(config, work, echo=quiet)
     assert saved_steps(work / "checkpoints") == [18]
-    monkeypatch.setattr(train, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(resolve, "_SAVE_SECONDS", 0.0)
     assert done(config, work)["scores"] == {"accuracy": 0.9}
 
 
@@ -264,9 +265,9 @@ def test_each_fold_has_a_clock_of_its_own(files, tmp_path, monkeypatch):
     """The clock of the process, start-up included, is the first fold's."""
     clocks: list[Clock | None] = []
 
-    def ended(config: Any, workdir: Path, *, clock: Clock | None) -> FinetuneResult:
+    def ended(config: Any, workdir: Path, *, clock: Clock | None) -> Result:
         clocks.append(clock)
-        return FinetuneResult(True, (), 1.0, "SIGTERM" if len(clocks) == 3 else "")
+        return Result(workdir, 1, True, stopped_by="SIGTERM" if len(clocks) == 3 else "")
 
     monkeypatch.setattr(folds, "finetune", ended)
     config, clock = small_config(files, task__folds=3), Clock()
@@ -278,11 +279,11 @@ def test_ctrl_c_ends_with_130_and_the_command_that_continues(files, tmp_path, ca
     """One run and folds; SIGTERM keeps 0 or --stopped-code."""
     number = [signal.SIGINT]
 
-    def stopped(config: Any, *args: Any, **kwargs: Any) -> FinetuneResult:
+    def stopped(config: Any, *args: Any, **kwargs: Any) -> Result:
         with StopRequest() as stop:
             os.kill(os.getpid(), number[0])
             assert stop.due()
-            return FinetuneResult(False, (), 1.0, stop.name)
+            return Result("", 1, False, stopped_by=stop.name)
 
     monkeypatch.setattr(train, "finetune", stopped)
     monkeypatch.setattr(folds, "finetune", stopped)
@@ -308,7 +309,7 @@ def test_stopped_and_continued_is_uninterrupted(files, waves, tmp_path, evaluati
     result = finetune(config, work, echo=at_evaluation(evaluation, terminate))
     assert (result.finished, result.stopped_by) == (False, "SIGTERM")
     assert len(result.outcomes) == 3 * (evaluation > 1)
-    total = 6 * evaluation + 1
+    total = 6 * evaluation
     assert saved_steps(work / "resume") == [total]
     said: list[str] = []
     assert finetune(config, work, echo=said.append).finished
@@ -331,7 +332,7 @@ def test_stopped_and_continued_is_uninterrupted(files, waves, tmp_path, evaluati
 def test_killed_and_continued_is_uninterrupted(
     files, waves, tmp_path, monkeypatch, save_seconds, evaluation, continued
 ):
-    monkeypatch.setattr(train, "_SAVE_SECONDS", save_seconds)
+    monkeypatch.setattr(resolve, "_SAVE_SECONDS", save_seconds)
     config, work = small_config(files, sweep=WAVES), tmp_path / "work"
     with pytest.raises(KilledError):
         finetune(config, work, echo=at_evaluation(evaluation, kill))
@@ -345,8 +346,8 @@ def test_killed_and_continued_is_uninterrupted(
 def test_killed_before_the_statistics(files, one_run, tmp_path, monkeypatch):
     """What was saved after the last step is not trained further."""
     with monkeypatch.context() as patch:
-        patch.setattr(train, "_SAVE_SECONDS", 0.0)
-        patch.setattr(train, "summarise", lambda *_: kill())
+        patch.setattr(resolve, "_SAVE_SECONDS", 0.0)
+        patch.setattr(resolve, "summarise", lambda *_: kill())
         with pytest.raises(KilledError):
             finetune(small_config(files), tmp_path / "work", echo=quiet)
     assert done(small_config(files), tmp_path / "work") == fingerprint(one_run)
@@ -594,7 +595,7 @@ def test_a_run_says_where_its_time_went(files, tmp_path, capsys):
     assert not finetune(config, work, echo=at_evaluation(1, terminate)).finished
     assert main(["status", str(work)]) == 0
     text = capsys.readouterr().out
-    assert "step 7 of 18 (38.9%)" in text
+    assert "step 6 of 18 (33.3%)" in text
     assert "stopped by a signal" in text
     assert finetune(config, work, echo=said.append).finished
     rows = read_metrics(work / "metrics.jsonl")
@@ -646,7 +647,7 @@ def fail_writes(patch: pytest.MonkeyPatch, below: str, times: int) -> list[str]:
 @pytest.mark.parametrize(("below", "times"), [("/resume/", 2), ("/checkpoints/", 4)])
 def test_saves_that_fail_do_not_end_a_run(files, one_run, tmp_path, monkeypatch, below, times):
     """The best model is tried three times, and again after the second evaluation, its best."""
-    monkeypatch.setattr(train, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(resolve, "_SAVE_SECONDS", 0.0)
     failed = fail_writes(monkeypatch, below, times)
     assert done(small_config(files), tmp_path / "work") == fingerprint(one_run)
     assert len(failed) == times

@@ -11,7 +11,7 @@ from small_finetuning import small_config, write_config, write_files
 from task_examples import put
 
 from bert_jax.cli import main
-from bert_jax.finetune import evaluate, train
+from bert_jax.finetune import evaluate, resolve
 from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.run.telemetry import read_metrics
 
@@ -75,7 +75,7 @@ def mnli(home: Path) -> dict[str, Any]:
     ],
 )
 def test_from_files_to_predictions(tmp_path, capsys, monkeypatch, task, data, written, names):
-    for module in (train, evaluate):
+    for module in (resolve, evaluate):
         monkeypatch.setattr(
             module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
         )

@@ -9,17 +9,6 @@ import numpy as np
 import pytest
 
 from bert_jax.finetune.batches import TrainBatches, choose_buckets
-from bert_jax.finetune.trials import (
-    abstract_trials,
-    from_saved,
-    init_trials,
-    make_keep_best,
-    place_rows,
-    place_settings,
-    place_trials,
-    stop_trials,
-    to_save,
-)
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.lora import LoraConfig, merged
 from bert_jax.model.stack import run_layers
@@ -32,6 +21,17 @@ from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.optim_parts import is_head, layer_rates, named
 from bert_jax.training.state import StepConfig
 from bert_jax.training.step import make_train_step
+from bert_jax.training.trials import (
+    abstract_trials,
+    from_saved,
+    init_trials,
+    make_keep_best,
+    place_rows,
+    place_settings,
+    place_trials,
+    stop_trials,
+    to_save,
+)
 
 MODEL = ModelConfig(
     num_layers=3, hidden_dim=16, num_heads=2, mlp_dim=32, vocab_size=50, num_positions=16

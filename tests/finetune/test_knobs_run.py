@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.exchange.adapter import peft
 from bert_jax.exchange.export import export
 from bert_jax.exchange.huggingface_files import write_huggingface
-from bert_jax.finetune import evaluate, train, trials
+from bert_jax.finetune import evaluate, resolve
 from bert_jax.finetune.evaluate import evaluate_finetuned
 from bert_jax.finetune.setup import set_up
 from bert_jax.finetune.start.weights import kept_head
@@ -27,6 +27,7 @@ from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.run.events import read_events
 from bert_jax.saved.reading import read_model
 from bert_jax.tasks.config import TableConfig, TaskConfig
+from bert_jax.training import loop, trials
 
 LORA = {"rank": 2, "targets": ("query", "down")}
 
@@ -35,12 +36,12 @@ LORA = {"rank": 2, "targets": ("query", "down")}
 def compiled():
     """One device, and each step traced and compiled once."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (train, evaluate):
+        for module in (resolve, evaluate):
             patch.setattr(
                 module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
             )
         for module, name in (
-            (train, "make_train_step"), (train, "make_eval_step"), (trials, "make_keep_best"),
+            (loop, "make_train_step"), (resolve, "make_eval_step"), (trials, "make_keep_best"),
             (evaluate, "make_eval_step"),
         ):  # fmt: skip
             patch.setattr(module, name, functools.cache(getattr(module, name)))

@@ -21,7 +21,6 @@ from bert_jax.finetune.config import FinetuneConfig, FinetuneTrainingConfig
 from bert_jax.finetune.setup import set_up
 from bert_jax.finetune.summary import summary_of_run
 from bert_jax.finetune.train import finetune
-from bert_jax.finetune.trials import init_trials, place_rows, place_settings
 from bert_jax.formats.modern import unlike_head
 from bert_jax.formats.modern_config import is_bert, modern_kind, with_own_pooler
 from bert_jax.infer.loaded import LoadedModel
@@ -38,6 +37,7 @@ from bert_jax.training.config import PretrainConfig
 from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.state import StepConfig
 from bert_jax.training.step import make_train_step
+from bert_jax.training.trials import init_trials, place_rows, place_settings
 
 
 def write_model(directory, family, kind="mlm", tokenizer=None, **changes):

@@ -9,7 +9,7 @@ from small_finetuning import small_config, write_files
 
 import bert_jax
 from bert_jax.exchange.export import export
-from bert_jax.finetune import evaluate, train
+from bert_jax.finetune import evaluate, resolve
 from bert_jax.finetune.evaluate import predict_finetuned, split_outputs
 from bert_jax.finetune.train import finetune
 from bert_jax.parallel.sharding import make_trial_mesh
@@ -39,7 +39,7 @@ def write_rows(path, num_rows, seed):
 
 
 def test_from_a_table_to_answers(tmp_path, monkeypatch):
-    for module in (train, evaluate):
+    for module in (resolve, evaluate):
         monkeypatch.setattr(
             module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
         )

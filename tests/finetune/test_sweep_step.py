@@ -9,7 +9,15 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.batches import TrainBatches, choose_buckets, eval_batches
-from bert_jax.finetune.trials import (
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.task_heads import TaskHeadConfig, apply_task, init_task_params
+from bert_jax.objectives.task import TaskObjective
+from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
+from bert_jax.tasks.rows import Rows
+from bert_jax.training.optim import OptimizerConfig
+from bert_jax.training.state import StepConfig
+from bert_jax.training.step import make_eval_step, make_train_step
+from bert_jax.training.trials import (
     SweepState,
     abstract_trials,
     check_memory,
@@ -19,14 +27,6 @@ from bert_jax.finetune.trials import (
     place_settings,
     place_trials,
 )
-from bert_jax.model.config import ModelConfig
-from bert_jax.model.task_heads import TaskHeadConfig, apply_task, init_task_params
-from bert_jax.objectives.task import TaskObjective
-from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
-from bert_jax.tasks.rows import Rows
-from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.state import StepConfig
-from bert_jax.training.step import make_eval_step, make_train_step
 
 MODEL = ModelConfig(
     num_layers=1, hidden_dim=16, num_heads=2, mlp_dim=32, vocab_size=50, num_positions=16

@@ -11,7 +11,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.config.mapping import build
-from bert_jax.finetune.trials import bytes_on_device
 from bert_jax.model.config import SIZES, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.task import TaskObjective
@@ -22,6 +21,7 @@ from bert_jax.training.config import PretrainConfig
 from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.state import StepConfig, abstract_state
 from bert_jax.training.step import Settings, make_train_step
+from bert_jax.training.trials import bytes_on_device
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs needs libtpu"

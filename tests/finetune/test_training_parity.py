@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.finetune.trials import place_params, place_rows, place_settings
 from bert_jax.formats.huggingface_names import from_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
@@ -20,6 +19,7 @@ from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.state import StepConfig, state_from
 from bert_jax.training.step import make_train_step
+from bert_jax.training.trials import place_params, place_rows, place_settings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "finetuning" / "tiny.npz"
 TOLERANCE = 1e-4

@@ -6,7 +6,6 @@ import pytest
 
 from bert_jax.finetune.batches import TrainBatches, choose_buckets, eval_batches
 from bert_jax.finetune.evaluate import score_rows
-from bert_jax.finetune.trials import init_trials, place_rows, place_settings
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.task import ClassLoss, TaskObjective
@@ -16,6 +15,7 @@ from bert_jax.training.guard import GuardConfig
 from bert_jax.training.optim import OptimizerConfig
 from bert_jax.training.state import StepConfig
 from bert_jax.training.step import make_eval_step, make_train_step
+from bert_jax.training.trials import init_trials, place_rows, place_settings
 
 MODEL = ModelConfig(
     num_layers=2, hidden_dim=16, num_heads=2, mlp_dim=32, vocab_size=50, num_positions=16,

@@ -29,7 +29,7 @@ VERBS = {
     "answer": "span",
 }
 HEAVY = {"orbax", "grain", "tensorstore", "tensorflow", "torch", "transformers", "matplotlib"}
-OURS = "bert_jax.training", "bert_jax.checkpoint", "bert_jax.finetune.trials", "bert_jax.objectives"
+OURS = "bert_jax.training", "bert_jax.checkpoint", "bert_jax.training.trials", "bert_jax.objectives"
 
 
 @pytest.fixture(scope="module")

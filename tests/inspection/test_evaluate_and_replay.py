@@ -11,12 +11,12 @@ from bert_jax.errors import UserError
 from bert_jax.inspection.by_position import evaluate_by_position
 from bert_jax.inspection.evaluate import evaluate_run
 from bert_jax.inspection.replay import replay_batch
-from bert_jax.training.summary import TrainResult
+from bert_jax.training.run_plan import Result
 from bert_jax.training.train import train
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory) -> TrainResult:
+def result(tmp_path_factory) -> Result:
     """One step on pairs of swapped sentences."""
     directory = tmp_path_factory.mktemp("run")
     write_corpus(directory / "corpus")

@@ -13,15 +13,16 @@ from huggingface_directory import MODEL, write_huggingface, write_safetensors
 
 from bert_jax.checkpoint import load_newest, saved_steps
 from bert_jax.config.mapping import build, to_dict
-from bert_jax.finetune import evaluate, train, trials
+from bert_jax.finetune import evaluate, resolve
 from bert_jax.finetune.config import FinetuneConfig
 from bert_jax.parallel.sharding import make_trial_mesh
 from bert_jax.run.telemetry import read_metrics
+from bert_jax.training import loop, trials
 
 
 def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:
     """Runs take the first devices alone: nothing is compiled for eight."""
-    for module in (train, evaluate):
+    for module in (resolve, evaluate):
         patch.setattr(
             module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:count])
         )
@@ -31,7 +32,7 @@ def compile_once(patch: pytest.MonkeyPatch) -> None:
     """One device, and each step traced and compiled once."""
     use_devices(patch, 1)
     for module, name in (
-        (train, "make_train_step"), (train, "make_eval_step"), (trials, "make_keep_best"),
+        (loop, "make_train_step"), (resolve, "make_eval_step"), (trials, "make_keep_best"),
         (evaluate, "make_eval_step"),
     ):  # fmt: skip
         patch.setattr(module, name, functools.cache(getattr(module, name)))

@@ -8,10 +8,11 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.finetune.progress import Progress, failure_reason, goal_score, unlearned
+from bert_jax.finetune.progress import goal_score, unlearned
 from bert_jax.sweep.intervals import student_interval
 from bert_jax.sweep.statistics import Outcome, Trial, summarise
 from bert_jax.tasks.text.metrics import METRICS
+from bert_jax.training.progress import Progress, failure_reason
 
 SCORES = st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=2, max_size=5)
 

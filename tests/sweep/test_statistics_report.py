@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from bert_jax.finetune.progress import failure_reason
 from bert_jax.sweep.plot import statistics_figure
 from bert_jax.sweep.report import summary_json, summary_lines, write_summary
 from bert_jax.sweep.statistics import Outcome, Trial, rate_name, summarise
 from bert_jax.tasks.config import METRICS
+from bert_jax.training.progress import failure_reason
 
 
 def run(init, rate, seed, best, **scores):

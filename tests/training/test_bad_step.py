@@ -22,7 +22,7 @@ from bert_jax.errors import report_error
 from bert_jax.parallel.sharding import make_mesh
 from bert_jax.run.events import read_events
 from bert_jax.run.telemetry import read_metrics
-from bert_jax.training import train as train_module
+from bert_jax.training import loop
 from bert_jax.training.bad_step import (
     BadStep,
     BadStepError,
@@ -233,7 +233,7 @@ def test_a_run_stops_at_a_bad_batch(tmp_path, corpus, monkeypatch):
 
 def test_a_fault_that_passes_is_told_from_bad_data(tmp_path, corpus, monkeypatch):
     """The first execution of a step comes out bad, on data that are good."""
-    make = train_module.make_train_step
+    make = loop.make_train_step
 
     def make_faulty(config, mesh):
         good, bad, executed = make(config, mesh), make(config, mesh), []
@@ -249,7 +249,7 @@ def test_a_fault_that_passes_is_told_from_bad_data(tmp_path, corpus, monkeypatch
 
         return step
 
-    monkeypatch.setattr(train_module, "make_train_step", make_faulty)
+    monkeypatch.setattr(loop, "make_train_step", make_faulty)
     with pytest.raises(BadStepError, match="suspect the hardware") as error:
         train(short_config(), tmp_path / "work", corpus=corpus, echo=lambda _: None)
     assert error.value.step == 4

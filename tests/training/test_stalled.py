@@ -29,7 +29,7 @@ from types import SimpleNamespace
 from jax._src import compiler
 from bert_jax import cli
 from bert_jax.data import pipeline
-from bert_jax.training import train
+from bert_jax.training import pretraining
 
 # JAX keeps what process 0 has compiled, and on CPUs no other can use it. So each keeps its own.
 compiler.distributed = SimpleNamespace(global_state=SimpleNamespace(process_id=0, client=None))
@@ -63,7 +63,7 @@ def passing(owner, method, name):
 
 passing(pipeline.TrainBatches, "__next__", "batch")
 passing(pipeline.EvalBatches, "_filled", "evaluation")
-passing(train.Checkpoints, "save", "save")
+passing(pretraining.Checkpoints, "save", "save")
 sys.exit(cli.main())
 """
 
@@ -155,7 +155,7 @@ def test_a_peer_that_stops_and_one_that_dies(pods):
 
     first = pods.log("lost", 0).split("[local.py] try 2")[0]
     assert f"process 0 stands still: nothing was completed for {STALL_SECONDS} s" in first
-    assert re.search(r"training/train\.py\", line \d+ in _steps", first)
+    assert re.search(r"training/loop\.py\", line \d+ in _train_stage", first)
     assert (pods.here / "lost" / "stacks.0.txt").read_text() in first
     assert not (pods.here / "lost" / "stacks.1.txt").exists()
     events = (pods.here / "lost" / "events.jsonl").read_text().splitlines()

@@ -20,7 +20,7 @@ from bert_jax.run.events import read_events
 from bert_jax.run.telemetry import read_metrics
 from bert_jax.run.watchdog import Watchdog
 from bert_jax.saved.runs import pretrained_checkpoint
-from bert_jax.training import train as train_module
+from bert_jax.training import pretraining
 from bert_jax.training.bad_step import BadStepError
 from bert_jax.training.config import PretrainConfig
 from bert_jax.training.corpus import Corpus, open_corpus
@@ -237,7 +237,7 @@ def test_the_run_ends_when_it_stands_still_for_as_long_as_it_says(tmp_path, corp
         raise StoppedError
 
     monkeypatch.setattr(session, "Watchdog", partial(Watchdog, exit=end))
-    monkeypatch.setattr(train_module, "prepare_workdir", hang)
+    monkeypatch.setattr(pretraining, "prepare_workdir", hang)
     workdir = tmp_path / "work"
     workdir.mkdir()
     with pytest.raises(StoppedError):

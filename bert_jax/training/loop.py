@@ -1,0 +1,324 @@
+"""The training loop, of pretraining and of fine-tuning: it reads a plan and no configuration."""
+
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bert_jax.checkpoint.agreement import all_agree
+from bert_jax.run.interrupt import StopRequest
+from bert_jax.run.session import Session
+from bert_jax.run.telemetry import read_metrics
+from bert_jax.training import trials
+from bert_jax.training.bad_step import (
+    BadStep,
+    BadStepError,
+    compute_again,
+    find_bad_step,
+    skipped_message,
+)
+from bert_jax.training.baseline import DivergedError
+from bert_jax.training.progress import Moment, null
+from bert_jax.training.run_plan import Result, RunPlan, Scores, Stage
+from bert_jax.training.state import made_once
+from bert_jax.training.step import make_train_step
+from bert_jax.training.step_queue import StepQueue
+
+
+def carry_out(plan: RunPlan, session: Session) -> Result:
+    """Train what a plan says, or continue it, until its last step or a signal."""
+    with StopRequest() as stop:
+        return _Run(plan, session).run(stop)
+
+
+class _Run:
+    """State of a run."""
+
+    now: Moment
+
+    def __init__(self, plan: RunPlan, session: Session):
+        self.plan, self.policy, self.saves = plan, plan.policy, plan.saves
+        self.session, self.clock = session, session.clock
+        self.steps = made_once(
+            [stage.train for stage in plan.stages], partial(make_train_step, mesh=plan.mesh)
+        )
+        self.queue = StepQueue(self.steps[0], plan.objective, session, self._read)
+        self.watched = plan.objective.metrics[0].name
+        if plan.policy.metric:
+            self.keep_best = trials.make_keep_best(plan.stages[0].train, plan.mesh)
+        self.train_metrics: dict[str, Any] = {}
+        self.saved_at = time.monotonic()
+
+    @property
+    def stage(self) -> Stage:
+        return self.plan.stages[self.now.stage]
+
+    def run(self, stop: StopRequest) -> Result:
+        # The order: restore -> [read batch n -> dispatch step n -> log metrics of step n - 1 ->
+        # score if due -> save if due]. Dispatch returns before the device has computed; the loop
+        # waits for it only to read the metrics of the step before (so one step is always queued)
+        # and for evaluations and saves. A saved `step` is the number of updates made and of the
+        # next batch.
+        plan, session = self.plan, self.session
+        with session.open(self.saves.prepare) as closing:
+            self.saves.open(session.report)
+            closing.callback(self.saves.close)
+            with self.clock.spend("restore"):
+                restored = self.saves.restore()
+                self.now = restored or self.saves.begin(0, plan.stages[0])
+            if restored:
+                self._read_rows()
+            lines, event = plan.voice.about(self.now, restored is not None)
+            with session.telling(
+                self.now.step,
+                plan.objective,
+                num_steps=plan.num_steps,
+                num_devices=plan.mesh.size,
+                lines=lines,
+                event=event,
+            ) as out:
+                if self.policy.scores_start and not restored:
+                    self._score()
+                finished = self._train(stop)
+                session.end()
+                result = Result(
+                    workdir=plan.name,
+                    step=self.now.step,
+                    finished=finished,
+                    baseline=plan.objective.baseline,
+                    train_metrics=self.train_metrics,
+                    eval_metrics=self.now.scores,
+                    seconds=self.clock.elapsed,
+                    outcomes=tuple(self.now.outcomes),
+                    stopped_by="" if finished else stop.name,
+                )
+                message, said = plan.voice.closing(result, self.clock, stop.name)
+                for line in said:
+                    out.say(line)
+                session.event("finished" if finished else "stopped", message)
+                return result
+
+    def _train(self, stop: StopRequest) -> bool:
+        """Train all stages; False where a signal came first."""
+        self.next_batch, finished = -1, True
+        with contextlib.ExitStack() as self.reading:
+            while finished := self._train_stage(stop):
+                if self.now.stage + 1 == len(self.plan.stages):
+                    break
+                self._enter(self.now.stage + 1)
+            self.queue.flush(self.now.state)
+            if self.policy.saves_end or not finished:
+                # After a signal there may be no time to read the checkpoint back.
+                self._save(last=True, finished=finished)
+        return finished
+
+    def _enter(self, number: int) -> None:
+        """Go on to a stage: with the same state, or with new trials."""
+        before, stage = self.now, self.plan.stages[number]
+        if stage.begins:
+            with self.clock.spend("startup"):
+                self.now = self.saves.begin(number, stage)
+            self.now.outcomes, self.now.scores = before.outcomes, before.scores
+        self.now.stage = number
+
+    def _train_stage(self, stop: StopRequest) -> bool:
+        now, stage = self.now, self.stage
+        self.queue.switch(self.steps[now.stage], stage.train.objective)
+        while now.step < stage.steps.stop and not now.ended:
+            if stop.due():
+                return False
+            with self.clock.spend("input"):
+                batch = self._next_batch()
+            now.step += 1
+            now.state = self.queue.dispatch(now.step, now.state, batch, *stage.settings)
+            scoring = self.policy.scores_after(now.step)
+            if scoring:
+                self.queue.flush(now.state)
+                self._score()
+            if self._saves_now(scoring):
+                self.queue.flush(now.state)
+                self._save()
+        if stage.ends:
+            self._conclude()
+        return True
+
+    def _next_batch(self) -> Any:
+        if self.next_batch != self.now.step:  # the first; or trials have stopped before their end
+            self.reading.close()
+            rows = self.plan.batches.stream(self.now.step)
+            self.rows = self.reading.enter_context(contextlib.closing(rows))
+        self.next_batch = self.now.step + 1
+        return next(self.rows)
+
+    def _read(self, step: int, flops: int, metrics: dict[str, Any], state: Any) -> None:
+        now, out = self.now, self.session.out
+        metrics = {name: np.atleast_1d(values) for name, values in metrics.items()}
+        if metrics["bad"].any():
+            self._bad_step(step - 1, metrics, state)
+        for each, halted in zip(now.progress, metrics["halted"], strict=False):
+            each.halted = each.halted if each.stopped else bool(halted)
+        now.means.add(metrics)
+        watched = now.means.median(self.watched)
+        out.step_done(step, float(now.means.last["num_tokens"].sum()), flops, watched)
+        if now.monitor and not metrics["bad"].any():
+            for kind, message in now.monitor.observe(step, watched):
+                stops = kind == "diverged" and self.policy.stops_diverged
+                error = DivergedError(message) if stops else None
+                self.session.warn(kind, message, step, error)
+        joined = self.policy.joins and self.policy.scores_after(step)  # which writes a row, too
+        if self._logs_after(step) and now.means and not joined:
+            means = now.means.take()
+            self.train_metrics = self._row(step, means) | out.rates()
+            out.write(step, self.train_metrics)
+            out.progress_line(
+                step, self.train_metrics | {f"train/{n}": _median(v) for n, v in means.items()}
+            )
+
+    def _logs_after(self, step: int) -> bool:
+        return (step - self.stage.first) % self.policy.log_every == 0 or step == self.plan.num_steps
+
+    def _row(self, step: int, means: dict[str, list[float | None]]) -> dict[str, Any]:
+        rate = self.now.means.last["learning_rate"].tolist()
+        return self.plan.voice.row(self.now.wave, step, means, rate)
+
+    def _score(self) -> None:
+        """Score all trials, keep the best parameters, and stop those that get no better."""
+        plan, policy, session, now = self.plan, self.policy, self.session, self.now
+        if plan.scorer is None:
+            return
+        with self.clock.spend("evaluation"):
+            scores = plan.scorer.score(now.state.params, now, session.alive)
+            better = self._judge(scores)
+            means = now.means.take() if policy.joins else {}
+            columns, line = plan.voice.scored(now, scores, means)
+            now.scores, now.scored_at = columns, now.step
+            row = columns
+            if policy.joins:
+                row = self._row(now.step, means) | columns | session.out.rates()
+            session.out.write(now.step, row)
+            session.out.say(line)
+            if any(better):
+                chosen = trials.place_trials(self._filled(better), plan.mesh)
+                now.best = self.keep_best(now.best, now.state.params, chosen)
+            self._stop_early([mine is not None for mine in scores])
+
+    def _judge(self, scores: Sequence[Scores | None]) -> list[bool]:
+        """Take note of the scores of each trial, and say which are its best."""
+        policy, now = self.policy, self.now
+        if not policy.metric:
+            return []
+        step, epoch = self.plan.voice.place(now.wave, now.step)
+        better = []
+        for each, mine in zip(now.progress, scores, strict=True):
+            if mine is not None:
+                each.finite = each.finite and mine.finite
+            better.append(
+                mine is not None
+                and each.take(step, epoch, mine.values, policy.metric, policy.patience)
+            )
+        return better
+
+    def _stop_early(self, went_on: Sequence[bool]) -> None:
+        """Say which trials have stopped since the last evaluation, and keep their state."""
+        now, session = self.now, self.session
+        stopped = [on and each.stopped for on, each in zip(went_on, now.progress, strict=True)]
+        for number, each in enumerate(now.progress):
+            if stopped[number]:
+                best = "no finite score" if each.best is None else f"{each.best:.4g}"
+                message = f"stopped early: {self.policy.patience} evaluations in a row no better "
+                message += f"than {best}"
+                if self.plan.num_trials > 1:
+                    message = f"{now.name_of(number)} {message}"
+                session.event("early_stop", message, trial=number)
+                session.out.say(message)
+        if any(stopped):
+            now.state = trials.stop_trials(now.state, self._filled(stopped), self.plan.mesh)
+
+    def _filled(self, values: Sequence[bool]) -> np.ndarray:
+        """Return a value for each place of the program; those that only fill it have False."""
+        places = len(self.stage.settings[0].seed)
+        return np.array([*values, *[False] * (places - len(values))], bool)
+
+    def _conclude(self) -> None:
+        """End the trials of a stage: keep the best model, and score the test data."""
+        now, scorer = self.now, self.plan.scorer
+        assert scorer is not None
+        with self.clock.spend("save"):
+            self.saves.choose(now)
+        with self.clock.spend("evaluation"):
+            tests = scorer.conclude(now, self.session.alive)
+        seconds = now.elapsed() / len(now.progress)
+        now.outcomes += [
+            each.outcome(self.policy.goal, seconds, test)
+            for each, test in zip(now.progress, tests, strict=True)
+        ]
+
+    def _saves_now(self, scored: bool) -> bool:
+        if self.policy.save_every:
+            return self.now.step % self.policy.save_every == 0
+        late = time.monotonic() - self.saved_at >= self.policy.save_seconds
+        return scored and not self.now.ended and not all_agree(not late)
+
+    def _save(self, *, last: bool = False, finished: bool = False) -> None:
+        self.plan.batches.confirm()
+        with self.session.saving(f"the save of step {self.now.step:,}"):
+            self.saves.save(self.now, last=last, finished=finished)
+        self.saved_at = time.monotonic()
+
+    def _bad_step(self, batch: int, metrics: dict[str, Any], state: Any) -> None:
+        """Say which trials skipped a batch or halted; a run alone that halted ends with why."""
+        now, session, alone = self.now, self.session, self.plan.num_trials < 2
+        look = self.plan.voice.look(batch)
+        for number, each in enumerate(now.progress):
+            one = {name: values[number] for name, values in metrics.items()}
+            bad = (
+                None
+                if each.halted or each.stopped
+                else find_bad_step(batch - self.stage.first, one)
+            )
+            if bad is None:
+                continue
+            error, kind = None, "bad_step" if bad.halted else "skipped_step"
+            message = bad.describe() if bad.halted else skipped_message(bad, look)
+            if bad.halted and alone:
+                error = self._explained(batch, bad, state, look)
+                message = str(error)
+            elif not alone:
+                message = f"{now.name_of(number)}: {bad.describe()}; "
+                message += "it has failed and stays as it was" if bad.halted else "skipped"
+            whose = {"trial": number} if self.policy.metric else {}
+            session.warn(
+                kind, message, bad.batch, error, **whose, batch=bad.batch, **bad.statistics
+            )
+
+    def _explained(self, batch: int, bad: BadStep, state: Any, look: str) -> BadStepError:
+        """Compute the step that halted the run again, and explain why the run stops."""
+        step, settings = self.steps[self.now.stage], self.stage.settings
+        comparison = compute_again(
+            lambda state, rows: step(state, rows, *settings),
+            state,
+            self.plan.batches.at(batch),
+            bad.metrics,
+        )
+        return BadStepError(bad, comparison, self.saves.newest(), look)
+
+    def _read_rows(self) -> None:
+        """Take the newest rows of the starts before."""
+        for row in read_metrics(self.session.work.local / "metrics.jsonl"):
+            values = {name: value for name, value in row.items() if name != "step"}
+            if row["step"] > self.now.step:
+                break
+            if f"train/{self.watched}" in row:
+                self.train_metrics = values
+            if f"eval/{self.watched}" in row:
+                self.now.scores = values
+
+
+def _median(values: Sequence[float | None]) -> float:
+    """Return the median, where a trial without a loss counts as the highest."""
+    known = [math.inf if value is None or null(value) is None else value for value in values]
+    return float(np.median(known))

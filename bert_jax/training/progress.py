@@ -1,0 +1,218 @@
+"""What a run has come to: its trials, the means since the last row, and the state between steps."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bert_jax.sweep.statistics import Outcome, Trial
+from bert_jax.training.baseline import LossMonitor
+from bert_jax.training.guard import GUARD_METRICS
+from bert_jax.training.state import TrainState
+
+_NO_MEANS = (*GUARD_METRICS, "num_tokens", "learning_rate")
+
+
+def null(value: float) -> float | None:
+    """Return a value for JSON: None where not finite."""
+    return value if math.isfinite(value) else None
+
+
+@dataclass
+class Progress:
+    """Progress of one trial."""
+
+    member: Trial
+    scores: list[dict[str, Any]] = field(default_factory=list)
+    """Scores of each evaluation; None is not a number."""
+    best: float | None = None
+    best_step: int = -1
+    finite: bool = True
+    """Whether all logits were numbers."""
+    halted: bool = False
+    """Whether the guard has stopped the trial."""
+    best_epoch: float | None = None
+    last: float | None = None
+    """Score of the newest evaluation; None where it is not finite."""
+    stopped: bool = False
+    """Whether the trial has ended before the others: `patience` evaluations were no better."""
+
+    def take(
+        self,
+        step: int,
+        epoch: float,
+        scores: Mapping[str, float],
+        metric: str,
+        patience: int = 0,
+    ) -> bool:
+        """Record an evaluation, and say whether it is the best so far.
+
+        The trial stops after `patience` evaluations in a row that were no better; 0: never.
+        """
+        known = {name: null(value) for name, value in scores.items()}
+        self.scores.append({"step": step, "epoch": epoch, **known})
+        score = scores.get(metric, math.nan)
+        self.last = null(score)
+        better = math.isfinite(score) and (self.best is None or score > self.best)
+        if better:
+            self.best, self.best_step, self.best_epoch = score, step, epoch
+        waited = sum(each["step"] > self.best_step for each in self.scores)
+        self.stopped = bool(patience) and waited >= patience
+        return better
+
+    def outcome(
+        self,
+        goal: float = -math.inf,
+        seconds: float = 0.0,
+        test: Mapping[str, float] | None = None,
+    ) -> Outcome:
+        """Return the outcome so far, judged by `goal` (see `goal_score`).
+
+        `test` has the scores on the test data of the best parameters.
+        """
+        return Outcome(
+            member=self.member,
+            scores=self.scores,
+            best=self.best,
+            best_step=self.best_step,
+            failed=failure_reason(self.best, self.last, goal, self.finite, self.halted),
+            seconds=seconds,
+            best_epoch=self.best_epoch,
+            last=self.last,
+            test={name: null(value) for name, value in (test or {}).items()},
+        )
+
+
+class Means:
+    """Means over the steps since the last row, of each metric and trial.
+
+    A step that the guard rejected is in no mean. Trials beyond the first `count` only fill the
+    program.
+    """
+
+    def __init__(self, count: int):
+        self._sums: dict[str, np.ndarray] = {}
+        self._count = np.zeros(count, int)
+        self.last: dict[str, np.ndarray] = {}
+        """Values of the last step."""
+
+    def add(self, metrics: Mapping[str, np.ndarray]) -> None:
+        """Add the metrics of a step, each (M,)."""
+        count = len(self._count)
+        metrics = {name: np.asarray(value)[:count] for name, value in metrics.items()}
+        self.last = metrics
+        taken = (metrics["bad"] == 0) & (metrics["halted"] == 0)
+        for name, value in metrics.items():
+            if name not in _NO_MEANS:
+                added = np.where(taken, value.astype(np.float64), 0.0)
+                self._sums[name] = self._sums.get(name, 0.0) + added
+        self._count += taken
+
+    def __bool__(self) -> bool:
+        """Say whether a step was taken."""
+        return bool(self._count.any())
+
+    def median(self, name: str) -> float:
+        """Return the median of the trials at the last step; one that is lost is the highest."""
+        value = self.last[name].astype(np.float64)
+        return float(np.median(np.where(np.isfinite(value), value, np.inf)))
+
+    def take(self) -> dict[str, list[float | None]]:
+        """Return the mean of each trial, None where no step was taken, and start anew."""
+        counts = self._count.tolist()
+        means = {
+            name: [total / n if n else None for total, n in zip(sums.tolist(), counts, strict=True)]
+            for name, sums in self._sums.items()
+        }
+        self._sums, self._count = {}, np.zeros_like(self._count)
+        return means
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums and counts as JSON, for a checkpoint."""
+        sums = {name: values.tolist() for name, values in self._sums.items()}
+        return {"sums": sums, "count": self._count.tolist()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`, in its form of today or of the two loops that there were."""
+        sums = state["sums"] if isinstance(state["sums"], dict) else {"loss": state["sums"]}
+        count = np.zeros_like(self._count) + state["count"]
+        for name, given in sums.items():
+            values = np.array([math.nan if v is None else v for v in np.ravel(given)], np.float64)
+            known = np.isfinite(values)
+            self._sums[name] = np.where(known, values, 0.0)
+            count = np.where(known, count, 0)
+        self._count = count
+
+
+@dataclass
+class Moment:
+    """A run between two steps: what a save holds, and what a start goes on from."""
+
+    stage: int
+    step: int
+    """Batches done in the whole run."""
+    state: TrainState
+    progress: list[Progress]
+    """Trials of the stage, without those that only fill the program."""
+    means: Means
+    wave: int = 0
+    best: Any = None
+    """Trained parameters of each trial at its best evaluation; None: nothing is chosen."""
+    monitor: LossMonitor | None = None
+    outcomes: list[Outcome] = field(default_factory=list)
+    """Outcomes of the trials of the stages before."""
+    scores: dict[str, Any] = field(default_factory=dict)
+    """Columns of the newest evaluation."""
+    scored_at: int = -1
+    """Step of the newest evaluation."""
+    seconds: float = 0.0
+    """Seconds that earlier starts spent on the stage."""
+    began: float = dataclasses.field(default_factory=time.monotonic)
+
+    def elapsed(self) -> float:
+        """Return the seconds that all starts have spent on the stage."""
+        return self.seconds + time.monotonic() - self.began
+
+    def name_of(self, number: int) -> str:
+        """Name a trial for a message."""
+        trial = self.progress[number].member
+        return (
+            f"run {number + 1} of wave {self.wave} (learning rate {trial.learning_rate:g}, seed "
+            f"{trial.seed})"
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether all trials have stopped early."""
+        return all(each.stopped for each in self.progress)
+
+
+def failure_reason(
+    best: float | None, last: float | None, goal: float, finite: bool, halted: bool = False
+) -> str:
+    """Say why a run failed at the end of training; "" where it did not.
+
+    The last evaluation is judged, because the best of many evaluations of a model that learned
+    nothing is above `goal` by chance.
+
+    Args:
+        best: Score of the best evaluation; None: none was finite.
+        last: Score of the last evaluation; None: not finite.
+        goal: Result of `goal_score`.
+        finite: Whether all logits were finite.
+        halted: Whether the guard has stopped the run.
+    """
+    if best is None:
+        return "no evaluation gave a finite score"
+    reasons = [] if finite else ["a loss or a score was not finite"]
+    if halted:
+        reasons.append("a step was not finite or its loss a spike, and the run stopped there")
+    if last is None:
+        reasons.append("the last evaluation gave no finite score")
+    elif not last > goal:
+        reasons.append(f"the last evaluation's score {last:.4f} is not above {goal:.4f}")
+    return "; ".join(reasons)

@@ -1,0 +1,221 @@
+"""A run before its first step, as the loop sees it: a value that knows no configuration.
+
+A run is a row of stages. A phase is a stage that goes on with the state of the one before; a wave
+of trials is one stage or several, of which the first begins anew and the last ends with outcomes.
+Steps are counted over all stages, so that numbers of checkpoints and rows of metrics only grow.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jax.sharding import Mesh
+
+from bert_jax.checkpoint.manager import Report
+from bert_jax.objectives.objective import Objective
+from bert_jax.run.goodput import Clock
+from bert_jax.sweep.statistics import Outcome, Trial
+from bert_jax.training.progress import Moment
+from bert_jax.training.state import StepConfig
+
+Means = Mapping[str, Sequence[float | None]]
+"""Mean of each trial by the name of a metric; None: no step was taken."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Steps of one program."""
+
+    steps: range
+    """Numbers of the batches, in the whole run."""
+    train: StepConfig
+    trials: tuple[Trial, ...]
+    """Trials on axis 0 of every array, without those that only fill the program; or the one run."""
+    settings: tuple[Any, ...] = ()
+    """Differences between the trials, on the mesh: further arguments of the step."""
+    wave: int = 0
+    """Number of the trials: those of a sweep may train one group after the other."""
+    first: int = 0
+    """Number of the first batch of the trials."""
+    ends: bool = False
+    """Whether its trials end with it."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether it begins with a state of its own; otherwise it goes on with the one before."""
+        return self.steps.start == self.first
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """Batches by number: pure functions of the run; arrays on the mesh."""
+
+    def at(self, step: int) -> Mapping[str, Any]:
+        """Return one batch."""
+
+    def stream(self, first: int) -> Generator[Mapping[str, Any], None, None]:
+        """Yield the batches from number `first` on."""
+
+    def confirm(self) -> None:
+        """Wait until all text read so far was compared with its digests; raise what was found."""
+
+
+class Scores(NamedTuple):
+    """Result of an evaluation, of one trial."""
+
+    values: Mapping[str, float]
+    loss: float | None = None
+    """Mean loss of the labels, if known."""
+    finite: bool = True
+    """Whether all outputs were numbers."""
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Evaluation of all trials at once."""
+
+    def score(
+        self, params: Any, at: Moment, alive: Callable[[str], None]
+    ) -> Sequence[Scores | None]:
+        """Score the trials; None for those that have stopped."""
+
+    def conclude(self, at: Moment, alive: Callable[[str], None]) -> Sequence[Mapping[str, float]]:
+        """Score the best parameters of the trials that have ended on test data; report on them."""
+
+
+@runtime_checkable
+class Saves(Protocol):
+    """What a run keeps on disk. All methods are collective."""
+
+    def prepare(self) -> None:
+        """Begin the run in its work directory."""
+
+    def open(self, report: Report) -> None:
+        """Open the checkpoints."""
+
+    def begin(self, number: int, stage: Stage) -> Moment:
+        """Make the run before the first step of a stage that begins anew."""
+
+    def restore(self) -> Moment | None:
+        """Return the newest save; None: the run has not saved."""
+
+    def save(self, at: Moment, *, last: bool, finished: bool) -> None:
+        """Save what a restart needs; `last`: the process ends after it."""
+
+    def choose(self, at: Moment) -> None:
+        """Keep the model of the best trial, at the end of a stage."""
+
+    def newest(self) -> str:
+        """Name the newest save; empty: none."""
+
+    def close(self) -> None:
+        """Wait for what is under way; raises nothing."""
+
+
+@runtime_checkable
+class Voice(Protocol):
+    """Words and columns of a run."""
+
+    def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
+        """Return lines that describe the run, and the message of its event `start`."""
+
+    def row(self, wave: int, step: int, means: Means, rate: Sequence[float]) -> dict[str, Any]:
+        """Return the columns of training after `step`, whose metrics are the newest that were read.
+
+        A later step may have been dispatched.
+        """
+
+    def scored(
+        self, at: Moment, scores: Sequence[Scores | None], means: Means
+    ) -> tuple[dict[str, Any], str]:
+        """Return the columns of an evaluation, and a line."""
+
+    def place(self, wave: int, step: int) -> tuple[int, float]:
+        """Return the step of the trials, and the epoch."""
+
+    def look(self, batch: int) -> str:
+        """Return a command that shows a batch; empty: none."""
+
+    def closing(self, result: "Result", clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
+        """Return the message of the last event, and lines."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When things are done; steps are counted over all stages."""
+
+    log_every: int
+    scores_after: Callable[[int], bool]
+    scores_start: bool = False
+    """Whether a run that has not saved is scored before its first step."""
+    joins: bool = False
+    """Whether the row of an evaluation also has the columns of training."""
+    metric: str = ""
+    """Score that chooses the best parameters of a trial; empty: none are kept."""
+    patience: int = 0
+    save_every: int = 0
+    """Steps from one save to the next; 0: by time, after an evaluation."""
+    save_seconds: float = 60.0
+    saves_end: bool = False
+    """Whether the state after the last step is saved."""
+    stops_diverged: bool = False
+    goal: float = -math.inf
+    """Score that a trial has to exceed, or has failed."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunPlan:
+    """A run before its first step."""
+
+    name: Path | str
+    """Work directory, as given."""
+    mesh: Mesh
+    stages: tuple[Stage, ...]
+    batches: Batches
+    scorer: Scorer | None
+    saves: Saves
+    voice: Voice
+    policy: Policy
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all stages."""
+        return self.stages[-1].steps.stop
+
+    @property
+    def objective(self) -> Objective:
+        """Objective of the first stage, whose metrics are those of all."""
+        return self.stages[0].train.objective
+
+    @property
+    def num_trials(self) -> int:
+        """Trials of all stages that end."""
+        return sum(len(stage.trials) for stage in self.stages if stage.ends)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of a start of a run."""
+
+    workdir: Path | str
+    """Work directory, as given."""
+    step: int
+    """Updates made."""
+    finished: bool
+    """Whether the run is at its end; else a signal stopped it, and the same command continues."""
+    baseline: float | None = None
+    """Value of the first metric for a model that ignores its input, if known."""
+    train_metrics: dict[str, Any] = field(default_factory=dict)
+    """Last row of training metrics; empty when none was written."""
+    eval_metrics: dict[str, Any] = field(default_factory=dict)
+    """Last evaluation; empty when there was none."""
+    seconds: float = 0.0
+    """Wall time of this start."""
+    outcomes: tuple[Outcome, ...] = ()
+    """Outcomes of the trials that have ended."""
+    stopped_by: str = ""
+    """Name of the signal that stopped the run before its end."""
+    unlearned: str = ""
+    """Why no trial learned anything, and what to try; "" where one did, or the run goes on."""
