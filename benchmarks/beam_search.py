@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from decoding import MODEL
 
-from bert_jax.exchange.proof import Batch
-from bert_jax.exchange.translation.files import class_of, write_huggingface
-from bert_jax.exchange.translation.huggingface import TheirTranslator
-from bert_jax.exchange.translation.proof import translated
+from bert_jax.artefacts.exchange.proof import Batch
+from bert_jax.artefacts.exchange.translation.files import class_of, write_huggingface
+from bert_jax.artefacts.exchange.translation.huggingface import TheirTranslator
+from bert_jax.artefacts.exchange.translation.proof import translated
+from bert_jax.artefacts.saved.model import Origin, SavedModel
+from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
-from bert_jax.saved.model import Origin, SavedModel
-from bert_jax.saved.reading import read_model
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 
 BAR = 2.0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from inference_start import TEXT, run, write_model
 
-from bert_jax.exchange.huggingface_files import write_json
+from bert_jax.artefacts.exchange.huggingface_files import write_json
 from bert_jax.files.checks import DIGESTS, digests_of
 
 BAR = 0.05

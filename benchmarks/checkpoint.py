@@ -3,7 +3,7 @@
     python benchmarks/checkpoint.py
     python benchmarks/checkpoint.py --repeats 9 --check
 
-Digests: a state of --megabytes is saved again and again through `bert_jax.checkpoint`, as a
+Digests: a state of --megabytes is saved again and again through `distributed.checkpoint`, as a
 training loop does it. The time of `leaf_digests` is compared with that of the whole save: from the
 call until Orbax says that the checkpoint is on disk, digests included, the reading back not.
 
@@ -37,9 +37,9 @@ def measure_digests(megabytes: float, repeats: int, directory: Path) -> float:
     """Prints the two times and returns the share of the digests."""
     import jax
 
-    from bert_jax.checkpoint import Checkpoints
-    from bert_jax.checkpoint.digest import leaf_digests
-    from bert_jax.checkpoint.record import named_leaves
+    from bert_jax.distributed.checkpoint import Checkpoints
+    from bert_jax.distributed.checkpoint.digest import leaf_digests
+    from bert_jax.distributed.checkpoint.record import named_leaves
 
     rows = int(megabytes * 1e6 / 4 / 768 / 12)
     leaves = {f"layer{n}": jax.random.normal(jax.random.key(n), (rows, 768)) for n in range(12)}
@@ -74,7 +74,7 @@ def measure_saves(repeats: int, directory: Path) -> None:
     from bert_jax.data.store_writer import StoreWriter
     from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
     from bert_jax.tokenization.wordpiece import WordPieceTokenizer
-    from bert_jax.training.corpus import Corpus
+    from bert_jax.training.pretrain.corpus import Corpus
 
     words = [*SPECIAL_TOKENS, *(str(n) for n in range(len(SPECIAL_TOKENS), 30_000))]
     random = np.random.default_rng(0)
@@ -104,9 +104,9 @@ def measure_saves(repeats: int, directory: Path) -> None:
 def _train(corpus: Any, every: int, workdir: Path) -> tuple[float, float]:
     """Seconds from step 100 to 300, and the share of them that the loop spent in saves."""
     from bert_jax.config.mapping import build
-    from bert_jax.run.goodput import Clock
-    from bert_jax.training.config import PretrainConfig
-    from bert_jax.training.train import train
+    from bert_jax.training.pretrain.config import PretrainConfig
+    from bert_jax.training.pretrain.train import train
+    from bert_jax.training.run.goodput import Clock
 
     shutil.rmtree(workdir, ignore_errors=True)
     clock = Clock()

@@ -51,8 +51,8 @@ SIMILARITY = 0.8
 
 def prepare(text: str, vocab: str | None, directory: Path, parts: int) -> None:
     """Writes text.txt, the same documents in parts/*.jsonl, and tokenizer/ to `directory`."""
-    from bert_jax.corpus.build import iter_texts
-    from bert_jax.corpus.sources import resolve_sources
+    from bert_jax.data.corpus.build import iter_texts
+    from bert_jax.data.corpus.sources import resolve_sources
     from bert_jax.tokenization.load import load_tokenizer
     from bert_jax.tokenization.wordpiece_training import train_wordpiece
 
@@ -81,11 +81,11 @@ def prepare(text: str, vocab: str | None, directory: Path, parts: int) -> None:
 
 
 def run_ours(role: str, directory: Path, cores: int) -> None:
-    from bert_jax.corpus.build import build_corpora
-    from bert_jax.corpus.cleaning.config import CleaningConfig
-    from bert_jax.corpus.passes import Recipe
-    from bert_jax.corpus.sharded.engine import open_engine
-    from bert_jax.corpus.sharded.tasks import SHARD_BYTES
+    from bert_jax.data.corpus.build import build_corpora
+    from bert_jax.data.corpus.cleaning.config import CleaningConfig
+    from bert_jax.data.corpus.passes import Recipe
+    from bert_jax.data.corpus.sharded.engine import open_engine
+    from bert_jax.data.corpus.sharded.tasks import SHARD_BYTES
     from bert_jax.tokenization.load import load_tokenizer
 
     tokenizer = load_tokenizer(directory / "tokenizer")

@@ -22,18 +22,18 @@ from typing import Any, NamedTuple
 
 import jax
 
+from bert_jax.cli.demo.masked_words import HELDOUT_RATE, VOCAB_SIZE
 from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import diff
-from bert_jax.corpus.build import build_corpus, is_corpus, iter_texts
+from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.data.pipeline import EvalBatches, ExampleStream
-from bert_jax.demo.masked_words import HELDOUT_RATE, VOCAB_SIZE
-from bert_jax.parallel.sharding import make_mesh, place_batch
+from bert_jax.distributed.parallel.sharding import make_mesh, place_batch
 from bert_jax.tokenization.wordpiece_training import train_wordpiece
-from bert_jax.training.config import FREE_FIELDS, PretrainConfig
-from bert_jax.training.corpus import evaluation_config, open_corpus, step_config
-from bert_jax.training.evaluate import EVAL_SEED, evaluate
-from bert_jax.training.state import init_state
-from bert_jax.training.step import make_eval_step, make_train_step
+from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
+from bert_jax.training.pretrain.corpus import evaluation_config, open_corpus, step_config
+from bert_jax.training.pretrain.evaluate import EVAL_SEED, evaluate
+from bert_jax.training.steps.state import init_state
+from bert_jax.training.steps.step import make_eval_step, make_train_step
 
 BERT, MODERN = "pretrain/demo_bert.py", "pretrain/demo.py"
 PAIRINGS = 4

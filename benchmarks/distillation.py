@@ -25,14 +25,14 @@ from scipy.stats import t as student
 
 from bert_jax.config.command_line import load_config
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.parallel.sharding import make_mesh, place_batch
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import evaluation_config, open_corpus, step_config
-from bert_jax.training.evaluate import HeldOut
-from bert_jax.training.start.teacher import resolve_teacher, with_teacher
-from bert_jax.training.state import abstract_state, jitted_init
-from bert_jax.training.step import make_train_step
-from bert_jax.training.train import train
+from bert_jax.distributed.parallel.sharding import make_mesh, place_batch
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import evaluation_config, open_corpus, step_config
+from bert_jax.training.pretrain.evaluate import HeldOut
+from bert_jax.training.pretrain.start.teacher import resolve_teacher, with_teacher
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.steps.state import abstract_state, jitted_init
+from bert_jax.training.steps.step import make_train_step
 
 ARMS: dict[str, dict[str, Any]] = {
     "labels alone": {},

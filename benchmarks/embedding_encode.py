@@ -123,11 +123,11 @@ def write_model(directory: Path, size: str, texts: list[str]) -> None:
     import jax
     import numpy as np
 
-    from bert_jax.exchange.sentence_transformers import write
+    from bert_jax.artefacts.exchange.sentence_transformers import write
+    from bert_jax.artefacts.saved.model import Origin, SavedModel
     from bert_jax.model.config import SIZES
     from bert_jax.model.embedding import EmbeddingConfig
     from bert_jax.model.heads import init_params
-    from bert_jax.saved.model import Origin, SavedModel
     from bert_jax.tokenization.wordpiece_training import train_wordpiece
 
     tokenizer = train_wordpiece(texts, 8192)

@@ -69,11 +69,11 @@ def ours(model: Path, pairs: Path, batch_size: int, buckets: int) -> tuple[Pass,
     import numpy as np
 
     from bert_jax.config.mapping import build
-    from bert_jax.finetune.config import FinetuneConfig
-    from bert_jax.finetune.setup import set_up
-    from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
-    from bert_jax.training import trials
-    from bert_jax.training.step import make_train_step
+    from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
+    from bert_jax.training.finetune.config import FinetuneConfig
+    from bert_jax.training.finetune.setup import set_up
+    from bert_jax.training.steps import trials
+    from bert_jax.training.steps.step import make_train_step
 
     section = {"train": str(pairs), "dev": str(pairs), "max_query": MAX_QUERY}
     sections = {

@@ -63,14 +63,14 @@ class Steps:
         import jax
         import numpy as np
 
+        from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
         from bert_jax.model.config import ModelConfig
         from bert_jax.model.task_heads import TaskHeadConfig
         from bert_jax.objectives.task import TaskObjective
-        from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
-        from bert_jax.training.optim import OptimizerConfig
-        from bert_jax.training.state import StepConfig
-        from bert_jax.training.step import make_train_step
-        from bert_jax.training.trials import init_trials, place_settings
+        from bert_jax.training.steps.optim import OptimizerConfig
+        from bert_jax.training.steps.state import StepConfig
+        from bert_jax.training.steps.step import make_train_step
+        from bert_jax.training.steps.trials import init_trials, place_settings
 
         kind: Any = "tagging" if task.objective == "tags" else "classification"
         model = ModelConfig(vocab_size=tokenizer.vocab_size, **SIZES[size])
@@ -90,7 +90,7 @@ class Steps:
         """Times one step; the first of a length compiles."""
         import jax
 
-        from bert_jax.training.trials import place_rows
+        from bert_jax.training.steps.trials import place_rows
 
         host_batch = next(batches)  # it passes over those of other lengths
         start = time.perf_counter()
@@ -125,7 +125,7 @@ def per_batch_tokens(lengths: Any, batch_size: int) -> int:
 
 def measure(name: str, options: argparse.Namespace) -> float:
     """Prints the table of one data set and returns the gain of buckets over padding to 128."""
-    from bert_jax.finetune.batches import TrainBatches, choose_buckets
+    from bert_jax.training.finetune.batches import TrainBatches, choose_buckets
 
     task, tokenizer = open_data(name, options.data)
     rows = task.train_split().rows

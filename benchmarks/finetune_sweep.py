@@ -80,16 +80,16 @@ class Side:
 
         import numpy as np
 
-        from bert_jax.finetune.batches import TrainBatches
+        from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
         from bert_jax.model.config import SIZES
         from bert_jax.model.task_heads import TaskHeadConfig
         from bert_jax.objectives.task import TaskObjective
-        from bert_jax.parallel.sharding import MeshConfig, make_trial_mesh
         from bert_jax.tasks.rows import Rows
-        from bert_jax.training.optim import OptimizerConfig
-        from bert_jax.training.state import StepConfig
-        from bert_jax.training.step import make_train_step
-        from bert_jax.training.trials import init_trials, place_settings
+        from bert_jax.training.finetune.batches import TrainBatches
+        from bert_jax.training.steps.optim import OptimizerConfig
+        from bert_jax.training.steps.state import StepConfig
+        from bert_jax.training.steps.step import make_train_step
+        from bert_jax.training.steps.trials import init_trials, place_settings
 
         model = dataclasses.replace(
             SIZES[options.model],
@@ -124,7 +124,7 @@ class Side:
         """Seconds of some updates of all members, the building of batches included."""
         import jax
 
-        from bert_jax.training.trials import place_rows
+        from bert_jax.training.steps.trials import place_rows
 
         start = time.perf_counter()
         batches = self.batches.epoch(0, self.seeds)

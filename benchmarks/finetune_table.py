@@ -98,8 +98,8 @@ def main() -> int:
 def _run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The statistics of a task, from its work directory if it is finished."""
     from bert_jax.config.command_line import load_config
-    from bert_jax.finetune.config import FinetuneConfig
-    from bert_jax.finetune.train import finetune
+    from bert_jax.training.finetune.config import FinetuneConfig
+    from bert_jax.training.finetune.train import finetune
 
     row, workdir = ROWS[name], options.out / name
     fields = [

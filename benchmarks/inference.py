@@ -120,11 +120,11 @@ def write_model(directory: Path, size: str, texts: list[Text]) -> None:
     import jax
     import numpy as np
 
-    from bert_jax.exchange.huggingface_files import write_huggingface
-    from bert_jax.formats.huggingface_config import TaskOutputs
+    from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+    from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
+    from bert_jax.artefacts.saved.model import Origin, SavedModel
     from bert_jax.model.config import SIZES
     from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
-    from bert_jax.saved.model import Origin, SavedModel
     from bert_jax.tokenization.wordpiece_training import train_wordpiece
 
     tokenizer = train_wordpiece((part for pair in texts for part in pair if part), 8192)

@@ -84,10 +84,10 @@ def write_model(directory: Path, size: str) -> None:
     import jax
     import numpy as np
 
-    from bert_jax.exchange.huggingface_files import write_huggingface
+    from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+    from bert_jax.artefacts.saved.model import Origin, SavedModel
     from bert_jax.model.config import SIZES
     from bert_jax.model.heads import init_params
-    from bert_jax.saved.model import Origin, SavedModel
     from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
     from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 

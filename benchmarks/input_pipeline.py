@@ -103,7 +103,7 @@ def compare_shards(store: "TokenStore", arguments: argparse.Namespace) -> int:
     from bert_jax.data.pairings import DataConfig
     from bert_jax.data.phases import Phase
     from bert_jax.data.pipeline import ExampleStream, TrainBatches
-    from bert_jax.data.shuffle import permute
+    from bert_jax.hashing import permute
 
     class StepByStep(ExampleStream):
         """One shard, read as before there were shards: the order in blocks, rows step by step."""
@@ -327,8 +327,9 @@ def synthetic_store() -> "TokenStore":
     """20 M tokens: log-normal documents of 400 tokens on average, sentences of 23."""
     import numpy as np
 
-    from bert_jax.data.shard import Shard, SpecialIds
+    from bert_jax.data.shard import Shard
     from bert_jax.data.store import TokenStore
+    from bert_jax.tokenization.special_ids import SpecialIds
 
     rng = np.random.default_rng(0)
     sizes = np.maximum(1, rng.lognormal(np.log(17) - 0.5, 1.0, 50_000).astype(np.int64))

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.sweep.intervals import student_interval
 from bert_jax.tasks.reports.classes import class_statistic
 from bert_jax.tasks.reports.intervals import Grounds, intervals, means
 from bert_jax.tasks.text.report import text_grounds
+from bert_jax.training.sweep.intervals import student_interval
 
 RANDOM = np.random.default_rng(0)
 _LARGE = 2_000_000  # examples from which the true score of a statistic is computed

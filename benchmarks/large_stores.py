@@ -30,9 +30,10 @@ import numpy as np
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.data.shard import Shard, SpecialIds
+from bert_jax.data.shard import Shard
 from bert_jax.data.store import open_store
 from bert_jax.data.store_writer import StoreWriter
+from bert_jax.tokenization.special_ids import SpecialIds
 
 SHARD_TOKENS, SENTENCE, DOCUMENT = 100_000_000, 20, 20
 LENGTH, ROWS, BATCHES = 128, 256, 128

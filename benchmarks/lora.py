@@ -18,10 +18,10 @@ import numpy as np
 from scipy.stats import t as student
 
 from bert_jax.config.command_line import load_config
-from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.setup import set_up
-from bert_jax.finetune.train import finetune
-from bert_jax.training.trials import state_sizes
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.setup import set_up
+from bert_jax.training.finetune.train import finetune
+from bert_jax.training.steps.trials import state_sizes
 
 EPOCHS = {"sst2": 2, "stsb": 2}
 LENGTHS = {"sst2": 32, "stsb": 48}

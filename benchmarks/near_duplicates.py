@@ -14,12 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from bert_jax.corpus.cleaning.config import CleaningConfig
-from bert_jax.corpus.cleaning.drops import Drops
-from bert_jax.corpus.cleaning.duplicates import find_duplicates
-from bert_jax.corpus.cleaning.scan import scan
-from bert_jax.corpus.overlap.words import normalised_words
-from bert_jax.corpus.sources import resolve_sources
+from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.drops import Drops
+from bert_jax.data.corpus.cleaning.duplicates import find_duplicates
+from bert_jax.data.corpus.cleaning.scan import scan
+from bert_jax.data.corpus.overlap.words import normalised_words
+from bert_jax.data.corpus.sources import resolve_sources
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
 

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config.mapping import build
-from bert_jax.corpus.build import build_corpus, is_corpus, iter_texts
-from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.train import finetune
+from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.tokenization.wordpiece_training import train_wordpiece
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import objective_of, open_corpus
-from bert_jax.training.train import train
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.train import finetune
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import objective_of, open_corpus
+from bert_jax.training.pretrain.train import train
 
 OBJECTIVES = ("replaced_tokens", "masked_lm")
 HELDOUT_RATE = 0.02

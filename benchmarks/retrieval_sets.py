@@ -23,12 +23,12 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bert_jax.corpus.documents import ReadOptions
-from bert_jax.corpus.sentences import split_fast
-from bert_jax.corpus.sources import resolve_sources
+from bert_jax.data.corpus.documents import ReadOptions
+from bert_jax.data.corpus.sentences import split_fast
+from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.files.staging import replace_file
-from bert_jax.retrieval.collection import Collection, write_collection
 from bert_jax.tasks.examples import Question
+from bert_jax.tasks.retrieval.collection import Collection, write_collection
 from bert_jax.tasks.squad.sources import read_squad
 
 LANGUAGES = ("ar", "hi", "zh")

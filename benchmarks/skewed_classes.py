@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config.mapping import build
-from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.train import finetune
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.train import finetune
 
 TREATMENTS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -38,8 +38,8 @@ def read_pairs(path: Path) -> Pairs:
 def train(options: argparse.Namespace, pairs: Path, seed: int) -> Path:
     """Return the directory of a finished run."""
     from bert_jax.config.command_line import load_config
-    from bert_jax.finetune.config import FinetuneConfig
-    from bert_jax.finetune.train import finetune
+    from bert_jax.training.finetune.config import FinetuneConfig
+    from bert_jax.training.finetune.train import finetune
 
     workdir: Path = options.out / f"seed{seed}"
     fields = [
@@ -58,7 +58,7 @@ def train(options: argparse.Namespace, pairs: Path, seed: int) -> Path:
 
 def scores(ranked: Iterable[Iterable[int]], pairs: Pairs, documents: Sequence[str]) -> list[float]:
     """Return `METRICS` of the rankings of the questions, best first."""
-    from bert_jax.retrieval.metrics import ranking_scores
+    from bert_jax.tasks.retrieval.metrics import ranking_scores
 
     rankings = {f"{n}": [f"{d}" for d in found] for n, found in enumerate(ranked)}
     number_of = {text: n for n, text in enumerate(documents)}
@@ -85,8 +85,8 @@ def main() -> int:
     if options.data is None:
         parser.error("give --data, or BERT_JAX_DATA in the environment")
     import bert_jax
-    from bert_jax.corpus.overlap.words import normalised_words
-    from bert_jax.retrieval.bm25 import BM25
+    from bert_jax.data.corpus.overlap.words import normalised_words
+    from bert_jax.tasks.retrieval.bm25 import BM25
 
     squad = Path(options.data) / "squad"
     learned, asked = read_pairs(squad / "train-v1.1-part.json"), read_pairs(squad / "xquad.en.json")

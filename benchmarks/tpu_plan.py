@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.config.command_line import load_config
-from bert_jax.parallel.sharding import MeshConfig
+from bert_jax.distributed.parallel.sharding import MeshConfig
 from bert_jax.plan.compile import Plan, default_cache, with_vocabulary
 from bert_jax.plan.output import memory_per_chip
 from bert_jax.plan.planner import Planner
 from bert_jax.plan.search import Pace
 from bert_jax.plan.topology import parse_topology
-from bert_jax.training.config import PretrainConfig
+from bert_jax.training.pretrain.config import PretrainConfig
 
 STEPS = ("configured", "usual", "fast")
 MODELS = {"base": "pretrain/bert_base", "large": "pretrain/bert_large"}

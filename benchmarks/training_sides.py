@@ -129,13 +129,13 @@ def our_steps(case: Case) -> RunSteps:
     """Make this package's step, which masks on the device."""
     import jax
 
-    from bert_jax.data.shard import SpecialIds
+    from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, place_batch
     from bert_jax.objectives.masked_lm import MaskedLM
     from bert_jax.objectives.masking import MaskingConfig
-    from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
-    from bert_jax.training.optim import OptimizerConfig
-    from bert_jax.training.state import StepConfig, init_state
-    from bert_jax.training.step import make_train_step
+    from bert_jax.tokenization.special_ids import SpecialIds
+    from bert_jax.training.steps.optim import OptimizerConfig
+    from bert_jax.training.steps.state import StepConfig, init_state
+    from bert_jax.training.steps.step import make_train_step
 
     words = case.words
     config = StepConfig(

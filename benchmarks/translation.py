@@ -25,15 +25,16 @@ import numpy as np
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.data.shard import Shard, SpecialIds
+from bert_jax.data.shard import Shard
 from bert_jax.data.store import TokenStore
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, place_batch
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.config import TranslationConfig
 from bert_jax.objectives.translation import Translation
-from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
-from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.state import StepConfig, init_state
-from bert_jax.training.step import make_train_step
+from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.steps.optim import OptimizerConfig
+from bert_jax.training.steps.state import StepConfig, init_state
+from bert_jax.training.steps.step import make_train_step
 
 VOCAB, WIDTH, LAYERS, HEADS, MLP = 8000, 256, 3, 4, 512
 LENGTH, ROWS, DROPOUT, SMOOTHING, RATE = 128, 8, 0.1, 0.1, 5e-4

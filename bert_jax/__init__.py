@@ -35,7 +35,7 @@ def load(directory: "str | Path", **limits: Any) -> "LoadedModel":
     Raises:
         UserError: There is no sound model in it.
     """
+    from bert_jax.artefacts.saved.reading import read_model  # jax is imported when it is used
     from bert_jax.infer.loaded import LoadedModel
-    from bert_jax.saved.reading import read_model  # jax is imported when it is used
 
     return LoadedModel(read_model(os.path.expanduser(directory)), **limits)

@@ -138,7 +138,7 @@ def _places(arguments: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def _variables(number: int, processes: int, devices: int, port: int) -> dict[str, str]:
-    """Return the variables that `bert_jax.parallel.processes` and JAX read."""
+    """Return the variables that `bert_jax.distributed.parallel.processes` and JAX read."""
     return {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),

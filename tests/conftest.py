@@ -54,7 +54,9 @@ def compiled_programs(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def reused_steps() -> Iterator[None]:
     """Pretraining runs of one configuration, in one module, trace and compile their steps once."""
-    from bert_jax.training import evaluate, loop, pretraining, state
+    from bert_jax.training import loop
+    from bert_jax.training.pretrain import evaluate, pretraining
+    from bert_jax.training.steps import state
 
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (

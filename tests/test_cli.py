@@ -18,7 +18,7 @@ import jax
 import pytest
 
 import bert_jax
-from bert_jax import cli
+from bert_jax.cli import main as cli
 from bert_jax.tokenization.load import load_tokenizer
 
 SMALL = [
@@ -418,7 +418,7 @@ def test_a_signal_leaves_nothing_half_written(made: Made, tmp_path, number):
     # What a shell starts in the background ignores Ctrl-C, and so would its children.
     heeds = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from bert_jax.cli import main; sys.exit(main())"
+        "from bert_jax.cli.main import main; sys.exit(main())"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", heeds, "corpus", f"--input={source}", "--num-workers=1",

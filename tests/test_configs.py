@@ -13,7 +13,7 @@ import jax
 import pytest
 from made_plans import made_plan
 
-from bert_jax import cli
+from bert_jax.cli import main as cli
 from bert_jax.config.command_line import load_config
 from bert_jax.errors import UserError
 from bert_jax.model.config import SIZES
@@ -24,8 +24,8 @@ from bert_jax.plan import planner
 from bert_jax.plan.command import startable
 from bert_jax.plan.search import with_phase
 from bert_jax.plan.topology import parse_topology
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import objective_of
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import objective_of
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 RECIPES = [path for room in ("pretrain", "translate") for path in (CONFIGS / room).glob("*.py")]

@@ -14,10 +14,10 @@ from make_stopped_finetuning import SWEEP
 from make_stopped_finetuning import losses as finetuning_losses
 
 import bert_jax
-from bert_jax.cli import main
+from bert_jax.cli.main import main
 from bert_jax.config.mapping import build
-from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.finetune.train import finetune
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.train import finetune
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tqdm import tqdm
 
-from bert_jax import cli
+from bert_jax.cli import main as cli
 from bert_jax.terminal import safe_streams
 
 HOSTILE = "good\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f"

@@ -55,7 +55,7 @@ def test_the_command_and_its_configurations(environment, tmp_path):
     assert "--config.model.num_layers" in run(environment, tmp_path, "bert-jax", "plan", "--fields")
     load = (
         "import sys; from bert_jax.config.command_line import load_config; "
-        "from bert_jax.training.config import PretrainConfig; "
+        "from bert_jax.training.pretrain.config import PretrainConfig; "
         "print(load_config(PretrainConfig, sys.argv[1]).model.num_layers)"
     )
     for name in ("bert_tiny", "pretrain/bert_tiny", "configs/pretrain/bert_tiny.py"):

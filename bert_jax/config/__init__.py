@@ -1,1 +1,4 @@
-"""Configurations: files, command lines and the frozen dataclasses they become."""
+"""Configurations: files, command lines, and the frozen dataclasses that they become.
+
+Imports nothing of the package but errors. Read first: mapping.py.
+"""

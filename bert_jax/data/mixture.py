@@ -20,8 +20,8 @@ import numpy as np
 from bert_jax.data.kept import Kept
 from bert_jax.data.order import ShardOrder
 from bert_jax.data.rows import StoreRows
-from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.data.store import TokenStore
+from bert_jax.hashing import hash_key, permute
 
 BLOCK = 1000
 _ONE = 1 << 32  # a point's place is an integer in [0, BLOCK * _ONE)

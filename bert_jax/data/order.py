@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.kept import Kept
-from bert_jax.data.shuffle import hash_key, permute
+from bert_jax.hashing import hash_key, permute
 
 _EPOCHS = 4
 """Epochs whose order of shards is kept."""

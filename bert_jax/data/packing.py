@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.data.shard import Shard
-from bert_jax.data.shuffle import below, hash_key, hash_u64
 from bert_jax.errors import UserError
+from bert_jax.hashing import below, hash_key, hash_u64
 
 NUM_SPECIAL = 2  # [CLS] piece [SEP]
 MIN_LENGTH = NUM_SPECIAL + 1

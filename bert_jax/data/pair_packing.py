@@ -22,8 +22,8 @@ import numpy as np
 
 from bert_jax.data.packing import deal, lay_out, pieces_of
 from bert_jax.data.shard import Shard
-from bert_jax.data.shuffle import hash_key
 from bert_jax.errors import UserError
+from bert_jax.hashing import hash_key
 
 SOURCE_SPECIAL = 2  # [CLS] source [SEP]
 TARGET_SPECIAL = 1  # [CLS] target

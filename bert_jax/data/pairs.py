@@ -24,8 +24,8 @@ from typing import Literal
 import numpy as np
 
 from bert_jax.data.shard import Shard
-from bert_jax.data.shuffle import below, hash_key, hash_u64
 from bert_jax.errors import UserError
+from bert_jax.hashing import below, hash_key, hash_u64
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 LABELS = {

@@ -32,9 +32,9 @@ from bert_jax.data.order import Places, ShardOrder
 from bert_jax.data.pairings import MAX_LENGTH, PAIRINGS, DataConfig, ExamplePlan
 from bert_jax.data.phases import Phase, Share, stages_from
 from bert_jax.data.rows import StoreRows
-from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
+from bert_jax.hashing import hash_key, permute
 
 _MOST = 2**32  # rows of a batch, and steps of a phase
 

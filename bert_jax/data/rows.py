@@ -10,9 +10,9 @@ import numpy as np
 from bert_jax.data.kept import Kept
 from bert_jax.data.order import Places
 from bert_jax.data.pairings import PAIRINGS, DataConfig, ExamplePlan
-from bert_jax.data.shuffle import hash_key
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
+from bert_jax.hashing import hash_key
 
 _PLAN = 0
 """Purpose of a random number; part of its key."""

@@ -10,7 +10,8 @@ import numpy as np
 from bert_jax.data.kept import Kept
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, differing, json_crc
-from bert_jax.untrusted.json_file import read_json, read_json_object
+from bert_jax.files.untrusted.json_file import read_json, read_json_object
+from bert_jax.tokenization.special_ids import SpecialIds
 
 OFFSET_DTYPE = np.dtype("<i8")
 MAX_HEADER_BYTES = 256 << 20
@@ -23,17 +24,6 @@ _CHECKED_OFFSETS = 1 << 22
 
 OPEN_SHARDS = 64
 """Shards that a store keeps open; each holds three files."""
-
-
-@dataclass(frozen=True)
-class SpecialIds:
-    """Ids of the five special tokens."""
-
-    pad: int
-    unk: int
-    cls: int
-    sep: int
-    mask: int
 
 
 @runtime_checkable

@@ -28,7 +28,6 @@ from bert_jax.data.shard import (
     OPEN_SHARDS,
     Shard,
     Shards,
-    SpecialIds,
     StoreTokenizer,
     check_digests,
     check_offsets,
@@ -40,7 +39,8 @@ from bert_jax.data.shard import (
 )
 from bert_jax.errors import UserError
 from bert_jax.files.checks import Checks
-from bert_jax.untrusted.json_file import read_json
+from bert_jax.files.untrusted.json_file import read_json
+from bert_jax.tokenization.special_ids import SpecialIds
 
 FORMAT = "bert_jax token store"
 VERSION = 1

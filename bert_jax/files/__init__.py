@@ -1,1 +1,5 @@
-"""Files that are replaced whole, appended to line by line, or written to a bucket."""
+"""Files: bounded readers of what anyone may have written, whole replacement, leases, buckets.
+
+`untrusted/` bounds bytes, depth and time of each format. Knows no model and no jax.
+Read first: untrusted/whole_file.py, staging.py.
+"""

@@ -14,7 +14,7 @@ from typing import Any
 import google_crc32c
 
 from bert_jax.errors import UserError
-from bert_jax.untrusted.json_file import read_json_object
+from bert_jax.files.untrusted.json_file import read_json_object
 
 DIGESTS = "crc32c"
 """Key of the digests of files in a record, by path; before there was sha256, seven times slower."""

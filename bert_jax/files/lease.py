@@ -24,7 +24,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.files.claims import Claims
-from bert_jax.untrusted.json_file import parse_json
+from bert_jax.files.untrusted.json_file import parse_json
 
 EXIT_CODE = 7
 _log = logging.getLogger("bert_jax")

@@ -20,18 +20,18 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 import bert_jax
+from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
-from bert_jax.finetune.batches import eval_batches
 from bert_jax.infer import forward
 from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.translate import best_tokens, decoded
 from bert_jax.model.heads import layer_outputs
 from bert_jax.model.seq2seq.network import Side
-from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.masks import encode_masked, token_text
 from bert_jax.tokenization.tokenizer import TokenRow, make_row, replace_surrogates
+from bert_jax.training.finetune.batches import eval_batches
 
 MAX_TOKENS = 256
 """In a page, special tokens included: BERT-base's weights of so many are 13 MB of it."""

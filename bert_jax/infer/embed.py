@@ -11,19 +11,17 @@ import numpy as np
 from jax import Array
 from typing_extensions import override
 
+from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.classify import TextPredictor
 from bert_jax.infer.forward import Pooling
 from bert_jax.infer.predictor import Prepared
-from bert_jax.model.embedding import EmbeddingConfig
-from bert_jax.saved.model import SavedModel
+from bert_jax.model.embedding import PLAIN
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch
 
 Kind = Literal["query", "document"]
-PLAIN = EmbeddingConfig("mean", normalize=False)
-"""Vectors of a model that was not trained for vectors."""
 
 
 def parse_layers(text: str) -> tuple[int, ...] | slice:

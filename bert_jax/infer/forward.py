@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.model.config import LayerKind, ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig, TokenPooling, pool_tokens
@@ -22,7 +23,6 @@ from bert_jax.model.encoder import Embeddings, Layer
 from bert_jax.model.heads import end_norm, pool, vocabulary_logits, with_params
 from bert_jax.model.rotation import Context, make_context
 from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tokens
-from bert_jax.saved.model import SavedModel
 from bert_jax.tasks.rows import Batch
 
 Pooling = Literal["mean", "max", "cls", "pooler", "last", "weighted"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
@@ -20,7 +21,6 @@ from bert_jax.infer.predictor import Answer, Cuts, Example, Given, Predictor, ch
 from bert_jax.infer.tag import Tagger
 from bert_jax.infer.translate import Translator
 from bert_jax.model.seq2seq.search import SearchConfig
-from bert_jax.saved.model import SavedModel
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 Texts = str | Sequence[str]

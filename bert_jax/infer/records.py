@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from bert_jax.errors import UserError
+from bert_jax.files.untrusted.compressed import decompress, plain_suffix
+from bert_jax.files.untrusted.json_file import parse_json
+from bert_jax.files.untrusted.whole_file import decode_text
 from bert_jax.tasks.examples import Origin
 from bert_jax.tasks.problems import MissingColumn
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tasks.tables.files import read_rows
-from bert_jax.untrusted.compressed import decompress, plain_suffix
-from bert_jax.untrusted.json_file import parse_json
-from bert_jax.untrusted.whole_file import decode_text
 
 STDIN = "-"
 Format = Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"]

@@ -1,1 +1,4 @@
-"""The encoder: configuration, layers, attention and heads. Knows nothing of data or training."""
+"""Networks: configuration, layers, attention, heads, encoder-decoders.
+
+Knows nothing of data or training. Read first: config.py, encoder.py, heads.py.
+"""

@@ -73,6 +73,10 @@ class EmbeddingConfig:
             )
 
 
+PLAIN = EmbeddingConfig("mean", normalize=False)
+"""Vectors of a model that was not trained for vectors."""
+
+
 class TokenWeights(nnx.Module):
     """Weights of the tokens of a row, from one score a token; equal weights at the beginning."""
 

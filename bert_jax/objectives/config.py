@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError, nearest
 from bert_jax.model.config import ModelConfig
@@ -29,6 +28,7 @@ from bert_jax.objectives.replaced_tokens import (
     generator_params,
 )
 from bert_jax.objectives.translation import Translation
+from bert_jax.tokenization.special_ids import SpecialIds
 
 
 class Given(NamedTuple):

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import (
     Projection,
@@ -22,6 +21,7 @@ from bert_jax.model.layout import Layout, platform
 from bert_jax.objectives.losses import cross_entropy, cross_entropy_in_blocks, num_blocks, ratio
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens
 from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
+from bert_jax.tokenization.special_ids import SpecialIds
 
 _MASKED = (
     Metric(

@@ -21,9 +21,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Integer, UInt32
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
+from bert_jax.tokenization.special_ids import SpecialIds
 
 # What a random number is for; words far from the small numbers that dropout sites use.
 _PRIORITY, _ACTION, _REPLACEMENT = 0x4D41534B, 0x41435431, 0x52455031

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.counter_hash import hash_u32
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops, replaced_flops, vocabulary_flops
@@ -33,6 +32,7 @@ from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.masked_lm import MaskedLM, masked_sums
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
+from bert_jax.tokenization.special_ids import SpecialIds
 
 # What a random number is for; words far from those of masking.
 _SAMPLING, _GENERATOR_DROPOUT = 0x53414D50, 0x47454E44

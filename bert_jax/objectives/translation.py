@@ -12,12 +12,12 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Integer
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout
 from bert_jax.model.seq2seq.network import Network, Side
 from bert_jax.objectives.losses import ratio, smoothed_cross_entropy
 from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
+from bert_jax.tokenization.special_ids import SpecialIds
 
 METRICS = (
     Metric(

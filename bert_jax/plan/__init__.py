@@ -1,1 +1,5 @@
-"""Ahead-of-time compilation for TPU topologies: what a step costs before anybody pays for it."""
+"""Ahead-of-time compilation for TPU slices: the cost of a step before anybody pays for one.
+
+`hlo_cost/` accounts a compiled program and knows nothing of BERT.
+May import training and below. Read first: command.py, compile.py.
+"""

@@ -24,18 +24,19 @@ import numpy as np
 import zstandard
 
 from bert_jax.data.pairings import PAIRINGS, Column
-from bert_jax.data.shard import SpecialIds, token_dtype
+from bert_jax.data.shard import token_dtype
+from bert_jax.distributed.parallel.sharding import batch_sharding, check_batch_size, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
-from bert_jax.hlo_cost.cost import Cost, estimate
-from bert_jax.hlo_cost.hlo import parse_program
-from bert_jax.hlo_cost.program import Program
-from bert_jax.parallel.sharding import batch_sharding, check_batch_size, make_mesh
+from bert_jax.plan.hlo_cost.cost import Cost, estimate
+from bert_jax.plan.hlo_cost.hlo import parse_program
+from bert_jax.plan.hlo_cost.program import Program
 from bert_jax.plan.topology import Topology, devices, quiet
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import objective_of, open_corpus, settings_of, step_config
-from bert_jax.training.state import abstract_state
-from bert_jax.training.step import make_train_step
+from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import objective_of, open_corpus, settings_of, step_config
+from bert_jax.training.steps.state import abstract_state
+from bert_jax.training.steps.step import make_train_step
 
 ASSUMED_VOCAB_SIZE = 30522
 """The published English BERT's, where neither the configuration nor a corpus says."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.files.staging import staged_file
-from bert_jax.hlo_cost.cost import Cost
 from bert_jax.plan.compile import Plan
+from bert_jax.plan.hlo_cost.cost import Cost
 
 SCHEMA = 2
 """Raised when a field of the JSON changes its meaning or goes."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError
-from bert_jax.hlo_cost.cost import estimate
-from bert_jax.hlo_cost.program import Program
 from bert_jax.model.config import ModelConfig
-from bert_jax.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.plan.compile import Plan, compile_step, row_flops, usable_bytes
+from bert_jax.plan.hlo_cost.cost import estimate
+from bert_jax.plan.hlo_cost.program import Program
 from bert_jax.plan.prior import on_paper, rows_that_may_fit
 from bert_jax.plan.search import (
     Fit,
@@ -30,7 +30,7 @@ from bert_jax.plan.search import (
     settings_of,
 )
 from bert_jax.plan.topology import Topology, devices
-from bert_jax.training.config import PretrainConfig
+from bert_jax.training.pretrain.config import PretrainConfig
 
 LEAST_DEPTH = 2
 """Layers at least of the compilations that stand for a model of more."""

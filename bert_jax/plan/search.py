@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bert_jax.parallel.sharding import divisors
-from bert_jax.training.config import PretrainConfig
+from bert_jax.distributed.parallel.sharding import divisors
+from bert_jax.training.pretrain.config import PretrainConfig
 
 Remat = Literal["none", "dots", "full"]
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")

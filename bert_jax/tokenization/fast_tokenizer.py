@@ -16,8 +16,8 @@ import tokenizers
 from jaxtyping import Int32
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
+from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,
     MAX_TOKENS,

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from bert_jax.errors import UserError
+from bert_jax.files.untrusted.whole_file import read_bytes
 from bert_jax.tokenization.tokenizer import KIND_FILES, MAX_FILE_BYTES, Tokenizer
 from bert_jax.tokenization.tokenizer_parts import Reading
-from bert_jax.untrusted.whole_file import read_bytes
 
 
 def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:

@@ -19,8 +19,8 @@ import sentencepiece
 from jaxtyping import Int32
 from tqdm import tqdm
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
+from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,
     MAX_TOKENS,

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from tokenizers import AddedToken
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.files.staging import write_synced
+from bert_jax.tokenization.special_ids import SpecialIds
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Names in the order of the fields of `SpecialIds`."""

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 from tokenizers import AddedToken
 
 from bert_jax.errors import UserError
+from bert_jax.files.untrusted.json_file import read_json_object, short
+from bert_jax.files.untrusted.whole_file import read_text
 from bert_jax.tokenization.split_pattern import MAX_PATTERN, takes_linear_time
 from bert_jax.tokenization.tokenizer import (
     ADDED_FLAGS,
@@ -20,8 +22,6 @@ from bert_jax.tokenization.tokenizer import (
     MAX_TOKENS,
     SPACE,
 )
-from bert_jax.untrusted.json_file import read_json_object, short
-from bert_jax.untrusted.whole_file import read_text
 
 MAP_NAME = "special_tokens_map.json"
 ROBERTAS = 2

@@ -22,8 +22,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
+from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,
     MAX_TOKEN_CHARS,

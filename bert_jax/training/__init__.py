@@ -1,1 +1,6 @@
-"""The training step, its sharding, and the loop around it."""
+"""Runs: one loop (loop.py) carries out a plan (run_plan.py), for pretraining and fine-tuning.
+
+`pretrain/` and `finetune/` make a plan from a configuration; `steps/` has the training step,
+`run/` what every run has on disk, `sweep/` the statistics of trials.
+May import artefacts and below. Read first: run_plan.py, loop.py, pretrain/resolve.py.
+"""

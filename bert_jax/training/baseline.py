@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.data.store import TokenStore
 from bert_jax.objectives.objective import Metric, Objective
-from bert_jax.training.config import PretrainConfig
+from bert_jax.training.pretrain.config import PretrainConfig
 
 MARGIN = 0.05
 """Distance below the baseline, in nats, from which on a run counts as having left it."""

@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.checkpoint.agreement import all_agree
-from bert_jax.run.interrupt import StopRequest
-from bert_jax.run.session import Session
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.training import trials
-from bert_jax.training.bad_step import (
+from bert_jax.distributed.checkpoint.agreement import all_agree
+from bert_jax.training.baseline import DivergedError
+from bert_jax.training.progress import Moment, null
+from bert_jax.training.run.interrupt import StopRequest
+from bert_jax.training.run.session import Session
+from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.run_plan import Result, RunPlan, Scores, Stage
+from bert_jax.training.steps import trials
+from bert_jax.training.steps.bad_step import (
     BadStep,
     BadStepError,
     compute_again,
     find_bad_step,
     skipped_message,
 )
-from bert_jax.training.baseline import DivergedError
-from bert_jax.training.progress import Moment, null
-from bert_jax.training.run_plan import Result, RunPlan, Scores, Stage
-from bert_jax.training.state import made_once
-from bert_jax.training.step import make_train_step
-from bert_jax.training.step_queue import StepQueue
+from bert_jax.training.steps.state import made_once
+from bert_jax.training.steps.step import make_train_step
+from bert_jax.training.steps.step_queue import StepQueue
 
 
 def carry_out(plan: RunPlan, session: Session) -> Result:

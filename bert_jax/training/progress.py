@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.sweep.statistics import Outcome, Trial
 from bert_jax.training.baseline import LossMonitor
-from bert_jax.training.guard import GUARD_METRICS
-from bert_jax.training.state import TrainState
+from bert_jax.training.steps.guard import GUARD_METRICS
+from bert_jax.training.steps.state import TrainState
+from bert_jax.training.sweep.statistics import Outcome, Trial
 
 _NO_MEANS = (*GUARD_METRICS, "num_tokens", "learning_rate")
 

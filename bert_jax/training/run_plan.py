@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax.sharding import Mesh
 
-from bert_jax.checkpoint.manager import Report
+from bert_jax.distributed.checkpoint.manager import Report
 from bert_jax.objectives.objective import Objective
-from bert_jax.run.goodput import Clock
-from bert_jax.sweep.statistics import Outcome, Trial
 from bert_jax.training.progress import Moment
-from bert_jax.training.state import StepConfig
+from bert_jax.training.run.goodput import Clock
+from bert_jax.training.steps.state import StepConfig
+from bert_jax.training.sweep.statistics import Outcome, Trial
 
 Means = Mapping[str, Sequence[float | None]]
 """Mean of each trial by the name of a metric; None: no step was taken."""

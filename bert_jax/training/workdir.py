@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import bert_jax
-from bert_jax.checkpoint.agreement import by_first
+from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES
+from bert_jax.artefacts.saved.ancestors import RECORD, corpus_entry
+from bert_jax.artefacts.saved.lineage import ancestor_entry
+from bert_jax.artefacts.saved.runs import Kind, read_record
 from bert_jax.config.mapping import build, diff, to_dict
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.store import TokenStore
+from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
-from bert_jax.formats.huggingface_files import MAX_CONFIG_BYTES
+from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.objectives.config import DistilledMaskedLMConfig
-from bert_jax.saved.ancestors import RECORD, corpus_entry
-from bert_jax.saved.lineage import ancestor_entry
-from bert_jax.saved.runs import Kind, read_record
 from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.training.config import FREE_FIELDS, PretrainConfig
-from bert_jax.untrusted.json_file import read_json_object
+from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
 
 
 def read_config(workdir: Path) -> PretrainConfig:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """Return the recipe; any field of `bert_jax.finetune.config.FinetuneConfig` may be set."""
+    """Return the recipe; any field of `FinetuneConfig` may be set."""
     return ConfigDict(
         {
             "task": {"kind": "choice"},

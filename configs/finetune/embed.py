@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 
 def get_config(kind: str = "pairs") -> ConfigDict:
-    """Return the recipe; any field of `bert_jax.finetune.config.FinetuneConfig` may be set."""
+    """Return the recipe; any field of `FinetuneConfig` may be set."""
     return ConfigDict(
         {
             "task": {"kind": "embedding", "embedding": {"kind": kind}},

@@ -14,7 +14,7 @@ _SMALL = ("cola", "mrpc", "rte", "stsb", "wnli")
 
 
 def get_config(name: str) -> ConfigDict:
-    """Return the recipe; any field of `bert_jax.finetune.config.FinetuneConfig` may be set."""
+    """Return the recipe; any field of `FinetuneConfig` may be set."""
     return ConfigDict(
         {
             "task": {"kind": "glue", "glue": {"name": name}},

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 
 def get_config(data_format: str = "columns") -> ConfigDict:
-    """Return the recipe; any field of `bert_jax.finetune.config.FinetuneConfig` may be set."""
+    """Return the recipe; any field of `FinetuneConfig` may be set."""
     return ConfigDict(
         {
             "task": {"kind": "tagging", "tagging": {"format": data_format}},

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 
 def get_config(recipe: str = "modern") -> ConfigDict:
-    """Return a recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
+    """Return a recipe; any field of `PretrainConfig` may be set."""
     recipes = {"modern": _modern, "bert": _bert}
     if recipe not in recipes:
         raise ValueError(f"the recipe is {recipe!r}; expected one of {', '.join(recipes)}")

@@ -46,7 +46,7 @@ _SIZES = {
 
 
 def get_config(size: str = "150m") -> ConfigDict:
-    """Return the recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
+    """Return the recipe; any field of `PretrainConfig` may be set."""
     if size not in _SIZES:
         raise ValueError(f"the size is {size!r}; expected one of {', '.join(_SIZES)}")
     layers, width, heads, mlp, peak, weight_decay, rate_warmup, batch_warmup = _SIZES[size]

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 
 def get_config(size: str = "210m") -> ConfigDict:
-    """Return the recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
+    """Return the recipe; any field of `PretrainConfig` may be set."""
     if size != "210m":
         raise ValueError(f"the size is {size!r}; expected 210m")
     return ConfigDict(

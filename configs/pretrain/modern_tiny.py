@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """Return the recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
+    """Return the recipe; any field of `PretrainConfig` may be set."""
     long_rows = {"length": 512, "batch_size": 64, "rope_theta": 160_000.0, "learning_rate": 3e-4}
     return ConfigDict(
         {

@@ -38,7 +38,7 @@ _SIZES = {
 
 
 def get_config(size: str = "base") -> ConfigDict:
-    """Return the recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
+    """Return the recipe; any field of `PretrainConfig` may be set."""
     if size not in _SIZES:
         raise ValueError(f"the size is {size!r}; expected one of {', '.join(_SIZES)}")
     layers, width, heads, mlp, peak, late, rows, long_rows, rate_warmup, batch_warmup = _SIZES[size]

@@ -25,7 +25,7 @@ _STEPS = 1_050_000
 
 
 def get_config() -> ConfigDict:
-    """Return the recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
+    """Return the recipe; any field of `PretrainConfig` may be set."""
     constant = {"learning_rate": 1e-5, "decay": "constant"}
     return ConfigDict(
         {

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """Return the recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
+    """Return the recipe; any field of `PretrainConfig` may be set."""
     return ConfigDict(
         {
             "objective": {"name": "translation", "tying": "all", "label_smoothing": 0.1},

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 
 def get_config(network: str = "transformer") -> ConfigDict:
-    """Return a recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
+    """Return a recipe; any field of `PretrainConfig` may be set."""
     networks = {"transformer": _transformer, "recurrent": _recurrent}
     if network not in networks:
         raise ValueError(f"the network is {network!r}; expected one of {', '.join(networks)}")

@@ -19,7 +19,7 @@ WIRINGS = {"none": "before", "dot": "after", "multiplicative": "after", "additiv
 
 
 def get_config(attention: str = "additive") -> ConfigDict:
-    """Return a recipe; any field of `bert_jax.training.config.PretrainConfig` may be set."""
+    """Return a recipe; any field of `PretrainConfig` may be set."""
     if attention not in WIRINGS:
         raise ValueError(f"the attention is {attention!r}; expected one of {', '.join(WIRINGS)}")
     return ConfigDict(

@@ -15,13 +15,13 @@ from chaos_run import LONG, new_seed
 from checkpoint_states import change_a_value
 from small_run import fingerprint, small_config, write_corpus
 
-from bert_jax.checkpoint import Checkpoints, saved_steps, verify_checkpoint
-from bert_jax.checkpoint.record import read_record
-from bert_jax.parallel.sharding import make_mesh
-from bert_jax.run.events import read_events
-from bert_jax.training.corpus import step_config
-from bert_jax.training.state import abstract_state
-from bert_jax.training.train import train
+from bert_jax.distributed.checkpoint import Checkpoints, saved_steps, verify_checkpoint
+from bert_jax.distributed.checkpoint.record import read_record
+from bert_jax.distributed.parallel.sharding import make_mesh
+from bert_jax.training.pretrain.corpus import step_config
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.events import read_events
+from bert_jax.training.steps.state import abstract_state
 
 CONFIG = small_config(
     training__num_steps=6,

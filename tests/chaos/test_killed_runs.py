@@ -7,7 +7,7 @@ import pytest
 from chaos_run import LONG, Kill, Pod, new_seed, write_config
 from small_run import fingerprint, small_config, write_corpus
 
-from bert_jax.run.telemetry import read_metrics
+from bert_jax.training.run.telemetry import read_metrics
 
 # test_resume.py kills a run of one process with sentence pairs, test_stalled.py one of two.
 CASES = [("none", 1, 4)]

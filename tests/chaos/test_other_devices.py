@@ -15,15 +15,15 @@ import pytest
 from chaos_run import LONG, Pod, write_config
 from small_run import small_config, write_corpus
 
-from bert_jax.checkpoint import Checkpoints, saved_steps
-from bert_jax.checkpoint.digest import block_digest, text
-from bert_jax.checkpoint.record import named_leaves
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.parallel.sharding import make_mesh
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.training import train as loop
-from bert_jax.training.corpus import step_config
-from bert_jax.training.state import abstract_state
+from bert_jax.distributed.checkpoint import Checkpoints, saved_steps
+from bert_jax.distributed.checkpoint.digest import block_digest, text
+from bert_jax.distributed.checkpoint.record import named_leaves
+from bert_jax.distributed.parallel.sharding import make_mesh
+from bert_jax.training.pretrain import train as loop
+from bert_jax.training.pretrain.corpus import step_config
+from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.steps.state import abstract_state
 
 # As (devices, mesh) one after the other: by the number of devices, and from fsdp to tensor.
 CHAINS: list[list[tuple[int, dict[str, int]]]] = [

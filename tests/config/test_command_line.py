@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.cli import main
+from bert_jax.cli.main import main
 from bert_jax.config.command_line import fields_help, load_config
 from bert_jax.errors import UserError
-from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.training.config import PretrainConfig
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.pretrain.config import PretrainConfig
 
 
 def write(path: Path, body: str) -> str:

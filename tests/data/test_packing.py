@@ -6,8 +6,8 @@ from synthetic_store import SPECIAL, document_of, make_shard
 
 from bert_jax.data import packing
 from bert_jax.data.packing import _pack, pack_histogram, plan_packing, segment_dtype
-from bert_jax.data.shuffle import hash_key
 from bert_jax.errors import UserError
+from bert_jax.hashing import hash_key
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=12)
 

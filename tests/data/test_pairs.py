@@ -9,8 +9,8 @@ from synthetic_store import SPECIAL, document_of, make_shard, random_shard
 
 from bert_jax.data import pairs
 from bert_jax.data.pairs import losses, majority_rate, plan_pairs, truncate
-from bert_jax.data.shuffle import hash_key, hash_u64
 from bert_jax.errors import UserError
+from bert_jax.hashing import hash_key, hash_u64
 
 COLUMNS = ("a_start", "a_len", "b_start", "b_len", "label")
 DOCUMENTS = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=2, max_size=8)

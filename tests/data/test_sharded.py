@@ -12,8 +12,8 @@ from bert_jax.data.order import ShardOrder
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import EvalBatches, ExampleStream, TrainBatches, row_keys
-from bert_jax.data.shuffle import hash_key, permute
 from bert_jax.errors import UserError
+from bert_jax.hashing import hash_key, permute
 
 NONE = DataConfig(pairing="none")
 

@@ -15,10 +15,11 @@ import pytest
 
 from bert_jax.data import shard as shard_module
 from bert_jax.data import store as store_module
-from bert_jax.data.shard import SpecialIds, token_dtype
+from bert_jax.data.shard import token_dtype
 from bert_jax.data.store import is_store, open_store
 from bert_jax.data.store_writer import StoreWriter, write_manifest
 from bert_jax.errors import UserError
+from bert_jax.tokenization.special_ids import SpecialIds
 
 
 class FakeTokenizer:

@@ -21,7 +21,7 @@ from gcs_emulator import make_bucket, running_emulator
 from google.auth.exceptions import DefaultCredentialsError
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.checkpoint import storage
+from bert_jax.distributed.checkpoint import storage
 from bert_jax.errors import UserError
 from bert_jax.files import remote, urls
 from bert_jax.files.remote import WorkDir, open_workdir

@@ -39,9 +39,9 @@ def losses(workdir: Path) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    from bert_jax.finetune.config import FinetuneConfig
-    from bert_jax.finetune.train import finetune
-    from bert_jax.training.config import build  # of version 0.1.0
+    from bert_jax.training.finetune.config import FinetuneConfig
+    from bert_jax.training.finetune.train import finetune
+    from bert_jax.training.pretrain.config import build  # of version 0.1.0
 
     config = build(FinetuneConfig, SWEEP)
 

@@ -12,11 +12,11 @@ from attend_models import MODEL, attention_weights, scripts_model, weights_in
 from fast_files import write_fast
 from small_saved import FAMILIES, small_saved
 
-from bert_jax.cli import main
+from bert_jax.artefacts.saved import reading
+from bert_jax.cli.main import main
 from bert_jax.errors import UserError
 from bert_jax.infer.attend import MAX_TOKENS, attention_page, quantized
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.saved import reading
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer

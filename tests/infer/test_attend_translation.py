@@ -10,7 +10,8 @@ from asked_models import TOKENIZER
 from attend_models import weights_in
 from toy_networks import MemoryNetwork, toy_config, toy_translator
 
-from bert_jax.cli import main
+from bert_jax.artefacts.saved import reading
+from bert_jax.cli.main import main
 from bert_jax.errors import UserError
 from bert_jax.infer.attend import attention_page
 from bert_jax.infer.loaded import LoadedModel
@@ -19,7 +20,6 @@ from bert_jax.model.seq2seq.network import Side, Weights
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
-from bert_jax.saved import reading
 
 SMALL = ModelConfig(
     vocab_size=TOKENIZER.vocab_size, num_positions=24, hidden_dim=16, num_layers=2, num_heads=2,

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.errors import UserError
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
-from bert_jax.saved.model import Origin, SavedModel
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -55,7 +55,7 @@ def test_fill_mask_of_other_tokenizers(tmp_path, family, text):
     import transformers
     from family_models import save_family
 
-    from bert_jax.exchange.importing import import_model
+    from bert_jax.artefacts.exchange.importing import import_model
 
     model = save_family(tmp_path / "source", family, "ForMaskedLM")
     import_model(str(tmp_path / "source"), tmp_path / "ours")

@@ -16,11 +16,11 @@ import pytest
 import zstandard
 from test_stream import Shout
 
+from bert_jax.cli.verbs.answering import check_files
 from bert_jax.errors import UserError
 from bert_jax.infer.records import PAUSE, Record, read_records
 from bert_jax.infer.stream import answer_records
 from bert_jax.tasks.tables.delimited import TableFormat
-from bert_jax.verbs.answering import check_files
 
 ROWS = [
     {"id": "7", "text": 'the "cat", sat', "text_b": "a\tdog"},

@@ -7,13 +7,13 @@ import sys
 import pytest
 from asked_models import random_model
 
-from bert_jax.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 
 ASK = """
 import json, sys
 import bert_jax
 assert "jax" not in sys.modules and "numpy" not in sys.modules
-from bert_jax.cli import main
+from bert_jax.cli.main import main
 
 directories = json.loads(sys.argv[1])
 texts = {"fill-mask": ["the cat [MASK] ."], "answer": ["cat", "--context", "the cat sat ."]}
@@ -29,7 +29,12 @@ VERBS = {
     "answer": "span",
 }
 HEAVY = {"orbax", "grain", "tensorstore", "tensorflow", "torch", "transformers", "matplotlib"}
-OURS = "bert_jax.training", "bert_jax.checkpoint", "bert_jax.training.trials", "bert_jax.objectives"
+OURS = (
+    "bert_jax.training",
+    "bert_jax.distributed.checkpoint",
+    "bert_jax.training.steps.trials",
+    "bert_jax.objectives",
+)
 
 
 @pytest.fixture(scope="module")

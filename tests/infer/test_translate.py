@@ -9,7 +9,8 @@ import pytest
 from asked_models import TOKENIZER, random_model
 from toy_networks import plain_search, toy_translator
 
-from bert_jax import cli
+from bert_jax.cli import main as cli
+from bert_jax.cli.verbs import answering
 from bert_jax.errors import UserError
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.translate import decoded, mean_attention, word_attention
@@ -20,7 +21,6 @@ from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 from bert_jax.tokenization.tokenizer import make_row
-from bert_jax.verbs import answering
 
 TEXTS = ["the cat sat on the mat", "", "dogs", "the dog .", "kim met lee in rome", "a", "the cat"]
 CLS, SEP = TOKENIZER.special_ids.cls, TOKENIZER.special_ids.sep

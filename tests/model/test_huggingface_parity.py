@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from pretraining import apply_pretraining
 
-from bert_jax.data.shard import SpecialIds
-from bert_jax.formats.huggingface_names import from_huggingface, to_huggingface
+from bert_jax.artefacts.formats.huggingface_names import from_huggingface, to_huggingface
 from bert_jax.model.config import SIZES, ModelConfig
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import num_params
+from bert_jax.tokenization.special_ids import SpecialIds
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "model" / "tiny.npz"
 TOLERANCE = 1e-5

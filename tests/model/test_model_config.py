@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.model.config import SIZES, ModelConfig
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import num_params
+from bert_jax.tokenization.special_ids import SpecialIds
 
 # tests/model/test_huggingface_parity.py checks the same numbers against transformers.
 PUBLISHED = {

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.artefacts.formats.huggingface_names import from_huggingface, table_of, to_huggingface
 from bert_jax.errors import UserError
-from bert_jax.formats.huggingface_names import from_huggingface, table_of, to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.heads import init_params, logical_axes

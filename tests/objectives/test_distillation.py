@@ -10,7 +10,12 @@ import pytest
 from scipy.special import log_softmax, softmax
 from steps import batch_gradients
 
-from bert_jax.data.shard import SpecialIds
+from bert_jax.distributed.parallel.sharding import (
+    MeshConfig,
+    batch_sharding,
+    make_mesh,
+    place_batch,
+)
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
@@ -28,10 +33,10 @@ from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import num_frozen, num_params
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.parallel.sharding import MeshConfig, batch_sharding, make_mesh, place_batch
-from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.state import StepConfig, init_state, state_shardings
-from bert_jax.training.step import dropout_seed, make_train_step
+from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.steps.optim import OptimizerConfig
+from bert_jax.training.steps.state import StepConfig, init_state, state_shardings
+from bert_jax.training.steps.step import dropout_seed, make_train_step
 
 MODEL = ModelConfig(
     vocab_size=250, num_positions=16, hidden_dim=16, num_layers=2, num_heads=4, mlp_dim=32,

@@ -9,6 +9,13 @@ import numpy as np
 import pytest
 from steps import batch_gradients
 
+from bert_jax.distributed.parallel.sharding import (
+    MeshConfig,
+    batch_sharding,
+    make_mesh,
+    make_trial_mesh,
+    place_batch,
+)
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
@@ -20,17 +27,10 @@ from bert_jax.objectives.embedding import (
     ranking_losses,
     score_losses,
 )
-from bert_jax.parallel.sharding import (
-    MeshConfig,
-    batch_sharding,
-    make_mesh,
-    make_trial_mesh,
-    place_batch,
-)
-from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.state import StepConfig, init_state, state_shardings
-from bert_jax.training.step import dropout_seed, make_train_step
-from bert_jax.training.trials import init_trials, place_rows, place_settings
+from bert_jax.training.steps.optim import OptimizerConfig
+from bert_jax.training.steps.state import StepConfig, init_state, state_shardings
+from bert_jax.training.steps.step import dropout_seed, make_train_step
+from bert_jax.training.steps.trials import init_trials, place_rows, place_settings
 
 RNG = np.random.default_rng(0)
 B, G, D, TEMPERATURE = 6, 4, 5, 0.2

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Projection
 from bert_jax.objectives import masked_lm
 from bert_jax.objectives.losses import cross_entropy, cross_entropy_in_blocks, num_blocks
 from bert_jax.objectives.masked_lm import MaskedLM, masked_sums, pair_sums
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.tokenization.special_ids import SpecialIds
 
 entropy = jax.jit(cross_entropy)
 OBJECTIVE = MaskedLM(ModelConfig(), MaskingConfig(), SpecialIds(0, 1, 2, 3, 4))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens
+from bert_jax.tokenization.special_ids import SpecialIds
 
 V, PAD, CLS, SEP, MASK = 1005, 0, 3, 100, 50
 SPECIAL_IDS = SpecialIds(pad=PAD, unk=1004, cls=CLS, sep=SEP, mask=MASK)

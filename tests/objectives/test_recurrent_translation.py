@@ -10,14 +10,14 @@ from steps import batch_gradients
 
 from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import build, to_dict
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, place_batch
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.config import ObjectiveConfig, RecurrentTranslationConfig
 from bert_jax.objectives.translation import Translation
-from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.state import StepConfig, param_placement
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.steps.optim import OptimizerConfig
+from bert_jax.training.steps.state import StepConfig, param_placement
 
 MODEL = ModelConfig(
     vocab_size=40, num_positions=24, hidden_dim=16, num_layers=2, num_heads=1, mlp_dim=16,

@@ -12,7 +12,12 @@ from scipy.special import softmax
 from steps import batch_gradients
 
 from bert_jax.config.mapping import build
-from bert_jax.data.shard import SpecialIds
+from bert_jax.distributed.parallel.sharding import (
+    MeshConfig,
+    batch_sharding,
+    make_mesh,
+    place_batch,
+)
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.flops import (
@@ -31,11 +36,11 @@ from bert_jax.objectives.replaced_tokens import (
     generator_of,
     replace_tokens,
 )
-from bert_jax.parallel.sharding import MeshConfig, batch_sharding, make_mesh, place_batch
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.state import StepConfig, init_state, state_shardings
-from bert_jax.training.step import dropout_seed, make_train_step
+from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.steps.optim import OptimizerConfig
+from bert_jax.training.steps.state import StepConfig, init_state, state_shardings
+from bert_jax.training.steps.step import dropout_seed, make_train_step
 
 MODEL = ModelConfig(
     vocab_size=250, num_positions=16, embedding_dim=16, hidden_dim=32, num_layers=2, num_heads=8,

@@ -12,9 +12,8 @@ pytestmark = pytest.mark.parity
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from bert_jax.data.shard import SpecialIds  # noqa: E402
-from bert_jax.formats.families import to_bert  # noqa: E402
-from bert_jax.formats.huggingface_names import from_huggingface  # noqa: E402
+from bert_jax.artefacts.formats.families import to_bert  # noqa: E402
+from bert_jax.artefacts.formats.huggingface_names import from_huggingface  # noqa: E402
 from bert_jax.objectives.masking import MaskingConfig  # noqa: E402
 from bert_jax.objectives.replaced_tokens import (  # noqa: E402
     SHARED,
@@ -23,6 +22,7 @@ from bert_jax.objectives.replaced_tokens import (  # noqa: E402
     generator_params,
     replace_tokens,
 )
+from bert_jax.tokenization.special_ids import SpecialIds  # noqa: E402
 
 HEAD = {"dense": "dense", "score": "dense_prediction"}
 

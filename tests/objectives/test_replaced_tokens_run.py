@@ -13,11 +13,11 @@ from small_run import (
 )
 
 import bert_jax
-from bert_jax import cli
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.saved.reading import read_model
-from bert_jax.training.train import train
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.telemetry import read_metrics
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
 

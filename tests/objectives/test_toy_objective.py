@@ -20,21 +20,21 @@ from small_run import (
     write_corpus,
 )
 
-from bert_jax import cli
-from bert_jax.checkpoint import load_newest
+from bert_jax.cli import main as cli
+from bert_jax.distributed.checkpoint import load_newest
+from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
 from bert_jax.model.heads import encode, logical_axes
 from bert_jax.model.task_heads import TaskHeadConfig, TaskModel, init_task_params
 from bert_jax.objectives import config as objectives
 from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.objective import Forward, Metric, Objective, Shown
-from bert_jax.parallel.sharding import make_mesh
 from bert_jax.plan.compile import compile_step
 from bert_jax.plan.topology import parse_topology
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.training.corpus import step_config
-from bert_jax.training.state import abstract_state
-from bert_jax.training.train import train
+from bert_jax.training.pretrain.corpus import step_config
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.steps.state import abstract_state
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
 

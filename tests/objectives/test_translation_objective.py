@@ -9,16 +9,16 @@ import pytest
 from packed_pairs import SPECIAL, batch, random_pairs
 from steps import batch_gradients
 
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, place_batch
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.config import TranslationConfig
 from bert_jax.objectives.losses import cross_entropy, smoothed_cross_entropy
 from bert_jax.objectives.objective import evaluated
 from bert_jax.objectives.translation import Translation, next_tokens
-from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
-from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.state import StepConfig, init_state, param_placement
-from bert_jax.training.step import make_train_step
+from bert_jax.training.steps.optim import OptimizerConfig
+from bert_jax.training.steps.state import StepConfig, init_state, param_placement
+from bert_jax.training.steps.step import make_train_step
 
 V, S, T = 40, 24, 20
 MODEL = ModelConfig(

@@ -21,8 +21,8 @@ from bert_jax.plan.compile import (
     with_vocabulary,
 )
 from bert_jax.plan.topology import parse_topology
-from bert_jax.training.config import PretrainConfig, PretrainModelConfig
-from bert_jax.training.corpus import objective_of
+from bert_jax.training.pretrain.config import PretrainConfig, PretrainModelConfig
+from bert_jax.training.pretrain.corpus import objective_of
 
 GIB = 2**30
 SIZES = [

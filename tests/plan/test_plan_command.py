@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from made_plans import made_plan
 
-from bert_jax import cli
+from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 from bert_jax.plan import planner, topology
 

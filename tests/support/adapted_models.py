@@ -5,11 +5,11 @@ import dataclasses
 import jax
 import numpy as np
 
+from bert_jax.artefacts.saved.adapter import merged_params
+from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.heads import logical_axes
 from bert_jax.model.lora import LoraConfig, with_lora
 from bert_jax.model.task_heads import TaskModel
-from bert_jax.saved.adapter import merged_params
-from bert_jax.saved.model import SavedModel
 
 
 def adapted(saved: SavedModel, *targets: str, rank: int = 2) -> SavedModel:

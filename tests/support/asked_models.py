@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.formats.huggingface_config import TaskOutputs
+from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
+from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
-from bert_jax.saved.model import Origin, SavedModel
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 

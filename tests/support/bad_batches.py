@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from bert_jax.training import step as step_module
+from bert_jax.training.steps import step as step_module
 
 
 def poison(monkeypatch, bad_rows: Mapping[int, str]) -> None:

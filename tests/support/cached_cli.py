@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from jax._src import compiler
 
-from bert_jax import cli
+from bert_jax.cli import main as cli
 
 if __name__ == "__main__":
     compiler.distributed = SimpleNamespace(global_state=SimpleNamespace(process_id=0, client=None))

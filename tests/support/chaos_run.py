@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 from compiling import same_bits
 
 from bert_jax.config.mapping import to_dict
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.training.config import PretrainConfig
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.run.telemetry import read_metrics
 
 LONG = os.environ.get("BERT_JAX_CHAOS") == "1"
 TIMEOUT = 900.0

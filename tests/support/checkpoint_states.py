@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bert_jax.checkpoint import Checkpoints, Retention, storage
-from bert_jax.checkpoint.record import group_of, grouped, read_record
 from bert_jax.config.mapping import to_dict
-from bert_jax.training.config import PretrainConfig
+from bert_jax.distributed.checkpoint import Checkpoints, Retention, storage
+from bert_jax.distributed.checkpoint.record import group_of, grouped, read_record
+from bert_jax.training.pretrain.config import PretrainConfig
 
 CONFIG = to_dict(PretrainConfig())
 

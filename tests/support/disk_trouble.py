@@ -21,12 +21,12 @@ jax.config.update("jax_num_cpu_devices", 8)
 from chaos_run import write_config  # noqa: E402
 from small_run import fingerprint, small_config  # noqa: E402
 
-from bert_jax import cli  # noqa: E402
-from bert_jax.checkpoint import Checkpoints, saved_steps, storage, verify_checkpoint  # noqa: E402
-from bert_jax.run.events import read_events  # noqa: E402
-from bert_jax.run.telemetry import read_metrics  # noqa: E402
-from bert_jax.training import train as loop  # noqa: E402
-from bert_jax.training.corpus import open_corpus  # noqa: E402
+from bert_jax.cli import main as cli  # noqa: E402
+from bert_jax.distributed.checkpoint import Checkpoints, saved_steps, storage, verify_checkpoint  # noqa: E402
+from bert_jax.training.pretrain import train as loop  # noqa: E402
+from bert_jax.training.pretrain.corpus import open_corpus  # noqa: E402
+from bert_jax.training.run.events import read_events  # noqa: E402
+from bert_jax.training.run.telemetry import read_metrics  # noqa: E402
 
 NUM_STEPS, SAVE_EVERY = 30, 2
 log: list[str] = []

@@ -6,10 +6,10 @@ from typing import Any
 
 from small_saved import MODEL, small_saved
 
-from bert_jax.exchange.proof import PROOF_TEXTS
-from bert_jax.formats.huggingface_config import TaskOutputs
+from bert_jax.artefacts.exchange.proof import PROOF_TEXTS
+from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
+from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.model.task_heads import TaskHeadConfig
-from bert_jax.saved.model import Origin, SavedModel
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.wordpiece import WordPieceOptions, WordPieceTokenizer

@@ -165,7 +165,7 @@ def _models(_: Path) -> list[bytes]:
 
 def _store_file(name: str) -> Callable[[Path], list[bytes]]:
     def seeds(root: Path) -> list[bytes]:
-        from bert_jax.corpus.build import build_corpus
+        from bert_jax.data.corpus.build import build_corpus
 
         (root / "in.txt").write_text(
             "\n\n".join(f"{text} {i}." for i in range(40) for text in TEXTS)
@@ -208,7 +208,7 @@ def _safetensors(_: Path) -> list[bytes]:
 
 
 def _use_safetensors(path: Path) -> None:
-    from bert_jax.untrusted.safetensors_file import read_safetensors
+    from bert_jax.files.untrusted.safetensors_file import read_safetensors
 
     for array in read_safetensors(path).values():
         array.tobytes()
@@ -236,7 +236,7 @@ def _bundle(name: str) -> Callable[[Path], list[bytes]]:
 
 
 def _use_bundle(path: Path) -> None:
-    from bert_jax.untrusted.tensor_bundle import open_tensor_bundle
+    from bert_jax.files.untrusted.tensor_bundle import open_tensor_bundle
 
     for tensor in open_tensor_bundle(path.with_name("x.index")).values():
         tensor.array.tobytes()
@@ -247,8 +247,8 @@ def _use_bundle_unchecked(path: Path) -> None:
     from unittest.mock import ANY, patch
 
     with (
-        patch("bert_jax.untrusted.sstable.masked_crc32c", lambda _: ANY),
-        patch("bert_jax.untrusted.tensor_bundle.masked_crc32c", lambda _: ANY),
+        patch("bert_jax.files.untrusted.sstable.masked_crc32c", lambda _: ANY),
+        patch("bert_jax.files.untrusted.tensor_bundle.masked_crc32c", lambda _: ANY),
     ):
         _use_bundle(path)
 
@@ -285,7 +285,7 @@ def _extracts(kind: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
         import shutil
 
-        from bert_jax.untrusted.archives import extract_tar, extract_zip
+        from bert_jax.files.untrusted.archives import extract_tar, extract_zip
 
         target = path.with_name("target")
         try:
@@ -334,7 +334,7 @@ def _parquets(_: Path) -> list[bytes]:
 
 
 def _use_source(path: Path) -> None:
-    from bert_jax.corpus.sources import resolve_sources
+    from bert_jax.data.corpus.sources import resolve_sources
 
     for source in resolve_sources([str(path)]):
         for document in source.texts():
@@ -344,7 +344,7 @@ def _use_source(path: Path) -> None:
 def _run_configs(_: Path) -> list[bytes]:
     import dataclasses
 
-    from bert_jax.training.config import PretrainConfig
+    from bert_jax.training.pretrain.config import PretrainConfig
 
     return [json.dumps({"config": dataclasses.asdict(PretrainConfig())}).encode()]
 
@@ -357,7 +357,7 @@ def _use_run_config(path: Path) -> None:
 
 def _sentence_reader(name: str) -> Reader:
     def seeds(root: Path) -> list[bytes]:
-        from bert_jax.formats.sentence_transformers import EmbeddingConfig, sentence_files
+        from bert_jax.artefacts.formats.sentence_transformers import EmbeddingConfig, sentence_files
 
         files = sentence_files(EmbeddingConfig("mean", True, "q: ", "d: ", (8,)), 16, 32)
         for path, content in files.items():
@@ -369,7 +369,10 @@ def _sentence_reader(name: str) -> Reader:
 
 
 def _use_sentence_files(path: Path) -> None:
-    from bert_jax.formats.sentence_transformers import is_sentence_model, read_sentence_files
+    from bert_jax.artefacts.formats.sentence_transformers import (
+        is_sentence_model,
+        read_sentence_files,
+    )
 
     root = path.parent.parent if path.parent.name == "1_Pooling" else path.parent
     if is_sentence_model(root):
@@ -381,28 +384,28 @@ def _rows(*rows: dict[str, Any]) -> Callable[[Path], list[bytes]]:
 
 
 def _use_metrics(path: Path) -> None:
-    from bert_jax.run.telemetry import read_metrics
+    from bert_jax.training.run.telemetry import read_metrics
 
     for row in read_metrics(path):
         assert isinstance(row["step"], int)
 
 
 def _use_events(path: Path) -> None:
-    from bert_jax.run.events import read_events
+    from bert_jax.training.run.events import read_events
 
     for event in read_events(path):
         assert isinstance(event["kind"], str)
 
 
 def _records(_: Path) -> list[bytes]:
-    from bert_jax.checkpoint.record import Record
+    from bert_jax.distributed.checkpoint.record import Record
 
     record = Record(5, {"seed": 0}, {"a": [1.5]}, {}, {"params/w": [[2, 3], "float32", "00c0ffee"]})
     return [json.dumps(record.to_json()).encode()]
 
 
 def _use_record(path: Path) -> None:
-    from bert_jax.checkpoint.record import RecordFaultError, read_record
+    from bert_jax.distributed.checkpoint.record import RecordFaultError, read_record
 
     with contextlib.suppress(RecordFaultError):
         read_record(path.parents[1])
@@ -417,19 +420,19 @@ def _marks(root: Path) -> list[bytes]:
 
 
 def _use_mark(path: Path) -> None:
-    from bert_jax.checkpoint.verify import file_fault
+    from bert_jax.distributed.checkpoint.verify import file_fault
 
     assert isinstance(file_fault(path.parent), str)
 
 
 def _starts(_: Path) -> list[bytes]:
-    from bert_jax.run.goodput import Start
+    from bert_jax.training.run.goodput import Start
 
     return [json.dumps({"starts": [vars(Start(1.0, 2.0, 0, 3, 3, {"productive": 1.0}))]}).encode()]
 
 
 def _use_starts(path: Path) -> None:
-    from bert_jax.run.goodput import read_starts, time_shares
+    from bert_jax.training.run.goodput import read_starts, time_shares
 
     time_shares(read_starts(path))
 

@@ -27,7 +27,7 @@ def corpora(directory: Path) -> list[bytes]:
 
 def use_collection(path: Path) -> None:
     """Read the collection that a file is part of."""
-    from bert_jax.retrieval.collection import read_collection
+    from bert_jax.tasks.retrieval.collection import read_collection
 
     read_collection(path if path.parent.name == "qrels" else path.parent)
 
@@ -37,7 +37,7 @@ def indexes(_: Path) -> list[bytes]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from bert_jax.search.index import _KEY, _schema
+    from bert_jax.infer.search.index import _KEY, _schema
 
     by = {"model": "/m", "digest": "0" * 64, "dimensions": 2}
     schema = _schema(2).with_metadata({_KEY: json.dumps(by)})
@@ -54,7 +54,7 @@ def indexes(_: Path) -> list[bytes]:
 
 def use_index(path: Path) -> None:
     """Read all vectors, and the passages that two queries find."""
-    from bert_jax.search.index import Index
+    from bert_jax.infer.search.index import Index
 
     index = Index(path)
     for block in index._blocks():

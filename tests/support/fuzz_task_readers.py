@@ -146,7 +146,7 @@ def use_squad(path: Path) -> None:
 
 def huggingface_configs(_: Path) -> list[bytes]:
     """As Transformers writes it."""
-    from bert_jax.formats.huggingface_config import model_config_to_huggingface
+    from bert_jax.artefacts.formats.huggingface_config import model_config_to_huggingface
     from bert_jax.model.config import SIZES
 
     bert = model_config_to_huggingface(SIZES["tiny"]) | {"architectures": ["BertModel"]}
@@ -160,9 +160,9 @@ def huggingface_configs(_: Path) -> list[bytes]:
 
 def use_huggingface_config(path: Path) -> None:
     """To our configuration, of whatever family."""
-    from bert_jax.formats.families import to_bert
-    from bert_jax.formats.huggingface_config import model_config_from_huggingface
-    from bert_jax.untrusted.json_file import read_json_object
+    from bert_jax.artefacts.formats.families import to_bert
+    from bert_jax.artefacts.formats.huggingface_config import model_config_from_huggingface
+    from bert_jax.files.untrusted.json_file import read_json_object
 
     found = read_json_object(path, max_bytes=1 << 20)
     arrays = {f"embeddings.{name}_embeddings.weight": np.zeros((1, 8), np.float32)

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.formats.huggingface_config import model_config_to_huggingface
-from bert_jax.formats.huggingface_names import to_huggingface
+from bert_jax.artefacts.formats.huggingface_config import model_config_to_huggingface
+from bert_jax.artefacts.formats.huggingface_names import to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS

@@ -16,7 +16,7 @@ from tokenizers import (
     trainers,
 )
 
-from bert_jax.exchange.proof import PROOF_TEXTS
+from bert_jax.artefacts.exchange.proof import PROOF_TEXTS
 
 KINDS = ("modernbert", "eurobert", "mmbert")
 CODE = (

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.model.seq2seq.network import Side
+from bert_jax.tokenization.special_ids import SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 Pair = tuple[Sequence[int], Sequence[int]]

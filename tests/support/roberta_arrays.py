@@ -3,8 +3,8 @@
 import numpy as np
 from huggingface_directory import MODEL, pretraining_params
 
-from bert_jax.formats.huggingface_config import model_config_to_huggingface
-from bert_jax.formats.huggingface_names import to_huggingface
+from bert_jax.artefacts.formats.huggingface_config import model_config_to_huggingface
+from bert_jax.artefacts.formats.huggingface_names import to_huggingface
 
 WORDS = "embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"

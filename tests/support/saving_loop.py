@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.checkpoint import Checkpoints, Retention
+from bert_jax.distributed.checkpoint import Checkpoints, Retention
 
 NUM_ARRAYS, ROWS, COLUMNS = 4, 64, 10_240  # 2.6 MB each
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from huggingface_directory import MODEL, write_huggingface, write_safetensors
 
-from bert_jax.checkpoint import load_newest, saved_steps
 from bert_jax.config.mapping import build, to_dict
-from bert_jax.finetune import evaluate, resolve
-from bert_jax.finetune.config import FinetuneConfig
-from bert_jax.parallel.sharding import make_trial_mesh
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.training import loop, trials
+from bert_jax.distributed.checkpoint import load_newest, saved_steps
+from bert_jax.distributed.parallel.sharding import make_trial_mesh
+from bert_jax.training import loop
+from bert_jax.training.finetune import evaluate, resolve
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.steps import trials
 
 
 def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:

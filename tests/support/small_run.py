@@ -8,17 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.checkpoint import Checkpoints, Retention
 from bert_jax.config.mapping import build
 from bert_jax.data.store import TokenStore
 from bert_jax.data.store_writer import StoreWriter
-from bert_jax.parallel.sharding import make_mesh
-from bert_jax.run.telemetry import read_metrics
+from bert_jax.distributed.checkpoint import Checkpoints, Retention
+from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import Corpus, step_config
-from bert_jax.training.state import abstract_state
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus, step_config
+from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.steps.state import abstract_state
 
 VOCAB_SIZE = 64
 

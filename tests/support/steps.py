@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.training.state import StepConfig
-from bert_jax.training.step import gradients
+from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.steps.state import StepConfig
+from bert_jax.training.steps.step import gradients
 
 
 def masked_lm_step(

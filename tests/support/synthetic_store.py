@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.shard import Shard, SpecialIds
+from bert_jax.data.shard import Shard
 from bert_jax.data.store import TokenStore
+from bert_jax.tokenization.special_ids import SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 

@@ -11,11 +11,11 @@ import numpy as np
 from asked_models import TOKENIZER
 from typing_extensions import override
 
+from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import PADDED_LOGIT
 from bert_jax.model.seq2seq.network import Cache, Network, Side, Weights
 from bert_jax.model.seq2seq.search import SearchConfig
-from bert_jax.saved.model import Origin, SavedModel
 
 
 def toy_config(vocab_size: int) -> ModelConfig:

@@ -8,8 +8,8 @@ from small_run import TOKENIZER, VOCAB_SIZE, small_config
 
 from bert_jax.data.store import TokenStore
 from bert_jax.data.store_writer import StoreWriter
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import Corpus
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus
 
 
 def write_pairs(path: Path, count: int, seed: int) -> TokenStore:

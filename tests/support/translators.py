@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from export_models import tokenizer_of
 
-from bert_jax.formats.entries import VOCABULARY_PATHS, lookup
-from bert_jax.formats.seq2seq.family import shapes_of
+from bert_jax.artefacts.formats.entries import VOCABULARY_PATHS, lookup
+from bert_jax.artefacts.formats.seq2seq.family import shapes_of
+from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
-from bert_jax.saved.model import Origin, SavedModel
 
 _SIZES: dict[str, Any] = {
     "hidden_dim": 16, "num_heads": 2, "mlp_dim": 24, "num_layers": 2, "num_positions": 40,

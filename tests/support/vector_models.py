@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from export_models import model_of
 
+from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.embedding import EmbeddingConfig
-from bert_jax.saved.model import SavedModel
 
 
 def vector_model(pooling: Any = "mean", tokenizer: str = "uncased", **fields: Any) -> SavedModel:

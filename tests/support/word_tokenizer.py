@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.data.shard import SpecialIds
+from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer import Encoding, Tokenizer
 
 

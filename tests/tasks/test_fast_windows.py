@@ -6,7 +6,7 @@ from fast_files import write_fast
 from squad_examples import question
 from tokenizers import Tokenizer as Library
 
-from bert_jax.corpus.build import build_corpus
+from bert_jax.data.corpus.build import build_corpus
 from bert_jax.data.store import open_store
 from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample, TextExample
 from bert_jax.tasks.sections.squad import WindowOptions

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax import cli
+from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet
 from bert_jax.tasks.glue import TASKS, glue_task, submission_file
@@ -337,7 +337,7 @@ def test_tfds_from_a_zip_without_tensorflow(tfds, tmp_path, monkeypatch, capsys)
 @pytest.mark.filterwarnings("ignore")
 def test_tfds_from_a_tar(tfds, tmp_path):
     """Unpacked here; read from inside the archive by TensorFlow only, which is said."""
-    from bert_jax.data.tfds import open_tfds, prepare_tfds
+    from bert_jax.files.tfds import open_tfds, prepare_tfds
 
     (tmp_path / "www").mkdir()
     with tarfile.open(tmp_path / "www/a.tar.gz", "w:gz") as archive:
@@ -373,7 +373,7 @@ def test_tfds_from_a_tar(tfds, tmp_path):
 
 
 def test_tfds_scores_of_the_test_set_are_no_scores(monkeypatch):
-    from bert_jax.data.tfds import PreparedSplit
+    from bert_jax.files.tfds import PreparedSplit
     from bert_jax.tasks.tables import files as table_files
 
     example = {"sentence1": b"a", "sentence2": b"b", "label": np.float32(-1), "idx": np.int32(7)}
@@ -390,7 +390,7 @@ def test_tfds_scores_of_the_test_set_are_no_scores(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 def test_tfds_with_a_name_that_is_not_there(tfds):
-    from bert_jax.data.tfds import prepare_tfds
+    from bert_jax.files.tfds import prepare_tfds
 
     with pytest.raises(UserError, match="nonesuch"):
         prepare_tfds("nonesuch")

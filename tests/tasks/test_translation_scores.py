@@ -47,7 +47,7 @@ def test_an_interval_is_the_same_each_time_and_holds_the_score():
 
 def test_known_faults_have_their_known_scores(real_data):
     """Figures on the 1,000 German sentences of Multi30k's test set of 2016."""
-    from bert_jax.inspection.translation import read_pairs
+    from bert_jax.cli.inspection.translation import read_pairs
 
     where = real_data / "translation" / "multi30k" / "test_2016_flickr"
     sources, references = read_pairs(f"{where}.en.gz", f"{where}.de.gz")

@@ -13,7 +13,7 @@ import pytest
 from checked_encoding import checked_encoding
 from modern_files import TEXTS
 
-from bert_jax import cli
+from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 from bert_jax.tokenization.bytelevel_training import train_bytelevel
 from bert_jax.tokenization.load import load_tokenizer

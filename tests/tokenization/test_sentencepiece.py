@@ -16,13 +16,13 @@ from checked_encoding import checked_encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
+from bert_jax.files.untrusted.sstable import read_varint
 from bert_jax.tokenization import sentencepiece as module
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer, train_sentencepiece
+from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS, Tokenizer, replace_surrogates
-from bert_jax.untrusted.sstable import read_varint
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, and the dog sleeps.",

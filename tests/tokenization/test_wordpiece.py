@@ -15,11 +15,11 @@ from checked_encoding import checked_encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.shard import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.tokenization import tokenizer as tokenizer_module
 from bert_jax.tokenization import wordpiece, wordpiece_training
 from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_jax.tokenization.wordpiece import WordPieceOptions, WordPieceTokenizer
 from bert_jax.tokenization.wordpiece_training import train_wordpiece

@@ -16,14 +16,17 @@ from small_run import (
     write_corpus,
 )
 
-from bert_jax.checkpoint import saved_steps
 from bert_jax.config.mapping import to_dict
+from bert_jax.distributed.checkpoint import saved_steps
+from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import report_error
-from bert_jax.parallel.sharding import make_mesh
-from bert_jax.run.events import read_events
-from bert_jax.run.telemetry import read_metrics
 from bert_jax.training import loop
-from bert_jax.training.bad_step import (
+from bert_jax.training.baseline import DivergedError
+from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.events import read_events
+from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.steps.bad_step import (
     BadStep,
     BadStepError,
     Comparison,
@@ -31,11 +34,8 @@ from bert_jax.training.bad_step import (
     find_bad_step,
     skipped_message,
 )
-from bert_jax.training.baseline import DivergedError
-from bert_jax.training.corpus import Corpus
-from bert_jax.training.guard import GUARD_METRICS, GuardConfig, judge
-from bert_jax.training.guard import fresh_guard as make_guard
-from bert_jax.training.train import train
+from bert_jax.training.steps.guard import GUARD_METRICS, GuardConfig, judge
+from bert_jax.training.steps.guard import fresh_guard as make_guard
 
 WORKDIR = Path("work")
 LOOK = "bert-jax replay work --step 1234"

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from small_run import small_config
 
-from bert_jax.data.shard import Shard, SpecialIds
+from bert_jax.data.shard import Shard
 from bert_jax.data.store import TokenStore
 from bert_jax.objectives.masked_lm import MaskedLM
-from bert_jax.run.telemetry import compare
+from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.baseline import MARGIN, LossMonitor
-from bert_jax.training.corpus import settings_of
+from bert_jax.training.pretrain.corpus import settings_of
+from bert_jax.training.run.telemetry import compare
 
 METRIC = MaskedLM.metrics_of(pairs=True)[0]
 

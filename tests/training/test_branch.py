@@ -15,22 +15,22 @@ from checkpoint_states import change_a_digest, unmark
 from full_disk import files_of_at_most
 from small_run import fingerprint, small_config, snapshot, write_store
 
-from bert_jax.checkpoint import branches_of, load_newest, saved_steps, verify_checkpoint
-from bert_jax.cli import main
+from bert_jax.cli.inspection.replay import replay_batch
+from bert_jax.cli.inspection.status import pretrain_status
+from bert_jax.cli.inspection.status_lines import pretrain_lines
+from bert_jax.cli.main import main
 from bert_jax.config.mapping import to_dict
+from bert_jax.distributed.checkpoint import branches_of, load_newest, saved_steps, verify_checkpoint
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
-from bert_jax.inspection.replay import replay_batch
-from bert_jax.inspection.status import pretrain_status
-from bert_jax.inspection.status_lines import pretrain_lines
-from bert_jax.run.lease import hold_workdir
-from bert_jax.run.telemetry import read_metrics
 from bert_jax.training import workdir as workdir_module
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import Corpus
-from bert_jax.training.start import branch as branch_module
-from bert_jax.training.start.branch import open_branch
-from bert_jax.training.train import train
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.pretrain.start import branch as branch_module
+from bert_jax.training.pretrain.start.branch import open_branch
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.lease import hold_workdir
+from bert_jax.training.run.telemetry import read_metrics
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
 

@@ -19,13 +19,13 @@ from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import EvalBatches, ExampleStream, TrainBatches
 from bert_jax.data.store import open_store
 from bert_jax.data.store_writer import StoreWriter, write_manifest
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError, exit_code
 from bert_jax.files import bucket as bucket_module
 from bert_jax.files.bucket import BucketAwayError, BucketFiles
-from bert_jax.parallel.sharding import MeshConfig, make_mesh
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import open_corpus, phase_stores
-from bert_jax.training.evaluate import HeldOut
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import open_corpus, phase_stores
+from bert_jax.training.pretrain.evaluate import HeldOut
 
 SHARDS, DOCUMENTS = 6, 30
 

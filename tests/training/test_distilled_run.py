@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from small_run import small_config, write_corpus
 
-from bert_jax import cli
-from bert_jax.checkpoint import load_newest
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.cli import main as cli
+from bert_jax.distributed.checkpoint import load_newest
 from bert_jax.errors import UserError
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.saved.reading import read_model
-from bert_jax.training.start.teacher import resolve_teacher
-from bert_jax.training.train import train
+from bert_jax.training.pretrain.start.teacher import resolve_teacher
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.telemetry import read_metrics
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
 

@@ -10,17 +10,17 @@ from small_run import small_config, write_store
 from steps import masked_lm_step
 
 from bert_jax.data.pipeline import EvalBatches
-from bert_jax.data.shard import SpecialIds
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Forward
-from bert_jax.parallel.sharding import MeshConfig, make_mesh
-from bert_jax.training import evaluate as module
-from bert_jax.training.evaluate import EVAL_SEED, HeldOut, evaluate
-from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.step import make_eval_step
+from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.pretrain import evaluate as module
+from bert_jax.training.pretrain.evaluate import EVAL_SEED, HeldOut, evaluate
+from bert_jax.training.steps.optim import OptimizerConfig
+from bert_jax.training.steps.step import make_eval_step
 
 CONFIG = masked_lm_step(
     model=ModelConfig(

@@ -9,16 +9,16 @@ from bad_batches import poison
 from steps import masked_lm_step
 
 from bert_jax.config.mapping import build
-from bert_jax.data.shard import SpecialIds
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, place_batch
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.parallel.sharding import MeshConfig, make_mesh, place_batch
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.guard import GUARD_METRICS, GuardConfig, cleared, fresh_guard, judge
-from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.state import init_state, state_shardings
-from bert_jax.training.step import make_train_step
+from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.steps.guard import GUARD_METRICS, GuardConfig, cleared, fresh_guard, judge
+from bert_jax.training.steps.optim import OptimizerConfig
+from bert_jax.training.steps.state import init_state, state_shardings
+from bert_jax.training.steps.step import make_train_step
 
 SKIP = GuardConfig(on_bad_step="skip", window=8)
 STOP = GuardConfig(window=8)

@@ -13,19 +13,19 @@ from small_run import (
     write_corpus,
 )
 
+from bert_jax.artefacts.saved.model import Origin, SavedModel
+from bert_jax.artefacts.saved.runs import pretrained_checkpoint
 from bert_jax.config.mapping import build
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.model.heads import init_params
-from bert_jax.parallel.sharding import MeshConfig, make_mesh
-from bert_jax.saved.model import Origin, SavedModel
-from bert_jax.saved.runs import pretrained_checkpoint
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import step_config
-from bert_jax.training.start.initial_model import initial_params, with_architecture
-from bert_jax.training.state import init_state
-from bert_jax.training.train import train
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import step_config
+from bert_jax.training.pretrain.start.initial_model import initial_params, with_architecture
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.steps.state import init_state
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from small_run import small_config, write_store
 
-from bert_jax.cli import main
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.training.train import train
+from bert_jax.cli.main import main
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.telemetry import read_metrics
 
 
 def test_text_seen_and_held_out_loss_of_each_corpus(

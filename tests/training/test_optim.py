@@ -10,13 +10,13 @@ import pytest
 
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params, logical_axes
-from bert_jax.training.optim import (
+from bert_jax.training.steps.optim import (
     OptimizerConfig,
     clip_factor,
     learning_rate_schedule,
     make_optimizer,
 )
-from bert_jax.training.optim_parts import is_decayed
+from bert_jax.training.steps.optim_parts import is_decayed
 
 TINY = ModelConfig(
     vocab_size=64, num_positions=16, hidden_dim=8, num_layers=3, num_heads=2, mlp_dim=16

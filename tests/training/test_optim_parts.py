@@ -8,16 +8,21 @@ import numpy as np
 import optax
 import pytest
 
+from bert_jax.distributed.parallel.sharding import (
+    MeshConfig,
+    make_mesh,
+    opt_state_shardings,
+    param_shardings,
+)
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params, logical_axes
-from bert_jax.parallel.sharding import MeshConfig, make_mesh, opt_state_shardings, param_shardings
-from bert_jax.training.optim import (
+from bert_jax.training.steps.optim import (
     OPTIMIZERS,
     OptimizerConfig,
     learning_rate_schedule,
     make_optimizer,
 )
-from bert_jax.training.optim_parts import counted, is_decayed, matrix_sides, named
+from bert_jax.training.steps.optim_parts import counted, is_decayed, matrix_sides, named
 
 MODEL = ModelConfig(
     vocab_size=250, num_positions=16, hidden_dim=16, num_layers=3, num_heads=4, mlp_dim=32,

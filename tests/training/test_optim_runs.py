@@ -11,8 +11,8 @@ from small_run import (
     write_corpus,
 )
 
-from bert_jax.training.corpus import Corpus
-from bert_jax.training.train import train
+from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.pretrain.train import train
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
 

@@ -12,7 +12,12 @@ import pytest
 from bert_jax.config.mapping import build
 from bert_jax.data.phases import scaling
 from bert_jax.errors import UserError
-from bert_jax.training.optim import SCHEDULES, OptimizerConfig, PhaseRate, learning_rate_schedule
+from bert_jax.training.steps.optim import (
+    SCHEDULES,
+    OptimizerConfig,
+    PhaseRate,
+    learning_rate_schedule,
+)
 
 
 def rates(config, num_steps):

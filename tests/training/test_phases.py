@@ -12,33 +12,33 @@ from small_run import (
     write_store,
 )
 
+from bert_jax.cli.inspection.replay import replay_batch
 from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.data.phases import PhaseConfig, described, stages_from
 from bert_jax.data.pipeline import ExampleStream
+from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
-from bert_jax.inspection.replay import replay_batch
 from bert_jax.objectives.objective import num_params
-from bert_jax.parallel.sharding import make_mesh
 from bert_jax.plan.compile import row_flops
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import (
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import (
     Corpus,
     evaluation_config,
     objective_of,
     phase_stores,
     step_config,
 )
-from bert_jax.training.optim import PhaseRate
-from bert_jax.training.start.stages import (
+from bert_jax.training.pretrain.start.stages import (
     begun,
     check_stages,
     warmup_lines,
     with_batch_unit,
 )
-from bert_jax.training.summary import summary
-from bert_jax.training.train import train
+from bert_jax.training.pretrain.summary import summary
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.steps.optim import PhaseRate
 from bert_jax.training.workdir import check_workdir, prepare_workdir, read_config
 
 

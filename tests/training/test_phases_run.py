@@ -18,17 +18,17 @@ from small_run import (
     write_store,
 )
 
-from bert_jax.checkpoint import Checkpoints
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.cli.inspection.evaluate import evaluate_run
+from bert_jax.cli.inspection.replay import replay_batch
+from bert_jax.distributed.checkpoint import Checkpoints
+from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
-from bert_jax.inspection.evaluate import evaluate_run
-from bert_jax.inspection.replay import replay_batch
-from bert_jax.parallel.sharding import make_mesh
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.saved.reading import read_model
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import Corpus, open_corpus, step_config
-from bert_jax.training.state import TrainState, abstract_state
-from bert_jax.training.train import train
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus, open_corpus, step_config
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.steps.state import TrainState, abstract_state
 
 
 class Run(NamedTuple):

@@ -19,11 +19,11 @@ from small_run import (
     write_corpus,
 )
 
-from bert_jax.cli import main
+from bert_jax.cli.main import main
 from bert_jax.config.mapping import to_dict
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import Corpus
-from bert_jax.training.train import train
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.pretrain.train import train
 
 URL = "gs://pretraining/runs/small"
 pytestmark = pytest.mark.skipif(

@@ -17,12 +17,12 @@ from small_run import (
     write_corpus,
 )
 
-from bert_jax.checkpoint import saved_steps
-from bert_jax.run import interrupt
-from bert_jax.run.interrupt import StopRequest
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.training.corpus import Corpus, step_config
-from bert_jax.training.train import train
+from bert_jax.distributed.checkpoint import saved_steps
+from bert_jax.training.pretrain.corpus import Corpus, step_config
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run import interrupt
+from bert_jax.training.run.interrupt import StopRequest
+from bert_jax.training.run.telemetry import read_metrics
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
 
@@ -96,7 +96,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 sys.path.insert(0, sys.argv[1])
 from small_run import small_config
-from bert_jax.training.train import train
+from bert_jax.training.pretrain.train import train
 train(small_config(data={"corpus": sys.argv[2]}), Path(sys.argv[3]))
 """
 
@@ -174,7 +174,7 @@ def test_processes_agree_on_a_count_that_no_run_skips_or_repeats(monkeypatch):
 def test_second_signal_ends_at_once():
     code = """
 import os, signal, time
-from bert_jax.run.interrupt import StopRequest
+from bert_jax.training.run.interrupt import StopRequest
 with StopRequest() as stop:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.01)

@@ -14,7 +14,7 @@ import pytest
 from small_run import fingerprint, small_config, write_corpus
 
 from bert_jax.config.mapping import to_dict
-from bert_jax.run.telemetry import read_metrics
+from bert_jax.training.run.telemetry import read_metrics
 
 LOCAL = Path(__file__).parents[2] / "launch" / "local.py"
 TIMEOUT = 1200.0

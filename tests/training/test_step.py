@@ -11,16 +11,21 @@ import pytest
 from pretraining import apply_pretraining
 from steps import batch_gradients, forward, masked_lm_step, with_model
 
-from bert_jax.data.shard import SpecialIds
+from bert_jax.distributed.parallel.sharding import (
+    MeshConfig,
+    batch_sharding,
+    make_mesh,
+    place_batch,
+)
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.parallel.sharding import MeshConfig, batch_sharding, make_mesh, place_batch
-from bert_jax.training.guard import GUARD_METRICS
-from bert_jax.training.optim import OptimizerConfig
-from bert_jax.training.state import TrainState, abstract_state, init_state, state_shardings
-from bert_jax.training.step import dropout_seed, make_train_step
+from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.steps.guard import GUARD_METRICS
+from bert_jax.training.steps.optim import OptimizerConfig
+from bert_jax.training.steps.state import TrainState, abstract_state, init_state, state_shardings
+from bert_jax.training.steps.step import dropout_seed, make_train_step
 
 MODEL = ModelConfig(
     vocab_size=250,

@@ -12,20 +12,20 @@ from small_run import (
     write_store,
 )
 
-from bert_jax.checkpoint import saved_steps
+from bert_jax.artefacts.saved.runs import pretrained_checkpoint
 from bert_jax.config.mapping import build
+from bert_jax.distributed.checkpoint import saved_steps
 from bert_jax.errors import UserError
-from bert_jax.run import session
-from bert_jax.run.events import read_events
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.run.watchdog import Watchdog
-from bert_jax.saved.runs import pretrained_checkpoint
-from bert_jax.training import pretraining
-from bert_jax.training.bad_step import BadStepError
-from bert_jax.training.config import PretrainConfig
-from bert_jax.training.corpus import Corpus, open_corpus
-from bert_jax.training.summary import unexported
-from bert_jax.training.train import train
+from bert_jax.training.pretrain import pretraining
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus, open_corpus
+from bert_jax.training.pretrain.summary import unexported
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run import session
+from bert_jax.training.run.events import read_events
+from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.run.watchdog import Watchdog
+from bert_jax.training.steps.bad_step import BadStepError
 from bert_jax.training.workdir import read_config
 
 SHORT = {

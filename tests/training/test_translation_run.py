@@ -12,20 +12,24 @@ import pytest
 from small_run import TOKENIZER, fingerprint, small_config
 from translation_run import translation_config, write_translations
 
-from bert_jax import cli
+from bert_jax.artefacts.saved.model import Origin, SavedModel
+from bert_jax.cli import main as cli
+from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.model.heads import init_params
 from bert_jax.objectives.config import TranslationConfig
-from bert_jax.parallel.sharding import make_mesh
 from bert_jax.plan.compile import compile_step, row_flops
 from bert_jax.plan.topology import parse_topology
-from bert_jax.run.telemetry import read_metrics
-from bert_jax.saved.model import Origin, SavedModel
-from bert_jax.training.corpus import step_config
-from bert_jax.training.start.initial_model import initial_params, resolve_init, starting_line
-from bert_jax.training.state import init_state
-from bert_jax.training.train import train
+from bert_jax.training.pretrain.corpus import step_config
+from bert_jax.training.pretrain.start.initial_model import (
+    initial_params,
+    resolve_init,
+    starting_line,
+)
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.steps.state import init_state
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
 CONFIG = translation_config()

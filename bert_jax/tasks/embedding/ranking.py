@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int64, Integer
 
-from bert_jax.retrieval.metrics import query_scores
+from bert_jax.tasks.retrieval.metrics import query_scores
 
 CUTOFF = 100
 """Documents of a ranking that are scored."""

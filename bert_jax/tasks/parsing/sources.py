@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bert_jax.errors import UserError
+from bert_jax.files.untrusted.whole_file import read_text
 from bert_jax.tasks.examples import Origin
 from bert_jax.tasks.parsing.trees import tree_fault
 from bert_jax.tasks.problems import Problems
-from bert_jax.untrusted.whole_file import read_text
 
 _MAX_BYTES = 512 << 20
 _ID, _FORM, _HEAD, _RELATION, _GRAPH = 0, 1, 6, 7, 8

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import stdtrit
 from scipy.stats import binomtest
 
-from bert_jax.data.shuffle import below, hash_key, hash_u64
+from bert_jax.hashing import below, hash_key, hash_u64
 
 DRAWS = 1000
 """Number of resamples."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bert_jax.errors import UserError, first_few
+from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.tasks.examples import Answer, Origin, Question
-from bert_jax.untrusted.json_file import read_json_object
 
 MAX_BYTES = 512 << 20
 """Largest file that is read; the training part of SQuAD 2.0 has 42 MB."""

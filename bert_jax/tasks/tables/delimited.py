@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError, nearest
+from bert_jax.files.untrusted.compressed import read_plain
+from bert_jax.files.untrusted.whole_file import decode_text
 from bert_jax.tasks.examples import Origin, listed
 from bert_jax.tasks.problems import MissingColumn
-from bert_jax.untrusted.compressed import read_plain
-from bert_jax.untrusted.whole_file import decode_text
 
 MAX_BYTES = 1 << 30
 MAX_FIELD = 16 << 20

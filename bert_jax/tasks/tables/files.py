@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.tfds import open_tfds
 from bert_jax.errors import UserError, nearest
+from bert_jax.files.tfds import open_tfds
+from bert_jax.files.untrusted.compressed import SUFFIXES as COMPRESSED
+from bert_jax.files.untrusted.compressed import plain_suffix, read_plain
+from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.tasks.examples import Origin, listed
 from bert_jax.tasks.problems import MissingColumn
 from bert_jax.tasks.tables.delimited import MAX_BYTES, Row, TableFormat, read_delimited
-from bert_jax.untrusted.compressed import SUFFIXES as COMPRESSED
-from bert_jax.untrusted.compressed import plain_suffix, read_plain
-from bert_jax.untrusted.json_file import parse_json
 
 _SUFFIXES = {
     ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 from bert_jax.errors import UserError
+from bert_jax.files.untrusted.whole_file import read_text
 from bert_jax.tasks.examples import Origin, TaggedExample
 from bert_jax.tasks.problems import MissingColumn, Problems
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tasks.tables.files import read_rows
-from bert_jax.untrusted.whole_file import read_text
 
 MAX_BYTES = 512 << 20
 _DOCUMENT = ("-DOCSTART-", "# newdoc")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, partition_spec
 from bert_jax.errors import UserError
 from bert_jax.model.attention import attend as attention
 from bert_jax.model.attention import cudnn, fused, fused_plan
@@ -23,7 +24,6 @@ from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.heads import encode, init_params
 from bert_jax.model.layout import Layout
 from bert_jax.model.rotation import rotation
-from bert_jax.parallel.sharding import MeshConfig, make_mesh, partition_spec
 
 B, H, K = 2, 2, 16
 HAS_GPU = any(d.platform == "gpu" for d in jax.devices())

@@ -9,12 +9,12 @@ import pytest
 from task_examples import TOKENIZER, opened, put, put_json, read_json_lines
 
 from bert_jax.errors import UserError
-from bert_jax.retrieval.metrics import ranking_scores
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.embedding import ranking
 from bert_jax.tasks.embedding.ranking import chance, search_scores
 from bert_jax.tasks.embedding_config import RANKING_METRICS, EmbeddingTaskConfig
 from bert_jax.tasks.opening import restore_task
+from bert_jax.tasks.retrieval.metrics import ranking_scores
 
 CLS, SEP = TOKENIZER.special_ids.cls, TOKENIZER.special_ids.sep
 

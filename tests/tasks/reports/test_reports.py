@@ -8,7 +8,6 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.sweep.intervals import student_interval
 from bert_jax.tasks.reports.classes import (
     MOST_CONFUSED,
     class_statistic,
@@ -23,6 +22,7 @@ from bert_jax.tasks.reports.mistakes import SHOWN, most_confident, shortened
 from bert_jax.tasks.reports.pictures import report_figure
 from bert_jax.tasks.text.metrics import METRICS, multi_label_f1
 from bert_jax.tasks.text.report import text_grounds
+from bert_jax.training.sweep.intervals import student_interval
 
 RANDOM = np.random.default_rng(0)
 TRUTH = RANDOM.integers(0, 4, 60)

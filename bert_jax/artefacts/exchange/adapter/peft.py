@@ -1,0 +1,195 @@
+"""PEFT's format, proven: the low-rank updates and the head of a run, without the encoder.
+
+The proof writes the model that was adapted, without its head, to a temporary directory, and has the
+adapter applied to it: once by `formats.peft`, and once by `peft` where it is installed.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from bert_jax.artefacts.exchange.huggingface import auto_class
+from bert_jax.artefacts.exchange.huggingface_files import (
+    class_of,
+    entries_of,
+    family_of,
+    state_dict_of,
+    task_of,
+    write_huggingface,
+    write_json,
+    write_tokenizer,
+)
+from bert_jax.artefacts.exchange.proof import ONLY_OURS, Batch, compare, logits_of, row_batches
+from bert_jax.artefacts.exchange.theirs import TheirModel
+from bert_jax.artefacts.formats.families import bert_names
+from bert_jax.artefacts.formats.huggingface_config import head_to_huggingface
+from bert_jax.artefacts.formats.modern import pooling_to_huggingface
+from bert_jax.artefacts.formats.modern_tables import MODERN
+from bert_jax.artefacts.formats.peft import (
+    CONFIG,
+    LABELS,
+    PREFIX,
+    TASKS,
+    WEIGHTS,
+    lora_tensors,
+    read_adapter,
+)
+from bert_jax.artefacts.saved.adapter import Adapter
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.reading import read_adapted
+from bert_jax.errors import UserError
+
+_ENCODER = ("embeddings", "layers", "final_norm")
+
+
+def write(saved: SavedModel, out: Path) -> None:
+    """Write the adapter of a run, and the tokenizer.
+
+    Raises:
+        UserError: The run has trained no low-rank updates, or no class of Transformers computes
+            the model.
+        OSError: The files cannot be written.
+    """
+    adapter = _adapter(saved)
+    assert saved.outputs is not None  # of a fine-tuning run
+    if class_of(saved) and task_of(saved) not in TASKS.values():
+        raise UserError(f"{saved.name}: PEFT has no task_type for the class {class_of(saved)}")
+    names = _their_names(saved)
+    updates = lora_tensors(adapter.lora, adapter.layers, saved.config, entries_of(saved))
+    alpha, modules = adapter.config.alpha, list[str]()
+    tensors: dict[str, np.ndarray] = {}
+    patterns: dict[str, dict[str, Any]] = {"rank_pattern": {}, "alpha_pattern": {}}
+    for name, update in updates.items():
+        module = names[name].removesuffix(".weight")
+        modules.append(module)
+        tensors[f"{PREFIX}{module}.lora_A.weight"] = update.a
+        tensors[f"{PREFIX}{module}.lora_B.weight"] = update.b
+        if update.maps > 1:
+            patterns["rank_pattern"][module] = len(update.a)
+            patterns["alpha_pattern"][module] = alpha * update.maps
+    heads = _head_tensors(saved, names)
+    tensors |= {f"{PREFIX}{name}": array for name, array in heads.items()}
+    fields = head_to_huggingface(saved.outputs) | pooling_to_huggingface(
+        family_of(saved), saved.pooling
+    )
+    of_class = ("architectures", "classifier_dropout")
+    labels = {name: value for name, value in fields.items() if name not in of_class}
+    write_tokenizer(saved, out)
+    if labels:
+        write_json(out / LABELS, labels)
+    write_json(
+        out / CONFIG,
+        {
+            "peft_type": "LORA",
+            "task_type": next(t for t, end in TASKS.items() if end == task_of(saved)),
+            "base_model_name_or_path": saved.origin.config.get("init"),
+            "inference_mode": True,
+            "r": adapter.config.rank,
+            "lora_alpha": alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "target_modules": modules,
+            "modules_to_save": sorted({_module(name, saved) for name in heads}),
+            **patterns,
+        },
+    )
+    weights = safetensors.numpy.save(tensors, metadata={"format": "pt"})
+    (out / WEIGHTS).write_bytes(weights)
+
+
+def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Apply the adapter to the model that was adapted, and compare outputs.
+
+    Returns:
+        `differences`, the largest by output over both proofs; `proofs`, and `versions`.
+
+    Raises:
+        ProofFailedError: An output is missing.
+    """
+    programs: list[Callable[[Batch], dict[str, np.ndarray]]]
+    packages = ["safetensors", "tokenizers"]
+    theirs: dict[str, Any] = {"ran": False, "why": ONLY_OURS}
+    with tempfile.TemporaryDirectory() as temporary:
+        base = Path(temporary)
+        write_huggingface(without_adapter(saved), base)
+        programs = [partial(logits_of, read_adapted(read_adapter(out, base)))]
+        native = (kind := family_of(saved)) not in MODERN or MODERN[kind].native
+        if native and all(find_spec(name) for name in ("peft", "transformers", "torch")):
+            model = TheirModel(base, auto_class(class_of(saved)))
+            model.adapt(out)
+            programs.append(model.outputs)
+            theirs = {"ran": True}
+            packages += ["peft", "transformers", "torch"]
+        found = compare(saved, row_batches(rows), *programs, optional={"pooled"})
+    proofs = [
+        {**ran, "differences": gaps}
+        for ran, gaps in zip(({"ran": True}, theirs), found, strict=False)
+    ]
+    return {
+        "differences": {n: max(gaps.get(n, 0.0) for gaps in found) for n in found[0]},
+        "proofs": dict(zip(("bert_jax", "peft"), [*proofs, theirs], strict=False)),
+        "versions": {name: metadata.version(name) for name in packages},
+    }
+
+
+def without_adapter(saved: SavedModel) -> SavedModel:
+    """Return the model that a run has adapted, with zeros for all that the run trained itself."""
+    encoder = {
+        name: part if name in _ENCODER else jax.tree.map(np.zeros_like, part)
+        for name, part in saved.params["encoder"].items()
+    }
+    encoder["layers"] = _adapter(saved).layers
+    heads = {
+        name: jax.tree.map(np.zeros_like, part)
+        for name, part in saved.params.items()
+        if name != "encoder"
+    }
+    return dataclasses.replace(saved, params={**heads, "encoder": encoder}, adapter=None)
+
+
+def _adapter(saved: SavedModel) -> Adapter:
+    if saved.adapter is None:
+        raise UserError(
+            f"{saved.name}: there is no adapter; only runs of `bert-jax finetune` with lora.rank "
+            "above 0 have one. Export the whole model in another format"
+        )
+    if saved.outputs is None:
+        raise UserError(
+            f"{saved.name}: an adapter is written with the head of a task, and an embedding model "
+            "has none. Export the whole model in another format"
+        )
+    return saved.adapter
+
+
+def _their_names(saved: SavedModel) -> dict[str, str]:
+    """Return the names of the tensors of a model in its class, by those of its table."""
+    kind, written = family_of(saved), state_dict_of(saved)
+    if kind == "bert" or kind in MODERN:
+        return {name: name for name in written}
+    return bert_names(kind, task_of(saved), written)
+
+
+def _head_tensors(saved: SavedModel, names: dict[str, str]) -> dict[str, np.ndarray]:
+    """Return the tensors that a run has trained beside the updates, by their names."""
+    above = {
+        names[entry.name]
+        for entry in entries_of(saved)
+        if entry.path[0] != "encoder" or entry.path[1] not in _ENCODER
+    }
+    return {name: array for name, array in state_dict_of(saved).items() if name in above}
+
+
+def _module(name: str, saved: SavedModel) -> str:
+    """Return the module that PEFT saves as a whole: a head, or a part beside the encoder's."""
+    root, _, rest = name.partition(".")
+    encoder = next(iter(_their_names(saved).values())).partition(".")[0]
+    return f"{root}.{rest.partition('.')[0]}" if root == encoder else root

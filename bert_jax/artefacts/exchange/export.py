@@ -1,0 +1,217 @@
+"""A model for other software, proven before it appears: bert-jax export.
+
+export("work/base", "huggingface", Path("out/base"))
+
+The directory is built and proven under another name; a difference above the tolerance, a full disk
+or a signal leaves nothing at its own.
+"""
+
+import contextlib
+import math
+import platform
+import re
+from collections.abc import Callable, Iterator
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import bert_jax
+from bert_jax.artefacts.exchange.huggingface_files import (
+    class_of,
+    has_class,
+    untrained_parts,
+    without_pairs,
+    write_json,
+)
+from bert_jax.artefacts.exchange.model_card import model_card
+from bert_jax.artefacts.exchange.onnx import int8
+from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
+from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
+from bert_jax.artefacts.exchange.source import prove_reading
+from bert_jax.artefacts.exchange.translation import files as translator_files
+from bert_jax.artefacts.formats.huggingface_config import NoClassError
+from bert_jax.artefacts.formats.huggingface_names import POOLED_HEADS
+from bert_jax.artefacts.saved.ancestors import RECORD
+from bert_jax.artefacts.saved.contamination import reports_on_ancestors
+from bert_jax.artefacts.saved.lineage import ancestor_entry
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.errors import UserError
+from bert_jax.files.checks import DIGESTS, digests_of
+from bert_jax.files.staging import StagedDirectory, disk_full
+from bert_jax.files.urls import scheme
+
+FORMATS = {
+    "huggingface": "bert_jax.artefacts.exchange.huggingface",
+    "sentence-transformers": "bert_jax.artefacts.exchange.sentence_transformers",
+    "stablehlo": "bert_jax.artefacts.exchange.stablehlo",
+    "orbax": "bert_jax.artefacts.exchange.orbax_export",
+    "onnx": "bert_jax.artefacts.exchange.onnx.runtime",
+    "peft": "bert_jax.artefacts.exchange.adapter.peft",
+}
+"""Modules with `write(saved, out)` and `prove(saved, out, rows)`.
+
+`write` fills a directory; a UserError says what the format cannot hold. `prove` compares the
+directory with its source on rows of token ids, and returns `differences` by output and `versions`.
+`loading(saved)`, where a module has it, tells in the model card how the directory is loaded.
+"""
+TRANSLATOR_FORMATS = {
+    "huggingface": "bert_jax.artefacts.exchange.translation.huggingface",
+    "stablehlo": "bert_jax.artefacts.exchange.translation.stablehlo",
+    "orbax": "bert_jax.artefacts.exchange.orbax_export",
+}
+"""The same for models that translate."""
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
+_NAME = re.compile(r"[\w][\w .+/-]{0,95}")
+
+
+def export(
+    source: str | Path,
+    format: str,
+    out: str | Path,
+    *,
+    tolerance: float = TOLERANCE,
+    license: str = "unknown",
+    name: str = "",
+    part: str = "",
+    quantize: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Write a model in another format; `out` is there whole and proven afterwards, or not at all.
+
+    Args:
+        source: Directory for `read_model`.
+        format: A key of `FORMATS`.
+        out: A directory that does not exist yet, or is empty.
+        tolerance: Largest absolute difference, from the source, of states and logits in float32.
+        license: For the model card, as the Hugging Face Hub abbreviates licences.
+        name: Title of the model card; default: the name of the source's directory.
+        part: Model of a run that has several: discriminator or generator; empty: the first.
+        quantize: int8, of ONNX: matrices in 8 bits, which takes the place of the proven graph;
+            `quantized` says what that costs, and no tolerance applies. Empty: float32.
+        say: Gets a line at each stage.
+
+    Returns:
+        The content of `parity.json`.
+
+    Raises:
+        UserError: The source is no model, `out` is taken, or the format cannot hold the model.
+        ProofFailedError: The written model does not give the same as the source.
+    """
+    if format not in FORMATS:
+        raise UserError(f"the format is {format!r}; it must be one of {', '.join(FORMATS)}")
+    if not (tolerance >= 0 and math.isfinite(tolerance)):
+        raise UserError(f"the tolerance is {tolerance}; it must be a number, not below 0")
+    if quantize not in ("", "int8") or (quantize and format != "onnx"):
+        raise UserError(
+            f"quantize is {quantize!r:.40} and the format {format}; int8 is there, for onnx alone"
+        )
+    if not _LICENSE.fullmatch(license):
+        raise UserError(
+            f"the license is {license[:80]!r}; give the Hub's abbreviation, such as apache-2.0, "
+            "cc-by-4.0, other or unknown"
+        )
+    name = name or Path(source).absolute().name
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"the name is {name[:120]!r}; up to 96 letters, digits, spaces and any of . + / - _ "
+            "are needed (--name)"
+        )
+    say(f"reading {source}")
+    as_read = read_model(source, part=part)
+    trained = as_trained(as_read)
+    saved = without_pairs(trained)
+    if format == "sentence-transformers" and saved.network is None:
+        saved = encoder_with_vectors(saved)
+    left_out = sorted(trained.params.keys() - saved.params.keys())
+    translates = saved.network is not None
+    modules = TRANSLATOR_FORMATS if translates else FORMATS
+    if format not in modules:
+        raise UserError(
+            f"{saved.name}: {format} has no search; a model that translates is exported --to "
+            f"{', '.join(modules)}"
+        )
+    module = import_module(modules[format])
+    with staged(out) as directory:
+        say(f"writing {format}")
+        try:
+            module.write(saved, directory)
+        except NoClassError as error:
+            raise UserError(f"{error}. Export with --to onnx, stablehlo or orbax") from error
+        say("proving it")
+        rows = proof_rows(saved)
+        proven = module.prove(saved, directory, rows)
+        check_differences(proven["differences"], tolerance)
+        if reading := prove_reading(as_read, source, tolerance):
+            proven["proofs"] = proven.get("proofs", {}) | reading
+        if quantize:
+            say("quantizing")
+            proven["quantized"] = int8.quantize(saved, directory, rows)
+        parity = {
+            "format": format,
+            "class": (
+                translator_files.class_of(saved)
+                if translates
+                else class_of(saved)
+                if has_class(saved)
+                else "none"
+            ),
+            "source": {"name": name, "kind": saved.origin.kind, "step": saved.origin.step},
+            RECORD: [ancestor_entry("source", source, saved.origin.step)],
+            "contamination": [each.summary() for each in reports_on_ancestors(source)],
+            "tolerance": tolerance,
+            "texts": len(PROOF_TEXTS),
+            "rows": len(rows),
+            "tokens": sum(map(len, rows)),
+            **proven,
+            "untrained_parts": (
+                translator_files.untrained_parts(saved, format)
+                if translates
+                else untrained_parts(saved)
+            ),
+            "left_out": left_out,
+            "sha256": digests_of(directory, "sha256"),
+            DIGESTS: digests_of(directory),
+            "tokenizer_fingerprint": saved.tokenizer.fingerprint,
+            "versions": {
+                "bert_jax": bert_jax.__version__,
+                "python": platform.python_version(),
+                **{package: metadata.version(package) for package in ("jax", "jaxlib", "numpy")},
+                **proven["versions"],
+            },
+        }
+        write_json(directory / "parity.json", parity)
+        loading = module.loading(saved) if hasattr(module, "loading") else ""
+        card = model_card(saved, parity, license=license, name=name, loading=loading)
+        (directory / "README.md").write_text(card, encoding="utf-8")
+    return parity
+
+
+@contextlib.contextmanager
+def staged(out: str | Path) -> Iterator[Path]:
+    """Yield a new directory beside `out`, which becomes `out` by a rename when the body ends well.
+
+    Whatever ends the body otherwise, Ctrl-C and SIGTERM among it, the directory is removed. One
+    that a killed process left is removed by the next call for the same `out`.
+
+    Raises:
+        UserError: `out` is there and is not an empty directory, is in a bucket, or cannot be
+            written.
+    """
+    if scheme(out) is not None:
+        raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
+    with StagedDirectory(out, lambda _: False) as directory:
+        try:
+            yield directory.path
+            directory.commit()
+        except OSError as error:
+            raise disk_full(directory.target, error) from error
+
+
+def as_trained(saved: SavedModel) -> SavedModel:
+    """Return a model without the parts that a run of pretraining never trained.
+
+    With `data.pairing` none there are no pairs of texts: the head for them and the pooler, which
+    it alone reads, have the values with which the run began.
+    """
+    return saved.without({*POOLED_HEADS, "pooler"}) if saved.origin.pairing == "none" else saved

@@ -1,0 +1,281 @@
+"""Hugging Face's format, proven: what was written is read back and compared with the source.
+
+Once by `read_model`, which always runs: tensors bit for bit, ids of texts, outputs. Once by
+`transformers` where it is installed: no missing and no unexpected tensor, the same ids, outputs
+within the tolerance.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from bert_jax.artefacts.exchange.huggingface_files import (
+    class_of,
+    family_of,
+    has_place_for_pooler,
+    specials_of,
+    without_types,
+    write_huggingface,
+)
+from bert_jax.artefacts.exchange.proof import (
+    NOT_INSTALLED,
+    ONLY_OURS,
+    PROOF_TEXTS,
+    Batch,
+    ProofFailedError,
+    compare,
+    logits_of,
+    row_batches,
+    same_spans,
+    texts_for,
+    unequal,
+)
+from bert_jax.artefacts.exchange.theirs import TheirModel, quiet
+from bert_jax.artefacts.formats.modern_tables import MODERN
+from bert_jax.artefacts.formats.sentence_transformers import can_be_written
+from bert_jax.artefacts.formats.sentencepiece_json import is_tie
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.errors import UserError
+from bert_jax.tokenization.fast_tokenizer import FastTokenizer
+from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row
+
+
+def write(saved: SavedModel, out: Path) -> None:
+    """Write what `write_huggingface` writes.
+
+    Raises:
+        UserError: The model cannot be said in Hugging Face's format.
+    """
+    refuse_learned_pooling(saved)
+    write_huggingface(saved, out)
+
+
+def refuse_learned_pooling(saved: SavedModel) -> None:
+    """Refuse vectors that no module of sentence-transformers computes.
+
+    Raises:
+        UserError: Names the formats that hold them.
+    """
+    if saved.embedding is not None and not can_be_written(saved.embedding):
+        raise UserError(
+            f"{saved.name}: the pooling is {saved.embedding.pooling}, a mean with learned weights "
+            "of the tokens, and no module of sentence-transformers computes that (its Pooling "
+            "weights by position, its WeightedLayerPooling layers). Export with --to onnx or "
+            "stablehlo, which have the pooling inside, or train with pooling mean, cls or last"
+        )
+
+
+def auto_class(name: str) -> str:
+    """Return the auto class of Transformers that loads a directory of the class `name`."""
+    families = "|".join(modern.classes for modern in MODERN.values())
+    task = re.sub(f"^(Bert|Electra|DistilBert|{families})(?=For|Model)", "", name)
+    return f"AutoModel{task.removeprefix('Model')}"
+
+
+def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Read the directory back and compare outputs.
+
+    Returns:
+        `differences`, the largest by output over both proofs; `proofs`, what each found or why it
+        did not run; and `versions`.
+
+    Raises:
+        ProofFailedError: Something differs that must be equal: names it.
+    """
+    programs: list[Callable[[Batch], dict[str, np.ndarray]]]
+    programs = [partial(logits_of, read_back(saved, out))]
+    theirs: dict[str, Any] = {"ran": False, "why": NOT_INSTALLED}
+    packages = ["safetensors", "tokenizers"]
+    kind = family_of(saved)
+    if kind in MODERN and not MODERN[kind].native:
+        why = f"transformers has no class of {MODERN[kind].name}, and code of a model is never run"
+        theirs["why"] = f"{why}; {ONLY_OURS}"
+    elif all(find_spec(name) for name in ("transformers", "torch")):
+        model = load_theirs(saved, out)
+        programs.append(model.outputs)
+        theirs = {"ran": True, "class": model.name, "missing_keys": 0, "unexpected_keys": 0}
+        theirs |= check_tokenizer(saved, out)
+        packages += ["transformers", "torch"]
+    batches = tqdm(row_batches(rows), "proof", unit="batch", disable=None, leave=False)
+    found = compare(saved, batches, *programs, optional={"pooled", "embedding"})
+    ours = {
+        "ran": True, "class": "read_model", "tensors_bit_equal": True,
+        "texts_with_equal_ids": len(PROOF_TEXTS),
+    }  # fmt: skip
+    for proof, gaps in zip((ours, theirs), found, strict=False):
+        proof["differences"] = gaps
+    return {
+        "differences": {n: max(gaps.get(n, 0.0) for gaps in found) for n in found[0]},
+        "proofs": {"bert_jax": ours, "transformers": theirs},
+        "versions": {name: metadata.version(name) for name in packages},
+    }
+
+
+def read_back(saved: SavedModel, out: Path) -> SavedModel:
+    """Read a directory with our own code.
+
+    Raises:
+        ProofFailedError: Tensors, labels, ids or the tokenizer are not those of `saved`.
+    """
+    back = read_model(out)
+    left_out = () if saved.has_pooler and has_place_for_pooler(saved) else ("pooler",)
+    meant, found = (each.without(left_out) for each in (without_types(saved), back))
+    if wrong := unequal(meant.params, found.params, vocab_size=saved.config.vocab_size):
+        names = ", ".join(wrong[:8]) + (", ..." if len(wrong) > 8 else "")
+        raise ProofFailedError(f"read back, this is not what was written: {names}")
+    if (before := _meaning(saved)) != (after := _meaning(back)):
+        raise ProofFailedError(f"the outputs mean {after} where they were read back, not {before}")
+    if back.max_length != saved.max_length:
+        raise ProofFailedError(f"read back, rows have {back.max_length}, not {saved.max_length}")
+    if back.embedding != saved.embedding:
+        raise ProofFailedError(f"read back, vectors are {back.embedding}, not {saved.embedding}")
+    check_same_tokenizer(saved, back)
+    return back
+
+
+def check_same_tokenizer(saved: SavedModel, back: SavedModel) -> None:
+    """Raise ProofFailedError where a model that was read back has another tokenizer."""
+    expected, again = (each.tokenizer.encode_batch(PROOF_TEXTS) for each in (saved, back))
+    for text, ids, other in zip(PROOF_TEXTS, expected, again, strict=True):
+        _same_ids("the tokenizer that was read back", text, ids.tolist(), other.tolist())
+    if back.tokenizer.special_ids != saved.tokenizer.special_ids:
+        raise ProofFailedError("the tokenizer that was read back has other special tokens")
+    if back.tokenizer.fingerprint != saved.tokenizer.fingerprint:
+        raise ProofFailedError("read back, this is not what was written: the tokenizer")
+
+
+def _meaning(model: SavedModel) -> tuple[Any, ...] | None:
+    outputs = model.outputs
+    if outputs is None:
+        return None
+    head = outputs.head
+    means = outputs.objective, head.kind, head.num_labels, outputs.labels
+    return *means, outputs.thresholds, outputs.long, outputs.reading
+
+
+def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]) -> None:
+    if list(expected) != list(found):
+        at = next(
+            (n for n, pair in enumerate(zip(expected, found, strict=False)) if len({*pair}) > 1),
+            min(len(expected), len(found)),
+        )
+        raise ProofFailedError(
+            f"{who} gives other ids for {text[:60]!r}: at place {at} "
+            f"{list(found[at : at + 4])}, not {list(expected[at : at + 4])}"
+        )
+
+
+def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
+    """Load a written directory as `transformers` does; raise where its class or keys are wrong."""
+    name = class_of(saved)
+    model = TheirModel(out, auto_class(name))
+    if model.name != name:
+        raise ProofFailedError(f"transformers loads a {model.name}, not a {name}")
+    if wrong := {key: sorted(map(str, keys)) for key, keys in model.report.items() if keys}:
+        raise ProofFailedError(f"transformers reports {wrong}")
+    return model
+
+
+def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
+    """Compare ids and offsets with those of a written directory's `AutoTokenizer`.
+
+    Returns:
+        Numbers of texts with equal ids and offsets, and the texts with ties.
+
+    Raises:
+        ProofFailedError: Ids, types, special tokens or offsets differ.
+    """
+    import transformers
+
+    with quiet():
+        theirs = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
+        equal, ties = _check_ids(saved, theirs)
+        offsets = _check_offsets(saved.tokenizer, theirs)
+    return {
+        "texts_with_equal_ids": equal,
+        "texts_with_ties": ties,
+        "texts_with_equal_offsets": offsets,
+    }
+
+
+def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
+    """Compare where tokens lie in their texts; return the number of equal texts, as text.
+
+    A SentencePiece model's tokens may lie elsewhere: the library gives several characters that are
+    composed or cut into bytes the span of all of them, and a word the space before it.
+    """
+    sentencepiece = isinstance(ours, SentencePieceTokenizer)
+    exact = ours.pipeline.trim_offsets if isinstance(ours, FastTokenizer) else not sentencepiece
+    equal = compared = 0
+    for text in texts_for(ours):
+        found = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, spans = ours.encode(text)
+        if found["input_ids"] != ids.tolist():  # of texts that spell a special token, and of ties
+            continue
+        compared += 1
+        same = same_spans(text, spans.tolist(), found["offset_mapping"], exact=exact)
+        equal += same
+        if not (same or sentencepiece):
+            raise ProofFailedError(
+                f"transformers' tokenizer gives tokens of {text[:60]!r} other places in the text: "
+                f"{found['offset_mapping'][:8]}, not {spans.tolist()[:8]}"
+            )
+    return f"{equal} of {compared}"
+
+
+def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
+    """Ids of each text alone, with special tokens around, and of pairs with their types.
+
+    Returns how many texts have equal ids, and the texts of which two segmentations are as probable
+    and theirs is the other one.
+
+    Where a text spells one of the five special tokens, theirs takes the word for the token and ours
+    for text; theirs does as ours when told to split special tokens. An added special token is kept
+    whole by ours in any case, so texts that spell one are not compared split.
+    """
+    ours: Tokenizer = saved.tokenizer
+    special, who = ours.special_ids, "transformers' tokenizer"
+    names = specials_of(saved)
+    added = [token.content for token in getattr(ours, "added", ()) if token.special]
+    texts = texts_for(ours)
+    ids = ours.encode_batch(texts)
+    compared = set[str]()
+    ties: list[str] = []
+
+    def check(what: str, text: str, expected: list[int], found: list[int]) -> None:
+        compared.add(text)
+        if isinstance(ours, SentencePieceTokenizer) and is_tie(ours, expected, found):
+            if expected != found and text not in ties:
+                ties.append(text)
+            return
+        _same_ids(what, text, expected, found)
+
+    for text, found in zip(texts, ids, strict=True):
+        row = make_row(ours, found).ids.tolist()
+        if not any(name in text for name in names):
+            check(who, text, row, theirs(text)["input_ids"])
+        # The file of a fast tokenizer takes names of tokens for them in any case.
+        if ours.kind != "fast" and not any(name in text for name in added):
+            split = theirs(text, split_special_tokens=True)["input_ids"]
+            check(f"{who}, told to split special tokens,", text, row, split)
+    first, second = texts[:2]
+    both = theirs(first, second)
+    pair = make_row(ours, *ids[:2])
+    check(f"{who}, of two texts,", first, pair.ids.tolist(), both["input_ids"])
+    types = (np.arange(len(pair.ids)) >= pair.second_start).astype(int).tolist()
+    if saved.config.num_types > 1 and list(both["token_type_ids"]) != types:
+        raise ProofFailedError(f"{who} gives other types to two texts: {both['token_type_ids']}")
+    fields = ("pad_token_id", "unk_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
+    roles = [getattr(theirs, field) for field in fields]
+    if roles != list(vars(special).values()):
+        raise ProofFailedError(f"{who} has the special ids {roles}, not {vars(special)}")
+    return len(compared) - len(ties), ties

@@ -1,0 +1,329 @@
+"""Files of a Hugging Face directory, written from a model of ours."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from bert_jax.artefacts.formats.entries import Entry, in_model, named
+from bert_jax.artefacts.formats.families import class_written, from_bert
+from bert_jax.artefacts.formats.family_tables import WRITTEN
+from bert_jax.artefacts.formats.huggingface_config import (
+    NoClassError,
+    head_to_huggingface,
+    model_config_to_huggingface,
+)
+from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
+from bert_jax.artefacts.formats.huggingface_names import (
+    POOLED_HEADS,
+    PRETRAINING_TASKS,
+    table_of,
+    to_huggingface,
+)
+from bert_jax.artefacts.formats.modern import modern_table, pooling_to_huggingface, unlike_head
+from bert_jax.artefacts.formats.modern_config import (
+    exported,
+    is_bert,
+    modern_config_to_huggingface,
+    modern_kind,
+    refusal,
+)
+from bert_jax.artefacts.formats.modern_tables import MODERN
+from bert_jax.artefacts.formats.sentence_transformers import can_be_written, sentence_files
+from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
+from bert_jax.artefacts.saved.model import CONSTANT, SavedModel
+from bert_jax.config.mapping import to_dict
+from bert_jax.model.heads import Params
+from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
+from bert_jax.tokenization.tokenizer import CONFIG_NAME
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+
+UNTRAINED = "untrained_parts"
+"""Field of `config.json`: parts with initial values, there because their class must have them."""
+
+MODEL = "model.json"
+"""File that describes a model, in our words, that no class of Transformers computes."""
+_WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
+_TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+def family_of(saved: SavedModel) -> str:
+    """Return the `model_type` of a written model: bert, unless only another computes the same.
+
+    Raises:
+        NoClassError: No family computes what the model does; says what is unlike the nearest one.
+    """
+    if not is_bert(saved.config):
+        if (modern := modern_kind(saved.config)) is not None:
+            return modern
+        raise NoClassError(f"{saved.name}: {refusal(saved.config, ())}")
+    if saved.config.projects_embeddings or "rtd" in saved.params:
+        return "electra"
+    kind = WRITTEN.get(saved.config.pooler_activation, "bert")
+    if saved.outputs is None or saved.outputs.head.kind != "classification":
+        return "bert"
+    if kind == "distilbert" and (saved.config.num_types, saved.config.norm_eps) != (1, 1e-12):
+        return "bert"
+    return kind
+
+
+def without_pairs(saved: SavedModel) -> SavedModel:
+    """Return the model without its head for pairs and the pooler, if it is a modern encoder.
+
+    No class of a modern family has that head. A model is returned as it is where the rest of the
+    model has no class either, or where a head of a task reads the pooler.
+    """
+    config, heads = exported(saved.config, saved.params.keys())
+    if saved.outputs is not None or (config == saved.config and heads == saved.params.keys()):
+        return saved
+    return dataclasses.replace(saved, config=config).without({*POOLED_HEADS, "pooler"})
+
+
+def class_of(saved: SavedModel) -> str:
+    """Return the class of Transformers that computes a model.
+
+    Raises:
+        NoClassError: There is none; says why.
+    """
+    kind, activation, wrong = family_of(saved), saved.config.pooler_activation, ""
+    task, head = task_of(saved), None if saved.outputs is None else saved.outputs.head
+    wanted = {"bert": "tanh", "electra": "gelu"}.get(kind, activation)
+    name = MODERN[kind].class_of(task) if kind in MODERN else class_written(kind, task)
+    if kind != "bert" and task == "ForMultipleChoice":
+        wrong = f"multiple choice is written as a class of BERT alone, and this model is a {kind}"
+    elif kind in MODERN:
+        why = "" if head is None else unlike_head(kind, saved.config, head)
+        wrong = why and f"no class of Transformers' {MODERN[kind].name} computes this head: {why}"
+    elif head is not None and "transform" in saved.params:
+        wrong = "its head has a map of its own before the classifier, and no class of BERT has one"
+    elif activation != wanted and has_place_for_pooler(saved):
+        wrong = (
+            f"its pooler has {activation}, and no class of Transformers computes that with the "
+            f"rest of this model: a {name} has {wanted}, a classifier of ELECTRA gelu, one of "
+            "DistilBERT relu, with one token type and norm_eps 1e-12"
+        )
+    if wrong:
+        raise NoClassError(f"{saved.name}: {wrong}")
+    return name
+
+
+def has_class(saved: SavedModel) -> bool:
+    """Whether a class of Transformers computes a model."""
+    try:
+        class_of(saved)
+    except NoClassError:
+        return False
+    return True
+
+
+def task_of(saved: SavedModel) -> str:
+    """Return the class of a model without its family: `ForMaskedLM`."""
+    if saved.outputs is not None:
+        name: str = head_to_huggingface(saved.outputs)["architectures"][0]
+        return name.removeprefix("Bert")
+    if why := refusal(saved.config, saved.params.keys()):
+        raise NoClassError(f"{saved.name}: {why}")
+    return next(task for parts, task in PRETRAINING_TASKS if parts <= saved.params.keys())
+
+
+def entries_of(saved: SavedModel) -> list[Entry]:
+    """Return the parameters that the class of a model has."""
+    head = None if saved.outputs is None else saved.outputs.head
+    kind, parts = family_of(saved), saved.params if head is None else ()
+    if kind in MODERN:
+        head_kind = None if head is None else head.kind
+        table = modern_table(kind, head_kind, masked_lm="mlm" in parts)
+    else:
+        table = table_of(parts, head, pooler=has_place_for_pooler(saved))
+    return in_model(table, _complete(saved))
+
+
+def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
+    """Return every tensor that their class has, without the tied duplicates, float32.
+
+    Without a class the parameters have our names, joined by slashes. A class with a pooler gets one
+    with initial values where the model has none. The rows that pad the vocabulary are left out.
+    """
+    if not has_class(saved):
+        return named(saved.params)
+    task, kind = task_of(saved), family_of(saved)
+    saved = without_types(saved)
+    found = to_huggingface(_complete(saved), saved.config, entries_of(saved))
+    if kind != "bert" and kind not in MODERN:
+        found = from_bert(kind, task, model_config_to_huggingface(saved.config), found)[1]
+    prefix = prefix_left_out(saved)
+    return {key.removeprefix(prefix): array for key, array in found.items()}
+
+
+def prefix_left_out(saved: SavedModel) -> str:
+    """Return the beginning of the encoder's names that the class of a bare encoder leaves out."""
+    if task_of(saved) != "Model":
+        return ""
+    kind = family_of(saved)
+    return MODERN[kind].prefix if kind in MODERN else f"{kind}."
+
+
+def _complete(saved: SavedModel) -> Params:
+    return saved.complete_params() if has_place_for_pooler(saved) else saved.params
+
+
+def without_types(saved: SavedModel) -> SavedModel:
+    """Return the model with its one type added to its positions, where its class has no types."""
+    table = saved.params["encoder"]["embeddings"]
+    if family_of(saved) != "distilbert" or not np.any(table["type"]):
+        return saved
+    types = np.asarray(table["type"])
+    moved = {"position": np.asarray(table["position"]) + types, "type": np.zeros_like(types)}
+    encoder = {**saved.params["encoder"], "embeddings": {**table, **moved}}
+    return dataclasses.replace(saved, params={**saved.params, "encoder": encoder})
+
+
+def untrained_parts(saved: SavedModel) -> list[str]:
+    """Name the parts that are written with initial values because the class must have them."""
+    if not (has_class(saved) and has_place_for_pooler(saved)):
+        return []
+    said = saved.origin.config.get(UNTRAINED) if saved.origin.kind == "huggingface" else None
+    marked = isinstance(said, list) and "pooler" in said
+    return ["pooler"] if marked or not saved.has_pooler else []
+
+
+def has_place_for_pooler(saved: SavedModel) -> bool:
+    """Whether the class of a model has a pooler, or the map of a classification in its place."""
+    kind = family_of(saved)
+    if kind == "electra":
+        return task_of(saved) == "ForSequenceClassification"
+    if kind in MODERN:
+        head = None if saved.outputs is None else saved.outputs.head.kind
+        return any("pooler" in entry.path for entry in MODERN[kind].heads.get(f"{head}", ()))
+    return task_of(saved) not in _WITHOUT_POOLER
+
+
+def config_of(saved: SavedModel) -> dict[str, Any]:
+    """Return the content of `config.json`."""
+    kind, special = family_of(saved), saved.tokenizer.special_ids
+    fields: dict[str, Any] = {
+        "dtype": "float32", "pad_token_id": special.pad, "tie_word_embeddings": saved.config.tied,
+    }  # fmt: skip
+    if kind in MODERN:
+        fields |= modern_config_to_huggingface(kind, saved.config)
+        fields |= {"cls_token_id": special.cls, "sep_token_id": special.sep}
+        fields |= {"bos_token_id": special.cls, "eos_token_id": special.sep}
+        fields |= {"mask_token_id": special.mask}
+    else:
+        fields |= model_config_to_huggingface(saved.config)
+    if saved.outputs is not None:
+        fields |= head_to_huggingface(saved.outputs)
+    if kind in MODERN:
+        fields |= pooling_to_huggingface(kind, saved.pooling)
+    if untrained := untrained_parts(saved):
+        fields[UNTRAINED] = untrained
+    if saved.outputs is not None and saved.origin.unlearned:
+        fields[CONSTANT] = list(saved.origin.unlearned)
+    fields["architectures"] = [class_of(saved)]
+    if kind == "bert" or kind in MODERN:
+        return fields
+    return from_bert(kind, task_of(saved), fields, {})[0]
+
+
+def write_huggingface(saved: SavedModel, directory: Path) -> None:
+    """Write `model.safetensors`, and what `write_description` writes; no proof and no card.
+
+    The directory exists and holds none of these files. Its class is `class_of(saved)`.
+
+    Raises:
+        NoClassError: No class of Transformers computes the model.
+        UserError: The tokenizer cannot be said in Hugging Face's format.
+        OSError: The files cannot be written.
+    """
+    class_of(saved)
+    write_weights(saved, directory)
+
+
+def write_weights(saved: SavedModel, directory: Path) -> dict[str, np.ndarray]:
+    """Write `model.safetensors` and what `write_description` writes, also without a class.
+
+    Returns:
+        The tensors by their names in the file.
+    """
+    write_description(saved, directory)
+    weights = state_dict_of(saved)
+    # Not `save_file`: its files are readable by their owner alone, its errors are no OSErrors.
+    (directory / WEIGHTS).write_bytes(safetensors.numpy.save(weights, metadata={"format": "pt"}))
+    return weights
+
+
+def write_description(saved: SavedModel, directory: Path) -> None:
+    """Write the files beside the weights of every format: `config.json` and the tokenizer.
+
+    A model without a class has `model.json` in its place. Of a model for vectors also those of
+    sentence-transformers, where its pooling is one of theirs.
+
+    Raises:
+        UserError: The tokenizer cannot be said in Hugging Face's format.
+        OSError: The files cannot be written.
+    """
+    write_tokenizer(saved, directory)
+    if not has_class(saved):
+        parts = {"model": saved.config, "outputs": saved.outputs, "embedding": saved.embedding}
+        described = {name: to_dict(part) for name, part in parts.items() if part is not None}
+        ids = {"special_ids": vars(saved.tokenizer.special_ids)}
+        write_json(directory / MODEL, {**described, **ids, "max_length": saved.max_length})
+        return
+    write_json(directory / "config.json", config_of(saved))
+    if saved.embedding is not None and can_be_written(saved.embedding):
+        files = sentence_files(saved.embedding, saved.config.hidden_dim, saved.max_length)
+        for name, content in files.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            write_json(directory / name, content)
+
+
+def write_tokenizer(saved: SavedModel, directory: Path) -> None:
+    """Write the tokenizer's files for Transformers' `AutoTokenizer` and for `load_tokenizer`."""
+    tokenizer = saved.tokenizer
+    tokenizer.save(directory)
+    path = directory / CONFIG_NAME
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        # `tokenizer.model`, the original, stays beside it: `load_tokenizer` reads that one.
+        (directory / "tokenizer.json").write_bytes(tokenizer_json(tokenizer))
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+        config |= dict(zip(_TOKEN_FIELDS, specials_of(saved), strict=True))
+    elif isinstance(tokenizer, WordPieceTokenizer) and tokenizer.options.max_word_chars != 100:
+        # Their BertTokenizer has no such option; this class takes tokenizer.json as it is.
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config |= {"model_max_length": saved.max_length}
+    config.setdefault("clean_up_tokenization_spaces", False)
+    if saved.config.num_types < 2:  # their models refuse the type of a second text, or all types
+        config["model_input_names"] = ["input_ids", "attention_mask"]
+    elif config.get("tokenizer_class") == "PreTrainedTokenizerFast":
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    write_json(path, config)
+    if not (names := directory / "special_tokens_map.json").is_file():
+        write_json(names, {field: config[field] for field in _TOKEN_FIELDS if field in config})
+
+
+def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
+    """Write a JSON file for programs and people."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def card_fields(saved: SavedModel) -> dict[str, Any]:
+    """Return what the snippets of model cards have in common."""
+    pad = saved.tokenizer.special_ids.pad
+    prefix = "" if saved.embedding is None else saved.embedding.document_prefix
+    return {
+        "max_length": saved.max_length,
+        "pad": pad,
+        "pad_token": saved.tokenizer.id_to_token(pad),
+        "prefix": json.dumps(prefix)[1:-1],  # JSON's escapes are Python's
+    }
+
+
+def specials_of(saved: SavedModel) -> list[str]:
+    """Return the model's names of the five special tokens, in the order of `_TOKEN_FIELDS`."""
+    ids = vars(saved.tokenizer.special_ids).values()
+    return [saved.tokenizer.id_to_token(id) for id in ids]

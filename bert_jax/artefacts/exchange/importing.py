@@ -1,0 +1,286 @@
+"""A model of other software as a directory that everything here reads: bert-jax import.
+
+report = import_model("roberta-base", Path("work/roberta"))
+
+The source is a directory in Hugging Face's format of any family in `formats.families` or
+`formats.modern_tables`, alone or as the encoder of a directory in the layout of
+sentence-transformers, a TensorFlow checkpoint of the original code, or a name on the Hugging Face
+Hub. What is written is a BERT, or a model of the same modern family, in Hugging Face's format, and
+`import.json`. The model is proven before it appears: read back, bit for bit what was meant; and
+where Transformers is installed, states, logits and token ids are compared with those of the source
+in its own class.
+"""
+
+import glob
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import bert_jax
+from bert_jax.artefacts.exchange import vocabulary
+from bert_jax.artefacts.exchange.export import staged
+from bert_jax.artefacts.exchange.huggingface import read_back
+from bert_jax.artefacts.exchange.huggingface_files import (
+    UNTRAINED,
+    class_of,
+    has_place_for_pooler,
+    untrained_parts,
+    write_huggingface,
+    write_json,
+)
+from bert_jax.artefacts.exchange.proof import TOLERANCE, ProofFailedError, same_spans
+from bert_jax.artefacts.exchange.source import compare_with_source, plain_texts
+from bert_jax.artefacts.exchange.theirs import source_tokenizer
+from bert_jax.artefacts.formats.families import BertForm, form_of, to_bert
+from bert_jax.artefacts.formats.huggingface_files import (
+    MAX_CONFIG_BYTES,
+    WEIGHTS,
+    model_class,
+    read_weights,
+)
+from bert_jax.artefacts.formats.huggingface_names import PRETRAINING_HEADS
+from bert_jax.artefacts.formats.modern import ModernForm
+from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model, read_sentence_files
+from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
+from bert_jax.artefacts.saved.ancestors import RECORD, weights_entry
+from bert_jax.artefacts.saved.lineage import ancestor_entry
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.reading import saved_from, with_vectors
+from bert_jax.errors import UserError
+from bert_jax.files.checks import DIGESTS, checked, digests_of
+from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import CONFIG_NAME
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+from bert_jax.tokenization.wordpiece_files import says_casing
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A model as it was found."""
+
+    saved: SavedModel
+    form: BertForm | ModernForm
+    made_by: str
+    """Its class, or "TensorFlow 1"."""
+    directory: Path | None
+    """Directory for Transformers; None where Transformers cannot load the source."""
+
+
+def import_model(
+    source: str | Path,
+    out: Path,
+    *,
+    add_tokens: Path | None = None,
+    gelu: Literal["tanh", "erf"] | None = None,
+    tolerance: float = TOLERANCE,
+) -> dict[str, Any]:
+    """Import a model, whole and proven or not at all, and return the content of `import.json`.
+
+    Args:
+        source: A directory, the prefix of a TensorFlow checkpoint, or a name on the Hub.
+        out: A directory that does not exist yet.
+        add_tokens: A file with a token a line, by which the vocabulary grows.
+        gelu: Meaning of "gelu" in a TensorFlow checkpoint's configuration; default: tanh.
+        tolerance: Largest absolute difference of states and logits from the source's.
+
+    Raises:
+        UserError: The source does not fit, or is not sound: all that is wrong at once.
+        ProofFailedError: The written model does not compute the same as the source.
+    """
+    lines = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
+    found = read_source(source, gelu=gelu)
+    saved = found.saved
+    notes = [*found.form.notes, *_casing_notes(saved)]
+    new = None
+    if lines:  # what is wrong with them is said before the long work
+        new = vocabulary.new_tokens(saved.tokenizer, lines, where=f"{add_tokens}, line {{}}")
+        notes.append(f"{add_tokens}: {new}")
+    with staged(out) as directory:
+        compared: dict[str, Any] | str = "not compared: no other program here reads this format"
+        if found.directory is not None:
+            compared = compare_with_source(saved, found.directory, found.made_by, tolerance)
+        if new is not None:
+            saved = vocabulary.add_tokens(saved, new)
+        write_huggingface(saved, directory)
+        lost = lost_parts(saved)
+        check_read_back(saved.without(lost), directory)
+        if isinstance(compared, dict):
+            compared |= _compare_offsets(found, directory)
+        report = {
+            "source": f"{source}",
+            RECORD: [_ancestor(f"{source}", found)],
+            "family": found.form.family,
+            "source_class": found.made_by,
+            "class": class_of(saved),
+            "dropped": [*found.form.dropped, *lost],
+            "untrained": untrained_parts(saved),
+            "added_tokens": saved.tokenizer.vocab_size - found.saved.tokenizer.vocab_size,
+            "notes": notes,
+            "read_back": "bit for bit",
+            "compared": compared,
+            "sha256": hashlib.sha256((directory / WEIGHTS).read_bytes()).hexdigest(),
+            DIGESTS: digests_of(directory),
+            "tokenizer_fingerprint": saved.tokenizer.fingerprint,
+            "bert_jax": bert_jax.__version__,
+        }
+        write_json(directory / "import.json", report)
+    return report
+
+
+def _ancestor(source: str, found: Source) -> dict[str, Any]:
+    """Return the record of the source, with its own ancestors where it is a directory here."""
+    if found.directory is not None and Path(source).is_dir():
+        return ancestor_entry("source", source)
+    if found.directory is not None:  # from the Hub
+        return weights_entry(source, [found.directory / WEIGHTS])
+    prefix = "" if Path(source).is_dir() else Path(source).name.removesuffix(".index")
+    files = found.saved.tokenizer_files.glob(f"{glob.escape(prefix)}*.data-*")
+    return weights_entry(source, files)
+
+
+def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = None) -> Source:
+    """Return the model of any source that can be imported; see `import_model`."""
+    path = Path(source)
+    if (path / "config.json").is_file() or not is_tf_checkpoint(path):
+        if gelu is not None:
+            raise UserError(
+                "--gelu says what a TensorFlow checkpoint means by gelu; config.json of "
+                f"{source} says it itself, in its field hidden_act"
+            )
+        directory = path if path.is_dir() else _fetched(source)
+        with checked(directory):
+            return _from_directory(directory)
+    return _from_tensorflow(path, gelu or "tanh")
+
+
+def _casing_notes(saved: SavedModel) -> list[str]:
+    """Say what was concluded where no file says whether text is lower-cased."""
+    tokenizer = saved.tokenizer
+    if not isinstance(tokenizer, WordPieceTokenizer) or says_casing(saved.tokenizer_files):
+        return []
+    lower = tokenizer.options.lowercase
+    return [
+        f"no {CONFIG_NAME} says do_lower_case, and vocab.txt has {'no ' if lower else ''}words in "
+        f"upper case: text is {'lower-cased' if lower else 'not lower-cased'}"
+    ]
+
+
+def _fetched(source: str | Path) -> Path:
+    from bert_jax.artefacts.exchange.hub import fetch, is_hub_name
+
+    if Path(source).exists() or not is_hub_name(f"{source}"):
+        what = "is a file" if Path(source).exists() else "does not exist"
+        raise UserError(
+            f"{source} {what}; give a directory in Hugging Face's format, a TensorFlow checkpoint "
+            "of the original code, or a name on the Hugging Face Hub such as bert-base-cased"
+        )
+    return fetch(f"{source}", None)
+
+
+def _from_directory(source: Path) -> Source:
+    sentence = read_sentence_files(source) if is_sentence_model(source) else None
+    directory = source if sentence is None else sentence.model
+    path = directory / "config.json"
+    if not path.is_file():
+        raise UserError(
+            f"{directory} has no config.json; a directory in Hugging Face's format has, and one of "
+            "the original TensorFlow code has bert_config.json"
+        )
+    config = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+    if "bert_jax" in config:
+        raise UserError(f"{directory} is a work directory of this program; it needs no import")
+    made_by = model_class(config)
+    if config.get("model_type") == "albert":
+        to_bert(config, {}, where=f"{path}")  # says why, before the weights are missed
+    form = form_of(config, read_weights(directory, made_by), where=f"{path}")
+    saved = saved_from(
+        form,
+        load_tokenizer(directory),
+        directory,
+        name=f"{directory}, {made_by}",
+        where=f"{path}",
+    )
+    untrained = config.get(UNTRAINED)  # of an export from here
+    if isinstance(untrained, list) and "pooler" in untrained:
+        saved = saved.without({"pooler"})
+    if sentence is not None:
+        saved = with_vectors(saved, sentence)
+        form = replace(form, notes=(*form.notes, *sentence.notes))
+    token_config = directory / CONFIG_NAME
+    if token_config.is_file() and "auto_map" in read_json_object(
+        token_config, max_bytes=MAX_CONFIG_BYTES
+    ):
+        note = f"{CONFIG_NAME} names code of its own (auto_map), which was not run"
+        form = replace(form, notes=(*form.notes, note))
+    return Source(saved, form, made_by, directory)
+
+
+def _from_tensorflow(path: Path, gelu: Literal["tanh", "erf"]) -> Source:
+    form = read_tf_checkpoint(path, gelu=gelu)
+    assert form.files is not None
+    directory = form.files.parent
+    saved = saved_from(
+        form,
+        load_tokenizer(form.files),
+        directory,
+        name=f"{path}, TensorFlow 1",
+        where=f"{directory}",
+    )
+    note = f"gelu is read as its {gelu} form; activation {saved.config.activation}"
+    return Source(saved, replace(form, notes=(note,)), "TensorFlow 1", None)
+
+
+def lost_parts(saved: SavedModel) -> list[str]:
+    """Name the parts for which the class in Hugging Face's format has no place.
+
+    Their classes have a fine-tuning head or those of pretraining, and some have no pooler.
+    """
+    heads = () if saved.outputs is None else PRETRAINING_HEADS
+    lost = [part for part in heads if part in saved.params]
+    return lost + ["pooler"] * (saved.has_pooler and not has_place_for_pooler(saved))
+
+
+def check_read_back(meant: SavedModel, directory: Path) -> None:
+    """Refuse what is not read back, bit for bit, as it was meant.
+
+    A pooler with initial values, which a class must have, may be there beside.
+    """
+    back = read_back(meant, directory)
+    parts = {"the configuration": "config", "the labels": "outputs"}
+    wrong = [name for name, part in parts.items() if getattr(back, part) != getattr(meant, part)]
+    if wrong:
+        raise ProofFailedError(f"read back, this is not what was written: {', '.join(wrong)}")
+
+
+def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
+    """Compare where tokens lie in their texts: in Transformers, of the source and of `written`.
+
+    Where the vocabulary has grown, texts with new words are left out.
+
+    Raises:
+        ProofFailedError: A text has others in one of the two, or here, white space aside.
+    """
+    assert found.directory is not None
+    ours = found.saved.tokenizer
+    tokenizers = [source_tokenizer(path, ours) for path in (found.directory, written)]
+    if any(isinstance(each, str) or not each.is_fast for each in tokenizers):
+        return {"texts_with_equal_offsets": "not compared"}
+    compared = 0
+    for text in plain_texts(found.saved):
+        first, second = (
+            each(text, add_special_tokens=False, return_offsets_mapping=True) for each in tokenizers
+        )
+        if first["input_ids"] != second["input_ids"]:
+            continue
+        spans, compared = ours.encode(text).offsets.tolist(), compared + 1
+        theirs = first["offset_mapping"]
+        same = theirs == second["offset_mapping"]
+        if not same or not same_spans(text, spans, theirs, exact=False):
+            where = "here" if same else "in what was written"
+            raise ProofFailedError(
+                f"{found.saved.name}: tokens of {text!r:.80} have other places in the text {where} "
+                "than in the source"
+            )
+    return {"texts_with_equal_offsets": compared}

@@ -1,0 +1,333 @@
+"""The README.md of an exported model, from what its run has recorded."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from bert_jax.artefacts.exchange.card_loading import PIPELINES, last_part, loading_text, plain
+from bert_jax.artefacts.exchange.huggingface_files import family_of, state_dict_of, task_of
+from bert_jax.artefacts.exchange.onnx.int8 import said_of
+from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
+from bert_jax.artefacts.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
+from bert_jax.artefacts.formats.modern_tables import MODERN
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.data.phases import described
+from bert_jax.model.seq2seq.network import Network
+
+_LIBRARIES = {
+    "huggingface": "transformers", "peft": "peft",
+    "sentence-transformers": "sentence-transformers",
+}  # fmt: skip
+_OBJECTIVES = {
+    "single_label": "one class for a text or a pair of texts",
+    "multi_label": "any number of classes for a text or a pair of texts",
+    "regression": "a number for a text or a pair of texts",
+    "tags": "a tag for each word",
+    "span": "the span of a text that answers a question",
+    "arcs": "the head of each word and the relation to that head",
+    "choice": "a score for each of several continuations of a text, of which the highest wins",
+}
+_MAX_LABELS = 40
+
+
+def model_card(
+    saved: SavedModel, parity: Mapping[str, Any], *, license: str, name: str, loading: str = ""
+) -> str:
+    """Write the card as Markdown, with the YAML that the Hugging Face Hub reads.
+
+    `parity` is the content of `parity.json`; the license is "unknown" where nobody has said, and
+    `loading` how the format is loaded, where its module says it.
+    """
+    sections = [
+        _front_matter(saved, parity, license),
+        f"# {name}",
+        _what(saved, parity),
+        _data(saved),
+        _training(saved),
+        _metrics(saved),
+        _contamination(parity),
+        f"## Loading\n\n{loading}" if loading else loading_text(saved, parity),
+        _proof(parity),
+        _license(license),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) -> str:
+    fields: dict[str, Any] = {"license": license}
+    if parity["format"] in _LIBRARIES:
+        fields["library_name"] = _LIBRARIES[parity["format"]]
+    if saved.network is not None:
+        fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
+    else:
+        task = "" if parity["class"] == "none" else task_of(saved)
+        fields["pipeline_tag"] = PIPELINES.get(task, "feature-extraction")
+        fields["tags"] = ["bert", "jax", "bert_jax"]
+        if saved.embedding is not None:
+            fields["pipeline_tag"] = "sentence-similarity"
+            fields["tags"].append("sentence-transformers")
+    # JSON strings are YAML strings: whatever a name holds stays one.
+    lines = [f"{key}: {json.dumps(value)}" for key, value in fields.items()]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
+    if saved.network is not None:
+        return _what_translates(saved, saved.network, parity)
+    model, outputs = saved.config, saved.outputs
+    classed = parity["class"] != "none"
+    name = family_of(saved) if classed else ""
+    family = MODERN[name].name if name in MODERN else "BERT" if classed else "encoder"
+    made = f"`{parity['class']}`" if classed else "No class of Transformers computes it; it is"
+    article = "An" if family[0] in "AEe" else "A"
+    kind = {
+        "pretrain": f"{article} {family} pretrained with bert_jax for {saved.origin.step:,} "
+        "updates.",
+        "finetune": f"{article} {family} fine-tuned with bert_jax for {saved.origin.step:,} "
+        "updates.",
+    }.get(
+        saved.origin.kind,
+        f"{article} {family} that was read from Hugging Face's format and written again.",
+    )
+    count = sum(array.size for array in state_dict_of(saved).values())
+    text = (
+        f"{kind} {made} in the format `{parity['format']}`: {model.num_layers} layers "
+        f"of {model.hidden_dim}, {model.num_heads} heads, {count:,} parameters, at most "
+        f"{saved.max_length} tokens, {model.vocab_size:,} tokens in the vocabulary "
+        f"({saved.tokenizer.kind})."
+    )
+    if outputs is not None:
+        text += f" It predicts {_OBJECTIVES[outputs.objective]}."
+        if outputs.labels:
+            names = ", ".join(f"`{plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
+            more = len(outputs.labels) - _MAX_LABELS
+            text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
+        text += _answers(saved, outputs)
+    if saved.embedding is not None:
+        text += f" {said_of_vectors(saved.embedding, model.hidden_dim)}"
+    text += _untrained(parity)
+    if parity["left_out"]:
+        text += (
+            f"\n\nLeft out, because `{parity['class']}` has no place for it: the head "
+            f"{', '.join(parity['left_out'])} of the pretraining."
+        )
+    return text
+
+
+def _answers(saved: SavedModel, outputs: TaskOutputs) -> str:
+    """Say what lies between logits and answers: temperature, thresholds, windows of long texts."""
+    said = ""
+    if temperature := saved.origin.metrics.get("temperature"):
+        said += (
+            f"\n\nThe logits are divided by {temperature:.4g}, a temperature fitted on the dev "
+            "data, so that their probabilities are calibrated."
+        )
+    if outputs.thresholds:
+        said += (
+            "\n\nA label holds above a threshold of its own, that of its highest F1 on the dev "
+            f"data: `{THRESHOLDS}` in `config.json`, which `bert_jax.load` reads. Other software "
+            "takes one half for all labels."
+        )
+    if outputs.long.how != "cut":
+        how = {
+            "head_tail": "of a longer text the beginning and the end were read",
+            "windows": "longer texts were read in windows, of whose logits the "
+            f"{outputs.long.pooling.replace('_', ' and ')} is the answer",
+        }[outputs.long.how]
+        said += (
+            f"\n\nRows have {saved.max_length} tokens; {how} (`{LONG_TEXTS}` in `config.json`). "
+            "`bert_jax.load` does so; the logits of this export are those of one row, and other "
+            "software cuts longer texts."
+        )
+    return said
+
+
+def _untrained(parity: Mapping[str, Any]) -> str:
+    if not parity["untrained_parts"]:
+        return ""
+    return (
+        "\n\nUntrained, with initial values, because the class must have it: "
+        f"{', '.join(parity['untrained_parts'])}. Do not use its output."
+    )
+
+
+def _what_translates(saved: SavedModel, network: Network, parity: Mapping[str, Any]) -> str:
+    model = network.model
+    made = f"trained with bert_jax for {saved.origin.step:,} updates"
+    if saved.origin.kind != "pretrain":
+        made = "read from Hugging Face's format and written again"
+    rows = {"vocab": model.vocab_size}  # without those that pad the table
+    sizes = jax.tree.map(
+        lambda axes, leaf: math.prod(
+            rows.get(name, size) for name, size in zip(axes, leaf.shape, strict=True)
+        ),
+        network.axes(), saved.params, is_leaf=lambda leaf: isinstance(leaf, tuple),
+    )  # fmt: skip
+    return (
+        f"A model that translates, {made}. `{parity['class']}` in the format "
+        f"`{parity['format']}`: {model.num_layers} layers of {model.hidden_dim} in the encoder, "
+        f"{sum(jax.tree.leaves(sizes)):,} parameters, at most {saved.max_length} tokens on either "
+        f"side, {model.vocab_size:,} tokens in the vocabulary of both ({saved.tokenizer.kind})."
+        f"{_untrained(parity)}"
+    )
+
+
+def _data(saved: SavedModel) -> str:
+    config = saved.origin.config
+    if saved.origin.kind == "pretrain":
+        data = config.get("data", {})
+        if saved.network is not None:
+            return (
+                f"## Data\n\nTrained on the pairs of the corpus `{last_part(data.get('corpus'))}`."
+            )
+        said = f"Pretrained on the corpus `{last_part(data.get('corpus'))}`"
+        objective = {
+            "nsp": ", masked words and next sentences (BERT, Devlin et al. 2018)",
+            "sop": ", masked words and the order of sentences (ALBERT, Lan et al. 2019)",
+            "none": ", masked words alone",
+        }.get(saved.origin.pairing or "", "")
+        if saved.origin.objective == "replaced_tokens":
+            half = "discriminator" if "rtd" in saved.params else "generator"
+            objective = f", replaced-token detection (ELECTRA, Clark et al. 2020): the {half}"
+        return f"## Data\n\n{said}{objective}."
+    if saved.origin.kind == "finetune":
+        task = config.get("task", {})
+        kind = task.get("kind", "")
+        section = task.get(kind, {})
+        parts = [f"`{plain(section['name'])}`"] if section.get("name") else []
+        parts += [
+            f"{part}: `{last_part(section[part])}`" for part in ("train", "dev", "data")
+            if section.get(part)
+        ]  # fmt: skip
+        said = f"Fine-tuned on data of the kind {kind} ({', '.join(parts)})"
+        start = f"`{last_part(config['init'])}`" if config.get("init") else "random weights"
+        return f"## Data\n\n{said}, starting from {start}."
+    return "## Data\n\nNot known here: the model was read from files that do not say it."
+
+
+def _training(saved: SavedModel) -> str:
+    config = saved.origin.config
+    if saved.origin.kind not in ("pretrain", "finetune"):
+        return ""
+    training, optimizer = config.get("training", {}), config.get("optimizer", {})
+    tried = config.get("sweep", {}).get("learning_rates", [])
+    rows = [("updates", f"{saved.origin.step:,}")]
+    for phase in training.get("phases", []):
+        said = f"{phase['batch_size']} rows of {phase['length']} tokens"
+        own = described(phase)
+        rows.append((f"share {phase['share']:g} of the updates", f"{said}; {own}" if own else said))
+    for key in ("num_epochs", "batch_size"):
+        if key in training:
+            rows.append((key.replace("_", " "), f"{training[key]:g}"))
+    for key in ("name", "learning_rate", "schedule", "weight_decay"):
+        if key in optimizer and not (tried and key == "learning_rate"):
+            said = "optimizer" if key == "name" else key.replace("_", " ")
+            rows.append((said, f"{optimizer[key]}"))
+    if tried:
+        rows.append(("learning rates tried", ", ".join(f"{rate:g}" for rate in tried)))
+    if saved.network is not None:
+        smoothing = config.get("objective", {}).get("label_smoothing", 0)
+        rows.append(("label smoothing", f"{smoothing:g}"))
+    elif "rate" in (masking := config.get("masking", {})):
+        rows.append(("masked tokens", f"{masking['rate']:g}"))
+    return "## Training\n\n" + _table(("", ""), rows)
+
+
+def _metrics(saved: SavedModel) -> str:
+    kind, metrics = saved.origin.kind, saved.origin.metrics
+    if not metrics:
+        ours = kind in ("pretrain", "finetune")
+        return "## Metrics\n\nNone are known for these weights." if ours else ""
+    dev = [(plain(key), _value(value)) for key, value in metrics.items()]
+    if kind == "pretrain":
+        said = "On the held-out data of the run."
+        return f"## Metrics\n\n{said}\n\n" + _table(("metric", "value"), dev)
+    chose = all(each.get("chose", True) for each in list(saved.origin.reports.values())[:1])
+    where = f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}."
+    said, table = f"On {where}", _table(("metric", "dev"), dev)
+    if test := saved.origin.reports.get("test"):
+        ends = test["intervals"]
+        rows = [
+            (plain(key), _value(value) + (_interval(*ends[key]) if key in ends else ""))
+            for key, value in test["scores"].items()
+            if value is not None
+        ]
+        said = (
+            f"On test, {test['examples']:,} examples that chose nothing, with 95% intervals; then "
+            f"on {where}"
+        )
+        table = f"{_table(('metric', 'test'), rows)}\n\n{table}"
+    return f"## Metrics\n\n{said}\n\n{table}"
+
+
+def _value(value: float) -> str:
+    return f"{value:.4g}" if value % 1 else f"{value:,.0f}"
+
+
+def _interval(low: float, high: float) -> str:
+    return f" ({low:.4g} to {high:.4g})"
+
+
+def _contamination(parity: Mapping[str, Any]) -> str:
+    """Say which evaluation texts the corpora of the model hold, where they were looked for."""
+    reports = parity.get("contamination", [])
+    if not reports:
+        return ""
+    rows = [
+        (
+            f"{plain(each['evaluation'])} in {plain(each['corpus'])}",
+            f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} as a whole, "
+            f"{each['short']:,} too short to be judged",
+        )
+        for each in reports
+    ]
+    return (
+        "## Contamination\n\nEvaluation texts in the pretraining corpus, by "
+        f"{reports[0]['ngram']}-grams of normalised words: an example is seen where the corpus has "
+        "one of its n-grams.\n\n" + _table(("evaluation", "examples"), rows)
+    )
+
+
+def _proof(parity: Mapping[str, Any]) -> str:
+    rows = [(key, f"{gap:.1e}") for key, gap in parity["differences"].items()]
+    ran = parity.get("proofs", {})
+    said = [
+        f"{key} {'ran' if found['ran'] else 'did not run, ' + found['why']}"
+        for key, found in ran.items()
+    ]
+    by = f"; the proof by {'; by '.join(said)}." if said else "."
+    table = _table(("output", "difference"), rows) if rows else "none: all is equal."
+    quantized = said_of(parity["quantized"]) if "quantized" in parity else ""
+    return (
+        "## Parity\n\nWhat was written was read back and compared with its source on "
+        f"{parity['texts']} texts in many scripts ({parity['tokens']:,} tokens). Largest absolute "
+        f"differences in float32, {parity['tolerance']:.0e} allowed:\n\n{table}\n\n"
+        f"{_translations(parity)}{quantized}`parity.json` has the versions and digests{by}"
+    )
+
+
+def _translations(parity: Mapping[str, Any]) -> str:
+    """Say how many translations of the proof's texts are equal."""
+    theirs = parity.get("proofs", {}).get("transformers", {})
+    found = parity.get("translations", theirs.get("translations", {}))
+    return "".join(
+        f"Translations by {name} search: {each['equal']} equal, {each['ties']} others as "
+        "probable.\n\n"
+        for name, each in found.items()
+    )
+
+
+def _license(license: str) -> str:
+    if license == "unknown":
+        return (
+            "## Licence\n\nUnknown: nobody has said under which licence this model may be used. "
+            "Ask those who made it, and mind the licence of its training data."
+        )
+    return f"## Licence\n\n`{license}`, as said by who exported the model."
+
+
+def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    return "\n".join(f"| {a} | {b} |" for a, b in [head, ("---", "---"), *rows])

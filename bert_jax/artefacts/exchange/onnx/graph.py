@@ -1,0 +1,395 @@
+"""Nodes and weights of an encoder's ONNX graph, and of its heads."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.artefacts.formats.huggingface_names import LOGITS
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.model.attention.xla import MASKED_SCORE
+from bert_jax.model.biaffine import RELATION_WIDTH, SLOPE
+from bert_jax.model.rotation import frequencies, sinusoids, thetas
+from bert_jax.model.task_heads import has_transform
+
+OPSET, IR_VERSION = 20, 9
+"""The first opset with Gelu, and the file version of its time."""
+INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+_ROWS: list[str | int] = ["batch", "length"]
+VECTORS = "sentence_embedding"
+"""Output of a model for vectors."""
+Outputs = dict[str, list[str | int]]
+"""Outputs of a graph with their axes."""
+
+
+class Graph:
+    """Nodes and weights under construction. A value is the name of what a node gives."""
+
+    def __init__(self, onnx: Any, saved: SavedModel) -> None:
+        self.onnx, self.saved, self.config = onnx, saved, saved.config
+        self.nodes: list[Any] = []
+        self.weights: dict[str, Any] = {}
+        self.num_bytes = 0
+
+    def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
+        """Add a node, whose only output is called `name`."""
+        name = name or f"{kind}_{len(self.nodes)}"
+        node = self.onnx.helper.make_node(kind, inputs, [name], name=name, **attributes)
+        self.nodes.append(node)
+        return name
+
+    def weight(self, name: str, value: Any) -> str:
+        """Add an array under its name; numbers become float32 or int64."""
+        if name not in self.weights:
+            kinds: dict[type, Any] = {float: np.float32, int: np.int64, list: np.int64}
+            array = np.asarray(value, kinds.get(type(value)), order="C")
+            self.weights[name] = self.onnx.numpy_helper.from_array(array, name)
+            self.num_bytes += array.nbytes
+        return name
+
+    def shape(self, x: str, *sizes: int) -> str:
+        """`x` with another shape: 0 keeps a size, -1 is what remains."""
+        name = "shape_" + "_".join(map(str, sizes)).replace("-", "m")
+        return self.op("Reshape", x, self.weight(name, list(sizes)))
+
+    def affine(
+        self,
+        x: str,
+        path: str,
+        params: Mapping[str, Any],
+        name: str | None = None,
+        *,
+        num_inputs: int = 1,
+    ) -> str:
+        """`x @ kernel`, and the bias if there is one; the kernel's first axes are its inputs."""
+        kernel = np.asarray(params["kernel"])
+        matrix = kernel.reshape(math.prod(kernel.shape[:num_inputs]), -1)
+        inputs = x, self.weight(f"{path}.kernel", matrix)
+        if "bias" not in params:
+            return self.op("MatMul", *inputs, name=name)
+        bias = self.weight(f"{path}.bias", np.asarray(params["bias"]).reshape(-1))
+        return self.op("Add", self.op("MatMul", *inputs), bias, name=name)
+
+    def norm(self, x: str, path: str, params: Mapping[str, Any], name: str | None = None) -> str:
+        """Layer or RMS normalisation over the last axis."""
+        parts = [
+            self.weight(f"{path}.{part}", params[part])
+            for part in ("scale", "bias")
+            if part in params
+        ]
+        eps = self.config.norm_eps
+        if self.config.norm == "layer":
+            return self.op("LayerNormalization", x, *parts, axis=-1, epsilon=eps, name=name)
+        mean = self.op("ReduceMean", self.op("Mul", x, x), self.weight("last_axis", [-1]))
+        root = self.op("Sqrt", self.op("Add", mean, self.weight("norm_eps", eps)))
+        return self.op("Mul", self.op("Div", x, root), *parts, name=name)
+
+    def activation(self, x: str, kind: str, name: str | None = None) -> str:
+        """One of `ModelConfig.activation` or `pooler_activation`."""
+        if kind in ("relu", "tanh"):
+            return self.op(kind.capitalize(), x, name=name)
+        if kind == "silu":
+            return self.op("Mul", x, self.op("Sigmoid", x), name=name)
+        return self.op("Gelu", x, name=name, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+    def model(self, outputs: Outputs) -> Any:
+        """Return the whole."""
+        make, kinds = self.onnx.helper, self.onnx.TensorProto
+        names = [name for name in INPUTS if name != "token_type_ids" or self.config.num_types]
+        ids = [make.make_tensor_value_info(name, kinds.INT64, _ROWS) for name in names]
+        results = [
+            make.make_tensor_value_info(name, kinds.FLOAT, shape) for name, shape in outputs.items()
+        ]
+        weights = list(self.weights.values())
+        graph = make.make_graph(self.nodes, "bert", ids, results, initializer=weights)
+        return make.make_model(
+            graph,
+            opset_imports=[make.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="bert_jax",
+            doc_string=self.saved.name,
+        )
+
+    def outputs(self) -> Outputs:
+        """Add all nodes, and return the outputs."""
+        config, params = self.config, jax.tree.map(np.asarray, self.saved.params)
+        encoder = params["encoder"]
+        x, table = self.embeddings(encoder["embeddings"])
+        masks, rotations = self.masks(), self.rotations()
+        last, states = config.num_layers - 1, "last_hidden_state"
+        for n in range(config.num_layers):
+            layer = jax.tree.map(lambda array, n=n: array[n], encoder["layers"])
+            path, mlp, kind = f"encoder.layers.{n}", layer["mlp"], config.layer_kind(n)
+            attends, feeds = (f"{path}.{part}_norm" for part in ("attention", "mlp"))
+            rotation = rotations.get(kind.letter)
+            if config.norm_order == "post":
+                y = self.attention(x, masks[kind.letter], rotation, path, layer["attention"])
+                x = self.norm(self.op("Add", x, y), attends, layer["attention_norm"])
+                y = self.op("Add", x, self.mlp(x, f"{path}.mlp", mlp))
+                x = self.norm(y, feeds, layer["mlp_norm"], states if n == last else None)
+            else:
+                y = x if kind.first else self.norm(x, attends, layer["attention_norm"])
+                y = self.attention(y, masks[kind.letter], rotation, path, layer["attention"])
+                x = self.op("Add", x, y)
+                y = self.mlp(self.norm(x, feeds, layer["mlp_norm"]), f"{path}.mlp", mlp)
+                x = self.op("Add", x, y)
+        if config.norm_order == "pre":
+            x = self.norm(x, "encoder.final_norm", encoder["final_norm"], states)
+        outputs: Outputs = {x: [*_ROWS, config.hidden_dim]}
+        pooled = ""
+        if self.saved.has_pooler:
+            first = self.op("Gather", x, self.weight("first", 0), axis=1)
+            dense = self.affine(first, "encoder.pooler.dense", encoder["pooler"]["dense"])
+            pooled = self.activation(dense, config.pooler_activation, "pooler_output")
+            outputs[pooled] = ["batch", config.hidden_dim]
+        names = logit_names(self.saved)
+        if "mlm" in params:
+            outputs |= self.masked_lm(x, table, params["mlm"], names["mlm"])
+        if head := params.get("nsp"):
+            outputs[self.affine(pooled, "nsp", head, names["nsp"])] = ["batch", 2]
+        if head := params.get("rtd"):
+            y = self.activation(self.affine(x, "rtd.dense", head["dense"]), config.activation)
+            outputs[self.affine(y, "rtd.score", head["score"], names["rtd"])] = [*_ROWS, 1]
+        if self.saved.outputs is not None:
+            outputs |= self.head(x, pooled, params)
+        if self.saved.embedding is not None:
+            outputs[self.embedding(x, params)] = ["batch", config.hidden_dim]
+        return outputs
+
+    def embeddings(self, params: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the first states, and the table of token embeddings."""
+        table = self.weight("embeddings.token", params["token"][: self.config.vocab_size])
+        x, config = self.op("Gather", table, "input_ids"), self.config
+        if config.scale_embeddings:
+            x = self.op("Mul", x, self.weight("scale", math.sqrt(config.embedding_width)))
+        if config.positions != "rope":
+            length = self.op("Shape", "input_ids", start=1, end=2)
+            found = params.get("position")
+            if found is None:
+                found = sinusoids(jnp.arange(config.num_positions), config.embedding_width)
+            positions = self.weight("embeddings.position", np.asarray(found))
+            positions = self.op("Slice", positions, self.weight("slice_start", [0]), length)
+            x = self.op("Add", x, positions)
+        if "type" in params:
+            types = self.weight("embeddings.type", params["type"])
+            x = self.op("Add", x, self.op("Gather", types, "token_type_ids"))
+        if "norm" in params:
+            x = self.norm(x, "embeddings.norm", params["norm"])
+        if config.projects_embeddings:
+            x = self.affine(x, "embeddings.project", params["project"])
+        return x, table
+
+    def places(self) -> str:
+        """Return the places (L) of the tokens in their rows, as numbers of float32."""
+        if "places" not in {node.name for node in self.nodes}:
+            length = self.op("Shape", "input_ids", start=1, end=2)
+            length = self.op("Squeeze", length, self.weight("axis_0", [0]))
+            ids = self.op("Range", self.weight("zero", 0), length, self.weight("one", 1))
+            self.op("Cast", ids, to=self.onnx.TensorProto.FLOAT, name="places")
+        return "places"
+
+    def masks(self) -> dict[str, str]:
+        """Return what the queries of each letter's layers see: (B, 1, 1, L) or (B, 1, L, L)."""
+        mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
+        masks = {"G": self.op("Unsqueeze", mask, self.weight("mask_axes", [1, 2]))}
+        if "L" in self.config.attention_pattern:
+            queries = self.op("Unsqueeze", self.places(), self.weight("axis_1", [1]))
+            distance = self.op("Abs", self.op("Sub", queries, self.places()))
+            window = self.weight("window", float(self.config.local_window))
+            near = self.op("LessOrEqual", distance, window)
+            masks["L"] = self.op("And", masks["G"], near)
+        return masks
+
+    def rotations(self) -> dict[str, tuple[str, str]]:
+        """Return cosines and sines (L, 1, K) by the letters of the layers they are for.
+
+        The first half of a head is turned by the angles less than 0.
+        """
+        if self.config.positions != "rope":
+            return {}
+        places = self.op("Unsqueeze", self.places(), self.weight("rotation_axes", [1, 2]))
+        found = {}
+        for letter, theta in thetas(self.config).items():
+            turns = frequencies(theta, self.config.head_dim)
+            both = self.weight(f"frequencies.{letter}", np.concatenate((-turns, turns)))
+            angles = self.op("Mul", places, both)
+            found[letter] = (self.op("Cos", angles), self.op("Sin", angles))
+        return found
+
+    def rotate(self, x: str, cos: str, sin: str) -> str:
+        """Rotate the pairs (i, i + K/2) of heads, (B, L, H, K)."""
+        halves = np.arange(self.config.head_dim).reshape(2, -1)[::-1].reshape(-1)
+        others = self.op("Gather", x, self.weight("halves_swapped", halves), axis=3)
+        return self.op("Add", self.op("Mul", x, cos), self.op("Mul", others, sin))
+
+    def attention(
+        self,
+        x: str,
+        mask: str,
+        rotation: tuple[str, str] | None,
+        path: str,
+        params: Mapping[str, Any],
+    ) -> str:
+        """Return what a layer's attention adds to its states."""
+        config = self.config
+        kv_heads = config.num_kv_heads or config.num_heads
+
+        def heads(part: str, *order: int) -> str:
+            number = config.num_heads if part == "query" else kv_heads
+            y = self.affine(x, f"{path}.attention.{part}", params[part])
+            y = self.shape(y, 0, 0, number, config.head_dim)
+            if rotation is not None and part != "value":
+                y = self.rotate(y, *rotation)
+            if number < config.num_heads:  # each serves several queries
+                served = np.repeat(np.arange(number), config.num_heads // number)
+                y = self.op("Gather", y, self.weight("served", served), axis=2)
+            return self.op("Transpose", y, perm=order)
+
+        scale = self.weight("attention_scale", 1 / math.sqrt(config.head_dim))
+        scores = self.op("MatMul", heads("query", 0, 2, 1, 3), heads("key", 0, 2, 3, 1))
+        scores = self.op("Mul", scores, scale)
+        scores = self.op("Where", mask, scores, self.weight("masked_score", MASKED_SCORE))
+        weights = self.op("Softmax", scores, axis=-1)
+        y = self.op("MatMul", weights, heads("value", 0, 2, 1, 3))
+        y = self.shape(self.op("Transpose", y, perm=[0, 2, 1, 3]), 0, 0, config.hidden_dim)
+        return self.affine(y, f"{path}.attention.output", params["output"], num_inputs=2)
+
+    def mlp(self, x: str, path: str, params: Mapping[str, Any]) -> str:
+        """Return what a layer's feed-forward network adds to its states."""
+        kind = self.config.activation
+        up = self.affine(x, f"{path}.up", params["up"])
+        if "gate" in params:
+            gate = self.activation(self.affine(x, f"{path}.gate", params["gate"]), kind)
+            return self.affine(self.op("Mul", gate, up), f"{path}.down", params["down"])
+        return self.affine(self.activation(up, kind), f"{path}.down", params["down"])
+
+    def transform(self, x: str, path: str, params: Mapping[str, Any]) -> str:
+        """Map, activation and norm of the masked-LM head, or of a fine-tuning head."""
+        kind = self.config.head_activation or self.config.activation
+        x = self.activation(self.affine(x, f"{path}.dense", params["dense"]), kind)
+        return self.norm(x, f"{path}.norm", params["norm"]) if "norm" in params else x
+
+    def masked_lm(self, x: str, table: str, params: Mapping[str, Any], name: str) -> Outputs:
+        """Add the masked-LM head, and return its output."""
+        size = self.config.vocab_size
+        if "dense" in params:
+            x = self.transform(x, "mlm", params)
+        if "decoder" in params:
+            table = self.weight("mlm.decoder", params["decoder"][:size])
+        inputs = x, self.op("Transpose", table, perm=[1, 0])
+        if "bias" not in params:
+            return {self.op("MatMul", *inputs, name=name): [*_ROWS, size]}
+        bias = self.weight("mlm.bias", params["bias"][:size])
+        return {self.op("Add", self.op("MatMul", *inputs), bias, name=name): [*_ROWS, size]}
+
+    def mean(self, x: str, name: str | None = None) -> str:
+        """Return the mean over the tokens that are no padding, (B, D) of (B, L, D)."""
+        counted = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.FLOAT)
+        counted = self.op("Unsqueeze", counted, self.weight("axis_2", [2]))
+        axis = self.weight("axis_1", [1])
+        total = self.op("ReduceSum", self.op("Mul", x, counted), axis, keepdims=0)
+        number = self.op("ReduceSum", counted, axis, keepdims=0)
+        number = self.op("Max", number, self.weight("at_least_one", 1.0))
+        return self.op("Div", total, number, name=name)
+
+    def embedding(self, x: str, params: Mapping[str, Any]) -> str:
+        """Add the vectors of the rows, `sentence_embedding` (B, D), of the last states."""
+        embedding = self.saved.embedding
+        assert embedding is not None
+        name = None if embedding.normalize else VECTORS
+        if embedding.pooling == "mean":
+            vectors = self.mean(x, name)
+        elif embedding.pooling == "cls":
+            vectors = self.op("Gather", x, self.weight("first", 0), axis=1, name=name)
+        else:
+            vectors = self.weighted(x, self.token_weights(x, params), name)
+        if not embedding.normalize:
+            return vectors
+        last = self.weight("last_axis", [-1])
+        squares = self.op("ReduceSum", self.op("Mul", vectors, vectors), last)
+        squares = self.op("Max", squares, self.weight("least_square", 1e-24))
+        return self.op("Div", vectors, self.op("Sqrt", squares), name=VECTORS)
+
+    def token_weights(self, x: str, params: Mapping[str, Any]) -> str:
+        """Return the weights (B, L) of the tokens: 1 for the last one, or learned."""
+        assert self.saved.embedding is not None
+        axis = self.weight("axis_1", [1])
+        if self.saved.embedding.pooling == "last":
+            number = self.op("ReduceSum", "attention_mask", axis)
+            last = self.op("Sub", number, self.weight("one", 1))
+            last = self.op("Cast", last, to=self.onnx.TensorProto.FLOAT)
+            found = self.op("Equal", self.places(), last)
+            return self.op("Cast", found, to=self.onnx.TensorProto.FLOAT)
+        score = self.weight("pooling.score", params["pooling"]["score"].reshape(-1, 1))
+        scores = self.op("Squeeze", self.op("MatMul", x, score), self.weight("axis_2", [2]))
+        mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
+        scores = self.op("Where", mask, scores, self.weight("masked_score", MASKED_SCORE))
+        return self.op("Softmax", scores, axis=-1)
+
+    def weighted(self, x: str, weights: str, name: str | None) -> str:
+        """Return the sums (B, D) of states (B, L, D) with weights (B, L)."""
+        weights = self.op("Unsqueeze", weights, self.weight("axis_2", [2]))
+        products = self.op("Mul", x, weights)
+        return self.op("ReduceSum", products, self.weight("axis_1", [1]), keepdims=0, name=name)
+
+    def head(self, x: str, pooled: str, params: Mapping[str, Any]) -> Outputs:
+        """Add a fine-tuning head, and return its outputs."""
+        assert self.saved.outputs is not None
+        head, late = self.saved.outputs.head, False
+        if head.kind == "classification":
+            late = not self.config.pooler and head.pooling == "late"
+            if self.config.pooler:
+                x = pooled
+            elif head.pooling == "mean":
+                x = self.mean(x)
+            elif not late:
+                x = self.op("Gather", x, self.weight("first", 0), axis=1)
+        if has_transform(self.config, head):
+            x = self.transform(x, "transform", params["transform"])
+        if head.kind == "parsing":
+            return {self.biaffine(x, params["head"]): [*_ROWS, "length", 1 + head.num_labels]}
+        split = late or head.kind == "span"
+        logits = self.affine(x, "head", params["head"], None if split else "logits")
+        if late:
+            logits = self.mean(logits, "logits")
+        if head.kind == "span":
+            for n, name in enumerate(("start_logits", "end_logits")):
+                self.op("Gather", logits, self.weight(f"place_{n}", n), axis=2, name=name)
+            return {"start_logits": _ROWS, "end_logits": _ROWS}
+        rows = ["batch"] if head.kind == "classification" else _ROWS
+        return {logits: [*rows, head.num_labels]}
+
+    def biaffine(self, x: str, params: Mapping[str, Any]) -> str:
+        """Add the scores of `BiaffineHead`, (B, L, L, C) of (B, L, D)."""
+
+        def vectors(part: str) -> str:
+            return self.op("LeakyRelu", self.affine(x, part, params[part]), alpha=SLOPE)
+
+        def compared(words: str, part: str) -> str:
+            heads = self.op("Transpose", vectors(part), perm=[0, 2, 1])
+            return self.op("MatMul", words, heads)
+
+        arcs = self.affine(vectors("arc_word"), "arc", params["arc"])
+        arcs = self.op("Unsqueeze", compared(arcs, "arc_head"), self.weight("last_axis", [-1]))
+        word = vectors("relation_word")
+        own = self.affine(word, "relation_of_word", params["relation_of_word"])
+        number = params["relation_of_word"]["kernel"].shape[-1]
+        mapped = self.affine(word, "relation", params["relation"])
+        length = self.op("Shape", "input_ids", start=1, end=2)
+        sizes = [self.weight(f"size_{n}", [n]) for n in (0, -1, RELATION_WIDTH, number)]
+        mapped = self.op("Reshape", mapped, self.op("Concat", sizes[0], *sizes[1:3], axis=0))
+        found = compared(mapped, "relation_head")
+        shape = self.op("Concat", sizes[0], length, sizes[3], length, axis=0)
+        found = self.op("Transpose", self.op("Reshape", found, shape), perm=[0, 1, 3, 2])
+        found = self.op("Add", found, self.op("Unsqueeze", own, self.weight("axis_2", [2])))
+        return self.op("Concat", arcs, found, axis=-1, name="logits")
+
+
+def logit_names(saved: SavedModel) -> dict[str, str]:
+    """Map pretraining heads to the names of their outputs."""
+    names = {head: name for name, head in LOGITS.items()}
+    parts = [part for part in ("mlm", "nsp", "rtd") if part in saved.params]
+    return names if names.keys() <= set(parts) else dict.fromkeys(parts, "logits")

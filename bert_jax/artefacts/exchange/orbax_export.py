@@ -1,0 +1,52 @@
+"""A model as a plain Orbax checkpoint: three lines read it, without this package.
+
+    from orbax.checkpoint import v1 as ocp
+    params = ocp.load(Path("DIR/params").absolute())
+    params["encoder"]["layers"]["attention"]["query"]["kernel"]  # (N, D, H, K)
+
+Beside it lie `config.json` and the tokenizer's files, as Hugging Face has them; of a model that
+translates `network.json` in place of `config.json`.
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.artefacts.exchange.huggingface_files import write_description
+from bert_jax.artefacts.exchange.proof import ProofFailedError, unequal
+from bert_jax.artefacts.exchange.translation import files as translator_files
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.distributed.checkpoint.storage import read_tree, write_tree
+
+PARAMS = "params"
+
+
+def write(saved: SavedModel, out: Path) -> None:
+    """Write the parameters as they are, and what `write_description` of the kind of model writes.
+
+    They are float32, layers stacked on axis 0, the vocabulary padded to a multiple of 128.
+    """
+    describe = write_description if saved.network is None else translator_files.write_description
+    describe(saved, out)
+    write_tree(out / PARAMS, jax.tree.map(np.asarray, saved.params))
+
+
+def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Read the checkpoint back and compare it bit for bit; equal parameters need no `rows`.
+
+    Returns:
+        `differences`, empty, `arrays`, how many are equal, and `versions`.
+
+    Raises:
+        ProofFailedError: Arrays are missing, unexpected or not equal; names them.
+    """
+    number = len(jax.tree.leaves(saved.params))
+    if wrong := unequal(read_tree(out / PARAMS), saved.params):
+        names = ", ".join(wrong[:8]) + (", ..." if len(wrong) > 8 else "")
+        raise ProofFailedError(f"{len(wrong)} of {number} arrays did not come back: {names}")
+    versions = {"orbax-checkpoint": version("orbax-checkpoint"), "jax": jax.__version__}
+    return {"differences": {}, "arrays": number, "versions": versions}

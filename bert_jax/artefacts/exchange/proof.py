@@ -1,0 +1,325 @@
+# ruff: noqa: RUF001 (texts of many scripts)
+"""Outputs of a model on texts of many scripts, for comparing a written model with its source."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.artefacts.formats.entries import named
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.embedding import EmbeddingConfig, finish, pool_tokens
+from bert_jax.model.heads import (
+    ReplacedHead,
+    encode,
+    pair_logits,
+    pool,
+    vocabulary_logits,
+    with_params,
+)
+from bert_jax.model.task_heads import TaskHeadConfig, head_logits
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
+
+TOLERANCE = 1e-4
+"""Largest absolute difference of two outputs in float32 that passes."""
+
+ONLY_OURS = "only our own reading was compared"
+NOT_INSTALLED = (
+    f"transformers and torch are not both installed (the extra bert_jax[parity]); {ONLY_OURS}"
+)
+"""Words on a proof by our own code, and the usual reason."""
+
+PROOF_TEXTS: tuple[str, ...] = (
+    "The river froze early that year, and the ferry stayed on the far bank until April.",
+    "Paris is the capital of France; Canberra, not Sydney, is Australia's.",
+    'She didn\'t say "no" -- she said "not yet", which isn\'t the same.',
+    "À Noël, l'élève a reçu un cœur en sucre, naïf mais très ému.",
+    "El niño preguntó: ¿cuándo vendrá el pingüino? ¡Mañana!",
+    "Das Straßenfest in Köln fiel größtenteils ins Wasser; Überschwemmungen überall.",
+    "Ostrý nůž leží na stole, žluťoučký kůň úpěl ďábelské ódy.",
+    "Zażółć gęślą jaźń, powiedział Łukasz.",
+    "İstanbul'da ILIK bir akşam: Iğdır'dan gelen çiğ köfte, ışık ve ıslık.",
+    "Tiếng Việt có nhiều dấu: ngã, hỏi, nặng, sắc, huyền.",
+    "Η Οδύσσεια αρχίζει με τον ΟΔΥΣΣΕΥΣ μακριά από την Ιθάκη.",
+    "Съешь ещё этих мягких французских булок, да выпей чаю.",
+    "Її їжак з'їв ґрушу біля Києва.",
+    "اللغة العربية تُكتب من اليمين إلى اليسار، أليس كذلك؟",
+    "השועל קפץ מעל הכלב הָעָצֵל.",
+    "फ़र्श पर पानी गिरा था, इसलिए वह धीरे-धीरे चला।",
+    "ঢাকা বাংলাদেশের রাজধানী।",
+    "தமிழ் மொழி மிகப் பழமையானது.",
+    "ภาษาไทยไม่มีช่องว่างระหว่างคำ",
+    "黄河之水天上来，奔流到海不复回。",
+    "臺灣的夏天很熱，𠮷野家也賣冰。",
+    "吾輩は猫である。ｶﾀｶﾅとカタカナ、全角ＡＢＣ１２３。",
+    "한국어는 띄어쓰기가 중요하다. 각국의 말씀",
+    "ქართული ანბანი და հայոց այբուբենը",
+    "👩‍👩‍👧‍👦 family, 🇳🇴 flag, 👍🏽 thumb, ☕️ and a plain ☺",
+    "cafe\u0301 and caf\u00e9, A\u030angstro\u0308m, q\u0323\u0307, x\u0302\u0303",
+    "ﬁne ﬂuﬀ, ½ of Ⅷ, x² + H₂O, ㎏ and ™, … ‥",
+    "3.14159, 1,000,000 and 0x1F; 12/05/1998 at 17:45, +44 20 7946 0958, -40°C",
+    "https://example.org/a_b?q=%20x&y=[1]#top or mail first.last+tag@example.com",
+    "def f(x: int) -> str: return f\"{x!r:>10}\\n\"  # TODO: <br/> & {'a': [1, 2]}",
+    "$E=mc^2$, \\frac{1}{2} ~ ^ ` | \\ @ § ¶ € £ ¥ ₹",
+    "",
+    " ",
+    "   leading,  double\tand\ntrailing\r\nspace \u00a0 \u2009 \u3000 ",
+    "soft\u00adhyphen, zero\u200bwidth, joined\u200dup, \ufeffmark, \u202eright to left\u202c",
+    "bell\x07 null\x00 escape\x1b[0m delete\x7f next\x85line para\u2029graph",
+    "replacement \ufffd private \ue000 unassigned \U0003fffd last \U0010ffff",
+    "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft" * 2,
+    "a" * 120,
+    "!?!?!?...,,,;;;---___***###",
+    "The [MASK] of [CLS] and [SEP] with [PAD] or [UNK] spelled out, and <0x41>, <s>, ▁x ▁ .",
+    "iPhone McDonald NASA O'Neill e-mail x86_64 ALLCAPS lowercase MiXeD",
+)
+"""Own sentences: scripts, accents, composed and not, digits, addresses, code, what is invisible,
+the empty text, long words, special tokens spelled out."""
+
+
+def texts_for(tokenizer: Tokenizer) -> list[str]:
+    """Return the proof's texts, and one with first and last tokens added to a vocabulary."""
+    contents = [token.content for token in getattr(tokenizer, "added", ())]
+    added = contents[:10] + contents[10:][-10:]
+    marked = f"The river{' froze'.join(added)}early. {' '.join(added)}"
+    return [*PROOF_TEXTS, marked] if added else list(PROOF_TEXTS)
+
+
+def same_spans(
+    text: str, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], *, exact: bool
+) -> bool:
+    """Whether the tokens of a text come from the same characters, by their spans (start, end).
+
+    Where ours is empty, the token is of white space alone and is not compared. `exact` says whether
+    white space at the ends of theirs counts.
+    """
+    return len(ours) == len(theirs) and all(
+        tuple(mine) == (tuple(other) if exact else _solid(text, *other))
+        for mine, other in zip(ours, theirs, strict=True)
+        if mine[0] < mine[1]
+    )
+
+
+def _solid(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a span without the white space at its ends."""
+    start += len(text[start:end]) - len(text[start:end].lstrip())
+    return start, start + len(text[start:end].strip())
+
+
+class ProofFailedError(RuntimeError):
+    """Failure of a proof: a written model does not compute the same as its source."""
+
+    exit_code = 1
+
+
+class Batch(NamedTuple):
+    """Rows of one length, each array (B, L) int32."""
+
+    tokens: np.ndarray
+    type_ids: np.ndarray
+    segment_ids: np.ndarray
+    """1, and 0 for padding; outputs there mean nothing."""
+
+
+def proof_rows(saved: SavedModel, texts: Sequence[str] = PROOF_TEXTS) -> list[list[int]]:
+    """Return a row for each text, cut to the model's length, and then rows of two texts each."""
+    tokenizer = saved.tokenizer
+    length = min(saved.max_length, saved.config.num_positions, 128)
+    room = length - num_special(tokenizer, pair=False)
+    half = (length - num_special(tokenizer, pair=True)) // 2
+    ids = tokenizer.encode_batch(list(texts))
+    rows = [make_row(tokenizer, found[:room]) for found in ids]
+    rows += [
+        make_row(tokenizer, first[:half], second[:half])
+        for first, second in zip(ids[0::2], ids[1::2], strict=False)
+    ]
+    return [row.ids.tolist() for row in rows]
+
+
+def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | None = None) -> Batch:
+    """Pad rows to one length, by default the longest's.
+
+    What comes after the first separator and is not padding has the second type, as in a pair of
+    texts; where the model has one type alone, all have the first.
+    """
+    special = saved.tokenizer.special_ids
+    length = length or max(map(len, rows))
+    tokens = np.full((len(rows), length), special.pad, np.int32)
+    segment_ids = np.zeros_like(tokens)
+    for number, row in enumerate(rows):
+        tokens[number, : len(row)] = row
+        segment_ids[number, : len(row)] = 1
+    separators = np.cumsum(tokens == special.sep, axis=1) - (tokens == special.sep)
+    second = (separators > 0) & (segment_ids > 0) & (saved.config.num_types > 1)
+    return Batch(tokens, second.astype(np.int32), segment_ids)
+
+
+def logits_of(saved: SavedModel, batch: Batch) -> dict[str, np.ndarray]:
+    """Compute our model's outputs in float32.
+
+    Returns:
+        `hidden` (B, L, D), the last states; and what the model has: `pooled` (B, D), `mlm`
+        (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `rtd` (B, L, 1), `head`
+        (B, C) or (B, L, C), `embedding` (B, D).
+    """
+    head = None if saved.outputs is None else saved.outputs.head
+    # Training may compute in fewer bits, and its kernels take some lengths alone.
+    config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
+    with jax.default_matmul_precision("highest"):  # accelerators compute with less by default
+        found = outputs_of(config, head, saved.params, batch, saved.embedding)
+    return {name: np.asarray(array) for name, array in found.items()}
+
+
+@partial(jax.jit, static_argnums=(0, 1, 4))
+def outputs_of(
+    config: ModelConfig,
+    head: TaskHeadConfig | None,
+    params: Any,
+    batch: Batch,
+    embedding: EmbeddingConfig | None = None,
+) -> dict[str, jax.Array]:
+    """Compute the outputs of `logits_of`, each where `params` has its part; can be traced."""
+    inputs: tuple[Any, Any, Any] = batch
+    hidden = encode(config, params, *inputs)
+    found = {"hidden": hidden}
+    if "pooler" in params["encoder"]:
+        found["pooled"] = pool(config, params, hidden)
+    if "mlm" in params:
+        found["mlm"] = vocabulary_logits(config, params, hidden)[..., : config.vocab_size]
+    if "nsp" in params and "pooled" in found:
+        found["nsp"] = pair_logits(config, params, hidden)
+    if "rtd" in params:
+        found["rtd"] = with_params(params["rtd"], ReplacedHead, config)(hidden)[..., None]
+    if head is not None:
+        pooled = head.kind == "classification" and config.pooler
+        if "pooled" in found or not pooled:
+            found["head"] = head_logits(config, head, params, hidden, inputs[2])
+    if embedding is not None:
+        vectors = pool_tokens(config, embedding, params, hidden, inputs[2])
+        found["embedding"] = finish(embedding, vectors)
+    return {name: array.astype(jnp.float32) for name, array in found.items()}
+
+
+def row_batches(
+    rows: Sequence[Sequence[int]], size: int = 8
+) -> list[tuple[Sequence[Sequence[int]], int]]:
+    """Return some rows at a time with the length of the longest of all: one shape is compiled.
+
+    The last rows come once more where they do not fill a batch. The scores of a multilingual
+    vocabulary take 130 MB a row of both sides.
+    """
+    starts = range(0, len(rows), size)
+    length = max(map(len, rows))
+    return [(rows[max(0, min(start, len(rows) - size)) :][:size], length) for start in starts]
+
+
+def compare(
+    saved: SavedModel,
+    batches: Iterable[tuple[Sequence[Sequence[int]], int]],
+    *programs: Callable[[Batch], Mapping[str, np.ndarray]],
+    optional: Iterable[str] = (),
+) -> list[dict[str, float]]:
+    """Find the largest differences of programs from a model, by output; a dict for each program.
+
+    Args:
+        saved: The source.
+        batches: Rows of token ids, special tokens included, and the length to pad them to.
+        programs: Functions that return outputs under the names of `logits_of`.
+        optional: Outputs that a program may lack.
+
+    Raises:
+        ProofFailedError: A program lacks an output or gives one of another shape.
+    """
+    largest: list[dict[str, float]] = [{} for _ in programs]
+    for rows, length in batches:
+        batch = batch_of(saved, rows, length)
+        source = logits_of(saved, batch)
+        for gaps, program in zip(largest, programs, strict=True):
+            found = program(batch)
+            if lacking := source.keys() - found.keys() - set(optional):
+                names = ", ".join(sorted(lacking))
+                raise ProofFailedError(f"what was written has no output {names}")
+            for name, gap in differences(source, found, batch.segment_ids).items():
+                gaps[name] = max(gap, gaps.get(name, 0.0))
+    return largest
+
+
+def compare_shapes(
+    saved: SavedModel,
+    rows: Sequence[Sequence[int]],
+    program: Callable[[Batch], Mapping[str, np.ndarray]],
+    *,
+    optional: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Compare rows in batches of 16, two of them padded further, and the longest by itself.
+
+    Returns:
+        `differences` by output, and `shapes`, the (B, L) that were run; see `compare`.
+    """
+    longest = max(rows, key=len)
+    padded = min(len(longest) + 5, saved.config.num_positions)
+    batches = [*row_batches(rows, 16), (rows[:2], padded), ([longest], len(longest))]
+    (found,) = compare(saved, batches, program, optional=optional)
+    shapes = dict.fromkeys((len(some), length) for some, length in batches)
+    return {"differences": found, "shapes": [list(shape) for shape in shapes]}
+
+
+def check_differences(
+    found: dict[str, float],
+    tolerance: float,
+    failure: str = "what was written does not compute what its source does",
+) -> None:
+    """Raise ProofFailedError where an output differs by more, or by what is no number."""
+    above = {name: gap for name, gap in found.items() if not gap <= tolerance}
+    if above:
+        said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())
+        raise ProofFailedError(
+            f"{failure}: the largest differences are {said}, and {tolerance:.0e} is allowed "
+            "(--tolerance). Nothing was left"
+        )
+
+
+def differences(
+    ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], segment_ids: np.ndarray
+) -> dict[str, float]:
+    """Return the largest absolute difference of each output that both have; padding does not count.
+
+    A value that is not finite in one of them makes an infinite difference.
+    """
+    found = {}
+    for name in ours.keys() & theirs.keys():
+        first, second = (np.asarray(a[name], np.float32) for a in (ours, theirs))
+        if first.shape != second.shape:
+            raise ProofFailedError(f"{name} is {second.shape}, of the source {first.shape}")
+        if first.shape[:2] == segment_ids.shape and first.ndim > 2:
+            read = segment_ids > 0
+            if first.shape[2:-1] == segment_ids.shape[1:]:  # scores of pairs of tokens
+                read = read[:, :, None] & read[:, None]
+            first, second = first[read], second[read]
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            gap = np.abs(first - second)
+        found[name] = float(gap.max(initial=0)) if np.isfinite(gap).all() else float("inf")
+    return dict(sorted(found.items()))
+
+
+def unequal(first: Any, second: Any, *, vocab_size: int | None = None) -> list[str]:
+    """Name the arrays that two trees do not both have, equal down to the sign of a zero.
+
+    With `vocab_size`, rows that pad the vocabulary do not count.
+    """
+    one, other = (named(tree, vocab_size) for tree in (first, second))
+    return [
+        name
+        for name in sorted(one.keys() | other.keys())
+        if name not in one or name not in other or not _same(one[name], other[name])
+    ]
+
+
+def _same(first: np.ndarray, second: np.ndarray) -> bool:
+    same_kind = first.shape == second.shape and first.dtype == second.dtype
+    return same_kind and first.tobytes() == second.tobytes()

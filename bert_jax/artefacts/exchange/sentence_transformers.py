@@ -1,0 +1,186 @@
+"""The layout of sentence-transformers, proven: `SentenceTransformer.encode` gives our vectors.
+
+Read back by `read_model` and by Transformers as every directory in Hugging Face's format, and where
+sentence-transformers is installed loaded there: vectors of texts as they are, as queries and as
+documents.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.artefacts.exchange import huggingface
+from bert_jax.artefacts.exchange.huggingface_files import specials_of
+from bert_jax.artefacts.exchange.proof import (
+    ProofFailedError,
+    batch_of,
+    logits_of,
+    texts_for,
+)
+from bert_jax.artefacts.exchange.theirs import quiet
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.model.embedding import PLAIN, EmbeddingConfig
+from bert_jax.model.heads import Params
+from bert_jax.tokenization.tokenizer import make_row, num_special
+
+write = huggingface.write
+LEAST_COSINE = 0.99999
+"""Least cosine of a vector of theirs and of ours that passes."""
+
+
+def encoder_with_vectors(saved: SavedModel) -> SavedModel:
+    """Return a model without its heads; the mean of its states makes vectors if nothing else does.
+
+    Whether the vectors of such a model are divided by their norm is left to whoever asks, as in
+    `embed`.
+    """
+    parts: Params = {
+        name: saved.params[name] for name in ("encoder", "pooling") if name in saved.params
+    }
+    embedding = saved.embedding or PLAIN
+    return dataclasses.replace(saved, params=parts, outputs=None, embedding=embedding)
+
+
+def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Read the directory back and compare outputs, and vectors with those of `encode`.
+
+    Returns:
+        What `huggingface.prove` returns; its `proofs` say what sentence-transformers found, or why
+        it did not run.
+
+    Raises:
+        ProofFailedError: Something differs that must be equal: names it.
+    """
+    proven = huggingface.prove(saved, out, rows)
+    if not all(find_spec(name) for name in ("sentence_transformers", "torch")):
+        why = "sentence-transformers and torch are not both installed (the extra bert_jax[parity])"
+        proven["proofs"]["sentence-transformers"] = {"ran": False, "why": why}
+        return proven
+    ties = proven["proofs"]["transformers"].get("texts_with_ties", [])
+    found = compare_vectors(saved, out, ties)
+    proven["proofs"]["sentence-transformers"] = found
+    gaps = proven["differences"]
+    gaps["embedding"] = max(gaps["embedding"], found["differences"]["embedding"])
+    proven["versions"]["sentence-transformers"] = metadata.version("sentence-transformers")
+    return proven
+
+
+def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> dict[str, Any]:
+    """Compare the vectors of texts in many scripts with those of a written directory in theirs.
+
+    Texts that spell a special token, which is special there, and texts of which two segmentations
+    are as probable (`ties`) are left out.
+
+    Raises:
+        ProofFailedError: A cosine is below `LEAST_COSINE`; names the text.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    assert saved.embedding is not None
+    with quiet():
+        theirs = SentenceTransformer(f"{out}", device="cpu", local_files_only=True)
+    names = specials_of(saved)
+    texts = [
+        text
+        for text in texts_for(saved.tokenizer)
+        if text not in ties and not any(name in text for name in names)
+    ]
+    encoders = (
+        ("without prefix", "", theirs.encode),
+        ("query", saved.embedding.query_prefix, theirs.encode_query),
+        ("document", saved.embedding.document_prefix, theirs.encode_document),
+    )
+    least, gap = 1.0, 0.0
+    for kind, prefix, encode in encoders:
+        mine = vectors_of(saved, [prefix + text for text in texts])
+        other = np.asarray(encode(texts, show_progress_bar=False), np.float32)
+        if mine.shape != other.shape:
+            raise ProofFailedError(
+                f"sentence-transformers gives vectors {other.shape}, not {mine.shape}"
+            )
+        norms = np.linalg.norm(mine, axis=1) * np.linalg.norm(other, axis=1)
+        cosines = (mine * other).sum(1) / np.maximum(norms, 1e-12)
+        worst = int(cosines.argmin())
+        if not cosines[worst] >= LEAST_COSINE:
+            raise ProofFailedError(
+                f"sentence-transformers gives another vector for {texts[worst][:60]!r} "
+                f"({kind}): cosine {cosines[worst]:.6f}, and {LEAST_COSINE} is "
+                "needed"
+            )
+        least = min(least, float(cosines[worst]))
+        gap = max(gap, float(np.abs(mine - other).max()))
+    return {
+        "ran": True, "class": "SentenceTransformer", "texts": len(texts), "least_cosine": least,
+        "differences": {"embedding": gap},
+    }  # fmt: skip
+
+
+def vectors_of(saved: SavedModel, texts: Sequence[str]) -> np.ndarray:
+    """Compute the vectors of texts in float32, (N, D), each text cut to the model's length."""
+    tokenizer = saved.tokenizer
+    room = min(saved.max_length, saved.config.num_positions) - num_special(tokenizer, pair=False)
+    ids = tokenizer.encode_batch(list(texts))
+    rows = [make_row(tokenizer, found[:room]).ids.tolist() for found in ids]
+    size, length = 8, max(map(len, rows))
+    filled = [*rows, *[rows[0]] * (-len(rows) % size)]  # one shape is compiled
+    batches = [
+        batch_of(saved, filled[start : start + size], length)
+        for start in range(0, len(filled), size)
+    ]
+    return np.concatenate([logits_of(saved, batch)["embedding"] for batch in batches])[: len(rows)]
+
+
+def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
+    """Write what the vectors of a model are, for the model card."""
+    pooling = {
+        "mean": "the mean of the last states of all tokens",
+        "cls": "the last state of the first token",
+        "last": "the last state of the last token",
+        "weighted": "a mean of the last states with learned weights",
+    }[embedding.pooling]
+    text = f"It makes vectors of {width} numbers of texts: {pooling}"
+    text += ", divided by its length." if embedding.normalize else "."
+    for kind, prefix in (("query", embedding.query_prefix), ("text", embedding.document_prefix)):
+        if prefix:
+            plain = "".join(c if c.isprintable() and c not in "`|<>" else " " for c in prefix)
+            text += f" Before each {kind} stands `{plain}`."
+    return text
+
+
+_LOADING = """\
+With sentence-transformers, `DIR` being this directory:
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("DIR")
+queries = model.encode_query(["a question"])
+documents = model.encode_document(["A text.", "Another text."])
+print(model.similarity(queries, documents))
+```
+
+With bert_jax:
+
+```python
+import bert_jax
+
+model = bert_jax.load("DIR")
+queries = model.embed(["a question"], kind="query")
+documents = model.embed(["A text.", "Another text."], kind="document")
+```"""
+
+
+def loading(saved: SavedModel) -> str:
+    """Write how vectors are made, for the model card."""
+    assert saved.embedding is not None
+    sizes = ", ".join(map(str, saved.embedding.dimensions))
+    cut = "" if not sizes else (
+        f"\n\nThe first {sizes} numbers of a vector were trained as vectors of their own: "
+        "`truncate_dim=N` there, `dimensions=N` here."
+    )  # fmt: skip
+    return f"{_LOADING}{cut}"

@@ -1,0 +1,98 @@
+"""The files of a directory in Hugging Face's format: configuration and weights, nothing pickled."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.files.untrusted.safetensors_file import read_safetensors
+
+MAX_CONFIG_BYTES = 1 << 20
+_MAX_INDEX_BYTES = 1 << 24
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_OTHER_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def model_class(found: Mapping[str, Any]) -> str:
+    """Return the class that wrote a `config.json`, "AutoModel" where the file does not say.
+
+    It becomes part of a command in messages: only a plain name is taken.
+    """
+    classes = found.get("architectures")
+    name = classes[0] if isinstance(classes, list) and classes else None
+    plain = isinstance(name, str) and re.fullmatch(r"[A-Z]\w{1,60}", name)
+    return str(name) if plain else "AutoModel"
+
+
+def model_max_length(directory: Path) -> int | None:
+    """Return the most tokens of a row by a tokenizer's files; None where there is no limit.
+
+    Raises:
+        UserError: The field is no length.
+    """
+    path = directory / "tokenizer_config.json"
+    fields = read_json_object(path, max_bytes=_MAX_INDEX_BYTES) if path.is_file() else {}
+    length = fields.get("model_max_length")
+    if length is None or (isinstance(length, int | float) and length > 1 << 24):
+        return None  # Transformers writes 1e30 where there is no limit
+    if type(length) is not int or length < 8:
+        raise UserError(f"{path}: model_max_length is {length!r:.40}; it must be at least 8")
+    return length
+
+
+def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
+    """Return every tensor by name, of one file or of an index's shards; views of the mapped files.
+
+    The advice on how to convert other weights names the class `made_by`.
+
+    Raises:
+        UserError: No such weights, two sets of them, or files that are not sound.
+    """
+    single, index = directory / WEIGHTS, directory / INDEX
+    if single.is_file() and index.is_file():
+        raise UserError(
+            f"{directory} has both {WEIGHTS} and {INDEX}, which may hold different weights; "
+            "remove the one that is not meant"
+        )
+    if single.is_file():
+        return read_safetensors(single)
+    if index.is_file():
+        return _read_shards(directory, index)
+    for name in _OTHER_WEIGHTS:
+        if (directory / name).exists():
+            raise UserError(
+                f"{directory} has its weights in {name} alone, which is not read: {WEIGHTS} is "
+                "needed. Where you trust that file, convert it with Transformers, "
+                f"{made_by}.from_pretrained({str(directory)!r}).save_pretrained(NEW), and copy "
+                "the tokenizer's files to NEW"
+            )
+    raise UserError(f"{directory} has no weights: neither {WEIGHTS} nor {INDEX} is there")
+
+
+def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:
+    files = read_json_object(index, max_bytes=_MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(files, Mapping) or not files:
+        raise UserError(f"{index}: weight_map must be an object from tensor to file")
+    found: dict[str, np.ndarray] = {}
+    wrong: list[str] = []
+    by_file: dict[str, set[str]] = {}
+    for name, file in files.items():
+        if not isinstance(file, str) or not re.fullmatch(r"[\w-][\w.-]*\.safetensors", file):
+            raise UserError(
+                f"{index}: the tensor {name[:80]!r} is in {file!r:.80}; a .safetensors file of the "
+                "same directory is needed"
+            )
+        by_file.setdefault(file, set()).add(name)
+    for file, names in sorted(by_file.items()):
+        tensors = read_safetensors(directory / file)
+        wrong += [f"{name[:80]!r} is not in {file}" for name in sorted(names - tensors.keys())]
+        wrong += [f"{name[:80]!r} is in {file} and not in the index as such"
+                  for name in sorted(tensors.keys() - names)]  # fmt: skip
+        found |= tensors
+    if wrong:
+        raise UserError(f"{index} does not describe its files: {'; '.join(wrong[:20])}")
+    return found

@@ -1,0 +1,295 @@
+"""The `config.json` of modern encoders, and our `ModelConfig`, both ways."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bert_jax.artefacts.formats.config_fields import check_only, read_field, show, their_activation
+from bert_jax.artefacts.formats.modern_tables import MODERN
+from bert_jax.errors import UserError
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
+
+_REQUIRED = {"vocab_size", "num_positions", "hidden_dim", "num_layers", "num_heads", "mlp_dim"}
+"""Fields without which a file describes no model; their defaults are those of one size."""
+_LETTERS = {"full_attention": "G", "sliding_attention": "L"}
+_THETAS = (
+    ("full_attention", "global_rope_theta", "rope_theta", 160_000.0),
+    ("sliding_attention", "local_rope_theta", "local_rope_theta", 10_000.0),
+)
+"""Names of today and before, our field, and the default: those of ModernBERT."""
+_LOCAL_ATTENTION = 128
+_EVERY = 3
+"""Defaults of ModernBERT."""
+
+
+def modern_config(found: Mapping[str, Any], *, where: str) -> ModelConfig:
+    """Return the architecture that a `config.json` of a modern family describes.
+
+    `found["model_type"]` is in `MODERN`; `where` names the file in messages.
+
+    Raises:
+        UserError: Fields that are missing, wrong or not supported: all at once.
+    """
+    modern = MODERN[found["model_type"]]
+    fields: dict[str, Any] = {**modern.computes, **modern.sets}
+    wrong: list[str] = []
+    for name, ours in modern.fields.items():
+        if found.get(name) is not None:
+            fields[ours] = read_field(name, ours, found[name], wrong)
+        elif ours in _REQUIRED:
+            wrong.append(f"{name} is missing; a number from 1 is needed")
+    fields |= {ours: fields[other] for ours, other in modern.follows.items()}
+    check_only(found, modern.only, wrong)
+    if found.get("rope_scaling") is not None:
+        wrong.append(f"rope_scaling is {show(found['rope_scaling'])}; only null is supported")
+    if modern.local:
+        fields |= _layers(found, fields["num_layers"], wrong) if fields.get("num_layers") else {}
+        parts = found.get("rope_parameters") or {}
+        for key, old, ours, default in _THETAS:
+            part, under = (parts.get(key) or {}), f"rope_parameters.{key}"
+            fields[ours] = _theta(part, under, (old, found.get(old, default)), wrong)
+    elif "rope_theta" not in modern.computes:
+        before = ("rope_theta", found.get("rope_theta", modern.theta))
+        part = found.get("rope_parameters") or {}
+        fields["rope_theta"] = _theta(part, "rope_parameters", before, wrong)
+    width, heads = fields.get("hidden_dim"), fields.get("num_heads")
+    if width and heads and found.get("head_dim") not in (None, width // heads):
+        wrong.append(
+            f"head_dim is {show(found['head_dim'])}; only hidden_size / num_attention_heads, "
+            f"{width // heads}, is supported"
+        )
+    if wrong:
+        raise UserError(f"{where}: {'; '.join(wrong)}")
+    if modern.narrows_mlp:
+        fields["mlp_dim"] = _two_thirds(fields["mlp_dim"])
+    try:
+        return plain(ModelConfig(**fields))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def modern_kind(config: ModelConfig) -> str | None:
+    """Return the `model_type` of the family that computes what a configuration says, if any."""
+    return next((kind for kind in MODERN if not unlike(kind, config)), None)
+
+
+def with_own_pooler(config: ModelConfig) -> ModelConfig:
+    """Return an architecture with the pooler, or without one, and the fields of its classifiers.
+
+    These are those of its family; an architecture of no family is returned as it is.
+    """
+    for own in (replace(config, pooler=True), replace(config, pooler=False)):
+        if is_bert(own):
+            return own
+        if (kind := modern_kind(own)) is not None:
+            return replace(own, **MODERN[kind].classifies)
+    return config
+
+
+def unlike(kind: str, config: ModelConfig) -> list[str]:
+    """Say in which fields a configuration is not of a family."""
+    modern, config = MODERN[kind], plain(config)
+    found = other_values(config, modern.computes)
+    found += [
+        f"model.{name} is {getattr(config, name)!r}, unlike model.{other}"
+        for name, other in modern.follows.items()
+        if name in ARCHITECTURE and getattr(config, name) != getattr(config, other)
+    ]
+    return found + modern.refuses(config)
+
+
+def exported(config: ModelConfig, heads: Collection[str]) -> tuple[ModelConfig, set[str]]:
+    """Return the configuration and the heads that an export of a pretrained model has.
+
+    No class of a modern family has a head for pairs (`nsp`), or a pooler for that head.
+    """
+    fitting = [each for each in (config, replace(config, pooler=False)) if modern_kind(each)]
+    if is_bert(config) or not fitting:
+        return config, set(heads)
+    return fitting[0], set(heads) - {"nsp"}
+
+
+def refusals(config: ModelConfig, heads: Collection[str]) -> dict[str, str]:
+    """Say to which formats a pretrained model cannot be exported, and why."""
+    config, heads = exported(config, heads)
+    found = {"huggingface": refusal(config, heads), "sentence-transformers": refusal(config, ())}
+    return {format: why for format, why in found.items() if why}
+
+
+def refusal(config: ModelConfig, heads: Collection[str]) -> str:
+    """Say why no class of Transformers computes a pretrained model with these heads, or "".
+
+    Of `heads`, `mlm`, `nsp` and `rtd` count.
+    """
+    heads = {"mlm", "nsp", "rtd"} & set(heads)
+    if not is_bert(config):
+        if (kind := modern_kind(config)) is None:
+            nearest = min(MODERN, key=lambda kind: len(unlike(kind, config)))
+            return (
+                "no class of Transformers computes this model. The nearest is "
+                f"{MODERN[nearest].name}, but {'; '.join(unlike(nearest, config))}"
+            )
+        if there := " or ".join(sorted(heads - {"mlm"})):
+            return (
+                f"no class of Transformers' {MODERN[kind].name} has the head {there}; pretrain "
+                "masked words with data.pairing none"
+            )
+    elif config.projects_embeddings or "rtd" in heads:  # an ELECTRA
+        if "nsp" in heads:
+            return (
+                "no class of Transformers has both a head for pairs of sentences and embeddings "
+                f"({config.embedding_width}) of another width than the layers "
+                f"({config.hidden_dim}); pretrain with data.pairing none, or set "
+                "model.embedding_dim to 0"
+            )
+        if "mlm" in heads and config.activation != "gelu":
+            return (
+                f"model.activation is {config.activation}, and the masked-LM head of "
+                "Transformers' ELECTRA has the exact gelu always"
+            )
+    elif heads != {"mlm"} and config.pooler_activation != "tanh":
+        return (
+            f"its pooler has {config.pooler_activation}, and no class of Transformers computes "
+            "that with the rest of this model: the pooler of a BERT has tanh"
+        )
+    return ""
+
+
+def other_values(config: ModelConfig, computes: Mapping[str, Any]) -> list[str]:
+    """Say which fields of a configuration have other values than `computes` wants."""
+    config = plain(config)
+    return [
+        f"model.{name} is {getattr(config, name)!r}, not {value!r}"
+        for name, value in computes.items()
+        if getattr(config, name) != value
+    ]
+
+
+def modern_config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of a `config.json` for an architecture, without those of a head.
+
+    Where two generations of files name a field differently, both names are written.
+    """
+    modern, config = MODERN[kind], plain(config)
+    theirs: dict[str, Any] = {"model_type": kind}
+    for name, ours in modern.fields.items():
+        theirs[name] = _value(config, ours)
+    if modern.narrows_mlp:
+        theirs["intermediate_size"] = config.mlp_dim * 3 // 2
+    theirs |= {name: value for name, (value, _) in modern.only.items() if value is not None}
+    if not modern.local:
+        if "rope_theta" not in modern.computes:
+            parameters = {"rope_theta": config.rope_theta, "rope_type": "default"}
+            theirs |= {"rope_theta": config.rope_theta, "rope_parameters": parameters}
+        return theirs
+    letters = [config.layer_kind(n).letter for n in range(config.num_layers)]
+    names = {letter: name for name, letter in _LETTERS.items()}
+    theirs |= {"layer_types": [names[letter] for letter in letters], "rope_parameters": {}}
+    period = _period(letters)
+    if period == "G" + "L" * (len(period) - 1):
+        theirs["global_attn_every_n_layers"] = len(period)
+    theirs["local_attention"] = 2 * config.local_window or _LOCAL_ATTENTION
+    for key, old, ours, _ in _THETAS:
+        theta = getattr(config, ours)
+        theirs[old] = theta
+        theirs["rope_parameters"][key] = {"rope_theta": theta, "rope_type": "default"}
+    return theirs
+
+
+def _value(config: ModelConfig, ours: str) -> Any:
+    if ours == "activation":
+        return their_activation(config.activation)
+    if ours == "head_activation":
+        return their_activation(config.head_activation or config.activation)
+    if ours == "num_kv_heads":
+        return config.num_kv_heads or config.num_heads
+    if ours == "embedding_dropout_rate":
+        return config.rate_of("embedding")
+    return config.rate_of("mlp") if ours == "mlp_dropout_rate" else getattr(config, ours)
+
+
+def _layers(found: Mapping[str, Any], number: int, wrong: list[str]) -> dict[str, Any]:
+    """Return the pattern of global and local layers, and the window of the local ones."""
+    every, types = found.get("global_attn_every_n_layers", _EVERY), found.get("layer_types")
+    if types is None:
+        if type(every) is not int or not 1 <= every <= 1024:
+            wrong.append(f"global_attn_every_n_layers is {show(every)}; it must be from 1 to 1,024")
+            return {}
+        types = ["sliding_attention" if n % every else "full_attention" for n in range(number)]
+    good = isinstance(types, list) and len(types) == number
+    if not good or any(not isinstance(each, str) or each not in _LETTERS for each in types):
+        wrong.append(
+            f"layer_types is {show(types)}; it must name each of the {number} layers, "
+            f"{' or '.join(_LETTERS)}"
+        )
+        return {}
+    pattern = _period([_LETTERS[each] for each in types])
+    width = found.get("local_attention", _LOCAL_ATTENTION)
+    if type(width) is not int or not 2 <= width <= 1 << 24:
+        wrong.append(f"local_attention is {show(width)}; it must be from 2 to {1 << 24:,}")
+        return {}
+    return {"attention_pattern": pattern, "local_window": width // 2}
+
+
+def _period(letters: list[str]) -> str:
+    """Return the shortest pattern that gives the letters when it is repeated."""
+    count = len(letters)
+    length = next(
+        n for n in range(1, count + 1) if all(letters[i] == letters[i % n] for i in range(count))
+    )
+    return "".join(letters[:length])
+
+
+def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> float | None:
+    """Return the base of rotations: of `rope_parameters`, else the older field (name, value)."""
+    if not isinstance(part, Mapping):
+        wrong.append(f"{under} is {show(part)}; an object with rope_theta is needed")
+        return None
+    if part.get("rope_type", "default") != "default":
+        wrong.append(f"{under}.rope_type is {show(part['rope_type'])}; only 'default' is supported")
+    if part.get("partial_rotary_factor", 1.0) not in (1, None):
+        wrong.append(
+            f"{under}.partial_rotary_factor is {show(part['partial_rotary_factor'])}; only whole "
+            "heads are rotated here (1.0)"
+        )
+    name, value = (f"{under}.rope_theta", part["rope_theta"]) if "rope_theta" in part else old
+    if type(value) in (int, float) and 0 < value < float("inf"):
+        return float(value)
+    hint = ""
+    if value in (None, -1) and name.startswith(("local", "rope_parameters.sliding")):
+        hint = "; where it stands for the theta of the global layers, write that number"
+    wrong.append(f"{name} is {show(value)}; it must be a number above 0, such as 10000.0{hint}")
+    return None
+
+
+def _two_thirds(size: int) -> int:
+    """Return the width of a gated network that a NeoBERT's file gives as that of one without."""
+    return -(-(2 * size // 3) // 8) * 8
+
+
+def plain(config: ModelConfig) -> ModelConfig:
+    """Write what is computed in one way: defaults that name another field's value are filled."""
+    letters = [config.layer_kind(n).letter for n in range(config.num_layers)]
+    return replace(
+        config,
+        num_kv_heads=0 if config.num_kv_heads == config.num_heads else config.num_kv_heads,
+        head_activation=(
+            "" if config.head_activation == config.activation else config.head_activation
+        ),
+        embedding_dim=0 if not config.projects_embeddings else config.embedding_dim,
+        attention_pattern=_period(letters),  # of all layers: the last cycle may be cut short
+    )
+
+
+def is_bert(config: ModelConfig) -> bool:
+    """Whether an architecture has nothing that a BERT or an ELECTRA has not."""
+    default = ModelConfig()
+    return not other_values(config, {name: getattr(default, name) for name in _BERTS})
+
+
+_BERTS = (
+    "num_kv_heads", "gated", "norm", "norm_bias", "norm_order", "embedding_norm", "positions",
+    "attention_pattern", "attention_bias", "mlp_bias", "head_transform", "head_bias",
+    "head_activation", "decoder_bias", "tied", "scale_embeddings",
+)  # fmt: skip
+"""Fields in which all models under BERT's names are equal."""

@@ -1,0 +1,254 @@
+"""Adapters in PEFT's format: low-rank updates and heads, under the names of Transformers' modules.
+
+adapter = read_adapter(directory)
+arrays = adapter.applied(read_weights(adapter.base, adapter.made_by))
+
+An update of a module is `lora_A` (r, in) and `lora_B` (out, r): W + alpha / r B A. All other
+tensors of the file take the place of the base's.
+"""
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.artefacts.formats.entries import Entry, insert, lookup, to_tensors
+from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES, model_class
+from bert_jax.errors import UserError, first_few
+from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.files.untrusted.safetensors_file import read_safetensors
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import Params
+from bert_jax.model.lora import TARGETS, updates
+
+CONFIG, WEIGHTS, LABELS = "adapter_config.json", "adapter_model.safetensors", "labels.json"
+"""Files of an adapter; the last one is ours alone and has what the labels mean."""
+BASE = "base"  # a link, or a directory: the user's word for the adapted model
+PREFIX = "base_model.model."
+TASKS = {
+    "SEQ_CLS": "ForSequenceClassification",
+    "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering",
+}
+"""Ends of the names of classes, by PEFT's `task_type`."""
+
+_UPDATE = re.compile(r"(.+)\.lora_([AB])\.weight")
+_COUNTED = re.compile(r"classifier\.(?:out_proj\.)?bias")
+_PLAIN = {"fan_in_fan_out": False, "use_dora": False, "lora_bias": False, "use_bdlora": None,
+          "layer_replication": None, "arrow_config": None}  # fmt: skip
+"""Fields that change what an adapter computes, and their values in plain LoRA."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """An adapter as its files have it."""
+
+    directory: Path
+    base: Path
+    """Directory of the model that is adapted, in Hugging Face's format."""
+    config: dict[str, Any]
+    """`config.json` of the base, with the class and the labels of the adapter."""
+    updates: Mapping[str, tuple[np.ndarray, float]]
+    """Tensors that are added to the base's, by the name of the weight: B A (out, in), and its
+    factor."""
+    tensors: Mapping[str, np.ndarray]
+    """Tensors in place of the base's."""
+
+    @property
+    def made_by(self) -> str:
+        """Class of the adapted model."""
+        return model_class(self.config)
+
+    def applied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the tensors of the adapted model, from those of the base.
+
+        Raises:
+            UserError: The base lacks a module, or has one of another shape.
+        """
+        found, wrong = dict(arrays), []
+        for name, (update, scale) in self.updates.items():
+            there = _name_in(arrays, name)
+            if there not in arrays or arrays[there].shape != update.shape:
+                shape = "lacks" if there not in arrays else f"has {arrays[there].shape} for"
+                wrong.append(f"{self.base} {shape} {name} {update.shape}")
+                continue
+            found[there] = arrays[there].astype(np.float32) + np.float32(scale) * update
+        if wrong:
+            raise UserError(f"{self.directory} adapts another model: {first_few(wrong)}")
+        return found | {_name_in(arrays, name): array for name, array in self.tensors.items()}
+
+
+def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
+    """Read an adapter that PEFT, or `bert-jax export --to peft`, has written.
+
+    Args:
+        directory: Directory of the adapter.
+        base: Directory of the adapted model; None: `BASE`, or what the adapter names below.
+
+    Raises:
+        UserError: No sound adapter, a kind other than plain LoRA, or no base.
+    """
+    path = directory / CONFIG
+    given = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+    if given.get("peft_type") != "LORA":
+        raise UserError(f"{path}: peft_type is {given.get('peft_type')!r:.40}; only LORA is read")
+    for name, plain in _PLAIN.items():
+        if (given.get(name) or None) != (plain or None):
+            raise UserError(f"{path}: {name} is {given[name]!r:.40}; only plain LoRA is read")
+    base = _base(path, given) if base is None else base
+    updates, tensors = _tensors(directory / WEIGHTS, path, given)
+    config = read_json_object(base / "config.json", max_bytes=MAX_CONFIG_BYTES)
+    task = given.get("task_type")
+    if isinstance(task, str) and task in TASKS:
+        family = re.sub(r"(For[A-Z]\w*|Model)$", "", model_class(config))
+        config["architectures"] = [f"{family}{TASKS[task]}"]
+    return Adapter(directory, base, config | _labels(directory, config, tensors), updates, tensors)
+
+
+def _base(path: Path, given: Mapping[str, Any]) -> Path:
+    name, link = given.get("base_model_name_or_path"), path.parent / BASE
+    inside = isinstance(name, str) and not Path(name).is_absolute() and ".." not in Path(name).parts
+    for place in (link, path.parent / f"{name}") if inside else (link,):
+        config = place / "config.json"
+        if config.is_file():
+            if "bert_jax" not in read_json_object(config, max_bytes=MAX_CONFIG_BYTES):
+                return place
+            raise UserError(
+                f"{place} is the work directory of a run; write it with `bert-jax export "
+                f"{place} --to huggingface --out DIR` and link {link} to DIR"
+            )
+    raise UserError(
+        f"{path}: base_model_name_or_path is {name!r:.200}, and no file makes another one be read "
+        "outside its directory. Link the model that was adapted, a directory in Hugging Face's "
+        f"format: ln -s MODEL {shlex.quote(str(link))}. Nothing is downloaded"
+    )
+
+
+def _tensors(
+    weights: Path, path: Path, given: Mapping[str, Any]
+) -> tuple[dict[str, tuple[np.ndarray, float]], dict[str, np.ndarray]]:
+    if not weights.is_file():
+        raise UserError(f"{weights.parent} has no {weights.name}; other weights are not read")
+    pairs: dict[str, dict[str, np.ndarray]] = {}
+    tensors: dict[str, np.ndarray] = {}
+    for name, array in read_safetensors(weights).items():
+        name = name.removeprefix(PREFIX)
+        if match := _UPDATE.fullmatch(name):
+            pairs.setdefault(match[1], {})[match[2]] = array
+        elif "lora_" in name:
+            raise UserError(f"{weights}: {name} is not of plain LoRA; only lora_A and lora_B are")
+        else:
+            tensors[name] = array
+    found = {}
+    for module, pair in pairs.items():
+        a, b = (pair.get(part) for part in "AB")
+        if a is None or b is None or a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+            shapes = {part: array.shape for part, array in pair.items()}
+            raise UserError(
+                f"{weights}: {module} has {shapes}; A (r, in) and B (out, r) are needed"
+            )
+        rank = a.shape[0]
+        alpha = _alpha(path, given, module)
+        scale = alpha / (math.sqrt(rank) if given.get("use_rslora") else rank)
+        product = b.astype(np.float32) @ a.astype(np.float32)
+        found[f"{module}.weight"] = (product, scale)
+    return found, tensors
+
+
+def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
+    """Return the scale of a module; a pattern that ends its name has one of its own."""
+    alpha, patterns = given.get("lora_alpha"), given.get("alpha_pattern") or {}
+    if isinstance(patterns, Mapping):
+        for name, own in patterns.items():
+            if not re.fullmatch(r"[\w.]+", name):
+                raise UserError(
+                    f"{path}: alpha_pattern has the expression {name!r:.80}; only names are read"
+                )
+            if module == name or module.endswith(f".{name}"):
+                alpha = own
+                break
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:
+        raise UserError(
+            f"{path}: lora_alpha of {module} is {alpha!r:.40}; a number above 0 is needed"
+        )
+    return float(alpha)
+
+
+def _labels(
+    directory: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """Return the fields of `config.json` about the labels, as far as the base's do not fit."""
+    if (directory / LABELS).is_file():
+        return read_json_object(directory / LABELS, max_bytes=MAX_CONFIG_BYTES)
+    count = next((len(a) for name, a in tensors.items() if _COUNTED.fullmatch(name)), None)
+    known = config.get("id2label")
+    if count is None or (isinstance(known, Mapping) and len(known) == count):
+        return {}
+    names = {str(n): f"LABEL_{n}" for n in range(count)}
+    return {"id2label": names, "label2id": {name: int(n) for n, name in names.items()}}
+
+
+def _name_in(arrays: Mapping[str, np.ndarray], name: str) -> str:
+    """Return the name of a tensor in a base, which has no prefix where it is a bare encoder."""
+    bare = name.partition(".")[2]
+    return bare if name not in arrays and bare in arrays else name
+
+
+class Update(NamedTuple):
+    """Update of one tensor of theirs."""
+
+    a: np.ndarray
+    """(R, in)."""
+    b: np.ndarray
+    """(out, R)."""
+    maps: int
+    """Maps of ours that the tensor holds and that have an update: R is the rank times this."""
+
+
+def lora_tensors(
+    lora: Params, layers: Params, config: ModelConfig, table: Iterable[Entry]
+) -> dict[str, Update]:
+    """Return the updates of a run by the names of the tensors in `table`.
+
+    Where one tensor holds several maps, A has the rows of the updates of all, one below another,
+    and each of these updates has its own columns of B, which are zero in the rows of other maps.
+
+    Args:
+        lora: Entry `lora` of the parameters.
+        layers: Entry `encoder/layers` of the parameters, for shapes.
+        config: The architecture.
+        table: Entries of the class that is written.
+    """
+    pairs = {
+        ("encoder", "layers", TARGETS[name], name, "kernel"): pair for name, pair in updates(lora)
+    }
+    rank = next(iter(pairs.values()))["b"].shape[1]
+    groups: dict[str, list[Entry]] = {}
+    for entry in table:
+        groups.setdefault(entry.name, []).append(entry)
+    found: dict[str, Update] = {}
+    for name, entries in groups.items():
+        own = [entry.path for entry in entries if entry.path in pairs]
+        if not own:
+            continue
+        parts = [np.asarray(pairs[path]["a"]) for path in own]
+        rows = np.concatenate([part.reshape(len(part), -1, rank) for part in parts], axis=-1)
+        tree: Params = {}
+        for entry in entries:
+            kernel = lookup({"encoder": {"layers": layers}}, entry.path)
+            outs = kernel.shape[1 + entry.num_inputs :]
+            columns = np.zeros((len(kernel), rank * len(own), *outs), np.float32)
+            if entry.path in pairs:
+                start = rank * own.index(entry.path)
+                columns[:, start : start + rank] = pairs[entry.path]["b"]
+            insert(tree, entry.path, columns)
+        b = to_tensors(tree, config, [replace(entry, num_inputs=1) for entry in entries])
+        for n, each in enumerate(rows):
+            one = name.format(n=n)
+            found[one] = Update(np.ascontiguousarray(each.T), b[one], len(own))
+    return found

@@ -1,0 +1,226 @@
+"""The layout of sentence-transformers: how vectors are made of a model's states, as JSON files.
+
+A directory has `modules.json`, a list of modules and their folders: the encoder in Hugging Face's
+format, a pooling, and a normalisation where vectors have length 1. What is written are the names
+and fields of sentence-transformers 2 to 6; 6 reads and writes others too, and both are read here.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES, model_max_length
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.json_file import read_json, read_json_object, short
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.embedding import EmbeddingConfig, TokenPooling
+
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+DIMENSIONS = "matryoshka_dimensions"
+"""Field of `config_sentence_transformers.json`, which sentence-transformers passes over."""
+POOLINGS: Mapping[str, TokenPooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+"""Modes of their `Pooling`, to ours."""
+_FLAGS = {
+    "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max", "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean", "pooling_mode_lasttoken": "lasttoken",
+}  # fmt: skip
+_DOCUMENTS = ("document", "passage", "corpus")
+"""Names of the prompt of a document; the first that is there is used."""
+_FOLDER = re.compile(r"(\w[\w.-]*)?", re.ASCII)
+_PACKAGE = "sentence_transformers."
+
+
+@dataclass(frozen=True)
+class SentenceForm:
+    """A directory in the layout of sentence-transformers, without its weights."""
+
+    embedding: EmbeddingConfig
+    model: Path
+    """Directory of the encoder in Hugging Face's format."""
+    width: int
+    """Width of the states that are pooled."""
+    max_length: int | None
+    """Tokens in a row at most; None: as many as the encoder has positions."""
+    notes: tuple[str, ...] = ()
+    """Remarks for people: what is not kept."""
+
+    def limit(self, config: ModelConfig) -> int:
+        """Return the tokens in a row at most, with an encoder of this architecture.
+
+        Raises:
+            UserError: The vectors are not those of the encoder.
+        """
+        if self.width != config.hidden_dim:
+            raise UserError(
+                f"{self.model}: the pooling is of width {self.width}, and the encoder has "
+                f"{config.hidden_dim}"
+            )
+        self.embedding.check_width(self.width)
+        return min(self.max_length or config.num_positions, config.num_positions)
+
+
+def is_sentence_model(directory: Path) -> bool:
+    """Whether a directory makes vectors by the layout; a cross-encoder is a classifier instead."""
+    if not (directory / MODULES).is_file():
+        return False
+    return _settings(directory).get("model_type") != "CrossEncoder"
+
+
+def can_be_written(embedding: EmbeddingConfig) -> bool:
+    """Whether a module of sentence-transformers computes the pooling."""
+    return embedding.pooling in POOLINGS.values()
+
+
+def sentence_files(embedding: EmbeddingConfig, width: int, max_length: int) -> dict[str, Any]:
+    """Return the content of the JSON files beside an encoder, by path."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if embedding.normalize else [])]
+    folders = ["", *(f"{n}_{kind}" for n, kind in enumerate(kinds) if n)]
+    modules = [
+        {"idx": n, "name": f"{n}", "path": folder, "type": f"{_PACKAGE}models.{kind}"}
+        for n, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
+    ]
+    settings: dict[str, Any] = {
+        "model_type": "SentenceTransformer",
+        "prompts": {"query": embedding.query_prefix, "document": embedding.document_prefix},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    }
+    if embedding.dimensions:
+        settings[DIMENSIONS] = list(embedding.dimensions)
+    flags = {flag: POOLINGS.get(mode) == embedding.pooling for flag, mode in _FLAGS.items()}
+    files: dict[str, Any] = {
+        MODULES: modules,
+        SETTINGS: settings,
+        "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": width, **flags, "include_prompt": True
+        },
+    }  # fmt: skip
+    return files
+
+
+def read_sentence_files(directory: Path) -> SentenceForm:
+    """Read the files beside an encoder.
+
+    Raises:
+        UserError: Something in them is not computed here, or they are malformed.
+    """
+    where = directory / MODULES
+    modules = _modules(directory)
+    kinds = [kind for kind, _ in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise UserError(
+            f"{where}: the modules are {', '.join(kinds) or 'none'}; an encoder with a pooling and "
+            "at most a normalisation is read (Transformer, Pooling, Normalize). The encoder alone "
+            f"is read from a copy of {directory} without {MODULES}"
+        )
+    (_, model), (_, pooling) = modules[:2]
+    fields = _object(pooling / "config.json")
+    settings = _settings(directory)
+    prompts, notes = _prompts(settings, directory / SETTINGS)
+    dimensions = settings.get(DIMENSIONS, [])
+    if not isinstance(dimensions, list) or not all(type(each) is int for each in dimensions):
+        raise UserError(f"{directory / SETTINGS}: {DIMENSIONS} is {short(dimensions)}; give sizes")
+    mode = _pooling(fields, pooling / "config.json")
+    if fields.get("include_prompt", True) is not True and any(prompts):
+        raise UserError(
+            f"{pooling / 'config.json'}: include_prompt is {short(fields['include_prompt'])}, and "
+            "all tokens are pooled here, those of a prompt too"
+        )
+    if (cut := settings.get("truncate_dim")) is not None:
+        raise UserError(
+            f"{directory / SETTINGS}: truncate_dim is {short(cut)}; remove the field, and cut "
+            "vectors when you ask for them: embed(texts, dimensions=N), or --dimensions N"
+        )
+    width = fields.get("embedding_dimension", fields.get("word_embedding_dimension"))
+    if type(width) is not int:
+        raise UserError(
+            f"{pooling / 'config.json'}: word_embedding_dimension is {short(width)}; expected the "
+            "encoder's width"
+        )
+    return SentenceForm(
+        EmbeddingConfig(mode, len(kinds) > 2, *prompts, tuple(dimensions)),
+        model, width, _max_length(model), notes,
+    )  # fmt: skip
+
+
+def _modules(directory: Path) -> list[tuple[str, Path]]:
+    """Return the kinds of the modules, by the ends of their names, and their folders."""
+    where = directory / MODULES
+    found = read_json(where, max_bytes=MAX_CONFIG_BYTES)
+    modules = []
+    for each in found if isinstance(found, list) else [None]:
+        kind, folder = (each.get("type"), each.get("path")) if isinstance(each, dict) else ("", "")
+        if not (isinstance(kind, str) and isinstance(folder, str) and _FOLDER.fullmatch(folder)):
+            raise UserError(
+                f"{where} has {short(each)}; expected a list of modules, each with a type and the "
+                "path of its folder"
+            )
+        if not kind.startswith(_PACKAGE):
+            raise UserError(
+                f"{where}: the module {short(kind)} is code of the model's own, which is not run"
+            )
+        modules.append((kind.rpartition(".")[2], directory / folder))
+    return modules
+
+
+def _pooling(fields: Mapping[str, Any], where: Path) -> TokenPooling:
+    flags = [mode for flag, mode in _FLAGS.items() if fields.get(flag) is True]
+    given = fields.get("pooling_mode", flags or "mean")
+    modes = given if isinstance(given, list) else [given]
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise UserError(
+            f"{where}: the pooling is {short(given)}; one of {', '.join(POOLINGS)} is read"
+        )
+    return POOLINGS[modes[0]]
+
+
+def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str], tuple[str, ...]]:
+    """Return the prefixes of queries and of documents, and what is not kept of the rest."""
+    prompts = settings.get("prompts") or {}
+    texts = isinstance(prompts, dict) and all(
+        isinstance(text, str | None) for text in prompts.values()
+    )
+    if not texts:
+        raise UserError(f"{where}: prompts is {short(prompts)}; expected an object of texts")
+    if (name := settings.get("default_prompt_name")) is not None:
+        raise UserError(
+            f"{where}: default_prompt_name is {short(name)}; remove the field, and name the kind "
+            "of texts when you ask: embed(texts, kind='query' or 'document')"
+        )
+    document = next((name for name in _DOCUMENTS if prompts.get(name) is not None), "document")
+    others = sorted(prompts.keys() - {"query", document})
+    notes = []
+    if others := [name for name in others if prompts[name]]:
+        notes.append(f"the prompts {', '.join(map(short, others))} are not kept")
+    similarity = settings.get("similarity_fn_name") or "cosine"
+    if similarity != "cosine":
+        notes.append(f"texts are compared by {short(similarity)}, which no file here says")
+    return (prompts.get("query") or "", prompts.get(document) or ""), tuple(notes)
+
+
+def _max_length(model: Path) -> int | None:
+    """Return the limit of the encoder's module, or that of its tokenizer."""
+    named = sorted(model.glob("sentence_*_config.json"))
+    fields = _object(named[0]) if named else {}
+    for name, expected in (("do_lower_case", False), ("transformer_task", "feature-extraction")):
+        if (value := fields.get(name, expected)) != expected:
+            raise UserError(f"{named[0]}: {name} is {short(value)}; only {short(expected)} is read")
+    length = fields.get("max_seq_length")
+    if length is None or (isinstance(length, int | float) and length > 1 << 24):
+        return model_max_length(model) if length is None else None
+    if type(length) is not int or length < 8:
+        raise UserError(f"{model}: max_seq_length is {short(length)}; it must be at least 8")
+    return length
+
+
+def _settings(directory: Path) -> dict[str, Any]:
+    path = directory / SETTINGS
+    return _object(path) if path.is_file() else {}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    return read_json_object(path, max_bytes=MAX_CONFIG_BYTES)

@@ -1,0 +1,81 @@
+"""The interface of a class of Transformers that computes what one of our networks does."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from bert_jax.artefacts.formats.modern_config import other_values
+from bert_jax.errors import UserError
+from bert_jax.model.heads import Params
+from bert_jax.model.seq2seq.network import Network, Tying
+from bert_jax.model.seq2seq.transformer import TransformerNetwork
+
+LAYERS: dict[str, Any] = {
+    "norm": "layer", "norm_bias": True, "num_kv_heads": 0, "gated": False, "embedding_dim": 0,
+    "attention_pattern": "G", "attention_bias": True, "mlp_bias": True, "decoder_bias": True,
+}  # fmt: skip
+"""Fields of `ModelConfig` that are equal in all classes here."""
+
+
+class Family(ABC):
+    """A class of Transformers for translation: its fields and tensors, ours and back."""
+
+    kind: str
+    """Value of `model_type` in `config.json`."""
+    class_name: str
+    computes: ClassVar[Mapping[str, Any]]
+    """Fields of `ModelConfig` that are equal in all models of the class."""
+    tyings: tuple[Tying, ...] = ("all", "output", "none")
+    """Values of `objective.tying` that the class has."""
+    untrained: tuple[str, ...] = ()
+    """Parts that the class must have and a network has not; written as zeros."""
+
+    def unlike(self, network: TransformerNetwork) -> list[str]:
+        """Say in which fields a network is not of the class."""
+        found = other_values(network.model, self.computes)
+        if network.feature_dim:
+            found.append(f"objective.feature_dim is {network.feature_dim}, not 0")
+        if network.tying not in self.tyings:
+            found.append(f"objective.tying is {network.tying!r}, not {self.tyings[0]!r}")
+        return found
+
+    @abstractmethod
+    def config(self, network: TransformerNetwork) -> dict[str, Any]:
+        """Return the fields of `config.json`, without those of tokens."""
+
+    @abstractmethod
+    def network(
+        self, found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], where: str
+    ) -> TransformerNetwork:
+        """Return the network that a `config.json`, named `where`, and its tensors describe.
+
+        Raises:
+            UserError: Fields that are wrong or not supported: all at once.
+        """
+
+    @abstractmethod
+    def arrays(self, network: TransformerNetwork, params: Params) -> dict[str, np.ndarray]:
+        """Return every tensor of the class by name, without tied duplicates, float32."""
+
+    @abstractmethod
+    def params(self, network: TransformerNetwork, arrays: Mapping[str, np.ndarray]) -> Params:
+        """Return the parameters of a network from the tensors of the class.
+
+        Raises:
+            UserError: Says all that is missing, unexpected or does not fit.
+        """
+
+
+def shapes_of(network: Network) -> Params:
+    """Make the tree of a network's parameters with shapes in place of arrays."""
+    shapes: Params = jax.eval_shape(network.init, jax.random.key(0))
+    return shapes
+
+
+def refuse(where: str, wrong: list[str]) -> None:
+    """Raise a UserError with all that is wrong in a file, if anything is."""
+    if wrong:
+        raise UserError(f"{where}: {'; '.join(wrong)}")

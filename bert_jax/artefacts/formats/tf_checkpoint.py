@@ -1,0 +1,193 @@
+"""Google's original BERT checkpoints (google-research/bert, TensorFlow 1) as Hugging Face's BERT.
+
+    found = read_tf_checkpoint("uncased_L-12_H-768_A-12")
+    config = model_config_from_huggingface(found.config, where=...)
+    params = from_huggingface(found.arrays, config)
+
+A directory holds bert_config.json, vocab.txt, bert_model.ckpt.index and its data files. TensorFlow
+is not needed.
+
+`gelu` in such a configuration is what the code of that repository computes: the tanh form.
+Transformers takes the same word for the erf form, and so do the copies of these models on its Hub.
+"""
+
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from bert_jax.artefacts.formats.families import BertForm
+from bert_jax.artefacts.formats.huggingface_config import model_config_from_huggingface
+from bert_jax.artefacts.formats.huggingface_names import their_shapes
+from bert_jax.errors import UserError, first_few
+from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.files.untrusted.tensor_bundle import open_tensor_bundle
+
+CONFIG, VOCABULARY = "bert_config.json", "vocab.txt"
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_SHOWN = 20
+
+_FIELDS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "type_vocab_size", "hidden_dropout_prob",
+    "attention_probs_dropout_prob", "initializer_range",
+)  # fmt: skip
+"""Fields of both files; the same names."""
+_NORM_EPS = 1e-12
+"""A constant of the original code."""
+
+_OPTIMIZER = re.compile(
+    r"global_step|beta[12]_power|good_steps|loss_scale|"
+    r".*/(adam_[mv]|Adam(_1)?|LAMB(_1)?|AdamWeightDecayOptimizer(_1)?|Momentum)"
+)
+_TASK_HEAD = re.compile(r"output_(weights|bias)|cls/squad/output_(weights|bias)|loss/output_.*")
+_PARTS = {
+    "pooler": "bert/pooler/", "mlm": "cls/predictions/", "nsp": "cls/seq_relationship/"
+}  # fmt: skip
+"""Parts that a model need not have, but then has in full, and how their variables begin."""
+_OTHERS = (
+    (
+        re.compile(r"_CHECKPOINTABLE_OBJECT_GRAPH|.*/\.ATTRIBUTES/.*"),
+        "an object-based checkpoint of TensorFlow 2, whose names depend on the code that saved it",
+    ),
+    (
+        re.compile(r"bert/encoder/(transformer/group_|embedding_hidden_mapping_in/).*"),
+        "an ALBERT, one layer of weights for all layers",
+    ),
+    (re.compile(r"(electra|generator|discriminator_predictions)/.*"), "an ELECTRA"),
+)
+
+
+def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh") -> BertForm:
+    """Read a checkpoint of the original code; slots of its optimizer are passed over.
+
+    The arrays are views of the mapped files. Variables of a fine-tuned head are dropped: such a
+    checkpoint does not have the names of its labels.
+
+    Args:
+        path: The directory; where it holds several checkpoints, one of them as PREFIX or
+            PREFIX.index.
+        gelu: Meaning of a `hidden_act` of "gelu": the code of google-research/bert computes the
+            tanh form, Transformers (and the first release of that code) the erf form.
+
+    Raises:
+        UserError: Files that are missing or not sound, another architecture, variables that are
+            missing, unexpected or of another shape than the configuration says: all of them.
+    """
+    index = _find_index(Path(path))
+    bundle = open_tensor_bundle(index)
+    _refuse_others(index, bundle)
+    directory = index.parent
+    for name in (CONFIG, VOCABULARY):
+        if not (directory / name).is_file():
+            raise UserError(f"{directory} has no {name}, which belongs beside {index.name}")
+    config = _config(directory / CONFIG, gelu)
+    model = model_config_from_huggingface(config, where=f"{directory / CONFIG}")
+    parts = [
+        part
+        for part, beginning in _PARTS.items()
+        if any(name.startswith(beginning) for name in bundle)
+    ]
+    wanted = {_variable(name): (name, shape) for name, shape in their_shapes(parts, model).items()}
+    variables = [name for name in bundle if not _OPTIMIZER.fullmatch(name)]
+    passed_over = tuple(name for name in variables if _TASK_HEAD.fullmatch(name))
+    wrong = [f"{name} is missing" for name in wanted if name not in bundle]
+    for name in variables:
+        if name in wanted:
+            shape = wanted[name][1][:: -1 if name.endswith("/kernel") else 1]
+            if (found := bundle[name].shape) != shape:
+                wrong.append(f"{name} is {found}, the configuration wants {shape}")
+        elif name not in passed_over:
+            wrong.append(f"{name} is unexpected")
+    if wrong:
+        raise UserError(f"{index} is not of the model of {CONFIG}: {first_few(wrong, _MAX_SHOWN)}")
+    if passed_over:
+        logging.getLogger(__name__).warning(
+            "%s: the fine-tuned head (%s) is not read: such a checkpoint does not name its labels",
+            index, ", ".join(passed_over),
+        )  # fmt: skip
+    arrays = {}
+    for name, (theirs, _) in wanted.items():
+        array = bundle[name].array
+        arrays[theirs] = array.T if name.endswith("/kernel") else array
+    made_by = "BertForPreTraining" if len(parts) == len(_PARTS) else "BertModel"
+    if made_by == "BertModel" and "mlm" in parts:
+        made_by = "BertForMaskedLM"
+    config["architectures"] = [made_by]
+    return BertForm("BERT", config, arrays, passed_over, (), files=directory / VOCABULARY)
+
+
+def is_tf_checkpoint(path: str | Path) -> bool:
+    """Whether a directory, or a PREFIX, looks like one of the original code."""
+    path = Path(path)
+    if path.is_dir():
+        return any(path.glob("*.index")) or (path / CONFIG).is_file()
+    return path.name.endswith(".index") or path.with_name(path.name + ".index").is_file()
+
+
+def _find_index(path: Path) -> Path:
+    if not path.is_dir():
+        index = path if path.name.endswith(".index") else path.with_name(path.name + ".index")
+        if index.is_file():
+            return index
+        if path.is_file():
+            raise UserError(
+                f"{path} is not read: there is no {index.name} beside it. A checkpoint in one file "
+                "is of version 1, from before 2017; save it again with tf.compat.v1.train.Saver"
+            )
+        raise UserError(
+            f"{path}: neither a directory nor the prefix of a checkpoint ({index.name})"
+        )
+    found = sorted(path.glob("*.index"))
+    if len(found) > 1:
+        names = ", ".join(each.name.removesuffix(".index") for each in found[:10])
+        raise UserError(f"{path} holds {len(found)} checkpoints; name one of them: {names}")
+    if not found:
+        old = next((each for each in sorted(path.glob("*.ckpt*")) if each.is_file()), None)
+        there = (
+            f" ({old.name} without an index is of version 1, or its index was not copied)"
+            if old
+            else ""
+        )
+        raise UserError(f"{path} holds no checkpoint of TensorFlow: no *.index is there{there}")
+    return found[0]
+
+
+def _refuse_others(index: Path, bundle: Iterable[str]) -> None:
+    for pattern, what in _OTHERS:
+        name = next((name for name in bundle if pattern.fullmatch(name)), None)
+        if name is not None:
+            raise UserError(
+                f"{index} is {what} ({name[:80]!r}); only BERTs of google-research/bert are read. "
+                "Convert it with Transformers, save that as safetensors and import the directory"
+            )
+
+
+def _config(path: Path, gelu: Literal["tanh", "erf"]) -> dict[str, Any]:
+    found = read_json_object(path, max_bytes=_MAX_CONFIG_BYTES)
+    missing = [name for name in (*_FIELDS[:5], "hidden_act") if name not in found]
+    if missing:
+        raise UserError(f"{path} has no {', '.join(missing)}")
+    act = found["hidden_act"]
+    if act not in ("gelu", "relu"):
+        raise UserError(f"{path}: hidden_act is {act!r:.80}; gelu and relu are supported")
+    if act == "gelu" and gelu == "tanh":
+        act = "gelu_new"
+    fields = {name: found[name] for name in _FIELDS if name in found}
+    return {"model_type": "bert", **fields, "hidden_act": act, "layer_norm_eps": _NORM_EPS}
+
+
+def _variable(theirs: str) -> str:
+    """Return the name in a checkpoint of a parameter of Hugging Face's BERT.
+
+    Only variables called `kernel` are transposed.
+    """
+    stem, _, part = theirs.replace(".layer.", ".layer_").replace(".", "/").rpartition("/")
+    if stem.endswith("_embeddings"):
+        return stem
+    if stem.endswith("LayerNorm"):
+        return f"{stem}/{'gamma' if part == 'weight' else 'beta'}"
+    if stem in ("cls/predictions", "cls/seq_relationship"):
+        return f"{stem}/output_{'weights' if part == 'weight' else part}"
+    return f"{stem}/{'kernel' if part == 'weight' else part}"

@@ -1,0 +1,171 @@
+"""Ancestors of a directory, as its record names them: things that its content came from.
+
+A run, an average, an export, an import and a grown model record their ancestors when they are made:
+names, steps and digests, recursively, without places on a machine.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from bert_jax.artefacts.formats.huggingface_files import INDEX, WEIGHTS
+from bert_jax.data.store import TokenStore
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.json_file import short
+from bert_jax.files.urls import scheme
+
+RECORD = "lineage"
+"""Key of the ancestors in config.json of a run, parity.json, import.json and growth.json."""
+_BLOCK = 1 << 20
+_MAX_FILES = 20  # sources of a corpus that descendants name; the corpus names all
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A directory or file that something was made from, and its own ancestors."""
+
+    role: str
+    """Use of the ancestor, such as init or data.corpus; empty for the directory that is traced."""
+    kind: str
+    """pretraining, fine-tuning, average, export, import, growth, model, corpus or file."""
+    name: str
+    """Last part of the path, or a name such as tfds:wikipedia."""
+    place: str = ""
+    """Path on this machine; empty where none is known."""
+    found: bool = False
+    """Whether something of that kind is at `place`."""
+    step: int | None = None
+    """Updates of the checkpoint of a run."""
+    digest: str = ""
+    """Digest by the ancestor's own record: of a checkpoint's arrays, of a corpus (its fingerprint),
+    of weights (sha256); empty of a file, which has no record."""
+    recorded: str = ""
+    """Digest that the descendant has recorded; empty where it has recorded none."""
+    note: str = ""
+    """Remark for people: the class of an export, sources that are not listed."""
+    part: tuple[int, int] | None = None
+    """Bytes of a file that were read, from and to; None: all."""
+    parents: tuple["Ancestor", ...] = ()
+
+    def entry(self, role: str = "") -> dict[str, Any]:
+        """Return the record for a descendant, as JSON values."""
+        files = [each for each in self.parents if each.role == "source" and each.kind == "file"]
+        others = [each for each in self.parents if each not in files[_MAX_FILES:]]
+        more = len(self.parents) - len(others)
+        values = {
+            "role": role or self.role,
+            "kind": self.kind,
+            "name": PurePath(self.name).name if self.kind == "file" else self.name,
+            "step": self.step,
+            "digest": self.digest or self.recorded,
+            "note": f"{more:,} sources more" if more else self.note,
+            "parents": [each.entry() for each in others],
+        }
+        return {name: value for name, value in values.items() if value not in ("", None, [])}
+
+    def walk(self) -> Iterator["Ancestor"]:
+        """Yield this ancestor and all before it, depth first."""
+        yield self
+        for each in self.parents:
+            yield from each.walk()
+
+
+def corpus_entry(role: str, place: str, store: TokenStore) -> dict[str, Any]:
+    """Return the record of a corpus for a run that has opened it."""
+    files = sources_of(store.meta, place)
+    found = Ancestor(role, "corpus", last_part(place), digest=store.fingerprint, parents=files)
+    return found.entry()
+
+
+def file_entries(files: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the records of files by their roles; one that is no file is named without digest."""
+    return [
+        Ancestor(role, "file", last_part(name), recorded=file_digest(Path(name))).entry()
+        for role, name in files.items()
+    ]
+
+
+def weights_entry(name: str, weights: Iterable[Path]) -> dict[str, Any]:
+    """Return the record of a model of other software, by the files of its weights."""
+    return Ancestor("source", "model", last_part(name), recorded=_joint(weights)).entry()
+
+
+def file_digest(path: Path, part: tuple[int, int] | None = None) -> str:
+    """Return the sha256 of a file, or of the bytes of a part, in hex; empty without a file."""
+    try:
+        with open(path, "rb") as file:
+            if part is None:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            digest, left = hashlib.sha256(), part[1] - part[0]
+            file.seek(part[0])
+            while left > 0 and (data := file.read(min(left, _BLOCK))):
+                digest.update(data)
+                left -= len(data)
+            return digest.hexdigest()
+    except (OSError, ValueError):
+        return ""
+
+
+def weights_digest(directory: Path) -> str:
+    """Return the sha256 of the weights in Hugging Face's format; empty where there are none."""
+    if (directory / WEIGHTS).is_file():
+        return file_digest(directory / WEIGHTS)
+    return _joint(directory.glob("*.safetensors")) if (directory / INDEX).is_file() else ""
+
+
+def _joint(files: Iterable[Path]) -> str:
+    """Return the sha256 of files: that of the only one, else of all their names and digests."""
+    digests = {path.name: file_digest(path) for path in sorted(files)}
+    if len(digests) < 2:
+        return "".join(digests.values())
+    lines = "\n".join(f"{name} {digest}" for name, digest in digests.items())
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def last_part(place: str | Path) -> str:
+    """Return the last part of a path; a name such as tfds:wikipedia stays."""
+    name = f"{place}"
+    is_name = ":" in name and scheme(name) is None
+    return name if is_name else Path(name).absolute().name
+
+
+def sources_of(header: Mapping[str, Any], file: Path | str) -> tuple[Ancestor, ...]:
+    """Return the files that a corpus was built from, by the entry `sources` of its header."""
+    sources, parents = header.get("sources"), []
+    for each in sources if isinstance(sources, list) else []:
+        if not isinstance(each, Mapping) or not isinstance(name := each.get("name"), str):
+            raise UserError(f"{file}: an entry of sources is {short(each)}; expected a source")
+        digest, part = each.get("sha256"), each.get("part")
+        cut = part if isinstance(part, list) and [*map(type, part)] == [int, int] else None
+        parents.append(
+            Ancestor(
+                "source", "file", name, name, Path(name).is_file(),
+                recorded=digest if isinstance(digest, str) else "",
+                part=(cut[0], cut[1]) if cut else None,
+            )
+        )  # fmt: skip
+    return tuple(parents)
+
+
+def known_ancestors(record: Mapping[str, Any], file: Path) -> dict[str, Ancestor]:
+    """Return the ancestors that a directory has recorded, by role."""
+    entries = record.get(RECORD, [])
+    if not isinstance(entries, list):
+        raise UserError(f"{file}: {RECORD} is {short(entries)}; expected a list of ancestors")
+    return {each.role: each for each in (_from_entry(entry, file) for entry in entries)}
+
+
+def _from_entry(entry: Any, file: Path) -> Ancestor:
+    """Return an ancestor from `Ancestor.entry`, found nowhere yet."""
+    values = entry if isinstance(entry, Mapping) else {}
+    texts = {name: values.get(name, "") for name in ("role", "kind", "name", "digest", "note")}
+    parents, step = values.get("parents", []), values.get("step")
+    sound = isinstance(parents, list) and (step is None or type(step) is int)
+    if not (values and sound and all(isinstance(text, str) for text in texts.values())):
+        raise UserError(f"{file}: {RECORD} has {short(entry)}; expected role, kind, name, digest")
+    return Ancestor(
+        texts["role"], texts["kind"], texts["name"], step=step, recorded=texts["digest"],
+        note=texts["note"], parents=tuple(_from_entry(each, file) for each in parents),
+    )  # fmt: skip

@@ -1,0 +1,278 @@
+"""Averages of the parameters of several checkpoints: `bert-jax average`.
+
+average(["work/decay-a", "work/decay-b"], Path("work/mean"))
+
+The result is a work directory with one checkpoint of parameters alone, which every reader of a
+pretrained model takes. Arrays are read one at a time on the host, checked against their digests and
+added in float64 in the order of the sources, so that memory holds one model however many there are,
+and the bits do not depend on any device.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from etils import epath
+from tqdm import tqdm
+
+import bert_jax
+from bert_jax.artefacts.saved.ancestors import RECORD
+from bert_jax.artefacts.saved.lineage import ancestor_entry
+from bert_jax.artefacts.saved.runs import named_steps, split_name
+from bert_jax.artefacts.saved.runs import read_record as read_run
+from bert_jax.config.mapping import build
+from bert_jax.distributed.checkpoint import DamagedCheckpointError, storage, verify_checkpoint
+from bert_jax.distributed.checkpoint.digest import block_digest, leaf_digests, text
+from bert_jax.distributed.checkpoint.record import (
+    Record,
+    RecordFaultError,
+    group_of,
+    grouped,
+    is_param,
+    read_record,
+)
+from bert_jax.errors import UserError, first_few
+from bert_jax.files.remote import open_workdir
+from bert_jax.files.staging import StagedDirectory, disk_full, write_synced
+from bert_jax.files.urls import scheme
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.tokenization.load import load_tokenizer
+
+Method = Literal["mean", "ema"]
+DECAY = 0.9
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that is averaged."""
+
+    workdir: str
+    step: int
+    checkpoint: epath.Path
+    record: Record
+    run: dict[str, Any]
+    """config.json of the run."""
+    tokenizer: Path
+
+    @property
+    def name(self) -> str:
+        """Name for messages and for `split_name`."""
+        return f"{self.workdir}@{self.step}"
+
+    @property
+    def arrays(self) -> dict[str, list[Any]]:
+        """Shape, dtype and digest of each parameter, by name."""
+        return {name: each for name, each in self.record.arrays.items() if is_param(name)}
+
+
+def average(
+    names: Sequence[str],
+    out: Path,
+    *,
+    method: Method = "mean",
+    decay: float | None = None,
+    last: int | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Write the average of checkpoints to a new directory, whole or not at all.
+
+    Args:
+        names: Checkpoints as WORKDIR@STEP, or WORKDIR for the newest that was read back.
+        out: Local directory that does not exist yet.
+        method: `mean`, of equal weights; or `ema`, the exponential moving average, in which the
+            average of all before counts `decay` and the next checkpoint 1 - `decay`.
+        decay: Decay of `ema`; None: 0.9.
+        last: Number of checkpoints of each WORKDIR, its newest, oldest first; None: 1.
+        progress: Whether a bar is shown on standard error.
+
+    Returns:
+        Entry `average` of the record: method, decay, and the sources in the order of addition, each
+        with workdir, step, digest and weight.
+
+    Raises:
+        UserError: The checkpoints are fewer than two, are not there, or are of different models.
+        DamagedCheckpointError: A checkpoint differs from its digests.
+    """
+    if scheme(out) is not None:
+        raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
+    sources = find_sources(names, last)
+    weights = _weights(len(sources), method, decay)
+    _check_same(sources)
+    entry = {
+        "method": method,
+        **({"decay": DECAY if decay is None else decay} if method == "ema" else {}),
+        "sources": [
+            {"workdir": each.workdir, "step": each.step, "digest": each.record.digest, "weight": w}
+            for each, w in zip(sources, weights, strict=True)
+        ],
+    }
+    newest = max(sources, key=lambda each: each.step)
+    with StagedDirectory(out, lambda _: False) as directory:
+        try:
+            _write(directory.path, newest, entry, _averaged(sources, weights, progress))
+            directory.commit()
+        except OSError as error:
+            raise disk_full(directory.target, error) from error
+    return entry
+
+
+def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
+    """Return the checkpoints that are averaged, in the order of addition.
+
+    Raises:
+        UserError: The checkpoints are fewer than two, or are not there.
+    """
+    if last is not None and last < 1:
+        raise UserError(f"--last is {last}; it must be at least 1")
+    found: list[Source] = []
+    for name in names:
+        workdir, step = split_name(name)
+        if step is not None and last is not None:
+            raise UserError(f"{name} names its step, so --last {last} has no meaning for it")
+        work = open_workdir(workdir)
+        run = read_run(work.local, "pretrain")
+        for each in named_steps(work, step, last or 1):
+            path = work.checkpoints / str(each)
+            try:
+                record = read_record(path)
+            except RecordFaultError as error:
+                raise _damaged(path, str(error)) from error
+            found.append(Source(work.name, each, path, record, run, work.local / "tokenizer"))
+            if found[-1].name in [source.name for source in found[:-1]]:
+                raise UserError(f"{found[-1].name} is named twice; it counts once")
+    if len(found) < 2:
+        raise UserError(
+            f"{found[0].name} is one checkpoint; an average takes two or more (WORKDIR@STEP "
+            "WORKDIR@STEP, or --last K)"
+        )
+    return found
+
+
+def _weights(count: int, method: Method, decay: float | None) -> list[float]:
+    """Return the weight of each source, which the sum of all weights divides."""
+    if method == "mean":
+        if decay is not None:
+            raise UserError(f"--decay is {decay:g}, but --method is mean; it belongs to ema")
+        return [1.0] * count
+    rate = DECAY if decay is None else decay
+    if not 0 < rate < 1:
+        raise UserError(f"--decay is {rate:g}; it must be above 0 and below 1")
+    first = rate ** (count - 1)
+    return [first, *((1 - rate) * rate ** (count - n) for n in range(2, count + 1))]
+
+
+def _check_same(sources: Sequence[Source]) -> None:
+    """Refuse checkpoints of different models.
+
+    Raises:
+        UserError: Names the first two that differ, and all in which they do.
+    """
+    first = sources[0]
+    fields = ("vocab_size", *ARCHITECTURE)
+    for other in sources[1:]:
+        tokenizers = [load_tokenizer(each.tokenizer).fingerprint for each in (first, other)]
+        models = [
+            build(ModelConfig, each.record.config["model"], f"{each.name}: model")
+            for each in (first, other)
+        ]
+        values = {name: [getattr(model, name) for model in models] for name in fields}
+        rows = {"tokenizer": [each[:12] for each in tokenizers]}
+        rows |= {f"model.{name}": pair for name, pair in values.items()}
+        shapes = [
+            {name: f"{dtype} {tuple(shape)}" for name, (shape, dtype, _) in each.arrays.items()}
+            for each in (first, other)
+        ]
+        for name in sorted({*shapes[0], *shapes[1]}):
+            rows[f"array {name}"] = [each.get(name, "no such array") for each in shapes]
+        wrong = [
+            f"{name}: {pair[0]} and {pair[1]}" for name, pair in rows.items() if pair[0] != pair[1]
+        ]
+        if wrong:
+            raise UserError(
+                f"{first.name} and {other.name} are of different models, whose average has no "
+                f"meaning: {first_few(wrong, 8)}"
+            )
+
+
+def _averaged(
+    sources: Sequence[Source], weights: Sequence[float], progress: bool
+) -> dict[str, jax.Array]:
+    """Return the average of each parameter, by name, in the type of the sources."""
+    arrays, device = sources[0].arrays, jax.local_devices()[0]
+    num_bytes = sum(
+        np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype, _ in arrays.values()
+    )
+    result = {}
+    with tqdm(
+        total=num_bytes * len(sources), desc="average", unit="B", unit_scale=True, leave=False,
+        disable=not progress, file=sys.stderr,
+    ) as bar:  # fmt: skip
+        for name, (shape, dtype, _) in arrays.items():
+            total = np.zeros(shape, np.float64)
+            for source, weight in zip(sources, weights, strict=True):
+                total += weight * _read(source, name).astype(np.float64)
+                bar.update(np.dtype(dtype).itemsize * total.size)
+            total /= sum(weights)
+            result[name] = jax.device_put(total.astype(dtype), device)
+    return result
+
+
+def _read(source: Source, name: str) -> np.ndarray:
+    """Return one array of a checkpoint, compared with its digest.
+
+    Raises:
+        DamagedCheckpointError: The array differs from its digest, or cannot be read.
+    """
+    shape, dtype, digest = source.record.arrays[name]
+    array, total = np.empty(shape, dtype), 0
+    try:
+        for block, start, whole in storage.host_blocks(source.checkpoint, *group_of(name)):
+            place = zip(start, block.shape, strict=True)
+            array[tuple(slice(first, first + size) for first, size in place)] = block
+            total += block_digest(block, start, whole)
+    except Exception as error:  # whatever a damaged file makes TensorStore raise
+        reason = storage.damage(error, source.checkpoint)
+        raise _damaged(source.checkpoint, f"array {name} cannot be read: {reason}") from error
+    if text(total) != digest:
+        raise _damaged(source.checkpoint, f"array {name} differs from its digest")
+    return array
+
+
+def _damaged(checkpoint: epath.Path, fault: str) -> DamagedCheckpointError:
+    return DamagedCheckpointError(f"the checkpoint {checkpoint} is damaged: {fault}")
+
+
+def _write(
+    directory: Path, newest: Source, entry: dict[str, Any], leaves: dict[str, jax.Array]
+) -> None:
+    """Write the work directory: config.json, the tokenizer and the checkpoint, read back."""
+    digests = leaf_digests(leaves)
+    arrays = {
+        name: [list(leaf.shape), str(leaf.dtype), digests[name]] for name, leaf in leaves.items()
+    }
+    extra = {"average": entry}
+    record = Record(newest.step, newest.record.config, extra, {}, arrays)
+    (directory / "checkpoints").mkdir()
+    checkpoint = directory / "checkpoints" / str(newest.step)
+    try:
+        storage.write_async(checkpoint, grouped(leaves), record.to_json()).result()
+    except Exception as error:  # Orbax raises many types for the same full disk
+        raise UserError(
+            f"cannot write {checkpoint}: {storage.save_fault(error)}. Nothing was left there"
+        ) from error
+    if fault := verify_checkpoint(checkpoint, mark=True).fault:
+        raise UserError(f"{checkpoint} was read back damaged ({fault}); name another disk")
+    load_tokenizer(newest.tokenizer).save(directory / "tokenizer")
+    left_out = ("branch", "average", "bert_jax", RECORD)
+    run = {name: value for name, value in newest.run.items() if name not in left_out}
+    ancestors = [
+        ancestor_entry(f"average[{number}]", each["workdir"], each["step"])
+        for number, each in enumerate(entry["sources"])
+    ]
+    content = {"bert_jax": bert_jax.__version__, **run, **extra, RECORD: ancestors}
+    write_synced(directory / "config.json", (json.dumps(content, indent=2) + "\n").encode())

@@ -1,0 +1,271 @@
+"""The chain from a directory back to what it came from, as far as records and places lead.
+
+`trace` reads the ancestors that a directory has recorded (`ancestors`) and follows the places that
+configurations name. A directory that was made before has fewer of them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES, model_class
+from bert_jax.artefacts.saved.ancestors import (
+    Ancestor,
+    file_digest,
+    known_ancestors,
+    last_part,
+    sources_of,
+    weights_digest,
+)
+from bert_jax.config.mapping import build
+from bert_jax.data.shard import MAX_HEADER_BYTES
+from bert_jax.distributed.checkpoint import saved_steps, verified_steps
+from bert_jax.distributed.checkpoint.record import RecordFaultError, read_record
+from bert_jax.errors import UserError
+from bert_jax.files.checks import MAX_RECORD_BYTES, RECORD_FILES
+from bert_jax.files.remote import open_workdir
+from bert_jax.files.untrusted.json_file import read_json_object, short
+from bert_jax.files.urls import scheme
+from bert_jax.tasks.config import TaskConfig
+
+RUNS = ("pretraining", "fine-tuning", "average")
+"""Kinds of ancestors with checkpoints."""
+_MAX_DEPTH = 20  # of 64 levels that a JSON file may have, each ancestor takes two
+
+
+def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ()) -> Ancestor:
+    """Read the ancestors of a directory.
+
+    Args:
+        place: Directory of a run, an export, an import, a grown model, another model, or a corpus.
+        step: Updates of a run's checkpoint; None: the newest that was read back.
+        near: Directories in which ancestors are looked for by name where they are not at their
+            place, or where none is recorded.
+
+    Raises:
+        UserError: Nothing of these is there, or a record is malformed.
+    """
+    found = _look(f"{place}", step, near, ())
+    if found is None:
+        raise UserError(
+            f"{place} is no directory with a lineage; give a work directory, what `bert-jax "
+            "export`, `import`, `grow` or `average` has made, a model in Hugging Face's format, or "
+            "a corpus"
+        )
+    return found
+
+
+def ancestor_entry(role: str, place: str | Path, step: int | None = None) -> dict[str, Any]:
+    """Return the record of an ancestor for its descendant; never fails."""
+    try:
+        return trace(place, step or None).entry(role)
+    except (UserError, OSError, RecursionError):
+        return {"role": role, "kind": "model", "name": last_part(place)}
+
+
+def _look(
+    place: str, step: int | None, near: Sequence[Path], above: tuple[str, ...]
+) -> Ancestor | None:
+    """Return what is at a place, with its ancestors; None: nothing that is known.
+
+    `above` has the places from which the chain leads here; none of them is its own ancestor.
+    """
+    here = place if scheme(place) is not None else f"{Path(place).resolve()}"
+    if here in above or len(above) > _MAX_DEPTH:
+        return None
+    above = (*above, here)
+    if scheme(place) is not None:
+        return _run(place, step, near, above)
+    path = Path(place)
+    if path.is_file():
+        return Ancestor("", "file", path.name, place, True)
+    for file, kind in RECORD_FILES.items():
+        if (path / file).is_file():
+            return _model(path, kind, path / file, near, above)
+    for store in (path / "train", path):
+        if (store / "corpus.json").is_file():
+            return _corpus(path, store / "corpus.json")
+    if not (path / "config.json").is_file():
+        return None
+    if "bert_jax" in (config := read_json_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)):
+        return _run(place, step, near, above)
+    digest = weights_digest(path)
+    return Ancestor(
+        "", "model", last_part(path), place, True, digest=digest, note=model_class(config)
+    )
+
+
+def _model(
+    path: Path, kind: str, file: Path, near: Sequence[Path], above: tuple[str, ...]
+) -> Ancestor:
+    """Return a directory that an export, an import or a growth has made, from its record."""
+    record = read_json_object(file, max_bytes=MAX_RECORD_BYTES)
+    known = known_ancestors(record, file)
+    told = record.get("source")
+    if isinstance(told, Mapping):  # of an export, which names no place
+        name, place, before = told.get("name"), "", told.get("step")
+    else:
+        name, before = told, None
+        place = told.partition(", ")[0] if isinstance(told, str) else ""
+    unknown = Ancestor(
+        "source", "model", last_part(place or name) if isinstance(name, str) else "not recorded",
+        step=before if type(before) is int and before else None,
+    )  # fmt: skip
+    source = known.pop("source", unknown)
+    look_in = tuple(dict.fromkeys((*near, path.absolute().parent)))
+    parents = (_found(source, [place] if place else [], look_in, above), *known.values())
+    format, made = record.get("format", ""), record.get("class", "")
+    note = f"{made} as {format}" if format else f"{made}"
+    return Ancestor(
+        "", kind, last_part(path), f"{path}", True, digest=weights_digest(path), note=note,
+        parents=parents,
+    )  # fmt: skip
+
+
+def _corpus(path: Path, file: Path) -> Ancestor:
+    """Return a corpus, or one store, with the files that it was built from."""
+    header = read_json_object(file, max_bytes=MAX_HEADER_BYTES)
+    name = last_part(path.absolute().parent if path.name in ("train", "heldout") else path)
+    tokens = header.get("num_tokens")
+    return Ancestor(
+        "", "corpus", name, f"{path}", True, digest=f"{header.get('fingerprint', '')}",
+        note=f"{tokens:,} tokens" if isinstance(tokens, int) else "",
+        parents=sources_of(header, file),
+    )  # fmt: skip
+
+
+def _run(
+    place: str, step: int | None, near: Sequence[Path], above: tuple[str, ...]
+) -> Ancestor | None:
+    """Return a run or an average at one of its checkpoints."""
+    work = open_workdir(place)
+    file = work.local / "config.json"
+    if not file.is_file():
+        return None
+    record = read_json_object(file, max_bytes=MAX_RECORD_BYTES)
+    if step is None:
+        steps = verified_steps(work.checkpoints) or saved_steps(work.checkpoints)
+        step = steps[-1] if steps else None
+    digest, note = "", ""
+    if step is not None:
+        try:
+            digest = read_record(work.checkpoints / str(step)).digest
+        except RecordFaultError:
+            gone = step not in saved_steps(work.checkpoints)
+            note = f"the checkpoint of step {step:,} is {'gone' if gone else 'damaged'}"
+    kind = "fine-tuning" if record.get("kind") == "finetune" else "pretraining"
+    known, config = known_ancestors(record, file), record.get("config")
+    links: list[tuple[Ancestor, str]]
+    if "average" in record:
+        kind, links = "average", list(_averaged(record["average"], file))
+    else:
+        links = list(_links(record, config if isinstance(config, Mapping) else {}, file))
+    parents = tuple(
+        _found(known.pop(link.role, link), [where], near, above) for link, where in links
+    )
+    return Ancestor(
+        "", kind, last_part(work.name), work.name, True, step, digest, note=note,
+        parents=(*parents, *known.values()),
+    )  # fmt: skip
+
+
+def _averaged(average: Any, file: Path) -> Iterator[tuple[Ancestor, str]]:
+    """Yield the checkpoints of an average, and their places."""
+    sources = average.get("sources") if isinstance(average, Mapping) else None
+    for number, each in enumerate(sources if isinstance(sources, list) else []):
+        yield _checkpoint(f"average[{number}]", each, file)
+
+
+def _checkpoint(role: str, record: Any, file: Path) -> tuple[Ancestor, str]:
+    """Return a checkpoint of another run, as `branch` and `average` record it, and its place."""
+    values = record if isinstance(record, Mapping) else {}
+    workdir, step, digest = (values.get(name) for name in ("workdir", "step", "digest"))
+    if not (isinstance(workdir, str) and isinstance(step, int) and isinstance(digest, str)):
+        raise UserError(f"{file}: {role} is {short(record)}; expected workdir, step and digest")
+    return Ancestor(role, "pretraining", last_part(workdir), step=step, recorded=digest), workdir
+
+
+def _links(
+    record: Mapping[str, Any], config: Mapping[str, Any], file: Path
+) -> Iterator[tuple[Ancestor, str]]:
+    """Yield what a run came from by its configuration, and the places."""
+    if "branch" in record:
+        yield _checkpoint("branch", record["branch"], file)
+    baseline = _text(config.get("sweep"), "baseline")
+    for role, place in (("init", _text(config, "init")), ("sweep.baseline", baseline)):
+        if place and place != "random" and not (role == "init" and "branch" in record):
+            yield Ancestor(role, "model", last_part(place)), place
+    if record.get("kind") == "finetune":
+        task = build(TaskConfig, config.get("task", {}), where=f"{file}: task")
+        for role, place in task.sources.items():
+            yield Ancestor(role, "file", last_part(place)), place
+        return
+    if corpus := _text(config.get("data"), "corpus"):
+        yield _corpus_link("data.corpus", corpus, record.get("corpus")), corpus
+    yield from _mixed("data", config.get("data"))
+    training = config.get("training")
+    phases = training.get("phases") if isinstance(training, Mapping) else None
+    fingerprints = record.get("phase_corpora")
+    for number, phase in enumerate(phases if isinstance(phases, list) else []):
+        if corpus := _text(phase, "corpus"):
+            known = fingerprints if isinstance(fingerprints, Mapping) else {}
+            role = f"training.phases[{number}].corpus"
+            yield _corpus_link(role, corpus, known.get(str(number))), corpus
+        yield from _mixed(f"training.phases[{number}]", phase)
+
+
+def _mixed(where: str, section: Any) -> Iterator[tuple[Ancestor, str]]:
+    """Yield the corpora of a mixture, whose fingerprints are known from the record alone."""
+    parts = section.get("mixture") if isinstance(section, Mapping) else None
+    for number, part in enumerate(parts if isinstance(parts, list) else []):
+        if corpus := _text(part, "corpus"):
+            yield _corpus_link(f"{where}.mixture[{number}].corpus", corpus, None), corpus
+
+
+def _corpus_link(role: str, place: str, fingerprint: Any) -> Ancestor:
+    known = fingerprint if isinstance(fingerprint, str) else ""
+    return Ancestor(role, "corpus", last_part(place), recorded=known)
+
+
+def _text(section: Any, name: str) -> str:
+    value = section.get(name) if isinstance(section, Mapping) else None
+    return value if isinstance(value, str) else ""
+
+
+def _found(
+    known: Ancestor, places: Sequence[str], near: Sequence[Path], above: tuple[str, ...]
+) -> Ancestor:
+    """Return an ancestor with what is at its place, or of the same digest near by.
+
+    Its parents are those that it records itself, where it is still what the descendant read.
+    Without a recorded digest, as in directories of version 0.1.0, what is near by is known by its
+    name alone.
+    """
+    near_by = [f"{each / known.name}" for each in near] if known.name else []
+    for place in [*places, *near_by]:
+        if known.kind == "corpus" and scheme(place) is not None:
+            return replace(known, place=place, note="in a bucket")
+        try:
+            live = _look(place, known.step, near, above)
+        except (UserError, OSError) as error:
+            if place in places:
+                return replace(known, place=place, note=f"{error}")
+            continue
+        if live is None:
+            continue
+        beside = place not in places
+        if beside and live.kind == "file":
+            live = replace(live, digest=file_digest(Path(place)))
+        if beside and known.recorded and live.digest != known.recorded:
+            continue
+        same = not known.recorded or live.digest in ("", known.recorded)
+        return replace(
+            live,
+            role=known.role,
+            step=known.step or live.step,
+            recorded=known.recorded,
+            note="known by its name alone" if beside and not known.recorded else live.note,
+            parents=live.parents if same and live.parents else known.parents,
+        )
+    return replace(known, place=places[0] if places else "")

@@ -1,0 +1,161 @@
+"""A model in a directory, whatever made it: pretraining, fine-tuning, or Transformers."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
+from bert_jax.artefacts.formats.modern import pooling_from_huggingface
+from bert_jax.artefacts.formats.modern_config import is_bert
+from bert_jax.artefacts.saved.adapter import Adapter
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.heads import Params, has_vocabulary_head, init_params
+from bert_jax.model.seq2seq.network import Network
+from bert_jax.model.task_heads import Pooled
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # a model in Hugging Face's format has no task
+    from bert_jax.tasks.task import Task
+
+_VERBS = {
+    "single_label": "classify", "multi_label": "classify", "regression": "classify",
+    "tags": "tag", "span": "answer",
+}  # fmt: skip
+"""Verbs by kind of head; `bert-jax predict` alone asks a head of another kind."""
+CONSTANT = "no_better_than_constant"
+"""Field of an exported config.json for `Origin.unlearned`."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a model came to be."""
+
+    kind: str
+    """pretrain, finetune or huggingface."""
+    step: int = 0
+    """Updates made, by a run of ours."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Configuration of the run, or config.json of Hugging Face's format, as JSON values."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of these parameters, on held-out or dev data; empty where they were not evaluated."""
+    task: "Task | None" = None
+    """Task of a fine-tuning run, to predict and to score."""
+    reports: Mapping[str, Any] = field(default_factory=dict)
+    """Reports on the dev and test data of a fine-tuning run by split, see `tasks.task.Split`; empty
+    of a run that has not ended."""
+
+    @property
+    def pairing(self) -> str | None:
+        """Pairing of sentences in a pretraining run; None of any other model."""
+        data = self.config.get("data", {}) if self.kind == "pretrain" else {}
+        return data.get("pairing", data.get("objective"))  # the name until 0.1.0
+
+    @property
+    def objective(self) -> str | None:
+        """Name of what a pretraining run learned; None of any other model."""
+        section = self.config.get("objective", {}) if self.kind == "pretrain" else {}
+        return section.get("name")
+
+    @property
+    def unlearned(self) -> tuple[float, float] | None:
+        """Score on dev and the constant prediction's, of a head that is no better; else None."""
+        found = self.config.get(CONSTANT) if self.kind == "huggingface" else None
+        if self.task is not None and self.reports:
+            dev = next(iter(self.reports.values()))
+            found = [dev["scores"].get(self.task.metric), dev.get("constant")]
+        if not isinstance(found, list) or len(found) != 2:
+            return None
+        score, constant = found
+        known = all(isinstance(each, int | float) for each in found)
+        return (score, constant) if known and score <= constant else None
+
+
+@dataclass(frozen=True, eq=False)
+class SavedModel:
+    """A model with its tokenizer."""
+
+    config: ModelConfig
+    """Architecture of the source; `attention_impl` is auto, whatever the training used."""
+    params: Params
+    """The entry `encoder` (without `pooler` where the source has none), and the heads that the
+    source has; or all parameters of `network`."""
+    outputs: TaskOutputs | None
+    """Meaning of the entry `head`; None where there is none."""
+    tokenizer: Tokenizer
+    tokenizer_files: Path
+    """Path for `load_tokenizer`. A directory of Hugging Face's holds other files beside."""
+    max_length: int
+    """Tokens in a row at most, special tokens included."""
+    name: str
+    """Name for messages: the directory, and the step or the class."""
+    origin: Origin
+    network: Network | None = None
+    """Network of a model that translates; None of any other."""
+    embedding: EmbeddingConfig | None = None
+    """Form of the vectors of texts; None of a model that was not trained for vectors. The
+    weights of tokens, where they are learned, are the entry `pooling` of the parameters."""
+    adapter: Adapter | None = None
+    """Low-rank updates that a run trained in place of the encoder; None of any other model."""
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether the source has a pooler, which classification and regression read."""
+        return "pooler" in self.params["encoder"]
+
+    @property
+    def pooling(self) -> Pooled:
+        """Input of a classification on this model, if the model has no pooler.
+
+        The choice is that of the model's own head or files, else the mean: in local layers the
+        first token sees its neighbours alone.
+        """
+        if self.outputs is not None and self.outputs.head.kind == "classification":
+            return self.outputs.head.pooling
+        return pooling_from_huggingface(self.origin.config) or "mean"
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        """Verbs of `bert-jax` that the model supports."""
+        if self.network is not None:
+            return ("translate",)
+        verb = None if self.outputs is None else _VERBS.get(self.outputs.objective)
+        fills = "fill-mask" if has_vocabulary_head(self.params) else None
+        return tuple(filter(None, (verb, fills, "embed")))
+
+    def require(self, verb: str, what: str) -> None:
+        """Refuse a model that was not made for a verb.
+
+        Raises:
+            UserError: Says what the directory is and what it can do.
+        """
+        if verb in self.verbs:
+            return
+        hint = ""
+        detects = self.origin.objective == "replaced_tokens" and is_bert(self.config)
+        if verb == "fill-mask" and detects:
+            hint = (
+                ". The generator of the run fills masks: bert-jax export RUN --to huggingface "
+                "--part generator"
+            )
+        raise UserError(
+            f"{self.name}: this model has no {what}; it supports {' and '.join(self.verbs)}{hint}"
+        )
+
+    def without(self, parts: Collection[str]) -> "SavedModel":
+        """Return the model without some of its heads, or its `pooler`."""
+        encoder = {n: tree for n, tree in self.params["encoder"].items() if n not in parts}
+        heads = {n: tree for n, tree in self.params.items() if n not in parts}
+        return dataclasses.replace(self, params={**heads, "encoder": encoder})
+
+    def complete_params(self) -> Params:
+        """Return `params` for a whole encoder: a missing pooler has initial values."""
+        if self.has_pooler:
+            return self.params
+        fresh = init_params(self.config, jax.random.key(0))["encoder"]["pooler"]
+        return {**self.params, "encoder": {**self.params["encoder"], "pooler": fresh}}

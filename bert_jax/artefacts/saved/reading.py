@@ -1,0 +1,337 @@
+"""Reading of a model from a directory, whatever made it: pretraining, fine-tuning, others."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.artefacts.formats.families import BertForm, is_written, to_bert
+from bert_jax.artefacts.formats.huggingface_config import (
+    Reading,
+    TaskOutputs,
+    model_config_from_huggingface,
+)
+from bert_jax.artefacts.formats.huggingface_files import (
+    MAX_CONFIG_BYTES,
+    WEIGHTS,
+    model_class,
+    model_max_length,
+    read_weights,
+)
+from bert_jax.artefacts.formats.huggingface_names import PRETRAINING_HEADS
+from bert_jax.artefacts.formats.modern import ModernForm, modern_form
+from bert_jax.artefacts.formats.modern_config import modern_config
+from bert_jax.artefacts.formats.modern_tables import MODERN
+from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
+from bert_jax.artefacts.formats.peft import Adapter as PeftAdapter
+from bert_jax.artefacts.formats.peft import read_adapter
+from bert_jax.artefacts.formats.sentence_transformers import (
+    SentenceForm,
+    is_sentence_model,
+    read_sentence_files,
+)
+from bert_jax.artefacts.formats.seq2seq.families import FAMILIES as TRANSLATORS
+from bert_jax.artefacts.formats.seq2seq.families import read_network
+from bert_jax.artefacts.saved.adapter import merged_params
+from bert_jax.artefacts.saved.model import Origin, SavedModel
+from bert_jax.config.mapping import build
+from bert_jax.errors import UserError
+from bert_jax.files.checks import checked
+from bert_jax.files.remote import WorkDir, open_workdir
+from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.files.urls import scheme
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+_KINDS = (
+    "the work directory of a `bert-jax pretrain` or `bert-jax finetune` run, or a directory in "
+    f"Hugging Face's format (config.json, {WEIGHTS} and the tokenizer's files)"
+)
+
+
+def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") -> SavedModel:
+    """Read the model in a directory, with its tokenizer; nothing is changed or downloaded.
+
+    Args:
+        path: A work directory of `bert-jax pretrain` (the newest intact checkpoint) or of
+            `bert-jax finetune` (the best model), local or in a bucket; a local directory of an
+            adapter as PEFT writes it, whose base is local too; or a local directory as
+            Transformers' `save_pretrained` writes it, of a BERT, an ELECTRA or a family of
+            `formats.modern_tables` with any head or none, of a classifier of DistilBERT, or of a
+            class that translates (`formats.seq2seq`); or the layout of sentence-transformers
+            around an encoder of these. Heads other than those of pretraining,
+            classification, tagging and span QA are passed over.
+        encoder_only: Pass over the heads of a directory in Hugging Face's format, damaged or not,
+            but for the map that all heads of a modern family begin with.
+        part: Model of a pretraining run that has several, such as the generator of replaced-token
+            detection; empty: the first.
+
+    Raises:
+        UserError: None of these is there, or it is not sound: says all that does not fit.
+        DamagedCheckpointError: A work directory that holds checkpoints, of which none is intact.
+    """
+    if scheme(path) is None:
+        directory = Path(path)
+        if not directory.is_dir():
+            what = "is a file" if directory.exists() else "does not exist"
+            raise UserError(
+                f"{path} {what}; give {_KINDS}. Nothing is downloaded: a model of the Hugging Face "
+                f"Hub is fetched with `hf download NAME --local-dir DIR`"
+            )
+        with checked(directory):
+            if is_sentence_model(directory):
+                _check_part(path, part, ())
+                form = read_sentence_files(directory)
+                found = read_json_object(form.model / "config.json", max_bytes=MAX_CONFIG_BYTES)
+                return with_vectors(_from_huggingface(form.model, found, encoder_only), form)
+            config = directory / "config.json"
+            if config.is_file():
+                found = read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
+                if "bert_jax" not in found:  # the version of what wrote it
+                    _check_part(path, part, ())
+                    return _from_huggingface(directory, found, encoder_only)
+            elif (directory / ADAPTER).is_file():
+                return read_adapted(read_adapter(directory), encoder_only=encoder_only)
+            elif not (directory / "checkpoints").is_dir():
+                raise UserError(f"{path} has no config.json; give {_KINDS}")
+    from bert_jax.artefacts.saved.runs import is_finetuning  # Orbax takes half a second to import
+
+    place = open_workdir(path)
+    if not is_finetuning(place.local):
+        return _from_pretrained(place, part)
+    _check_part(path, part, ())
+    return in_units(read_finetuned(path))
+
+
+def _check_part(path: str | Path, part: str, names: Sequence[str]) -> None:
+    if part and part not in names:
+        there = " and ".join(names) if len(names) > 1 else "one model alone"
+        raise UserError(f"{path} has no part {part!r}; it holds {there}")
+
+
+def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
+    from bert_jax.artefacts.saved.runs import pretrained_checkpoint
+    from bert_jax.objectives.config import ObjectiveConfig
+
+    restored = pretrained_checkpoint(place.name)
+    record, files = restored.record, place.local / "tokenizer"
+    where = f"checkpoint {restored.step}"
+    config = build(ModelConfig, record.config["model"], f"{where}: model")
+    objective = build(ObjectiveConfig, record.config.get("objective", {}), f"{where}: objective")
+    models = objective.models(config, restored.state)
+    _check_part(place.name, part, [*models])
+    part = part or next(iter(models))
+    config, params = models[part]
+    config = dataclasses.replace(config, attention_impl="auto")
+    tokenizer = load_tokenizer(files)
+    _check_vocabulary(tokenizer, config.vocab_size, files)
+    return SavedModel(
+        config=config,
+        params=params,
+        outputs=None,
+        tokenizer=tokenizer,
+        tokenizer_files=files,
+        max_length=config.num_positions,
+        name=f"{place.name}, {f'{part}, ' if len(models) > 1 else ''}step {restored.step}",
+        origin=Origin("pretrain", restored.step, record.config, record.metrics),
+        network=objective.network(config),
+    )
+
+
+def read_finetuned(workdir: str | Path) -> SavedModel:
+    """Read the best model of a fine-tuning run, its outputs as they were trained.
+
+    See `in_units`; raises what `saved.runs.finetuned_checkpoint` raises.
+    """
+    from bert_jax.artefacts.saved.runs import finetuned_checkpoint, read_reports
+    from bert_jax.tasks.config import TaskConfig
+    from bert_jax.tasks.opening import restore_task
+
+    restored = finetuned_checkpoint(workdir)
+    place = open_workdir(workdir)
+    extra, config = restored.record.extra, restored.record.config
+    where, files = f"{workdir}: checkpoint {restored.step}", place.local / "tokenizer"
+    model = build(ModelConfig, extra["model"], where)
+    tokenizer = load_tokenizer(files)
+    task = restore_task(extra["task"], tokenizer)
+    params, adapter = merged_params(restored.state, extra.get("lora"), where)
+    outputs, embedding = None, None
+    if task.objective == "embedding":
+        embedding = build(EmbeddingConfig, extra["head"], where)
+    else:
+        head = build(TaskHeadConfig, extra["head"], where)
+        outputs = TaskOutputs(
+            head,
+            task.objective,
+            tuple(task.describe()["learned"]["labels"]),
+            task.thresholds(extra["scores"]),
+            task.config.text_options.long_texts,
+            _reading_of(task, extra["scores"]),
+        )
+    task_config = build(TaskConfig, config["task"], f"{where}: task")
+    return SavedModel(
+        config=dataclasses.replace(model, attention_impl="auto"),
+        params=params,
+        outputs=outputs,
+        embedding=embedding,
+        tokenizer=tokenizer,
+        tokenizer_files=files,
+        max_length=min(task_config.length, model.num_positions),
+        name=f"{place.name}, fine-tuned, step {restored.step}",
+        origin=Origin(
+            "finetune",
+            restored.step,
+            config,
+            extra["scores"],
+            task,
+            read_reports(place.local, extra["member"]),
+        ),
+        adapter=adapter,
+    )
+
+
+def _reading_of(task: Any, scores: Mapping[str, float]) -> Reading | None:
+    config = task.config
+    if task.objective == "tags":
+        return Reading(config.tag_stride)
+    if task.objective != "span":
+        return None
+    limits = config.squad.max_question, config.squad.max_answer_tokens
+    return Reading(config.windows.stride, *limits, scores.get("null_threshold"))
+
+
+def in_units(saved: SavedModel) -> SavedModel:
+    """Make a head of scores predict scores, and the probabilities of a calibrated one.
+
+    A run predicts (score - mean) / deviation, and logits that a temperature divides.
+    """
+    task = saved.origin.task
+    if task is None:
+        return saved
+    mean, deviation = map(np.float32, task.units(saved.origin.metrics))
+    if (mean, deviation) == (0, 1):
+        return saved
+    kernel, bias = (np.asarray(saved.params["head"][name]) for name in ("kernel", "bias"))
+    head = {"kernel": kernel * deviation, "bias": bias * deviation + mean}
+    return dataclasses.replace(saved, params={**saved.params, "head": head})
+
+
+def read_adapted(adapter: PeftAdapter, *, encoder_only: bool = False) -> SavedModel:
+    """Read the base of an adapter and apply the adapter to it; see `read_model`."""
+    with checked(adapter.base):
+        saved = _from_huggingface(adapter.base, adapter.config, encoder_only, adapter)
+    length = model_max_length(adapter.directory) or saved.max_length
+    saved = dataclasses.replace(saved, max_length=min(length, saved.config.num_positions))
+    return saved if saved.outputs is None else saved.without(PRETRAINING_HEADS)
+
+
+def _from_huggingface(
+    directory: Path,
+    found: dict[str, Any],
+    encoder_only: bool,
+    adapter: PeftAdapter | None = None,
+) -> SavedModel:
+    where, made_by = f"{directory / 'config.json'}", model_class(found)
+    if found.get("model_type") in TRANSLATORS:
+        return _translator(directory, found, made_by, where)
+    modern = found.get("model_type") in MODERN
+    if modern:
+        modern_config(found, where=where)  # before its files are missed
+    elif not (written := is_written(found)):
+        model_config_from_huggingface(found, where=where)
+    tokenizer = load_tokenizer(directory)
+    arrays = read_weights(directory, made_by)
+    arrays = arrays if adapter is None else adapter.applied(arrays)
+    form: BertForm | ModernForm
+    if modern:
+        form = modern_form(found, arrays, where=where)
+    else:
+        form = to_bert(found, arrays, where=where) if written else BertForm("BERT", found, arrays)
+    name = f"{directory if adapter is None else adapter.directory}, {made_by}"
+    saved = saved_from(
+        form, tokenizer, directory, name=name, where=where, encoder_only=encoder_only
+    )
+    untrained = found.get("untrained_parts")  # see `exchange.huggingface_files`
+    if isinstance(untrained, list) and "pooler" in untrained:
+        saved = saved.without({"pooler"})
+    return dataclasses.replace(saved, origin=Origin("huggingface", config=found))
+
+
+def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
+    """Return an encoder with what makes its vectors; raise where the two do not fit."""
+    return dataclasses.replace(saved, embedding=form.embedding, max_length=form.limit(saved.config))
+
+
+def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str) -> SavedModel:
+    tokenizer = load_tokenizer(directory)
+    network, params = read_network(found, read_weights(directory, made_by), where=where)
+    _check_vocabulary(tokenizer, network.model.vocab_size, directory)
+    special = tokenizer.special_ids
+    for name, role, wanted in (
+        ("decoder_start_token_id", "cls", special.cls), ("eos_token_id", "sep", special.sep)
+    ):  # fmt: skip
+        if found.get(name) != wanted:
+            raise UserError(
+                f"{where}: {name} is {found.get(name)!r:.80}, and the tokenizer's {role} token is "
+                f"{wanted}: only models whose targets begin with cls and end with sep are read"
+            )
+    return SavedModel(
+        config=network.model,
+        params=params,
+        outputs=None,
+        tokenizer=tokenizer,
+        tokenizer_files=directory,
+        max_length=network.model.num_positions,
+        name=f"{directory}, {made_by}",
+        origin=Origin("huggingface", config=found),
+        network=network,
+    )
+
+
+def saved_from(
+    form: BertForm | ModernForm,
+    tokenizer: Tokenizer,
+    files: Path,
+    *,
+    name: str,
+    where: str,
+    encoder_only: bool = False,
+) -> SavedModel:
+    """Return a model in the form of its files as one of ours.
+
+    In messages `name` names the model and `where` its configuration.
+
+    Raises:
+        UserError: Says all that does not fit.
+    """
+    config = form.model_config(where=where)
+    _check_vocabulary(tokenizer, config.vocab_size, files)
+    try:
+        outputs = None if encoder_only else form.outputs()
+        head = None if outputs is None else outputs.head
+        params = form.params(config, head, pretraining=not encoder_only)
+    except UserError as error:
+        raise UserError(f"{files}{form.remark}: {error}") from error
+    return SavedModel(
+        config=config,
+        params=params,
+        outputs=outputs,
+        tokenizer=tokenizer,
+        tokenizer_files=files,
+        max_length=min(model_max_length(files) or config.num_positions, config.num_positions),
+        name=name,
+        origin=Origin("huggingface", config=form.config),
+    )
+
+
+def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int, files: Path) -> None:
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"{files}: the tokenizer has {tokenizer.vocab_size:,} tokens and the model has "
+            f"embeddings for {vocab_size:,}; they are not of one model"
+        )

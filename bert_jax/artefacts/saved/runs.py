@@ -1,0 +1,207 @@
+"""Work directories of runs: of which kind a run is, and its checkpoints by their names."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES
+from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model
+from bert_jax.distributed.checkpoint import (
+    Restored,
+    load_newest,
+    restore_step,
+    saved_steps,
+    verified_steps,
+)
+from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir, open_workdir
+from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.files.urls import scheme
+
+_log = logging.getLogger("bert_jax")
+
+Kind = Literal["pretrain", "finetune"]
+"""Kind of a run, by its verb; `kind` in the config.json of fine-tuning, not in pretraining's."""
+
+_MAX_REPORT_BYTES = 1 << 26
+
+STATISTICS = "statistics.json"
+"""Written when all members have ended: then a run is finished."""
+TRAIN_TEXTS = "train_texts.u64"
+"""Keys of the training texts of a fine-tuning run, see `tasks.overlap`."""
+REPORT = "report.json"
+"""Report on the model that a fine-tuning run has saved."""
+
+NO_MODEL = (
+    "no run gave a finite score, so there is no model to save: all have diverged. Lower "
+    "optimizer.learning_rate or sweep.learning_rates, or look at the data, and choose another work "
+    "directory"
+)
+
+
+class FinetunedState(NamedTuple):
+    """Content of a checkpoint of the best model."""
+
+    params: Any
+    """Parameters, as from `init_task_params`."""
+
+
+def is_finetuning(workdir: Path) -> bool:
+    """Say whether the run in a (local) work directory is one of fine-tuning."""
+    path = workdir / "config.json"
+    if not path.is_file():
+        return False
+    return read_json_object(path, max_bytes=MAX_CONFIG_BYTES).get("kind") == "finetune"
+
+
+def is_run(place: Path | str) -> bool:
+    """Say whether a place is the work directory of a run, and no model in another's format."""
+    if scheme(place) is not None:
+        return True
+    config = Path(place) / "config.json"
+    if not config.is_file():
+        return not is_sentence_model(Path(place))
+    return "bert_jax" in read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
+
+
+def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
+    """Return `config.json` as JSON values: bert_jax (the version), config, and those of the kind.
+
+    Raises:
+        UserError: There is none, it is not such a file, or it is of another kind of run.
+    """
+    path = workdir / "config.json"
+    remedy = f"give the work directory of a `bert-jax {kind}` run"
+    if not path.is_file():
+        raise UserError(f"{workdir} holds no run, for want of a config.json; {remedy}")
+    try:
+        record = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+        if not isinstance(record.get("config"), dict):
+            raise UserError("it has no field config")
+    except UserError as error:
+        raise UserError(f"{path} is not the configuration of a run: {error}; {remedy}") from error
+    found = record.get("kind") or "pretrain"
+    if found != kind:
+        names = {"pretrain": "pretraining", "finetune": "fine-tuning"}
+        other = f"a run of {names.get(found, found)}, not one of {names[kind]}"
+        raise UserError(f"{workdir} holds {other}; {remedy}")
+    return record
+
+
+def split_name(name: str) -> tuple[str, int | None]:
+    """Split WORKDIR@STEP into the work directory and the step, which is None where none is named.
+
+    Raises:
+        UserError: No number stands behind the sign, or no directory before it.
+    """
+    workdir, sign, step = name.rpartition("@")
+    if not sign or "/" in step:
+        return name, None
+    if not workdir or not (step.isascii() and step.isdigit()):
+        raise UserError(
+            f"{name!r} names no checkpoint; expected WORKDIR@STEP with the number of a saved step, "
+            "or WORKDIR (a directory with an @ in its name: with the step)"
+        )
+    return workdir, int(step)
+
+
+def named_steps(work: WorkDir, step: int | None, last: int = 1) -> list[int]:
+    """Return the named step, or without one the `last` newest that were read back, ascending.
+
+    Raises:
+        UserError: Fewer are there; lists the steps that are.
+    """
+    saved = saved_steps(work.checkpoints)
+    if not saved:
+        raise UserError(no_checkpoint(work.name))
+    there = ", ".join(f"{each}" for each in saved)
+    if step is not None:
+        if step not in saved:
+            raise UserError(f"{work.name} has no checkpoint of step {step}; there are {there}")
+        return [step]
+    verified = verified_steps(work.checkpoints)
+    if len(verified) < last:
+        raise UserError(
+            f"{work.name} has {len(verified)} checkpoints that were read back after they were "
+            f"written, and {last} are needed; there are {there}. Name a step as {work.name}@STEP"
+        )
+    return verified[-last:]
+
+
+def no_checkpoint(workdir: Path | str) -> str:
+    """Return the message for a work directory without checkpoints."""
+    return (
+        f"{workdir} holds no checkpoint; give the work directory of a `bert-jax pretrain` run "
+        "that has saved at least once"
+    )
+
+
+def pretrained_checkpoint(workdir: Path | str, step: int | None = None) -> Restored:
+    """Read a checkpoint of a pretraining run, the newest intact one by default; change nothing.
+
+    Raises:
+        UserError: `workdir` holds no checkpoint, or none of `step`.
+        DamagedCheckpointError: It holds some and none is intact, or that of `step` is not.
+    """
+    work = open_workdir(workdir)
+    if step is None:
+        restored = load_newest(work.checkpoints)
+    else:
+        (step,) = named_steps(work, step)
+        restored = restore_step(work.checkpoints, step, None)
+    if restored is None:
+        raise UserError(no_checkpoint(workdir))
+    if "task" in restored.record.config:
+        raise UserError(
+            f"{workdir} holds a run of fine-tuning, whose model has no head for masked words; give "
+            "the work directory of a `bert-jax pretrain` run"
+        )
+    return _warned(restored)
+
+
+def finetuned_checkpoint(workdir: Path | str) -> Restored:
+    """Read the best model of a fine-tuning run; change nothing on disk.
+
+    Raises:
+        UserError: No such run there, or it has saved nothing yet.
+        DamagedCheckpointError: It holds checkpoints and none is intact.
+    """
+    place = open_workdir(workdir)
+    read_record(place.local, "finetune")
+    restored = load_newest(place.checkpoints)
+    if restored is None and (place.local / STATISTICS).exists():
+        raise UserError(f"{workdir} has no model: {NO_MODEL}")
+    if restored is None:
+        raise UserError(
+            f"{workdir} holds no checkpoint yet: the run has not come to its first save. Give the "
+            "`bert-jax finetune` command again to continue it"
+        )
+    return _warned(restored)
+
+
+def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the reports on the best model by split; empty where there are none.
+
+    Args:
+        workdir: Local directory of a fine-tuning run.
+        member: Trial of the model, as the checkpoint has it. Reports on another are left out: the
+            run goes on.
+
+    Raises:
+        UserError: The file is not such a report.
+    """
+    path = workdir / REPORT
+    if not path.is_file():
+        return {}
+    record = read_json_object(path, max_bytes=_MAX_REPORT_BYTES)
+    splits = record.get("splits")
+    if not isinstance(splits, dict):
+        raise UserError(f"{path} is no report of a run: it has no object splits; delete it")
+    return splits if record.get("member") == member else {}
+
+
+def _warned(restored: Restored) -> Restored:
+    if restored.damaged:
+        _log.warning("%s", restored.warning())
+    return restored

@@ -1,0 +1,162 @@
+"""`bert-jax demo --translation`: from French number words to digits, unseen numbers included."""
+
+import dataclasses
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.cli.demo.console import heading, print_commands
+from bert_jax.cli.demo.workdir import config_there
+from bert_jax.config.command_line import load_config
+from bert_jax.data.corpus.build import is_corpus
+from bert_jax.data.corpus.build_pairs import build_pairs
+from bert_jax.data.corpus.numbers import draw_numbers, french_words
+from bert_jax.data.corpus.pairs import open_pairs
+from bert_jax.files.staging import staged_file
+from bert_jax.infer.attend import attention_page
+from bert_jax.infer.loaded import LoadedModel
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
+from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceOptions, WordPieceTokenizer
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.train import train
+
+CONFIG = "configs/translate/numbers.py"
+LEAST_EXACT = 0.99
+"""Share of the unseen numbers whose digits must all be right."""
+NUM_TRAIN, NUM_UNSEEN = 20_000, 2_000
+FIRST_DRAWN = 5_001
+"""Least number that is drawn; all below are learned."""
+NUM_SHOWN = 6
+"""Translations that are shown, and mistakes at most."""
+_SEED = 0
+_SHOWN = 98_765  # in the page of attention
+
+
+class Sides(NamedTuple):
+    """Two files that are aligned line by line."""
+
+    words: Path
+    digits: Path
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Read both."""
+        words, digits = (path.read_text("utf-8").splitlines() for path in self)
+        return list(zip(words, digits, strict=True))
+
+
+def run_demo(config_name: str, workdir: Path) -> int:
+    """Run the demo in `workdir`; a second run continues what the first one left.
+
+    Returns:
+        0 when at least `LEAST_EXACT` of the unseen numbers are right, and when a signal stopped the
+        training with everything saved; 1 when fewer are right.
+
+    Raises:
+        UserError: `workdir` cannot be used, or holds a run of another configuration.
+    """
+    began = time.perf_counter()
+    config, run = load_config(PretrainConfig, config_name), workdir / "run"
+    config_there(config, run)  # refuses the run of another demo
+    heading(1, "French numbers below a million, in words and in digits")
+    known, unseen = (_sides(workdir, name) for name in ("train", "unseen"))
+    _write_numbers(known, unseen)
+
+    heading(2, "A vocabulary of words and digits, and the token store")
+    vocabulary, corpus = workdir / "tokenizer", workdir / "corpus"
+    if vocabulary.exists():
+        print(f"{vocabulary} is there already")
+    else:
+        words_and_digits([words for words, _ in known.lines()]).save(vocabulary)
+    if is_corpus(corpus):
+        print(f"{corpus} is there already")
+    else:
+        pairs = [open_pairs([str(path) for path in sides]) for sides in (known, unseen)]
+        built = build_pairs(pairs[:1], load_tokenizer(vocabulary), corpus, heldout=pairs[1:])
+        print(built.summary())
+
+    heading(3, "Training: the next digit, from the words and the digits before")
+    data = dataclasses.replace(config.data, corpus=str(corpus))
+    if not train(dataclasses.replace(config, data=data), run).finished:
+        return 0
+
+    heading(4, "Numbers that were not in the training, translated by greedy search")
+    saved = read_model(run)
+    examples = unseen.lines()
+    answers = LoadedModel(saved).translate([words for words, _ in examples], num_beams=1)
+    translations = [answer["translation"] for answer in answers]
+    share = _show(examples, translations)
+
+    heading(5, f"Where everything lies, after {(time.perf_counter() - began) / 60:.1f} minutes")
+    page = workdir / "attention.html"
+    with staged_file(page) as file:
+        file.write(attention_page(saved, french_words(_SHOWN), str(_SHOWN)).encode())
+    print(f"numbers       {known.words}, {known.digits}\ntokenizer     {vocabulary}")
+    print(f"token store   {corpus}\ncheckpoints   {run / 'checkpoints'}")
+    print(f"metrics       {run / 'metrics.jsonl'}\nloss curve    {run / 'loss.png'}")
+    print(f"attention     {page}: open it in a browser\n")
+    return _verdict(share, len(examples), workdir)
+
+
+def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
+    """Make the vocabulary of some number words, and of digits, each a token of its own.
+
+    Hyphens are tokens, too. Digits after the first continue a word, so that their text is whole.
+    """
+    words = sorted({word for text in texts for word in re.findall(r"\w+|-", text)})
+    digits = "0123456789"
+    vocabulary = [*SPECIAL_TOKENS, *words, *digits, *(CONTINUATION + digit for digit in digits)]
+    return WordPieceTokenizer(vocabulary, WordPieceOptions(lowercase=False))
+
+
+def _sides(workdir: Path, name: str) -> Sides:
+    return Sides(workdir / f"{name}.words.txt", workdir / f"{name}.digits.txt")
+
+
+def _write_numbers(known: Sides, unseen: Sides) -> None:
+    """Write numbers to learn from and others, a line each; files appear when complete."""
+    numbers = draw_numbers(NUM_TRAIN, NUM_UNSEEN, _SEED, FIRST_DRAWN)
+    for sides, drawn in ((known, numbers.train), (unseen, numbers.unseen)):
+        for path, spell in ((sides.words, french_words), (sides.digits, str)):
+            if path.exists():
+                print(f"{path} is there already")
+                continue
+            with staged_file(path) as file:
+                file.writelines(f"{spell(number)}\n".encode() for number in drawn.tolist())
+            print(f"{path}: {len(drawn):,} lines")
+
+
+def _show(examples: Sequence[tuple[str, str]], translations: Sequence[str]) -> float:
+    """Print some translations, and mistakes; return the share that is right."""
+    found = [(*pair, given) for pair, given in zip(examples, translations, strict=True)]
+    wrong = [each for each in found if each[1] != each[2]]
+    for words, _, given in found[:NUM_SHOWN]:
+        print(f"{words}\n    {given}")
+    if wrong:
+        print(f"\nMistakes, {min(len(wrong), NUM_SHOWN)} of {len(wrong):,}:")
+    for words, digits, given in wrong[:NUM_SHOWN]:
+        print(f"{words}\n    {given}   (it is: {digits})")
+    return 1 - len(wrong) / len(found)
+
+
+def _verdict(share: float, count: int, workdir: Path) -> int:
+    """Print whether the run has learned enough, and what to try next."""
+    print(f"{share:.2%} of {count:,} unseen numbers exact (at least {LEAST_EXACT:.0%})")
+    if share < LEAST_EXACT:
+        print("The demo FAILED: the model has not learned what it should have.")
+        return 1
+    print_commands(_next_commands(workdir))
+    print("\ndocs/guide/translation.md goes on with your own pairs of texts.")
+    return 0
+
+
+def _next_commands(workdir: Path) -> list[list[str]]:
+    run, recurrent = str(workdir / "run"), workdir.with_name(f"{workdir.name}_recurrent")
+    return [
+        ["translate", run, french_words(_SHOWN), "--nbest", "3", "--alignments"],
+        ["replay", run, "--step", "0", "--rows", "2"],
+        ["demo", "--translation", f"--config={CONFIG}:recurrent", f"--workdir={recurrent}"],
+    ]

@@ -1,0 +1,131 @@
+"""Held-out masked-LM loss by position and masking rate: how well a model reads long rows."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from bert_jax.cli.inspection.evaluate import HeldOutRun, open_heldout
+from bert_jax.distributed.parallel.in_flight import in_flight
+from bert_jax.distributed.parallel.sharding import place_batch
+from bert_jax.errors import UserError
+from bert_jax.objectives.by_position import MaskedLMByPosition, position_buckets
+from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.objectives.objective import Batch
+from bert_jax.training.pretrain.evaluate import EVAL_SEED
+from bert_jax.training.steps.step import make_eval_step
+
+DEFAULT_RATES: tuple[float, ...] = (0.05, 0.15, 0.3)
+
+
+@dataclass(frozen=True)
+class PositionLosses:
+    """Sums over held-out rows for R masking rates and K buckets of positions.
+
+    A position is the number of tokens before a token in its segment, [CLS] included. A token sees
+    no other segment of a packed row, so its place in the row would say nothing.
+    """
+
+    step: int
+    length: int
+    """Tokens per row."""
+    trained_length: int
+    """Longest row of training."""
+    num_rows: int
+    unigram_entropy: float | None
+    """Loss of a model that ignores its input, nats."""
+    edges: tuple[int, ...]
+    """K + 1 borders of the buckets."""
+    rates: tuple[float, ...]
+    """Shares of the tokens that are predicted."""
+    loss: np.ndarray
+    """(R, K) float64, nats."""
+    correct: np.ndarray
+    """(R, K) float64."""
+    count: np.ndarray
+    """(R, K) float64: masked tokens."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return means as JSON values; a bucket without masked tokens has None."""
+        names = ("step", "length", "trained_length", "num_rows", "unigram_entropy")
+        rates = []
+        for r, rate in enumerate(self.rates):
+            sums = zip(self.loss[r], self.correct[r], self.count[r], strict=True)
+            buckets = [
+                {"from": begin, "to": end - 1, **_means(*each)}
+                for begin, end, each in zip(self.edges[:-1], self.edges[1:], sums, strict=True)
+            ]
+            total = _means(self.loss[r].sum(), self.correct[r].sum(), self.count[r].sum())
+            rates.append({"masking_rate": rate, **total, "positions": buckets})
+        return {name: getattr(self, name) for name in names} | {"masking_rates": rates}
+
+
+def _means(loss: float, correct: float, count: float) -> dict[str, Any]:
+    if not count:
+        return {"loss": None, "accuracy": None, "num_masked": 0}
+    return {
+        "loss": float(loss / count), "accuracy": float(correct / count), "num_masked": int(count),
+    }  # fmt: skip
+
+
+def evaluate_by_position(
+    workdir: Path | str,
+    *,
+    corpus: str | None = None,
+    max_rows: int | None = None,
+    length: int | None = None,
+    rates: Sequence[float] = DEFAULT_RATES,
+) -> PositionLosses:
+    """Evaluate the newest checkpoint of a run by position and masking rate.
+
+    Arguments and errors are those of `open_heldout`.
+
+    Raises:
+        UserError: A rate is no share, or the run learns no masked words.
+    """
+    for rate in rates:
+        if not 0 < rate <= 1:
+            raise UserError(
+                f"--masking-rates has {100 * rate:g}; it must be above 0 and at most 100 percent"
+            )
+    if not rates or len(set(rates)) < len(rates):
+        raise UserError("--masking-rates must name each rate once, such as 5,15,30")
+    run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length)
+    return measure(run, position_buckets(run.length), rates)
+
+
+def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> PositionLosses:
+    """Evaluate parameters on held-out rows, each once for each masking rate."""
+    objective = run.settings.objective
+    if not isinstance(objective, MaskedLM):
+        raise UserError(
+            "the run's objective is not masked_lm; losses by position are those of masked words"
+        )
+    given = {field.name: getattr(objective, field.name) for field in fields(MaskedLM)}
+    masking = replace(objective.masking, rate=max(rates), max_predictions=None)
+    metered = MaskedLMByPosition(**{**given, "masking": masking}, edges=tuple(edges))
+    step = make_eval_step(replace(run.settings, objective=metered), run.mesh, EVAL_SEED)
+    sums = {name: np.zeros((len(rates), len(edges) - 1)) for name in ("loss", "correct", "count")}
+
+    def items() -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
+        batches = tqdm(run.rows, unit="batch", disable=not sys.stderr.isatty(), leave=False)
+        for batch in batches:
+            for number, rate in enumerate(rates):
+                shares = np.full(len(batch["row_index"]), rate, np.float32)
+                yield number, {**batch, "masking_rates": shares}
+
+    def dispatch(item: tuple[int, Mapping[str, np.ndarray]]) -> Any:
+        placed: Batch = place_batch(item[1], run.mesh)
+        return step(run.params, placed).outputs
+
+    for (number, _), found in in_flight(dispatch, items()):
+        for name, total in sums.items():
+            total[number] += found[name].sum(axis=0, dtype=np.float64)
+    return PositionLosses(
+        run.step, run.length, run.trained_length, run.rows.num_rows, metered.baseline,
+        tuple(edges), tuple(rates), **sums,
+    )  # fmt: skip

@@ -1,0 +1,232 @@
+"""A look at a corpus: its rows, its longest and shortest documents, its words and its duplicates.
+
+Counts come from the store's record. Lengths and duplicates come from documents that are read: all
+of them, or evenly spread ones of a corpus that is large.
+"""
+
+import heapq
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from bert_jax.cli.inspection.replay import describe_batch
+from bert_jax.data.corpus.coverage import scripts_as_json, vocabulary_scripts
+from bert_jax.data.pairings import PAIRINGS, DataConfig
+from bert_jax.data.phases import Phase
+from bert_jax.data.pipeline import ExampleStream
+from bert_jax.data.shard import Shard
+from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.errors import UserError
+from bert_jax.hashing import hash_key, hash_u64
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+SAMPLE_TOKENS = 50_000_000
+"""Tokens that are read of a larger corpus."""
+_BLOCK = 1 << 20
+_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+_SHOWN_TOKENS = 40
+_MOST_GROUPS = 5
+_DUPLICATES = 0x64757065  # purpose of the keys: "dupe"
+
+
+class Place(NamedTuple):
+    """A document of a store."""
+
+    shard: int
+    document: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of each document that was read."""
+
+    tokens: np.ndarray
+    """(n,) int64."""
+
+    @property
+    def quantiles(self) -> dict[str, int]:
+        """Lengths by share of the documents that are not longer."""
+        found = np.quantile(self.tokens, _QUANTILES, method="inverted_cdf").tolist()
+        return {f"{share:g}": int(tokens) for share, tokens in zip(_QUANTILES, found, strict=True)}
+
+    @property
+    def mean(self) -> float:
+        """Mean length."""
+        return float(self.tokens.mean())
+
+
+@dataclass(frozen=True)
+class CorpusLook:
+    """Findings of `inspect_corpus`."""
+
+    path: str
+    counts: dict[str, int]
+    """Documents, sentences, tokens and shards of the store."""
+    unknown_rate: float
+    rows: str
+    """Decoded rows as a run sees them before masking."""
+    documents_read: int
+    is_sample: bool
+    """Whether only some documents were read; duplicates are then a lower bound."""
+    lengths: Lengths
+    longest: list[dict[str, Any]]
+    """Shard, number, tokens and beginning of documents."""
+    shortest: list[dict[str, Any]]
+    scripts: dict[str, dict[str, Any]]
+    """Tokens per word and further counts by script, of the whole store."""
+    duplicates: int
+    """Documents read that are equal to an earlier one that was read."""
+    duplicate_groups: list[dict[str, Any]]
+    """Documents that occur most often: count, tokens and beginning."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        values = {name: value for name, value in vars(self).items() if name != "lengths"}
+        values["lengths"] = {"mean": self.lengths.mean, "quantiles": self.lengths.quantiles}
+        return {**values, "rows": self.rows.split("\n")}
+
+
+def inspect_corpus(
+    path: str,
+    *,
+    part: str = "train",
+    pairing: str = "",
+    length: int = 128,
+    rows: int = 4,
+    documents: int = 5,
+    seed: int = 0,
+    full: bool = False,
+    progress: bool = False,
+) -> CorpusLook:
+    """Look at a corpus; nothing changes.
+
+    Args:
+        path: Directory of `bert-jax corpus`, or of one store.
+        part: Store of a corpus: train or heldout.
+        pairing: A value of `data.pairing`; empty: none, or translation for a corpus of pairs.
+        length: Tokens of a row.
+        rows: Number of rows.
+        documents: Number of the longest, and of the shortest documents.
+        seed: Seed of the rows.
+        full: Whether all documents are read, however large the corpus is.
+        progress: Whether a bar is shown on standard error.
+
+    Raises:
+        UserError: No such corpus, or the pairing or the length does not fit.
+    """
+    store = _open(path, part)
+    assert store.path is not None
+    tokenizer = load_tokenizer(store.path / "tokenizer")
+    pairing = pairing or ("translation" if store.is_pairs else "none")
+    if pairing not in PAIRINGS:
+        raise UserError(f"--pairing is {pairing!r}; it must be one of {', '.join(PAIRINGS)}")
+    most = store.num_tokens if full else SAMPLE_TOKENS
+    sizes: list[np.ndarray] = []
+    hashes: list[np.ndarray] = []
+    places: list[tuple[int, int, int]] = []  # shard, first document, number of documents
+    bar = tqdm(
+        total=min(most, store.num_tokens), desc="documents", unit="token", unit_scale=True,
+        leave=False, disable=not progress, file=sys.stderr,
+    )  # fmt: skip
+    with bar:
+        for number, first, starts in _blocks(store, most):
+            sizes.append(np.diff(starts))
+            hashes.append(_hashes(store.shards[number], starts))
+            places.append((number, first, starts.size - 1))
+            bar.update(int(starts[-1] - starts[0]))
+    lengths, keys = np.concatenate(sizes), np.concatenate(hashes)
+    ends = np.cumsum([count for _, _, count in places])
+
+    def place(index: int) -> Place:
+        block = int(np.searchsorted(ends, index, side="right"))
+        number, first, count = places[block]
+        return Place(number, first + index - int(ends[block]) + count)
+
+    def described(index: int) -> dict[str, Any]:
+        return _describe(store, tokenizer, place(index))
+
+    _, firsts, counts = np.unique(keys, return_index=True, return_counts=True)
+    often = [at for at in np.argsort(-counts, kind="stable")[:_MOST_GROUPS] if counts[at] > 1]
+    longest = heapq.nlargest(documents, range(lengths.size), lengths.__getitem__)
+    shortest = heapq.nsmallest(documents, range(lengths.size), lengths.__getitem__)
+    return CorpusLook(
+        path=f"{store.path}",
+        counts={
+            "documents": store.num_documents,
+            "sentences": store.num_sentences,
+            "tokens": store.num_tokens,
+            "shards": len(store.shards),
+        },
+        unknown_rate=store.unknown_rate,
+        rows=_rows(store, tokenizer, pairing, length, rows, seed),
+        documents_read=lengths.size,
+        is_sample=lengths.size < store.num_documents,
+        lengths=Lengths(lengths),
+        longest=[described(index) for index in longest],
+        shortest=[described(index) for index in shortest],
+        scripts=scripts_as_json(vocabulary_scripts(tokenizer, store.unigram_counts)),
+        duplicates=int(lengths.size - firsts.size),
+        duplicate_groups=[{"count": int(counts[at]), **described(int(firsts[at]))} for at in often],
+    )
+
+
+def _open(path: str, part: str) -> TokenStore:
+    directory = Path(path)
+    return open_store(directory if is_store(directory) else directory / part)
+
+
+def _rows(
+    store: TokenStore, tokenizer: Tokenizer, pairing: str, length: int, rows: int, seed: int
+) -> str:
+    data = DataConfig(pairing=pairing)  # type: ignore[arg-type]
+    batch = ExampleStream(store, data, (Phase(length, rows, 1),), seed).batch(0)
+    return describe_batch(batch, None, tokenizer, pairing=pairing)
+
+
+def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yield documents of about a million tokens: shard, first document, (n + 1,) first tokens.
+
+    Of a store above `most` tokens, every k-th shard is read, or every k-th block of few shards.
+    """
+    stride = -(-store.num_tokens // most)
+    by_shard = stride if len(store.shards) >= 2 * stride else 1
+    by_block = 1 if by_shard > 1 else stride
+    for number, shard in list(enumerate(store.shards))[::by_shard]:
+        starts = np.asarray(shard.sentence_offsets)[np.asarray(shard.document_offsets)]
+        cuts = np.searchsorted(starts, np.arange(_BLOCK, starts[-1], _BLOCK))
+        edges = np.unique([0, *cuts.tolist(), starts.size - 1])
+        for first, last in list(itertools.pairwise(edges.tolist()))[::by_block]:
+            yield number, first, starts[first : last + 1]
+
+
+def _hashes(shard: Shard, starts: np.ndarray) -> np.ndarray:
+    """Return 64 bits of each document's tokens and their order; `starts` is (n + 1,)."""
+    tokens = np.asarray(shard.tokens[starts[0] : starts[-1]]).astype(np.uint64)
+    sizes = np.diff(starts)
+    begins = starts[:-1] - starts[0]
+    place = np.arange(tokens.size) - np.repeat(begins, sizes)
+    tokens += np.uint64(1)
+    tokens *= hash_u64(hash_key(_DUPLICATES), place) | np.uint64(1)
+    return np.add.reduceat(tokens, begins) ^ hash_u64(hash_key(_DUPLICATES), sizes)
+
+
+def _describe(store: TokenStore, tokenizer: Tokenizer, place: Place) -> dict[str, Any]:
+    shard = store.shards[place.shard]
+    first, last = shard.document_offsets[place.document : place.document + 2]
+    begin, end = int(shard.sentence_offsets[first]), int(shard.sentence_offsets[last])
+    text = tokenizer.decode(shard.tokens[begin : min(end, begin + _SHOWN_TOKENS)])
+    more = " ..." if end - begin > _SHOWN_TOKENS else ""
+    return {
+        "shard": place.shard,
+        "document": place.document,
+        "sentences": int(last - first),
+        "tokens": end - begin,
+        "text": text + more,
+    }

@@ -1,0 +1,197 @@
+"""Evaluation of a pretraining run from its work directory."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.artefacts.saved.runs import is_run, pretrained_checkpoint, split_name
+from bert_jax.config.mapping import build
+from bert_jax.data.pipeline import EvalBatches
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
+from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import open_corpus, step_config
+from bert_jax.training.pretrain.evaluate import EVAL_SEED, evaluate
+from bert_jax.training.pretrain.start.heldout import check_measurable, heldout_metrics
+from bert_jax.training.run.telemetry import readout
+from bert_jax.training.steps.state import StepConfig, state_shardings
+from bert_jax.training.steps.step import make_eval_step
+
+_TOKENS = 1 << 15
+"""Tokens of a batch, if rows are not longer than that."""
+
+_log = logging.getLogger("bert_jax")
+
+
+class HeldOutRun(NamedTuple):
+    """A checkpoint of a run, with held-out rows for it."""
+
+    step: int
+    """Steps that the parameters have trained for."""
+    length: int
+    """Tokens of a row."""
+    trained_length: int
+    """Longest row among the phases until then."""
+    settings: StepConfig
+    params: Any
+    """Parameters on `mesh`."""
+    rows: EvalBatches
+    mesh: Mesh
+
+
+def open_heldout(
+    workdir: Path | str,
+    *,
+    corpus: str | None = None,
+    max_rows: int | None = None,
+    length: int | None = None,
+    step: int | None = None,
+) -> HeldOutRun:
+    """Read a checkpoint and plan rows of held-out text.
+
+    Rows that are longer than those of training are allowed as far as the model has positions, which
+    have no end with `model.positions` `rope`; a warning says how far the model was trained.
+
+    Args:
+        workdir: Work directory of a `bert-jax pretrain` run.
+        corpus: Directory of another corpus; None: the run's own.
+        max_rows: Largest number of rows; None: all.
+        length: Tokens of a row; None: that of the run's last phase.
+        step: Step of the checkpoint; None: the newest intact one.
+
+    Raises:
+        UserError: No checkpoint there, no held-out text, a corpus of another tokenizer, or rows
+            beyond the learned positions.
+    """
+    restored = pretrained_checkpoint(workdir, step)
+    config = build(PretrainConfig, restored.record.config, where=f"checkpoint {restored.step}")
+    tokenizer = open_workdir(workdir).local / "tokenizer"
+    name = corpus or config.data.corpus
+    stores = open_corpus(name)
+    expected = load_tokenizer(tokenizer).fingerprint
+    if stores.train.tokenizer_fingerprint != expected:
+        raise UserError(
+            f"the corpus {name} was made with the tokenizer "
+            f"{stores.train.tokenizer_fingerprint[:12]} and the run with {expected[:12]}; build "
+            f"the corpus with --tokenizer {tokenizer}"
+        )
+    if stores.heldout is None:
+        raise UserError(
+            f"the corpus {name} has no held-out text; build it with --heldout-rate above 0"
+        )
+    mesh = make_mesh(MeshConfig())
+    phase = config.phases[-1]
+    length = phase.length if length is None else length
+    done = config.training.phase_of(max(restored.step - 1, 0))
+    trained_length = max(each.length for each in config.phases[: done + 1])
+    config = _with_positions(config, length, trained_length)
+    batch_size = min(phase.batch_size, max(1, _TOKENS // length))
+    batch_size = -(-batch_size // mesh.size) * mesh.size
+    rows = EvalBatches(stores.heldout, config.data, length, batch_size, max_rows=max_rows)
+    settings = step_config(config.for_evaluation(), stores)
+    params = _placed(restored.state, settings, mesh)
+    return HeldOutRun(restored.step, length, trained_length, settings, params, rows, mesh)
+
+
+def _placed(params: Any, settings: StepConfig, mesh: Mesh) -> Any:
+    """Put the parameters of a checkpoint onto a mesh, as far as the objective knows them."""
+    shardings = state_shardings(settings, mesh).params
+    return jax.device_put({name: params[name] for name in shardings}, shardings)
+
+
+def _with_positions(config: PretrainConfig, length: int, trained_length: int) -> PretrainConfig:
+    """Return the configuration with positions for rows of `length`."""
+    model = config.model
+    if length < 8:
+        raise UserError(f"--length is {length}; it must be at least 8")
+    if length > model.num_positions and model.positions == "learned":
+        raise UserError(
+            f"--length is {length}; the model has {model.num_positions} learned positions, so it "
+            f"must be at most {model.num_positions}"
+        )
+    if length > trained_length:
+        _log.warning(
+            "rows have %d tokens, but training had at most %d: positions beyond are new to the "
+            "model", length, trained_length,
+        )  # fmt: skip
+    return replace(config, model=replace(model, num_positions=max(length, model.num_positions)))
+
+
+def evaluate_run(
+    workdir: Path | str,
+    *,
+    corpus: str | None = None,
+    max_rows: int | None = None,
+    length: int | None = None,
+    step: int | None = None,
+) -> dict[str, float]:
+    """Return losses (nats) and accuracies of a checkpoint on held-out text.
+
+    Any corpus of the same tokenizer will do. Arguments and errors are those of `open_heldout`. In
+    the place of a run stands a directory in Hugging Face's format, which names no corpus and has no
+    steps; see `heldout_metrics`.
+    """
+    if not is_run(workdir):
+        return _evaluate_model(workdir, corpus, max_rows, length, step)
+    run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length, step=step)
+    objective = run.settings.objective
+    eval_step = make_eval_step(run.settings, run.mesh, EVAL_SEED)
+    metrics = evaluate(objective, eval_step, run.params, run.rows, run.mesh)
+    values = {"step": float(run.step), **metrics}
+    baseline = objective.baseline
+    return values if baseline is None else values | {"unigram_entropy": baseline}
+
+
+def _evaluate_model(
+    directory: Path | str,
+    corpus: str | None,
+    max_rows: int | None,
+    length: int | None,
+    step: int | None,
+) -> dict[str, float]:
+    if corpus is None:
+        raise UserError(
+            f"{directory} is a model in Hugging Face's format, which names no corpus; give --corpus"
+        )
+    if step is not None:
+        raise UserError(f"--step is {step}; {directory} is a model in Hugging Face's format")
+    stores, saved = open_corpus(corpus), read_model(directory)
+    check_measurable(saved, stores, "--corpus", corpus, f"{directory}")
+    values = heldout_metrics(saved, stores, length=length, max_rows=max_rows)
+    return values | {"unigram_entropy": stores.train.unigram_entropy}
+
+
+def compared_lines(
+    names: Sequence[str], *, corpus: str | None = None, max_rows: int | None = None
+) -> Iterator[str]:
+    """Yield a line for each of several checkpoints of one model, with its metrics on held-out text.
+
+    All see the rows of the last one, with its corpus.
+
+    Args:
+        names: Checkpoints as WORKDIR@STEP or WORKDIR.
+        corpus: Directory of another corpus.
+        max_rows: Largest number of rows; None: all.
+
+    Raises:
+        UserError: No checkpoint there, no held-out text, or a corpus of another tokenizer.
+    """
+    workdir, step = split_name(names[-1])
+    run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, step=step)
+    objective = run.settings.objective
+    eval_step, width = make_eval_step(run.settings, run.mesh, EVAL_SEED), max(map(len, names))
+    for name in names:
+        params = run.params
+        if name != names[-1]:
+            state = pretrained_checkpoint(*split_name(name)).state
+            params = _placed(state, run.settings, run.mesh)
+        values = evaluate(objective, eval_step, params, run.rows, run.mesh)
+        yield f"{name:{width}}  {readout(objective.metrics, values, 'eval', objective.baseline)}"

@@ -1,0 +1,208 @@
+"""The chain from a directory to the files it came from, with its digests: `bert-jax lineage`."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bert_jax.artefacts.saved.ancestors import Ancestor, file_digest
+from bert_jax.artefacts.saved.lineage import RUNS, trace
+from bert_jax.artefacts.saved.runs import split_name
+from bert_jax.data.store import is_store, open_store
+from bert_jax.distributed.checkpoint import find_fault
+from bert_jax.errors import UserError
+from bert_jax.files.checks import DIGESTS, RECORD_FILES, check_recorded
+from bert_jax.files.remote import open_workdir
+from bert_jax.files.urls import scheme
+
+State = Literal["verified", "unrecorded", "differs", "missing", "unread"]
+"""Result of a check: `verified`: the content has the digest that the descendant has recorded.
+`unrecorded`: sound, and nothing was recorded to compare with. `missing`: nothing is there.
+`unread`: there, and the content cannot be read or was not asked for."""
+_MOST_FILES = 8
+_WORDS: dict[State, str] = {
+    "verified": "verified",
+    "unrecorded": "intact, nothing recorded to compare with",
+    "differs": "DIFFERS",
+    "missing": "not found",
+    "unread": "not read",
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An ancestor with the result of its check."""
+
+    ancestor: Ancestor
+    state: State
+    said: str
+    """Explanation of the state; may be empty."""
+    parents: tuple["Checked", ...]
+
+    def walk(self) -> Iterator["Checked"]:
+        """Yield this one and all before it, depth first."""
+        yield self
+        for each in self.parents:
+            yield from each.walk()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the chain as JSON values."""
+        one = self.ancestor
+        return {
+            "role": one.role,
+            "kind": one.kind,
+            "name": one.name,
+            "place": one.place,
+            "step": one.step,
+            "digest": one.digest,
+            "recorded": one.recorded,
+            "note": one.note,
+            "part": one.part,
+            "state": self.state,
+            "said": self.said,
+            "parents": [each.as_json() for each in self.parents],
+        }
+
+
+def check_lineage(
+    name: str,
+    near: Sequence[Path] = (),
+    *,
+    quick: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Checked:
+    """Trace a directory and compare its ancestors with their digests; nothing changes.
+
+    Args:
+        name: Directory as `trace` takes it, or WORKDIR@STEP for a checkpoint of a run.
+        near: Further directories in which ancestors are looked for by name.
+        quick: Whether only the records are compared, and no content is read.
+        say: Gets a line before each content that is read.
+
+    Raises:
+        UserError: Nothing with a lineage is there, or a record is malformed.
+    """
+    directory, step = (name, None) if Path(name).exists() else split_name(name)
+    root = trace(directory, step, near)
+    known: dict[tuple[str, Any], tuple[State, str]] = {}
+
+    def check(ancestor: Ancestor) -> Checked:
+        key = (ancestor.place, ancestor.step or ancestor.part)
+        if not ancestor.found:
+            state, said = _missing(ancestor)
+        else:
+            if key not in known:
+                known[key] = _content(ancestor, quick, say)
+            state, said = _compared(ancestor, *known[key])
+        return Checked(ancestor, state, said, tuple(map(check, ancestor.parents)))
+
+    return check(root)
+
+
+def _missing(ancestor: Ancestor) -> tuple[State, str]:
+    if ancestor.note and ancestor.place and scheme(ancestor.place) is not None:
+        return "unread", ancestor.note
+    if ":" in ancestor.name and ancestor.kind == "file":  # tfds:, hf:
+        return "unread", "no file of this machine"
+    if ancestor.kind == "file" and ancestor.name == "python-docs":
+        return "unread", "text of the packages that were installed"
+    return "missing", f"at {ancestor.place}" if ancestor.place else "no place is recorded"
+
+
+def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tuple[State, str]:
+    """Compare what an ancestor holds with its own record: verified, unread or differs."""
+    if quick:
+        return "unread", ""
+    say(f"reading {ancestor.place}")
+    fault = ""
+    try:
+        if ancestor.kind in RUNS:
+            if ancestor.step is None or not ancestor.digest:
+                return "unread", ancestor.note or "it has saved no checkpoint"
+            work = open_workdir(ancestor.place)
+            fault = find_fault(work.checkpoints / str(ancestor.step))
+        elif ancestor.kind == "corpus":
+            fault = _corpus_fault(Path(ancestor.place))
+        elif ancestor.kind in RECORD_FILES.values():
+            check_recorded(Path(ancestor.place), "sha256", DIGESTS)
+        elif ancestor.kind == "file":
+            digest = file_digest(Path(ancestor.place), ancestor.part)
+            if not digest:
+                return "unread", "it cannot be read"
+            return "verified", digest
+        else:
+            return "verified", ""  # its digest is that of the weights as they are
+    except (UserError, OSError) as error:
+        fault = f"{error}"
+    return ("differs", fault) if fault else ("verified", "")
+
+
+def _corpus_fault(path: Path) -> str:
+    """Read the stores of a corpus."""
+    stores = [path] if is_store(path) else [path / part for part in ("train", "heldout")]
+    for store in stores:
+        if (store / "corpus.json").is_file():
+            try:
+                open_store(store, verify=True)
+            except UserError as error:
+                return f"{error}"
+    return ""
+
+
+def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
+    """Compare with what the descendant has recorded."""
+    digest = said if ancestor.kind == "file" and state == "verified" else ancestor.digest
+    if state == "differs":
+        return state, said
+    if ancestor.recorded and digest and digest != ancestor.recorded:
+        return "differs", f"{digest[:12]} there, {ancestor.recorded[:12]} recorded"
+    if state == "verified" and not ancestor.recorded and ancestor.role:
+        return "unrecorded", ancestor.note if ancestor.kind in RUNS else ""
+    if state == "verified":
+        return state, ""
+    same = "the same digest in the records" if ancestor.recorded and digest else ""
+    return state, said or same
+
+
+def lineage_lines(root: Checked) -> list[str]:
+    """Describe the chain for people: an ancestor a line, indented below its descendant."""
+    lines = list(_lines(root, 0))
+    counts = Counter(each.state for each in root.walk())
+    total = sum(counts.values())
+    lines += ["", f"{counts['verified']} of {total} verified"]
+    lines += [
+        f"{counts[state]} {words}"
+        for state, words in _WORDS.items()
+        if state != "verified" and counts[state]
+    ]
+    return lines
+
+
+def _lines(checked: Checked, depth: int) -> Iterator[str]:
+    one = checked.ancestor
+    what = one.kind + (f" of {one.note}" if one.kind in RECORD_FILES.values() and one.note else "")
+    if one.step is not None:
+        what += f", step {one.step:,}"
+    if one.kind == "corpus" and one.note:
+        what += f", {one.note}"
+    if one.part is not None:
+        what += f", bytes {one.part[0]:,} to {one.part[1]:,}"
+    said = _WORDS[checked.state] + (f": {checked.said}" if checked.said else "")
+    role = f"{one.role}: " if one.role else ""
+    yield f"{'  ' * depth}{role}{one.place or one.name} ({what}) - {said}"
+    files: dict[State, int] = {}
+    for each in checked.parents:
+        if each.ancestor.role == "source" and each.ancestor.kind == "file":
+            files[each.state] = files.get(each.state, 0) + 1
+            if files[each.state] > _MOST_FILES and each.state != "differs":
+                continue
+        yield from _lines(each, depth + 1)
+    for state, number in files.items():
+        if number > _MOST_FILES and state != "differs":
+            yield f"{'  ' * (depth + 1)}{number - _MOST_FILES:,} sources more - {_WORDS[state]}"
+
+
+def has_difference(root: Checked) -> bool:
+    """Whether the content of an ancestor is not what a record says."""
+    return any(each.state == "differs" for each in root.walk())

@@ -1,0 +1,213 @@
+"""A training batch as text: what the model saw and what it had to predict."""
+
+import dataclasses
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.artefacts.saved.runs import read_record
+from bert_jax.data.pairs import LABELS
+from bert_jax.data.pipeline import ExampleStream
+from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
+from bert_jax.objectives.objective import Shown
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.training.pretrain.config import FREE_FIELDS
+from bert_jax.training.pretrain.corpus import open_corpus, phase_stores, step_config
+from bert_jax.training.workdir import read_config, recorded_corpus, refuse_other_run
+
+_WIDTH = 98
+LEGEND = (
+    "{word} is masked, {word>other} replaced by a random token, {word=} kept; all are predicted."
+)
+TARGET_LEGEND = (
+    "A target (>) follows its source; its tokens after [CLS], and its end, are predicted."
+)
+
+
+def replay_batch(
+    workdir: Path | str, step: int, *, corpus: str | None = None, max_rows: int | None = None
+) -> str:
+    """Decode batch `step` of a run, with the masks of its training.
+
+    Args:
+        workdir: Work directory of a `bert-jax pretrain` run.
+        step: Number of the batch, from 0.
+        corpus: Directory of the corpus of the step's phase; None: the directory at training.
+        max_rows: Largest number of rows; None: all.
+
+    Raises:
+        UserError: No run there, a step outside it, or another corpus.
+    """
+    work = open_workdir(workdir)
+    config = read_config(work.local)
+    if not 0 <= step < config.training.num_steps:
+        raise UserError(
+            f"--step is {step}; the run has batches 0 to {config.training.num_steps - 1}"
+        )
+    phase = config.training.phase_of(step)
+    own = corpus or config.training.phases[phase].corpus
+    stores = open_corpus(own or config.data.corpus, config.data)
+    store, record = stores.train, read_record(work.local, "pretrain")
+    texts = {} if own else phase_stores(config, store, only=phase)
+    fingerprint = texts.get(phase, store).fingerprint
+    there = {"the training corpus": (recorded_corpus(record, phase), fingerprint)}
+    refuse_other_run(work, record, config, FREE_FIELDS, there)
+    config = config.with_vocabulary(store.vocab_size)
+    stream = ExampleStream(store, config.data, config.phases, config.seed, texts)
+    batch = stream.batch(step)
+    stream.wait_for_checks()
+    objective = step_config(config, stores, phase).objective
+    shown = objective.shown(objective.prepare(jax.tree.map(jnp.asarray, batch), config.seed))
+    assert store.path is not None  # from `open_corpus`
+    tokenizer = load_tokenizer(store.path / "tokenizer")
+    return describe_batch(
+        batch,
+        shown,
+        tokenizer,
+        pairing=config.data.pairing,
+        max_rows=max_rows,
+        first_row=stream.first_row(step),
+    )
+
+
+def describe_batch(
+    batch: Mapping[str, np.ndarray],
+    shown: Shown | None,
+    tokenizer: Tokenizer,
+    *,
+    pairing: str = "none",
+    max_rows: int | None = None,
+    first_row: int = 0,
+) -> str:
+    """Decode a batch row by row, with its masks marked, in lines of 98 characters if words allow.
+
+    Sentences A and B of a pair, packed segments, and the target of a source start a line each.
+    Tokens are joined to words where the tokenizer says so.
+
+    Args:
+        batch: Batch from `ExampleStream.batch`.
+        shown: Input of the model and predicted places; None: rows before anything is masked.
+        tokenizer: Tokenizer of the corpus.
+        pairing: Meaning of the labels, as `data.pairing`.
+        max_rows: Largest number of rows; None: all.
+        first_row: Number of the first row in the stream of the run.
+    """
+    arrays = {name: np.asarray(array) for name, array in batch.items()}
+    inputs, predicted = arrays["tokens"], np.zeros(arrays["tokens"].shape, bool)
+    if shown is not None:
+        inputs, predicted = np.asarray(shown.tokens), np.asarray(shown.predicted)
+    num_rows, length = arrays["tokens"].shape
+    count = num_rows if max_rows is None else min(max_rows, num_rows)
+    real = int((arrays["segment_ids"] != 0).sum())
+    padding, to_predict, legend = num_rows * length - real, int(predicted.sum()), LEGEND
+    shape = f"{length}"
+    if "target_tokens" in arrays:
+        targets = arrays["target_segment_ids"]
+        to_predict, legend = int((targets != 0).sum()), TARGET_LEGEND
+        shape += f" + {targets.shape[1]}"
+        real, padding = real + to_predict, padding + targets.size - to_predict
+    lines = [f"{num_rows} rows of {shape}: {real} tokens, {padding} padding"]
+    if shown is not None:
+        lines = [f"{lines[0]}, {to_predict} to predict.", legend]
+    for row in range(count):
+        one = {name: array[row] for name, array in arrays.items()}
+        described = _describe_row(
+            one, inputs[row], predicted[row], tokenizer, pairing, is_shown=shown is not None
+        )
+        described[0] = f"row {row}, stream {first_row + row}, {described[0]}"
+        lines += ["", *described]
+    if count < num_rows:
+        lines += ["", f"({num_rows - count} more rows)"]
+    return "\n".join(lines)
+
+
+def _describe_row(
+    row: Mapping[str, np.ndarray],
+    inputs: np.ndarray,
+    predicted: np.ndarray,
+    tokenizer: Tokenizer,
+    pairing: str,
+    *,
+    is_shown: bool,
+) -> list[str]:
+    """Return the row's title, then a paragraph for each sentence, segment or target."""
+    types, segments = row["type_ids"], row["segment_ids"]
+    targets = row.get("target_segment_ids", np.zeros(0, segments.dtype))
+    num_targets = int((targets != 0).sum())
+    title = [f"{int((segments != 0).sum()) + num_targets} tokens"]
+    label = LABELS.get(pairing, {}).get(int(row.get("pair_labels", -1)))
+    num_segments = int(segments.max(initial=0))
+    if label:
+        title.append(label)
+    if num_segments > 1:
+        title.append(f"{num_segments} segments")
+    if is_shown:
+        title.append(f"{int(predicted.sum()) + num_targets} to predict")
+
+    places = np.flatnonzero(segments)
+    is_pair = bool(types.any())
+    names = ["AB"[min(int(types[p]), 1)] if is_pair else str(int(segments[p])) for p in places]
+    marked = _texts(names, row["tokens"][places], inputs[places], predicted[places], tokenizer)
+    answers: dict[str, str] = {}
+    if num_targets:
+        places = np.flatnonzero(targets)
+        names, written = [str(int(targets[p])) for p in places], row["target_tokens"][places]
+        answers = _texts(names, written, written, np.zeros(places.size, bool), tokenizer)
+    lines = [", ".join(title)]
+    for name, text in marked.items():
+        lines += _wrapped(name, text)
+        lines += _wrapped(">", answers[name]) if name in answers else []
+    return lines
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=f"{name:>4}  ", subsequent_indent=" " * 6,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _texts(
+    names: Sequence[str],
+    tokens: np.ndarray,
+    inputs: np.ndarray,
+    predicted: np.ndarray,
+    tokenizer: Tokenizer,
+) -> dict[str, str]:
+    """Return the text of each name, from the tokens that bear it."""
+    specials = dataclasses.astuple(tokenizer.special_ids)
+    after_special = True
+    parts: dict[str, str] = {}
+    for name, token, given, is_predicted in zip(
+        names, tokens.tolist(), inputs.tolist(), predicted.tolist(), strict=True
+    ):
+        glued = bool(tokenizer.continues_word[token]) and not after_special
+        after_special = token in specials
+        text = _marked(tokenizer, token, given, is_predicted, glued)
+        parts[name] = parts.get(name, "") + ("" if glued or name not in parts else " ") + text
+    return parts
+
+
+def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, glued: bool) -> str:
+    text = _plain(tokenizer, original, glued)
+    if not predicted:
+        return text
+    if given == tokenizer.special_ids.mask:
+        return f"{{{text}}}"
+    if given == original:
+        return f"{{{text}=}}"
+    return f"{{{text}>{_plain(tokenizer, given, glued)}}}"
+
+
+def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
+    """Return a token without its mark for the start of a word, unless the mark is all of it."""
+    text = tokenizer.id_to_token(token)
+    if tokenizer.kind != "wordpiece":
+        return text.removeprefix("▁").removeprefix("Ġ") or text
+    return (text.removeprefix("##") if glued else text) or text

@@ -1,0 +1,382 @@
+"""Status of a run from its work directory, during the run and afterwards.
+
+Reads files only: no device is opened, since those of a running job belong to it.
+"""
+
+import contextlib
+import datetime
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+
+from bert_jax.artefacts.saved.runs import STATISTICS, read_record
+from bert_jax.config.mapping import build
+from bert_jax.data.phases import Phase
+from bert_jax.distributed.checkpoint import branches_of, saved_steps
+from bert_jax.distributed.checkpoint.verify import verified_steps
+from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir
+from bert_jax.objectives.objective import Metric, num_params
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import objective_of, open_corpus
+from bert_jax.training.run.corpora import CorpusCurve, corpus_curves
+from bert_jax.training.run.events import read_events
+from bert_jax.training.run.goodput import Start, down_seconds, read_starts, total_seconds
+from bert_jax.training.run.loss_curve import draw_loss_curve
+from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.workdir import read_config
+
+State = Literal["new", "running", "silent", "killed", "failed", "stopped", "finished"]
+"""State of a run. `silent`: longer without a sign of life than between two steps; it may be saving
+or evaluating. `killed`: silent for so long that it must have ended."""
+
+_ENDS: dict[str, State] = {
+    "finished": "finished",
+    "stopped": "stopped",
+    "error": "failed",
+    "stalled": "failed",
+}
+_NO_ERRORS = ("start", "saved", "finished", "stopped")
+_MAX_ERRORS = 5
+_MAX_POINTS = 200
+_SOON = 60.0  # seconds; a run says every 10 that it lives, unless a step is longer
+_LONG = 1800.0  # seconds without a step after which a watchdog ends a run, where none is set
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Status of a run of any kind. Steps are updates made, times seconds since 1970."""
+
+    workdir: str
+    version: str
+    """Version of bert_jax at the last start; "" where not known."""
+    num_steps: int | None
+    """Length of the run; None where not known."""
+    step: int
+    state: State
+    heard: float | None
+    """Time of the last sign of life."""
+    silent_seconds: float | None
+    steps_per_second: float | None
+    seconds_left: float | None
+    damaged: list[str]
+    """Checkpoints that were found damaged and put aside."""
+    seconds: dict[str, float]
+    """Seconds of all starts: `productive`, and by reason for the rest (see `goodput`)."""
+    down_seconds: float
+    """Seconds between the starts."""
+    num_starts: int
+    num_killed: int
+    """Starts that ended without a word."""
+    errors: list[dict[str, Any]]
+    """Last events of trouble, the newest last."""
+
+
+@dataclass(frozen=True)
+class PretrainStatus(RunStatus):
+    """Status of a pretraining run. Losses are in nats."""
+
+    num_steps: int
+    num_params: int
+    num_layers: int
+    hidden_dim: int
+    vocab_size: int
+    corpus: str
+    corpus_tokens: int | None
+    """Tokens of the corpus; None: the corpus is not where it was."""
+    phases: tuple[Phase, ...]
+    checkpoints: list[int]
+    """Steps of the complete checkpoints, ascending."""
+    verified: list[int]
+    """Steps of the checkpoints that were read back after they were written."""
+    metrics: tuple[Metric, ...]
+    """Metrics of the run's objective; the curves are those of the first."""
+    unigram_entropy: float | None
+    """Baseline of the first metric, where the metric has one and the corpus is known."""
+    train: dict[str, Any]
+    """Last row of training metrics, with its `step`; empty when there is none."""
+    evaluation: dict[str, Any]
+    """Last evaluation."""
+    origin: str
+    """Checkpoint that the run branches from, or checkpoints that the model is the average of."""
+    branches: dict[int, list[str]]
+    """Work directories of branches, by the step that each began from, which stays for ever."""
+    curve: list[tuple[float, float]]
+    """Points (step, first metric of training), thinned by means."""
+    heldout_curve: list[tuple[float, float]]
+    corpora: list[CorpusCurve]
+    """Corpora of a mixture: text seen and held-out loss; empty for one corpus."""
+
+    @property
+    def phase(self) -> int:
+        """Number of the phase, from 0, that the next step is in, or the last step was."""
+        ends = itertools.accumulate(phase.num_steps for phase in self.phases)
+        current = (number for number, end in enumerate(ends) if self.step < end)
+        return next(current, len(self.phases) - 1)
+
+
+@dataclass(frozen=True)
+class FinetuneStatus(RunStatus):
+    """Status of a fine-tuning run; steps are those of all waves of trials."""
+
+    task: str
+    init: str
+    runs: int
+    """Number of runs in the sweep."""
+    num_epochs: float
+    evaluation: dict[str, Any]
+    """Newest row of metrics; empty when there is none."""
+    model_saved: bool
+    statistics: str
+    """Statistics of a finished run, as lines."""
+
+
+def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatus:
+    """Return the status of a pretraining run; nothing changes.
+
+    Args:
+        work: The work directory.
+        now: Seconds since 1970; None: the present.
+
+    Raises:
+        UserError: No run there, or its configuration cannot be read.
+    """
+    workdir = work.local
+    config = read_config(workdir)
+    rows = read_metrics(workdir / "metrics.jsonl")
+    saved, metrics = saved_steps(work.checkpoints), config.metrics
+    watched = metrics[0].name
+    train, evaluation = _last(rows, f"train/{watched}"), _last(rows, f"eval/{watched}")
+    tokens, entropy = _corpus(config, evaluation)
+    record = read_record(workdir, "pretrain")
+    return PretrainStatus(
+        **_run_values(
+            work,
+            rows,
+            version=str(record.get("bert_jax", "")),
+            num_steps=config.training.num_steps,
+            stall_seconds=config.training.stall_seconds,
+            saved=saved,
+            row=train,
+            now=now,
+        ),
+        num_params=num_params(objective_of(config)),
+        num_layers=config.model.num_layers,
+        hidden_dim=config.model.hidden_dim,
+        vocab_size=config.model.vocab_size,
+        corpus=config.data.corpus,
+        corpus_tokens=tokens,
+        phases=config.phases,
+        checkpoints=saved,
+        verified=verified_steps(work.checkpoints),
+        unigram_entropy=entropy,
+        train=train,
+        evaluation=evaluation,
+        metrics=metrics,
+        origin=_origin(record),
+        branches=branches_of(work.checkpoints),
+        curve=_thinned(_points(rows, f"train/{watched}")),
+        heldout_curve=_points(rows, f"eval/{watched}"),
+        corpora=corpus_curves(rows, metrics[0]),
+    )
+
+
+def finetune_status(work: WorkDir) -> FinetuneStatus:
+    """Return the status of a fine-tuning run; nothing changes.
+
+    Raises:
+        UserError: No fine-tuning run there.
+    """
+    workdir = work.local
+    record = read_record(workdir, "finetune")
+    config = build(FinetuneConfig, record["config"], where=str(workdir / "config.json"))
+    rows = read_metrics(workdir / "metrics.jsonl")
+    sweep, task = config.sweep, config.task
+    finished, text = (workdir / STATISTICS).exists(), workdir / "statistics.txt"
+    # Version 0.1.0 did not write the length of the run.
+    events = read_events(workdir / "events.jsonl")
+    lengths = [event.get("num_steps") for event in events if event["kind"] == "start"]
+    values = _run_values(
+        work,
+        rows,
+        version=record.get("bert_jax", ""),
+        num_steps=lengths[-1] if lengths and isinstance(lengths[-1], int) else None,
+        stall_seconds=config.training.stall_seconds,
+        saved=saved_steps(work.resume),
+        row=rows[-1] if rows else {},
+    )
+    return FinetuneStatus(
+        **values | {"damaged": []} | ({"state": "finished"} if finished else {}),
+        task=f"glue {task.glue.name}" if task.kind == "glue" else task.kind,
+        init=config.init,
+        runs=sweep.seeds * len(config.learning_rates) * (2 if sweep.baseline else 1),
+        num_epochs=config.training.num_epochs,
+        evaluation=rows[-1] if rows else {},
+        model_saved=bool(saved_steps(work.checkpoints)),
+        statistics=text.read_text(encoding="utf-8") if finished and text.exists() else "",
+    )
+
+
+def _run_values(
+    work: WorkDir,
+    rows: list[dict[str, Any]],
+    *,
+    version: str,
+    num_steps: int | None,
+    stall_seconds: float,
+    saved: Sequence[int],
+    row: Mapping[str, Any],
+    now: float | None = None,
+) -> dict[str, Any]:
+    """Return the fields of `RunStatus`; `row` is the newest one with rates."""
+    workdir, aside = work.local, work.damaged
+    events = read_events(workdir / "events.jsonl")
+    starts = read_starts(workdir / "goodput.json")
+    step = _step(rows, starts, saved)
+    heard = _heard(workdir, starts, events)
+    silent = None if heard is None else max(0.0, (now or time.time()) - heard)
+    logged = row.get("perf/steps_per_second")
+    rate = logged if _is_number(logged) and logged > 0 else None
+    ended = num_steps is not None and step >= num_steps and num_steps in saved
+    started = bool(rows or starts)
+    left = None if rate is None or num_steps is None else max(0, num_steps - step) / rate
+    return {
+        "workdir": work.name,
+        "version": version,
+        "num_steps": num_steps,
+        "step": step,
+        "state": _state(events, silent, rate, stall_seconds, started=started, ended=ended),
+        "heard": heard,
+        "silent_seconds": silent,
+        "steps_per_second": rate,
+        "seconds_left": left,
+        "damaged": sorted(path.name for path in aside.iterdir()) if aside.is_dir() else [],
+        "seconds": total_seconds(starts),
+        "down_seconds": down_seconds(starts),
+        "num_starts": sum(start.count for start in starts),
+        "num_killed": _num_killed(events),
+        "errors": [e for e in events if e["kind"] not in _NO_ERRORS][-_MAX_ERRORS:],
+    }
+
+
+def redraw(workdir: Path, status: PretrainStatus, path: Path) -> str:
+    """Draw the loss curve as a PNG; return the reason why not, "" when drawn."""
+    if not status.curve and not status.heldout_curve:
+        return "there is no loss to draw yet"
+    if not path.parent.is_dir():
+        return f"{path} cannot be written: No such file or directory"
+    metrics, baseline, title = status.metrics, status.unigram_entropy, workdir.absolute().name
+    file = workdir / "metrics.jsonl"
+    try:
+        draw_loss_curve(file, metrics, baseline, path, title=title, phases=status.phases)
+    except (OSError, UserError) as error:
+        return f"{path} cannot be written: {error}"
+    return ""
+
+
+def _origin(record: Mapping[str, Any]) -> str:
+    """Say from which checkpoints a run or a model comes, by its config.json."""
+    try:
+        return _origin_of(record)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return "not known: config.json names no checkpoint"
+
+
+def _origin_of(record: Mapping[str, Any]) -> str:
+    if "average" in record:
+        made = record["average"]
+        names = [f"{each['workdir']} at step {each['step']:,}" for each in made["sources"]]
+        return f"{made['method']} of {', '.join(names)}"
+    parts, branch = [], record.get("branch")
+    while branch:
+        parts.append(f"{branch['workdir']} from step {branch['step']:,}")
+        branch = branch.get("branch")
+    return f"branch of {', a branch of '.join(parts)}" if parts else ""
+
+
+def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | None, float | None]:
+    """Return tokens and baseline of the training corpus, as far as they are known."""
+    metric = config.metrics[0]
+    with contextlib.suppress(UserError, OSError):
+        store = open_corpus(config.data.corpus).train
+        return store.num_tokens, config.objective.baseline(store) if metric.baseline else None
+    loss = evaluation.get(f"eval/{metric.name}")
+    below = evaluation.get("eval/nats_below_unigram")
+    return None, loss + below if _is_number(loss) and _is_number(below) else None
+
+
+def _step(rows: list[dict[str, Any]], starts: list[Start], saved: Sequence[int]) -> int:
+    if starts:  # the last start may have gone back to an earlier step than was logged
+        return starts[-1].last_step
+    return max([row["step"] for row in rows[-1:]] + list(saved[-1:]), default=0)
+
+
+def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
+    """Return the time of the last sign of life, by the files' content or else by their times."""
+    times = [start.last for start in starts[-1:]]
+    for event in events[-1:]:
+        with contextlib.suppress(ValueError):
+            times.append(datetime.datetime.fromisoformat(event["time"]).timestamp())
+    if not times:
+        with contextlib.suppress(OSError):
+            times.append((workdir / "metrics.jsonl").stat().st_mtime)
+    return max(times, default=None)
+
+
+def _state(
+    events: Sequence[dict[str, Any]],
+    silent: float | None,
+    rate: float | None,
+    stall_seconds: float,
+    *,
+    started: bool,
+    ended: bool,
+) -> State:
+    turns = [event["kind"] for event in events if event["kind"] in ("start", *_ENDS)]
+    if turns and turns[-1] in _ENDS:
+        return _ENDS[turns[-1]]
+    if not turns and ended:
+        return "finished"
+    if silent is None or not (started or turns):
+        return "new"
+    if silent <= max(_SOON, 0.0 if rate is None else 5 / rate):
+        return "running"
+    return "silent" if silent <= (stall_seconds or _LONG) else "killed"
+
+
+def _num_killed(events: Sequence[dict[str, Any]]) -> int:
+    """Count the starts that the next start found without an end."""
+    killed, open_start = 0, False
+    for event in events:
+        if event["kind"] == "start":
+            killed += open_start
+            open_start = True
+        elif event["kind"] in _ENDS:
+            open_start = False
+    return killed
+
+
+def _last(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next((row for row in reversed(rows) if name in row), {})
+
+
+def _points(rows: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    return [(float(row["step"]), float(row[name])) for row in rows if _is_number(row.get(name))]
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return means over neighbours, `_MAX_POINTS` at most."""
+    if len(points) <= _MAX_POINTS:
+        return points
+    groups = np.array_split(np.array(points), _MAX_POINTS)
+    return [(float(x), float(y)) for x, y in (group.mean(axis=0) for group in groups)]
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and bool(np.isfinite(value))

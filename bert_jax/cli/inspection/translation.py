@@ -1,0 +1,264 @@
+"""Evaluation of a translation run on pairs of files: scores, floors, losses, a table by length."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Integer
+from tqdm import tqdm
+
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.errors import UserError
+from bert_jax.infer.batching import shape_for
+from bert_jax.infer.forward import on_device
+from bert_jax.infer.predictor import Given
+from bert_jax.infer.records import PAUSE, read_records
+from bert_jax.infer.translate import Translator, decoded
+from bert_jax.model.seq2seq.network import Network, Side, Tree
+from bert_jax.model.seq2seq.search import SearchConfig
+from bert_jax.tasks.examples import TextExample
+from bert_jax.tasks.translation import best_constant, bleu, by_length, chrf
+from bert_jax.tokenization.tokenizer import make_row
+from bert_jax.training.pretrain.corpus import open_corpus
+
+LEAST_GAP = 0.1
+"""Nats a token by which wrong sources must raise the loss of a decoder that reads its source."""
+_CAPTIONS = 10_000
+_SEED = 20140901
+
+
+def evaluate_pairs(
+    workdir: str | Path,
+    source_file: str,
+    target_file: str,
+    *,
+    settings: SearchConfig,
+    corpus: str | None = None,
+) -> dict[str, Any]:
+    """Translate a file and compare with the references in another, line by line.
+
+    Args:
+        workdir: Work directory of a translation run.
+        source_file: Source sentences, one a line.
+        target_file: Reference translations, one a line.
+        settings: Settings of the search.
+        corpus: Directory of the training corpus, for the best constant caption; None: the run's.
+
+    Returns:
+        `bleu`, `chrf` with intervals and signatures, `exact` (share of the translations that are
+        the reference), `floors`, `ceiling`, losses in nats a target token, `by_length`; see
+        `translation_lines`.
+
+    Raises:
+        UserError: No translation run there, unequal numbers of lines, an empty line, or files that
+            cannot be read.
+    """
+    sources, references = read_pairs(source_file, target_file)
+    saved = on_device(read_model(workdir))
+    saved.require("translate", "decoder")
+    translator = Translator(saved, search=settings)
+    answers = list(_translations(translator, sources))
+    hypotheses = [answer["translation"] for answer in answers]
+    ids = saved.tokenizer.encode_batch(references)
+    found: dict[str, Any] = {"step": saved.origin.step, "pairs": len(sources)}
+    for name, metric in (("bleu", bleu), ("chrf", chrf)):
+        score = metric(hypotheses, references, with_interval=True)
+        found |= {
+            name: score.value, f"{name}_interval": score.interval,
+            f"{name}_signature": score.signature,
+        }  # fmt: skip
+    found["exact"] = float(np.mean([a == b for a, b in zip(hypotheses, references, strict=True)]))
+    captions = _training_targets(saved, corpus)
+    constant = best_constant(references, captions) if captions else None
+    found["floors"] = {
+        "copy": bleu(sources, references).value,
+        "constant": None if constant is None else constant.bleu,
+        "constant_text": None if constant is None else constant.text,
+    }
+    spelled = [decoded(saved.tokenizer, each) for each in ids]
+    found["ceiling"] = bleu(spelled, references).value
+    found["loss"], found["loss_swapped"] = losses(saved, sources, ids)
+    found["cut"] = translator.num_cut
+    found["by_length"] = by_length(sources, hypotheses, references)
+    return found
+
+
+def translation_lines(found: dict[str, Any]) -> list[str]:
+    """Format the result of `evaluate_pairs` for people."""
+    lines = [f"{found['pairs']:,} pairs, step {found['step']:,}"]
+    for name, title in (("bleu", "BLEU"), ("chrf", "chrF")):
+        signature = found[f"{name}_signature"]
+        ends = found[f"{name}_interval"]
+        said = "95%: {:.1f} to {:.1f}".format(*ends) if ends else "too few pairs for an interval"
+        lines.append(f"{title:13} {found[name]:.1f}  ({said})  {signature}")
+    lines.append(f"{'exact':13} {100 * found['exact']:.1f}% of the translations are the reference")
+    floors = found["floors"]
+    copied = f"{floors['copy']:.1f} copies of the sources"
+    if floors["constant"] is None:
+        fixed = "the training corpus is not there, so no constant caption is known (--corpus)"
+    else:
+        fixed = f"{floors['constant']:.1f} one caption for all: {floors['constant_text']!r}"
+    lines.append(f"{'floors':13} {copied}; {fixed}")
+    lines.append(
+        f"{'ceiling':13} {found['ceiling']:.1f} references, encoded and decoded by the tokenizer"
+    )
+    if not found["ceiling"]:
+        lines.append(
+            "Note: BLEU counts runs of four words, which no reference has; look at exact and chrF"
+        )
+    loss, swapped = found["loss"], found["loss_swapped"]
+    lines.append(f"{'loss':13} {loss:.3f} nats a target token")
+    if swapped is not None:
+        gap = swapped - loss
+        lines.append(
+            f"{'swapped':13} {swapped:.3f} with the sources of other pairs: {gap:.3f} more"
+        )
+        if gap < LEAST_GAP:
+            lines.append(
+                f"Warning: wrong sources raise the loss by {gap:.3f} nats a token, less than "
+                f"{LEAST_GAP}: the decoder ignores its source"
+            )
+    if found["cut"]:
+        lines.append(f"{'cut':13} {found['cut']:,} translations without an end (--max-length-rate)")
+    lines += ["", f"{'source words':13} {'pairs':>7} {'BLEU':>6} {'chrF':>6}"]
+    for row in found["by_length"]:
+        lines.append(f"{row['words']:13} {row['pairs']:7,} {row['bleu']:6.1f} {row['chrf']:6.1f}")
+    return lines
+
+
+def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]]:
+    r"""Read two files of sentences, one a line; lines end in \n alone, or \r\n.
+
+    Raises:
+        UserError: A file cannot be read, the files have different numbers of lines, or a line is
+            empty on one side.
+    """
+    sources, targets = _lines(source_file), _lines(target_file)
+    if len(sources) != len(targets):
+        raise UserError(
+            f"{source_file} has {len(sources):,} lines and {target_file} has {len(targets):,}; "
+            "line n of one must be the translation of line n of the other"
+        )
+    if not sources:
+        raise UserError(f"{source_file} has no lines")
+    for file, side in ((source_file, sources), (target_file, targets)):
+        for number, line in enumerate(side, 1):
+            if not line.strip():
+                raise UserError(f"{file}, line {number}: empty; remove the line from both files")
+    return sources, targets
+
+
+def losses(
+    saved: SavedModel, sources: Sequence[str], targets: Sequence[np.ndarray]
+) -> tuple[float, float | None]:
+    """Compute the loss of the references, in nats a token with the end token, without smoothing.
+
+    Args:
+        saved: A model that translates, on a device.
+        sources: Source texts.
+        targets: Token ids of the references, without special tokens.
+
+    Returns:
+        The loss, and the loss with each source moved to another pair (None for a single pair). The
+        two are equal for a decoder that ignores its source.
+    """
+    special, limit = saved.tokenizer.special_ids, saved.max_length
+    rows = [
+        make_row(saved.tokenizer, ids[: limit - 2]).ids
+        for ids in saved.tokenizer.encode_batch(sources)
+    ]
+    inputs = [np.concatenate([[special.cls], ids[: limit - 1]]) for ids in targets]
+    labels = [np.concatenate([ids[: limit - 1], [special.sep]]) for ids in targets]
+    own = _mean_loss(saved, rows, inputs, labels)
+    if len(rows) == 1:
+        return own, None
+    circle = np.random.default_rng(_SEED).permutation(len(rows))  # each source to the next pair
+    moved = {int(to): rows[at] for at, to in zip(circle, np.roll(circle, 1), strict=True)}
+    return own, _mean_loss(saved, [moved[n] for n in range(len(rows))], inputs, labels)
+
+
+def _mean_loss(
+    saved: SavedModel,
+    sources: Sequence[np.ndarray],
+    inputs: Sequence[np.ndarray],
+    labels: Sequence[np.ndarray],
+) -> float:
+    assert saved.network is not None
+    longest = [max(map(len, pair)) for pair in zip(sources, inputs, strict=True)]
+    order = np.argsort(longest, kind="stable")[::-1]
+    total, at = 0.0, 0
+    while at < len(order):
+        size, length = shape_for(longest[order[at]], len(order) - at, saved.max_length)
+        index = order[at : at + size]
+        source, target, label = (
+            _padded([side[n] for n in index], size, length) for side in (sources, inputs, labels)
+        )
+        real = Side(*map(jnp.asarray, source)), Side(*map(jnp.asarray, target))
+        total += float(_summed(saved.network, saved.params, *real, jnp.asarray(label[0])))
+        at += size
+    return total / sum(map(len, labels))
+
+
+@partial(jax.jit, static_argnums=0)
+def _summed(
+    network: Network, params: Tree, source: Side, target: Side, labels: Integer[Array, "B T"]
+) -> Float[Array, ""]:
+    logits = network.logits(params, source, target)
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    nats = jax.nn.logsumexp(logits, axis=-1) - chosen
+    return jnp.where(target.segment_ids > 0, nats, 0.0).sum()
+
+
+def _padded(rows: Sequence[np.ndarray], size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens and segment ids (B, L); rows that only fill the batch are padding."""
+    tokens, segments = np.zeros((2, size, length), np.int32)
+    for n, row in enumerate(rows):
+        tokens[n, : len(row)] = row
+        segments[n, : len(row)] = 1
+    return tokens, segments
+
+
+def _translations(translator: Translator, sources: Sequence[str]) -> Iterator[dict[str, Any]]:
+    with tqdm(total=len(sources), desc="translating", unit=" lines", disable=None) as bar:
+        for at in range(0, len(sources), translator.CHUNK):
+            texts = sources[at : at + translator.CHUNK]
+            examples = [
+                TextExample("", text, None, None, Given("line", at + n))
+                for n, text in enumerate(texts, 1)
+            ]
+            yield from translator.predict(translator.prepare(examples))
+            bar.update(len(texts))
+
+
+def _training_targets(saved: SavedModel, corpus: str | None) -> list[str]:
+    """Return some targets that the run was trained on; none where its corpus is not there."""
+    name = corpus or saved.origin.config.get("data", {}).get("corpus", "")
+    try:
+        store = open_corpus(name).train
+    except UserError:
+        if corpus is not None:
+            raise
+        return []
+    if store.num_sentences != 2 * store.num_documents:
+        raise UserError(f"the corpus {name} holds no pairs of texts")
+    shard = store.shards[0]
+    step = -(-shard.num_documents // _CAPTIONS)
+    offsets = shard.sentence_offsets
+    places = [(offsets[n], offsets[n + 1]) for n in range(1, shard.num_sentences, 2 * step)]
+    return [decoded(saved.tokenizer, shard.tokens[start:end]) for start, end in places]
+
+
+def _lines(file: str) -> list[str]:
+    lines = []
+    for record in read_records(file, format="text"):
+        if record is PAUSE:
+            continue
+        if record.problem is not None:
+            raise UserError(record.problem)
+        lines.append(record.fields["text"])
+    return lines

@@ -1,0 +1,328 @@
+"""Raw text to a corpus: two token stores, `train` and `heldout`.
+
+A small corpus is one flat store: the parent process reads, decompresses and divides into documents;
+workers split sentences and tokenize blocks of about a megabyte; the parent appends what comes back,
+in order. A larger one is made of tasks that do all of this, each for its shard (`sharded`). The
+result is the same whatever the number of workers.
+"""
+
+import contextlib
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from bert_jax.data.corpus.cleaning.drops import Drops
+from bert_jax.data.corpus.cleaning.report import SAMPLES
+from bert_jax.data.corpus.datasheet import (
+    LANGUAGE_FIELDS,
+    LICENCE_FIELDS,
+    Provenance,
+    write_datasheet,
+)
+from bert_jax.data.corpus.documents import ReadOptions, Source
+from bert_jax.data.corpus.passes import BLOCK_BYTES, Pass, Recipe, Written, better_thresholds
+from bert_jax.data.corpus.sentences import get_splitter
+from bert_jax.data.corpus.sharded.build import Built, build_shards, find_drops
+from bert_jax.data.corpus.sharded.engine import Engine, LocalEngine
+from bert_jax.data.corpus.sharded.tasks import SHARD_BYTES, Task, plan_tasks
+from bert_jax.data.corpus.sharded.workspace import Workspace, open_workspace
+from bert_jax.data.corpus.sources import resolve_sources
+from bert_jax.data.corpus.workers import grouped
+from bert_jax.data.pairs import DEFAULT_PAIRING, losses, plan_pairs
+from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.errors import UserError
+from bert_jax.files.staging import StagedDirectory
+from bert_jax.files.urls import is_url
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+DEFAULT_LENGTH = 128
+"""Tokens in a row of the first phase of `PretrainConfig`."""
+_SCRATCH = "duplicates"
+
+
+@dataclass(frozen=True)
+class BuiltCorpus:
+    """Result of a build."""
+
+    path: str | Path
+    """Directory, or URL in a bucket."""
+    train: TokenStore | None
+    """Training store; None in a bucket."""
+    heldout: TokenStore | None
+    """None in a bucket, and where nothing was held out: a rate of 0, or fewer than four distinct
+    documents."""
+    written: Written
+    """Counts."""
+    seconds: float
+
+    @classmethod
+    def open(cls, out: str | Path, name: str, written: Written, seconds: float) -> "BuiltCorpus":
+        """Open the stores of the corpus `name` below `out`."""
+        if is_url(out):
+            return cls("/".join(filter(None, [str(out), name])), None, None, written, seconds)
+        path = Path(out) / name
+        heldout = open_store(path / "heldout") if is_store(path / "heldout") else None
+        return cls(path, open_store(path / "train"), heldout, written, seconds)
+
+    @property
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of text that were tokenized."""
+        return self.written.text_bytes
+
+    def summary(self) -> str:
+        """Return counts, rate, and the sentence pairs of rows of the default length, for people."""
+        rate = self.text_bytes / 1e6 / max(self.seconds, 1e-9)
+        lines = [
+            f"{self.path}: {self.text_bytes / 1e6:.1f} MB of text in {self.seconds:.1f} s "
+            f"({rate:.1f} MB/s)"
+        ]
+        if self.train is None:
+            counts = f"{self.written.train:,} documents to train on, {self.written.heldout:,} held"
+            return "\n".join([*lines, f"  {counts} out"])
+        for name, store in (("train", self.train), ("heldout", self.heldout)):
+            if store is None:
+                lines.append(f"  {name}: none")
+                continue
+            shards = f" in {len(store.counts):,} shards" if store.counts[0].name else ""
+            lines.append(
+                f"  {name}: {store.num_documents:,} documents, {store.num_sentences:,} sentences, "
+                f"{store.num_tokens:,} tokens{shards}, {store.unknown_rate:.2%} of them [UNK]"
+            )
+        first = self.train.shards[0]
+        try:
+            plan = plan_pairs(first, DEFAULT_LENGTH)
+        except UserError as error:
+            return "\n".join([*lines, f"Warning: {error}"])
+        clause, warning = losses(plan, first, DEFAULT_PAIRING)
+        where = " of the first shard" if len(self.train.counts) > 1 else ""
+        lines.append(
+            f"  as sentence pairs{where}: {len(plan):,} rows of {plan.length} tokens; {clause}"
+        )
+        return "\n".join([*lines, warning] if warning else lines)
+
+
+def is_corpus(path: Path) -> bool:
+    """Return true when `path` holds what `build_corpus` makes."""
+    return is_store(path / "train")
+
+
+def build_corpus(
+    sources: Sequence[str | Source],
+    tokenizer: Tokenizer,
+    out: str | Path,
+    *,
+    heldout_rate: float = 0.01,
+    splitter: str = "fast",
+    num_workers: int | None = None,
+    options: ReadOptions | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> BuiltCorpus:
+    """Make the directory `out` with the token stores `train` and `heldout`; see `build_corpora`.
+
+    Args:
+        sources: see `resolve_sources`.
+        tokenizer: picklable tokenizer; each worker gets a copy.
+        out: directory that appears by one rename when everything is in it.
+        heldout_rate: share of the documents to hold out, at least 0 and below 1.
+        splitter: `fast`, `lines` or `syntok`.
+        num_workers: processes; all cores by default. 1 runs in this process.
+        options: how the sources are read.
+        overwrite: replace a corpus that is there already, once the new one is complete.
+        progress: whether a bar is shown on a terminal.
+    """
+    recipe = Recipe(tokenizer, heldout_rate, splitter)
+    (built,) = build_corpora(
+        sources, recipe, out, engine=LocalEngine(num_workers), options=options,
+        overwrite=overwrite, progress=progress,
+    )  # fmt: skip
+    return built
+
+
+def build_corpora(
+    sources: Sequence[str | Source],
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    engine: Engine | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    options: ReadOptions | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    keep_dropped: Path | None = None,
+    scratch: Path | None = None,
+    provenance: Provenance | None = None,
+) -> list[BuiltCorpus]:
+    """Make a corpus of sources, or one for each value of a field: token stores of documents.
+
+    A document is held out by a hash of its content, so that equal documents are never on both
+    sides and a corpus that grows keeps its division. Where the rate would hold out fewer than two
+    of at least four distinct documents, the two with the smallest hashes are held out.
+
+    The result does not depend on the engine or the number of its processes. Small sources become
+    one flat store. Larger ones become tasks with a shard each (`plan_tasks`); when such a build
+    ends early, what is complete stays beside `out`, and an equal build does the rest.
+
+    Args:
+        sources: see `resolve_sources`.
+        recipe: settings that determine the result.
+        out: directory, or gs://BUCKET/DIRECTORY, with `train` and `heldout`, or with a directory of
+            both for each value of `recipe.by_field`.
+        engine: processes that do the work; by default those of this machine.
+        shard_bytes: size of the files of one shard.
+        options: how the sources are read.
+        overwrite: replace a corpus that is there already, once the new one is complete.
+        progress: whether a bar is shown on a terminal.
+        keep_dropped: new directory for samples of the documents that cleaning dropped.
+        scratch: directory that all processes reach, for the search for duplicates; by default
+            below the unfinished corpus.
+        provenance: statements for `corpus.json` and the datasheet.
+
+    Raises:
+        UserError: bad input (see `sources`), no text at all, `out` exists or another build has it,
+            disk full, or a worker was killed.
+    """
+    begin = time.perf_counter()
+    engine = engine or LocalEngine()
+    get_splitter(recipe.splitter)  # says now what is missing
+    options = options or ReadOptions()
+    wanted = (*options.keep, recipe.by_field, *LANGUAGE_FIELDS, *LICENCE_FIELDS)
+    options = replace(options, keep=tuple(dict.fromkeys(filter(None, wanted))))
+    tasks = plan_tasks(resolve_sources(sources, options), shard_bytes)
+    samples = SAMPLES if keep_dropped is not None else 0
+    with contextlib.ExitStack() as stack:
+        dropped = None
+        if keep_dropped is not None:
+            dropped = stack.enter_context(StagedDirectory(keep_dropped, lambda path: False))
+        space = stack.enter_context(open_workspace(out, overwrite=overwrite, resume=len(tasks) > 1))
+        drops = None
+        if recipe.cleaning.needs_scan:
+            directory = scratch or space.local
+            if directory is None:
+                raise UserError(
+                    f"the search for duplicates keeps its files in a directory, and {out} is in a "
+                    "bucket; name one that all nodes reach (--scratch)."
+                )
+            directory = directory / _SCRATCH
+            drops = find_drops(recipe, tasks, directory, engine, progress=progress)
+        if len(tasks) == 1:
+            built = _build_flat(
+                recipe, tasks[0], space, engine.num_workers, drops, samples, progress, provenance
+            )
+        else:
+            built = build_shards(
+                recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress,
+                provenance=provenance,
+            )  # fmt: skip
+        if drops is not None:
+            shutil.rmtree(drops.parent, ignore_errors=True)
+        if dropped is not None:
+            built.report.write_samples(dropped.path)
+            dropped.commit()
+    seconds = time.perf_counter() - begin
+    return [
+        BuiltCorpus.open(out, name, written, seconds) for name, written in built.written.items()
+    ]
+
+
+def _build_flat(
+    recipe: Recipe,
+    task: Task,
+    space: Workspace,
+    num_workers: int,
+    drops: Path | None,
+    samples: int,
+    progress: bool,
+    provenance: Provenance | None,
+) -> Built:
+    """Write a store without shards of each corpus and part; blocks are spread over processes."""
+    thresholds: dict[str, int] = {}
+    found = None if drops is None else Drops.load(drops / f"{task.name}.npz")
+    with space.scratch() as root:
+        while True:
+            with Pass(
+                recipe, lambda corpus, part: root / corpus / part, thresholds=thresholds,
+                drops=found, samples=samples, provenance=provenance,
+            ) as made:  # fmt: skip
+                _run_with_bar(made, task.sources, num_workers, progress)
+                written = made.written()
+                better = better_thresholds(recipe, thresholds, written)
+                if not better:
+                    if not any(each.train + each.heldout for each in written.values()):
+                        raise UserError(
+                            "the sources hold no text that gives a token: the corpus is empty."
+                        )
+                    made.finish()
+                    for corpus in written:
+                        write_datasheet(root / corpus)
+                    return Built(written, made.report, made.sources, made.tallies)
+                thresholds |= better
+
+
+def _run_with_bar(made: Pass, sources: Sequence[Source], num_workers: int, progress: bool) -> None:
+    bar = tqdm(
+        total=sum(source.size for source in sources),
+        unit="B",
+        unit_scale=True,
+        desc="corpus",
+        disable=not (progress and sys.stderr.isatty()),
+    )
+    begin = time.perf_counter()
+
+    def advance() -> None:
+        rate = made.text_bytes / 1e6 / max(time.perf_counter() - begin, 1e-9)
+        bar.set_postfix_str(f"{rate:.1f} MB/s of text", refresh=False)
+        bar.update(sum(source.bytes_read for source in sources) - bar.n)
+
+    with bar:
+        made.run(sources, num_workers, advance)
+
+
+def iter_texts(
+    sources: Sequence[str | Source],
+    *,
+    max_bytes: int | None = None,
+    options: ReadOptions | None = None,
+) -> Iterator[str]:
+    """Yield paragraphs of the sources, for training a tokenizer.
+
+    With `max_bytes` they are about so much text, evenly spread over the whole corpus, which is read
+    once; the sample is held in memory. Otherwise they are everything, streamed.
+    """
+    documents = (
+        text.encode() for source in resolve_sources(sources, options) for text in source.texts()
+    )
+    blocks: Iterable[bytes] = (
+        b"\n\n".join(group) for group in grouped(documents, len, BLOCK_BYTES)
+    )
+    if max_bytes is not None:
+        blocks = _spread(blocks, max_bytes)
+    for block in blocks:
+        yield from filter(None, block.decode().split("\n"))
+
+
+def _spread(blocks: Iterable[bytes], max_bytes: int) -> list[bytes]:
+    """Every k-th piece, where k doubles whenever there are too many: one pass, no total needed."""
+    piece_bytes = max(64, min(1 << 16, max_bytes // 64))
+    pieces = (
+        b"".join(lines)
+        for block in blocks
+        for lines in grouped(block.splitlines(keepends=True), len, piece_bytes + 1)
+    )
+    kept: list[bytes] = []
+    size = 0
+    stride = 1
+    for number, piece in enumerate(pieces):
+        if number % stride == 0:
+            kept.append(piece)
+            size += len(piece)
+        while size > max_bytes and len(kept) > 1:
+            kept = kept[::2]
+            size = sum(map(len, kept))
+            stride *= 2
+    return kept

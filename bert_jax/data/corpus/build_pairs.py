@@ -1,0 +1,267 @@
+"""Pairs of texts to a corpus: two token stores, `train` and `heldout`, of pairs.
+
+A pair is a document of two sentences, source and target. As in `build`, the parent process reads,
+workers tokenize blocks, and the parent appends what comes back, in order: the result is the same
+whatever the number of workers.
+"""
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from bert_jax.data.corpus.build import is_corpus
+from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
+from bert_jax.data.corpus.encode import EncodedPairs, PairBlock, encode_pairs, start_worker
+from bert_jax.data.corpus.pair_report import (
+    BuiltPairs,
+    Cases,
+    Findings,
+    Overlap,
+    RoundTrip,
+    look_swapped,
+)
+from bert_jax.data.corpus.pairs import PairSource
+from bert_jax.data.corpus.passes import BLOCK_BYTES, check_rate
+from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
+from bert_jax.data.store import TokenStore, entropy, is_store, open_store
+from bert_jax.data.store_writer import StoreWriter
+from bert_jax.errors import UserError
+from bert_jax.files.staging import StagedDirectory
+from bert_jax.hashing import hash_u64
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+_SAMPLE = 1000  # targets that are decoded again
+_RECENT = 1 << 20  # hashes that `_Seen` keeps apart before they are merged
+
+
+def build_pairs(
+    sources: Sequence[PairSource],
+    tokenizer: Tokenizer,
+    out: str | Path,
+    *,
+    heldout: Sequence[PairSource] = (),
+    heldout_rate: float = 0.01,
+    drop_duplicates: bool = False,
+    num_workers: int | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    provenance: Provenance | None = None,
+) -> BuiltPairs:
+    """Make the directory `out` with the token stores `train` and `heldout`.
+
+    Without `heldout`, pairs are held out by a hash of their source, so that equal sources are never
+    on both sides. A pair without tokens on a side is in no store.
+
+    Args:
+        sources: training pairs.
+        tokenizer: picklable tokenizer of both sides.
+        out: directory that appears by one rename when everything is in it.
+        heldout: held-out pairs.
+        heldout_rate: share of the training pairs to hold out where `heldout` is empty.
+        drop_duplicates: whether of equal pairs of `sources` the first alone is kept.
+        num_workers: processes; all cores by default. 1 runs in this process.
+        overwrite: replace a corpus that is there already, once the new one is complete.
+        provenance: statements for `corpus.json` and the datasheet.
+
+    Raises:
+        UserError: bad input (see `pairs`), no pair at all, `out` exists, disk full, or a worker was
+            killed. Nothing is left behind.
+    """
+    check_rate(heldout_rate)
+    workers, begin = worker_count(num_workers), time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        staged = stack.enter_context(StagedDirectory(out, is_corpus, overwrite=overwrite))
+        train, held = (
+            stack.enter_context(_Part(staged.path / name, tokenizer, drops))
+            for name, drops in (
+                ("train", drop_duplicates),
+                ("heldout", drop_duplicates and not heldout),
+            )
+        )
+        sample: list[str] = []
+        text_bytes = 0
+        with _bar([*sources, *heldout], progress) as bar:
+            for block in _encoded(heldout, tokenizer, workers, sample, bar):
+                held.append(block, np.ones(block.numbers.size, bool))
+                text_bytes += block.text_bytes
+            if heldout and not held.writer.num_documents:
+                raise _empty(heldout)
+            threshold = 0 if heldout else int(heldout_rate * 2**64)
+            for block in _encoded(sources, tokenizer, workers, sample, bar):
+                is_held = block.hashes[:, 0] < np.uint64(threshold)
+                train.append(block, ~is_held)
+                held.append(block, is_held)
+                text_bytes += block.text_bytes
+        if not train.writer.num_documents:
+            raise _empty(sources)
+        round_trip = RoundTrip.measure(tokenizer, sample)
+        tally = Tally(tokenizer)
+        for text in sample:
+            tally.measure(text)
+        for part, read in ((train, sources), (held, heldout or sources)):
+            if part.writer.num_documents:  # an empty held-out store is left out
+                records = [record for source in read for record in source.records()]
+                accounted = account(tally, records, provenance or Provenance())
+                part.finish(accounted, text_bytes, 0.0 if heldout else heldout_rate)
+        write_datasheet(staged.path)
+        staged.commit()
+    out = Path(out)
+    heldout_store = open_store(out / "heldout") if is_store(out / "heldout") else None
+    return BuiltPairs(
+        path=out,
+        train=open_store(out / "train"),
+        heldout=heldout_store,
+        findings=Findings(
+            empty=train.empty + held.empty,
+            duplicates=train.duplicates if heldout else train.duplicates + held.duplicates,
+            dropped_duplicates=drop_duplicates,
+            equal=train.equal + held.equal,
+            overlaps=tuple(_overlap(train, held, side, heldout_store) for side in (0, 1)),
+            round_trip=round_trip,
+            swapped=look_swapped(train.counts, held.counts),
+        ),
+        text_bytes=text_bytes,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+class _Seen:
+    """Set of 64-bit hashes, 8 bytes each."""
+
+    def __init__(self) -> None:
+        self._sorted = np.zeros(0, np.uint64)
+        self._recent = np.zeros(0, np.uint64)
+
+    def add(self, hashes: np.ndarray) -> np.ndarray:
+        """Add hashes, (n,), and say which came for the first time, (n,) bool."""
+        first = np.zeros(hashes.size, bool)
+        first[np.unique(hashes, return_index=True)[1]] = True
+        for known in (self._sorted, self._recent):
+            at = np.minimum(np.searchsorted(known, hashes), known.size - 1)
+            if known.size:
+                first &= known[at] != hashes
+        self._recent = np.union1d(self._recent, hashes[first])
+        if self._recent.size > _RECENT:
+            self._sorted = np.union1d(self._sorted, self._recent)
+            self._recent = self._recent[:0]
+        return first
+
+
+class _Part:
+    """A store of pairs while it is written, and what was met on the way; a context manager."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer, drops: bool) -> None:
+        self.writer = StoreWriter(path, tokenizer)
+        self.empty, self.duplicates, self.equal = Cases(), Cases(), Cases()
+        self.counts = np.zeros((2, tokenizer.vocab_size), np.int64)
+        """(2, vocab_size): how often each id occurs in sources and in targets."""
+        self.hashes: list[np.ndarray] = []
+        self.tokenizer, self._drops, self._seen = tokenizer, drops, _Seen()
+
+    def append(self, block: EncodedPairs, chosen: np.ndarray) -> None:
+        """Add pairs of a block; `chosen` is (n,) bool."""
+        filled = (block.lengths > 0).all(axis=1)
+        self.empty.add(block.name, block.numbers[chosen & ~filled])
+        chosen = chosen & filled
+        first = np.ones(chosen.size, bool)
+        source, target = block.hashes[chosen].T
+        first[chosen] = self._seen.add(hash_u64(0, source) ^ target)
+        self.duplicates.add(block.name, block.numbers[chosen & ~first])
+        if self._drops:
+            chosen &= first
+        self.equal.add(block.name, block.numbers[chosen & (np.ptp(block.hashes, axis=1) == 0)])
+        kept = block.tokens[np.repeat(chosen, block.lengths.sum(axis=1))]
+        lengths = block.lengths[chosen]
+        side = np.repeat(np.arange(lengths.size) % 2, lengths.ravel())
+        for number, counts in enumerate(self.counts):
+            counts += np.bincount(kept[side == number], minlength=counts.size)
+        self.writer.append(kept, lengths.ravel(), np.full(len(lengths), 2))
+        self.hashes.append(block.hashes[chosen])
+
+    def finish(self, accounted: Mapping[str, Any], text_bytes: int, heldout_rate: float) -> None:
+        """Complete the store."""
+        targets = self.counts[1].copy()
+        targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # the end of each
+        self.writer.finish(
+            part=self.writer.path.name,
+            pairs=True,
+            target_entropy=entropy(targets),
+            heldout_rate=heldout_rate,
+            text_bytes=text_bytes,
+            **accounted,
+        )
+
+    def __enter__(self) -> "_Part":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.writer.close()
+
+
+def _empty(sources: Sequence[PairSource]) -> UserError:
+    names = ", ".join(source.name for source in sources)
+    return UserError(f"{names}: no pair has text on both sides.")
+
+
+def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> Overlap:
+    """Compare the held-out texts of a side with the training texts of that side."""
+    if store is None:
+        return Overlap()
+    texts = np.concatenate(held.hashes)[:, side]
+    known = np.flatnonzero(np.isin(texts, np.concatenate(train.hashes)[:, side]))
+    if not known.size:
+        return Overlap()
+    (shard,) = store.shards
+    begin, end = shard.sentence_offsets[2 * known[0] + side :][:2]
+    return Overlap(known.size, train.tokenizer.decode(shard.tokens[begin:end]))
+
+
+def _encoded(
+    sources: Sequence[PairSource],
+    tokenizer: Tokenizer,
+    num_workers: int,
+    sample: list[str],
+    bar: tqdm,
+) -> Iterator[EncodedPairs]:
+    """Yield the blocks of sources in order; the first targets are added to `sample`."""
+    blocks = _blocks(sources, sample)
+    first = list(itertools.islice(blocks, 2))
+    encoded = map_ordered(
+        encode_pairs,
+        itertools.chain(first, blocks),
+        num_workers if len(first) > 1 else 1,  # starting processes costs more than a megabyte
+        initializer=start_worker,
+        arguments=(tokenizer, "lines"),
+    )
+    before = bar.n
+    with contextlib.closing(encoded):
+        for block in encoded:
+            yield block
+            bar.update(before + sum(source.bytes_read for source in sources) - bar.n)
+
+
+def _blocks(sources: Sequence[PairSource], sample: list[str]) -> Iterator[PairBlock]:
+    for source in sources:
+        for group in grouped(
+            source.pairs(), lambda pair: len(pair.source) + len(pair.target), BLOCK_BYTES
+        ):
+            sample += [pair.target for pair in group if pair.target][: _SAMPLE - len(sample)]
+            texts = [text for pair in group for text in (pair.source, pair.target)]
+            yield PairBlock(source.name, [pair.number for pair in group], texts)
+
+
+def _bar(sources: Sequence[PairSource], progress: bool) -> tqdm:
+    return tqdm(
+        total=sum(source.size for source in sources),
+        unit="B",
+        unit_scale=True,
+        desc="corpus",
+        disable=not (progress and sys.stderr.isatty()),
+    )

@@ -1,0 +1,103 @@
+"""Settings of cleaning."""
+
+import math
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from bert_jax.data.corpus.cleaning.filters import resolve_filters
+from bert_jax.data.corpus.cleaning.language import check_language
+from bert_jax.data.corpus.overlap.evaluation import read_evaluation
+from bert_jax.data.corpus.overlap.ngrams import NGRAM
+from bert_jax.data.corpus.overlap.signatures import BANDS, ROWS, SHINGLE
+from bert_jax.errors import UserError
+
+MIN_SIMILARITY = 0.5
+
+
+@dataclass(frozen=True)
+class CleaningConfig:
+    """Rules that documents are cleaned by; by default nothing is changed or dropped."""
+
+    filters: tuple[str, ...] = ()
+    """Filters, edits and groups of them, as `filters.resolve_filters` reads them."""
+    language: str = ""
+    """Code of the language that stays, such as de; empty: all languages."""
+    language_threshold: float = 0.8
+    """Lowest probability of the language."""
+    duplicates: bool = False
+    """Whether documents with the words of an earlier document are dropped."""
+    duplicate_paragraphs: bool = False
+    """Whether paragraphs with the words of an earlier paragraph are left out."""
+    near_duplicates: float | None = None
+    """Jaccard similarity of word 5-shingles from which the later document is dropped; None keeps
+    near-duplicates."""
+    without: tuple[str, ...] = ()
+    """Evaluation texts whose passages are left out, as `bert-jax contamination --against` takes
+    them."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be meant."""
+        resolve_filters(self.filters)
+        if self.language:
+            check_language(self.language)
+        if not 0 < self.language_threshold <= 1:
+            raise UserError(
+                f"--language-threshold is {self.language_threshold:g}; it must be a probability "
+                "above 0, at most 1"
+            )
+        similarity = self.near_duplicates
+        if similarity is not None and not MIN_SIMILARITY <= similarity <= 1:
+            raise UserError(
+                f"--drop-near-duplicates is {similarity:g}; it must be a Jaccard similarity of "
+                f"{MIN_SIMILARITY} to 1, such as 0.8"
+            )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether documents stay as they are."""
+        return not (self.filters or self.language or self.without or self.needs_scan)
+
+    @property
+    def needs_scan(self) -> bool:
+        """Whether all documents are read before the first is written, to find duplicates."""
+        return self.duplicates or self.duplicate_paragraphs or self.near_duplicates is not None
+
+    def record(self) -> dict[str, Any]:
+        """Return what was asked for, for `corpus.json`; empty where documents stay as they are.
+
+        Raises:
+            UserError: evaluation texts cannot be read.
+        """
+        edits, filters = resolve_filters(self.filters)
+        found: dict[str, Any] = {}
+        if edits:
+            found["edits"] = list(edits)
+        if filters:
+            found["filters"] = {
+                name: {"low": _finite(each.low), "high": _finite(each.high), "source": each.source}
+                for name, each in filters.items()
+            }
+        if self.language:
+            found["language"] = {
+                "code": self.language, "threshold": self.language_threshold,
+                "py3langid": metadata.version("py3langid"),
+            }  # fmt: skip
+        for name in ("duplicates", "duplicate_paragraphs"):
+            if getattr(self, name):
+                found[name] = True
+        if self.near_duplicates is not None:
+            found["near_duplicates"] = {
+                "similarity": self.near_duplicates, "shingle": SHINGLE, "bands": BANDS,
+                "rows": ROWS, "rensa": metadata.version("rensa"),
+            }  # fmt: skip
+        if self.without:
+            sets = [read_evaluation(spec) for spec in self.without]
+            found["without"] = [
+                {"name": each.name, "sha256": each.digest, "ngram": NGRAM} for each in sets
+            ]
+        return found
+
+
+def _finite(bound: int | float) -> int | float | None:
+    return bound if math.isfinite(bound) else None

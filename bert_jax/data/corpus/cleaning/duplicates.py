@@ -1,0 +1,236 @@
+"""The search for duplicates between two readings of the tasks, over the files of their scans.
+
+Keys are divided into ranges, and a range is one piece of work: it takes the entries of that range
+from all scans, finds pairs of documents, and compares them. Memory is that of one range. The first
+document in the order of the corpus stays, of each group that pairs connect; so the result does
+not depend on the number of ranges, of tasks or of processes.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.drops import Drops
+from bert_jax.data.corpus.cleaning.scan import Scan, open_scan
+from bert_jax.data.corpus.overlap.signatures import similarity
+from bert_jax.files.staging import disk_full, staged_file
+
+RANGE_ENTRIES = 1 << 22
+"""Entries of an index in one range, about 0.5 GB while it is worked on."""
+
+Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
+"""Function like `map`, maybe over processes, that returns results in the order of the items."""
+
+
+def find_duplicates(
+    scans: Sequence[Path], config: CleaningConfig, directory: Path, *, map_: Map = map
+) -> list[Path]:
+    """Decide what to drop, and return a file for each task, which `Drops.load` reads.
+
+    Args:
+        scans: directories that `scan` wrote, one a task, in the order of the corpus.
+        config: rules of the scans.
+        directory: existing, empty directory for the decisions; like the scans, within reach of
+            all processes of `map_`.
+        map_: see `Map`; its functions and items can be pickled.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    work = _Work(scans, directory, config)
+    try:
+        parents = np.memmap(
+            directory / "parents.bin", np.int64, mode="w+", shape=(int(work.bases[-1]) + 1,)
+        )
+        parents[:] = np.arange(len(parents))
+        for path in map_(functools.partial(_document_pairs, work), _ranges(work.document_keys)):
+            for later, first in np.load(path, mmap_mode="r"):
+                _join(parents, int(later), int(first))
+        for begin in range(0, len(parents), RANGE_ENTRIES):
+            part = slice(begin, min(begin + RANGE_ENTRIES, len(parents)))
+            parents[part] = _roots(parents, np.arange(part.start, part.stop))
+        parents.flush()
+        ranges = _ranges(work.paragraph_keys)
+        spills = list(map_(functools.partial(_repeated_paragraphs, work), ranges))
+        for task in range(len(scans)):
+            _drops(work, task, parents, spills).save(directory / f"{task:05d}.npz")
+    except OSError as error:
+        raise disk_full(directory, error) from error
+    return [directory / f"{task:05d}.npz" for task in range(len(scans))]
+
+
+class _Work:
+    """Scans of a corpus, of which each process keeps some open."""
+
+    def __init__(self, scans: Sequence[Path], directory: Path, config: CleaningConfig) -> None:
+        self.directory = directory
+        self.threshold = 1.0 if config.near_duplicates is None else config.near_duplicates
+        # A scan of the same name may have been another one: a process may live longer than both.
+        self._scans = [(path, (path / "numbers.npy").stat().st_mtime_ns) for path in scans]
+        rows, self.document_keys, self.paragraph_keys = [0], 0, 0
+        for task in range(len(scans)):
+            scan = self.scan(task)
+            rows.append(len(scan.numbers))
+            self.document_keys += len(scan.document_keys)
+            self.paragraph_keys += len(scan.paragraph_keys)
+        self.bases = np.cumsum(rows)
+        """Number, in the whole corpus, of the first row of each task, and of all rows."""
+
+    def scan(self, task: int) -> Scan:
+        """Return the scan of a task."""
+        return _opened(*self._scans[task])
+
+    def locate(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return task and row, (n,) each, of numbers in the whole corpus."""
+        tasks = np.searchsorted(self.bases, documents, side="right") - 1
+        return tasks, documents - self.bases[tasks]
+
+    def entries(self, name: str, span: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return keys in a range and the places of each, sorted.
+
+        Keys are (n,) uint64; places (n, 1) or (n, 2) int64: the document, numbered in the whole
+        corpus, and of paragraphs their number in the document.
+        """
+        keys, places = [np.zeros(0, np.uint64)], []
+        for task in range(len(self._scans)):
+            scan = self.scan(task)
+            sorted_keys, found = (
+                (scan.document_keys, scan.document_rows[:, None])
+                if name == "document"
+                else (scan.paragraph_keys, scan.paragraph_places)
+            )
+            begin, end = (_place(sorted_keys, key) for key in span)
+            keys.append(sorted_keys[begin:end])
+            place = found[begin:end].astype(np.int64)
+            place[:, 0] += self.bases[task]
+            places.append(place)
+        key, place = np.concatenate(keys), np.concatenate(places)
+        order = np.lexsort((*place.T[::-1], key))
+        return key[order], place[order]
+
+
+@functools.lru_cache(32)  # a memory map holds a file descriptor
+def _opened(path: Path, stamp: int) -> Scan:
+    return open_scan(path)
+
+
+def _place(keys: np.ndarray, key: int) -> int:
+    """Return the number of sorted keys below a key, which may be 2^64."""
+    return int(np.searchsorted(keys, np.uint64(key))) if key < 1 << 64 else len(keys)
+
+
+def _ranges(num_entries: int) -> list[tuple[int, int]]:
+    """Divide the keys, hashes of 64 bits, into ranges of about `RANGE_ENTRIES` entries."""
+    count = -(-num_entries // RANGE_ENTRIES)
+    edges = [(number << 64) // max(count, 1) for number in range(count + 1)]
+    return list(itertools.pairwise(edges))
+
+
+def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
+    """Write the pairs (later, earlier) of equal or similar documents that a range shows."""
+    keys, places = work.entries("document", span)
+    documents, local = np.unique(places[:, 0], return_inverse=True)
+    tasks, rows = work.locate(documents)
+    hashes = np.zeros(len(documents), np.uint64)
+    for task in np.unique(tasks).tolist():
+        mine = tasks == task
+        hashes[mine] = work.scan(task).hashes[rows[mine]]
+
+    def sketch(document: int) -> np.ndarray:
+        return work.scan(int(tasks[document])).sketch(int(rows[document]))
+
+    parents = list(range(len(documents)))
+    pairs = []
+    for first, later in _candidates(keys, local):
+        if _root(parents, first) == _root(parents, later):
+            continue
+        if hashes[first] == hashes[later] or (
+            work.threshold < 1 and similarity(sketch(first), sketch(later)) >= work.threshold
+        ):
+            _join(parents, first, later)
+            pairs.append((documents[later], documents[first]))
+    path = work.directory / f"pairs-{span[0]:020d}.npy"
+    with staged_file(path) as file:
+        np.save(file, np.array(pairs, np.int64).reshape(-1, 2))
+    return path
+
+
+def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield pairs of documents with a key in common, once each.
+
+    Of a key with many documents each is paired with the first and with the one before it.
+    """
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
+    first = np.repeat(starts, np.diff(starts, append=len(keys)))
+    others = np.flatnonzero(np.arange(len(keys)) != first)
+    pairs = np.concatenate(
+        [
+            np.column_stack([documents[first[others]], documents[others]]),
+            np.column_stack([documents[others - 1], documents[others]]),
+        ]
+    )
+    yield from map(tuple, np.unique(pairs, axis=0).tolist())
+
+
+def _repeated_paragraphs(work: _Work, span: tuple[int, int]) -> Path:
+    """Write the paragraphs of a range, as (document, number), that documents before them have."""
+    keys, places = work.entries("paragraph", span)
+    parents = np.memmap(work.directory / "parents.bin", np.int64, mode="r")
+    stays = parents[places[:, 0]] == places[:, 0]
+    keys, places = keys[stays], places[stays]
+    repeated = places[1:][keys[1:] == keys[:-1]]
+    path = work.directory / f"paragraphs-{span[0]:020d}.npy"
+    with staged_file(path) as file:
+        np.save(file, repeated[np.lexsort((repeated[:, 1], repeated[:, 0]))])
+    return path
+
+
+def _drops(work: _Work, task: int, parents: np.ndarray, spills: Sequence[Path]) -> Drops:
+    scan, base = work.scan(task), work.bases[task]
+    roots = np.asarray(parents[base : base + len(scan.numbers)])
+    rows = np.flatnonzero(roots != base + np.arange(len(roots)))
+    tasks, there = work.locate(roots[rows])
+    firsts, exact = np.zeros((len(rows), 2), np.int64), np.zeros(len(rows), bool)
+    for other in np.unique(tasks).tolist():
+        mine, first = tasks == other, work.scan(other)
+        firsts[mine] = np.column_stack([tasks[mine], first.numbers[there[mine]]])
+        exact[mine] = first.hashes[there[mine]] == scan.hashes[rows[mine]]
+    paragraphs = [np.zeros((0, 2), np.int64)]
+    for path in spills:
+        spill = np.load(path, mmap_mode="r")
+        begin, end = np.searchsorted(spill[:, 0], [base, base + len(scan.numbers)])
+        paragraphs.append(spill[begin:end] - np.array([base, 0]))
+    places = np.concatenate(paragraphs)
+    places = places[np.lexsort((places[:, 1], places[:, 0]))]
+    places[:, 0] = scan.numbers[places[:, 0]]
+    return Drops(
+        filtered=np.array(scan.filtered),
+        duplicates=np.array(scan.numbers[rows]),
+        exact=exact,
+        firsts=firsts,
+        paragraphs=places,
+    )
+
+
+def _root(parents: MutableSequence[int] | np.ndarray, node: int) -> int:
+    """Return the first document of a group; paths are halved on the way."""
+    while (parent := int(parents[node])) != node:
+        parents[node] = parents[parent]
+        node = parent
+    return node
+
+
+def _join(parents: MutableSequence[int] | np.ndarray, one: int, other: int) -> None:
+    one, other = _root(parents, one), _root(parents, other)
+    parents[max(one, other)] = min(one, other)
+
+
+def _roots(parents: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+    while ((above := parents[nodes]) != nodes).any():
+        nodes = above
+    return nodes

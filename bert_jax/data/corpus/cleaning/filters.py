@@ -1,0 +1,242 @@
+"""Filters by name: bounds on a measure of a document, and edits of its lines.
+
+Sources: Rae et al. 2021, "Scaling Language Models: Methods, Analysis & Insights from Training
+Gopher", A.1.1 and table A1; Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a
+Unified Text-to-Text Transformer" (C4), section 2.2.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bert_jax.data.corpus.cleaning.repetition import repeated_lines, repeated_ngrams, top_ngram
+from bert_jax.data.corpus.overlap.words import word_hashes
+from bert_jax.data.corpus.sentences import get_splitter
+from bert_jax.errors import UserError, nearest
+
+_GOPHER = "Rae et al. 2021, A.1.1"
+_TABLE_A1 = "Rae et al. 2021, table A1"
+_C4 = "Raffel et al. 2020, 2.2"
+_STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
+_BULLETS = ("\u2022", "\u2023", "\u25cf", "\u25aa", "\u25e6", "-", "*")
+_ELLIPSES = ("...", "\u2026")
+_LETTER = re.compile(r"[^\W\d_]")
+_STRIPPED = ".,;:!?\"'()[]"
+_CITATION = re.compile(r"\[(\d+|edit|citation needed)\]", re.IGNORECASE)
+_POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies",
+             "use cookies")  # fmt: skip
+_TERMINAL = (".", "!", "?", '"', "\u201d")
+
+
+class Prose:
+    """A document as measures see it; a line is a paragraph."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.lines = text.split("\n")
+
+    @functools.cached_property
+    def words(self) -> list[str]:
+        """Words with their punctuation: what spaces separate."""
+        return self.text.split()
+
+    @functools.cached_property
+    def hashes(self) -> np.ndarray:
+        """Hashes of the words, (n,) uint64."""
+        return word_hashes(self.words)
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """Characters of the words, (n,) int64."""
+        return np.fromiter(map(len, self.words), np.int64, len(self.words))
+
+    def share(self, count: int) -> float:
+        """Divide by the number of words."""
+        return count / max(len(self.words), 1)
+
+    def share_of_lines(self, holds: Callable[[str], bool]) -> float:
+        """Return the share of the lines for which `holds` is true."""
+        return sum(map(holds, self.lines)) / len(self.lines)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Bounds on a measure; a document outside of them is dropped."""
+
+    measure: Callable[[Prose], float]
+    what: str
+    """Name of the measure, for people."""
+    source: str
+    """Publication that the bounds are from."""
+    low: int | float = -math.inf
+    """Lowest value that stays."""
+    high: int | float = math.inf
+    """Highest value that stays."""
+
+    def reason(self, prose: Prose) -> str | None:
+        """Say why a document is dropped; None where it stays."""
+        value = self.measure(prose)
+        if self.low <= value <= self.high:
+            return None
+        side = f"below {self.low:g}" if value < self.low else f"above {self.high:g}"
+        return f"{self.what}: {value:.4g}, {side}"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Change of each line of a document; a line that becomes empty is left out."""
+
+    change: Callable[[str], str]
+    what: str
+    """Lines or marks that are left out, for people."""
+    source: str
+    """Publication that the rule is from."""
+
+
+def _alphabetic(prose: Prose) -> float:
+    return prose.share(sum(1 for w in prose.words if w.isalpha() or _LETTER.search(w)))
+
+
+def _stop_words(prose: Prose) -> int:
+    return len(_STOP_WORDS & {word.strip(_STRIPPED).lower() for word in prose.words})
+
+
+def _symbols(prose: Prose) -> float:
+    ellipses = sum(map(prose.text.count, _ELLIPSES))
+    return prose.share(max(prose.text.count("#"), ellipses))
+
+
+def _sentences(prose: Prose) -> int:
+    split = get_splitter("fast")
+    return sum(len(list(split(line))) for line in prose.lines)
+
+
+def _unless(unwanted: Callable[[str], bool]) -> Callable[[str], str]:
+    return lambda line: "" if unwanted(line) else line
+
+
+FILTERS: dict[str, Filter] = {
+    "words": Filter(lambda p: len(p.words), "words", _GOPHER, 50, 100_000),
+    "word-length": Filter(
+        lambda p: p.share(sum(map(len, p.words))), "mean characters in a word", _GOPHER, 3, 10
+    ),
+    "symbols": Filter(_symbols, "hash signs or ellipses per word", _GOPHER, high=0.1),
+    "bullets": Filter(
+        lambda p: p.share_of_lines(lambda line: line.startswith(_BULLETS)),
+        "share of lines that begin with a bullet", _GOPHER, high=0.9,
+    ),
+    "ellipses": Filter(
+        lambda p: p.share_of_lines(lambda line: line.endswith(_ELLIPSES)),
+        "share of lines that end with an ellipsis", _GOPHER, high=0.3,
+    ),
+    "alphabetic": Filter(_alphabetic, "share of words with a letter", _GOPHER, 0.8),
+    "stop-words": Filter(
+        _stop_words, "different words of the, be, to, of, and, that, have, with", _GOPHER, 2
+    ),
+    "repeated-lines": Filter(
+        lambda p: repeated_lines(p.lines), "share of repeated lines", _TABLE_A1, high=0.3
+    ),
+    "repeated-line-characters": Filter(
+        lambda p: repeated_lines(p.lines, characters=True),
+        "share of characters in repeated lines", _TABLE_A1, high=0.2,
+    ),
+    **{
+        f"top-{size}-gram": Filter(
+            lambda p, size=size: top_ngram(p.hashes, p.lengths, size),  # type: ignore[misc]
+            f"share of characters in the most frequent {size}-gram", _TABLE_A1, high=high,
+        )
+        for size, high in ((2, 0.2), (3, 0.18), (4, 0.16))
+    },
+    **{
+        f"repeated-{size}-grams": Filter(
+            lambda p, size=size: repeated_ngrams(p.hashes, p.lengths, size),  # type: ignore[misc]
+            f"share of characters in repeated {size}-grams", _TABLE_A1, high=high,
+        )
+        for size, high in ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1))
+    },
+    "sentences": Filter(_sentences, "sentences", _C4, 3),
+    "lorem-ipsum": Filter(
+        lambda p: p.text.lower().count("lorem ipsum"), "placeholders, lorem ipsum", _C4, high=0
+    ),
+    "braces": Filter(lambda p: p.text.count("{"), "curly braces", _C4, high=0),
+}  # fmt: skip
+"""Filters of documents by name."""
+
+EDITS: dict[str, Edit] = {
+    "citation-marks": Edit(
+        lambda line: _CITATION.sub("", line).strip(), "marks such as [1] and [edit]", _C4
+    ),
+    "terminal-punctuation": Edit(
+        _unless(lambda line: not line.endswith(_TERMINAL) or line.endswith(_ELLIPSES)),
+        "lines that do not end in a full stop, ! or ?, or a closing quotation mark", _C4,
+    ),
+    "short-lines": Edit(
+        _unless(lambda line: len(line.split()) < 5), "lines of fewer than 5 words", _C4
+    ),
+    "javascript": Edit(
+        _unless(lambda line: "javascript" in line.lower()), "lines with the word JavaScript", _C4
+    ),
+    "policies": Edit(
+        _unless(lambda line: any(each in line.lower() for each in _POLICIES)),
+        "lines about cookies, terms of use or privacy policies", _C4,
+    ),
+}  # fmt: skip
+"""Edits of lines by name; they are made before documents are measured."""
+
+_REPEATING = tuple(name for name, each in FILTERS.items() if each.source == _TABLE_A1)
+_QUALITY = tuple(name for name, each in FILTERS.items() if each.source == _GOPHER)
+GROUPS: dict[str, tuple[str, ...]] = {
+    "gopher": _QUALITY + _REPEATING,
+    "gopher-quality": _QUALITY,
+    "gopher-repetition": _REPEATING,
+    "c4": (*EDITS, *(name for name, each in FILTERS.items() if each.source == _C4)),
+}
+"""Groups of filters and edits that have a name together."""
+
+
+def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Filter]]:
+    """Return the edits and the filters that specifications name, in the order of their tables.
+
+    A specification is the name of a filter, an edit or a group, or NAME=LOW:HIGH, which gives a
+    filter other bounds; either bound may be empty. Later ones replace earlier ones.
+
+    Raises:
+        UserError: an unknown name, or bounds that are no numbers.
+    """
+    chosen: dict[str, Filter | None] = {}
+    for spec in specs:
+        for name, found in _resolve(spec):
+            chosen[name] = found
+    filters = {name: found for name in FILTERS if (found := chosen.get(name)) is not None}
+    return {name: each for name, each in EDITS.items() if name in chosen}, filters
+
+
+def _resolve(spec: str) -> Iterator[tuple[str, Filter | None]]:
+    name, equals, bounds = spec.partition("=")
+    names = GROUPS.get(name, (name,))
+    known = (*GROUPS, *FILTERS, *EDITS)
+    if name not in known:
+        near = nearest(name, known)
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise UserError(f"--filter {spec!r}: there is no filter {name!r}.{hint} Filters are "
+                        f"{', '.join(known)}.")  # fmt: skip
+    if not equals:
+        yield from ((each, FILTERS.get(each)) for each in names)
+        return
+    if name not in FILTERS:
+        raise UserError(f"--filter {spec!r}: {name} has no bounds; bounds belong to one filter.")
+    low, colon, high = bounds.partition(":")
+    try:
+        values = float(low or -math.inf), float(high or math.inf)
+    except ValueError:
+        values = math.nan, math.nan
+    if not (colon and values[0] <= values[1]):
+        raise UserError(
+            f"--filter {spec!r}: the bounds {bounds!r} are not LOW:HIGH. Give two numbers, the "
+            f"lower first, or leave one out: {name}=3:10, {name}=3: or {name}=:10."
+        )
+    yield name, replace(FILTERS[name], low=values[0], high=values[1])

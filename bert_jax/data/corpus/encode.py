@@ -1,0 +1,209 @@
+"""Work of a corpus build's processes: a block of documents to arrays of token ids."""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.corpus.cleaning.clean import Cleaner
+from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.drops import Drops
+from bert_jax.data.corpus.cleaning.report import CleaningReport
+from bert_jax.data.corpus.sentences import Splitter, get_splitter
+from bert_jax.data.corpus.workers import grouped
+from bert_jax.data.shard import token_dtype
+from bert_jax.data.store_writer import check_ids
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+LONGEST_SENTENCE = 62
+"""Tokens; half a row of 128. Longer sentences (a line that is a paragraph, a text without full
+stops) become pieces of at most half as many: what a sentence pair cannot hold is in no row."""
+_ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge document
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """Rules that the documents of a pass are cleaned by."""
+
+    config: CleaningConfig = field(default_factory=CleaningConfig)
+    drops: Drops | None = None
+    """Decisions of a scan, by number of the document in the pass."""
+    samples: int = 0
+    """Dropped documents to keep for each reason."""
+
+    def cleaner(self, source: str) -> Cleaner:
+        """Return what cleans documents of a source."""
+        return Cleaner(self.config, self.drops, source=source, samples=self.samples)
+
+
+class PairBlock(NamedTuple):
+    """Some pairs of a source, for `encode_pairs`."""
+
+    name: str
+    """Name of the source."""
+    numbers: list[int]
+    """Line or row of each pair."""
+    texts: list[str]
+    """Source and target of the first pair, of the second, ..."""
+
+
+class EncodedPairs(NamedTuple):
+    """Tokens of a block of n pairs, those without tokens on a side included."""
+
+    name: str
+    """Name of the source."""
+    numbers: np.ndarray
+    """(n,) int64, line or row."""
+    tokens: np.ndarray
+    """(num_tokens,) of the store's type, in the order of the texts."""
+    lengths: np.ndarray
+    """(n, 2) int64, tokens of source and target."""
+    hashes: np.ndarray
+    """(n, 2) uint64, of the text of source and target."""
+    text_bytes: int
+    """UTF-8 bytes of the texts."""
+
+
+class Block(NamedTuple):
+    """Some documents of a corpus, for `clean_and_encode`."""
+
+    corpus: str
+    """Name of the corpus that they go to; empty where there is one."""
+    source: str
+    """Name of their source; empty where they may be of several."""
+    numbers: list[int]
+    """Number of each document among those that the pass reads, from 0."""
+    data: bytes
+    """UTF-8; paragraphs end in a newline, documents in two."""
+
+
+class EncodedBlock(NamedTuple):
+    """A block's documents as arrays; documents that gave no token are left out."""
+
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
+    """Arguments for `StoreWriter.append`."""
+    hashes: np.ndarray
+    """(documents,) uint64, of each document's text."""
+    text_bytes: int
+    """UTF-8 bytes of the block, documents without tokens included."""
+
+
+_worker: tuple[Tokenizer, Splitter] | None = None
+_cleaning: Cleaning = Cleaning()
+
+
+def start_worker(tokenizer: Tokenizer, splitter: str, cleaning: Cleaning | None = None) -> None:
+    """Set up this process for `encode_block`, `encode_pairs` and `clean_and_encode`."""
+    global _worker, _cleaning
+    _cleaning = cleaning or Cleaning()
+    # One process for each core: threads inside would only get in each other's way.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker = tokenizer, get_splitter(splitter)
+
+
+def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, CleaningReport | None]:
+    """Clean, split and tokenize documents.
+
+    Returns:
+        Name of the corpus, arrays, and counts of what was left out (None without cleaning).
+
+    Raises:
+        UserError: the tokenizer gave an id that cannot be stored.
+    """
+    if _cleaning.config.is_empty:
+        return block.corpus, encode_block(block.data), None
+    cleaner = _cleaning.cleaner(block.source)
+    texts = zip(block.numbers, block.data.decode().split("\n\n"), strict=True)
+    cleaned = (cleaner.clean(number, text) for number, text in texts)
+    data = "\n\n".join(text for text in cleaned if isinstance(text, str)).encode()
+    return block.corpus, encode_block(data), cleaner.report
+
+
+def encode_block(block: bytes) -> EncodedBlock:
+    """Split and tokenize documents: UTF-8, paragraphs end in a newline, documents in two.
+
+    Raises:
+        UserError: the tokenizer gave an id that cannot be stored.
+    """
+    assert _worker is not None
+    tokenizer, split = _worker
+    documents = block.split(b"\n\n")
+    sentences: list[str] = []
+    ends: list[int] = []  # in `sentences`, of each document
+    for document in documents:
+        for paragraph in document.decode().split("\n"):
+            sentences += split(paragraph)
+        ends.append(len(sentences))
+    # Nearly all sentences of a row follow another one.
+    tokens, lengths = _encode(tokenizer, [tokenizer.word_prefix + each for each in sentences])
+    lengths, pieces = _cut(tokens, lengths, tokenizer.continues_word)
+    # Sentences and documents without tokens (control characters, lone marks) are dropped.
+    filled = np.concatenate([[0], np.cumsum(pieces)])
+    counts = np.diff(filled[np.array([0, *ends])])
+    return EncodedBlock(
+        (tokens, lengths, counts[counts > 0].astype(np.int32)),
+        _hashes(documents)[counts > 0],
+        len(block),
+    )
+
+
+def encode_pairs(block: PairBlock) -> EncodedPairs:
+    """Tokenize pairs: each side is one sentence, however long, as a text by itself.
+
+    Raises:
+        UserError: the tokenizer gave an id that cannot be stored.
+    """
+    assert _worker is not None
+    tokens, lengths = _encode(_worker[0], block.texts)
+    encoded = [text.encode() for text in block.texts]
+    return EncodedPairs(
+        block.name,
+        np.array(block.numbers, np.int64),
+        tokens,
+        lengths.reshape(-1, 2).astype(np.int64),
+        _hashes(encoded).reshape(-1, 2),
+        sum(map(len, encoded)),
+    )
+
+
+def _hashes(texts: list[bytes]) -> np.ndarray:
+    digests = [hashlib.blake2b(text, digest_size=8).digest() for text in texts]
+    return np.frombuffer(b"".join(digests), "<u8")
+
+
+def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """All ids in one array of the store's type, and the number of them in each sentence."""
+    dtype = token_dtype(tokenizer.vocab_size)
+    lengths: list[int] = []
+    parts: list[np.ndarray] = []
+    for group in grouped(sentences, len, _ENCODE_CHARS):
+        arrays = tokenizer.encode_batch(group)
+        lengths += map(len, arrays)
+        joined = np.concatenate(arrays)
+        check_ids(joined, tokenizer)  # before the narrow type could wrap a wrong one around
+        parts.append(joined.astype(dtype))
+    tokens = np.concatenate(parts) if parts else np.zeros(0, dtype)
+    return tokens, np.array(lengths, np.int32)
+
+
+def _cut(
+    tokens: np.ndarray, lengths: np.ndarray, continues_word: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths of what is left of sentences once long ones are cut, and how many each became.
+
+    A sentence becomes equal pieces, but for the rest of a word that a cut would divide.
+    """
+    pieces = np.where(
+        lengths > LONGEST_SENTENCE, -(-lengths // (LONGEST_SENTENCE // 2)), np.minimum(lengths, 1)
+    )
+    sentence = np.repeat(np.arange(lengths.size), pieces)
+    number = np.arange(sentence.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    before = number * lengths[sentence] // pieces[sentence]  # tokens of the same sentence
+    starts = (np.cumsum(lengths) - lengths)[sentence] + before
+    words = np.append(np.flatnonzero(~continues_word[tokens]), tokens.size)
+    moved = words[np.searchsorted(words, starts)]
+    # A language written without spaces is one long word: its pieces are cut where they are.
+    starts = np.where((number > 0) & (moved - starts < LONGEST_SENTENCE // 8), moved, starts)
+    return np.diff(starts, append=tokens.size).astype(np.int32), pieces

@@ -1,0 +1,196 @@
+"""Text in tables: parquet, CSV and TSV, and TensorFlow Datasets."""
+
+import contextlib
+import csv
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from bert_jax.data.corpus.documents import (
+    NO_FIELDS,
+    ReadOptions,
+    Source,
+    field_text,
+    missing_field,
+    paragraphs,
+)
+from bert_jax.data.corpus.kinds.text import FileSource
+from bert_jax.errors import UserError
+from bert_jax.files.tfds import open_tfds
+from bert_jax.files.untrusted.compressed import plain_suffix
+from bert_jax.files.urls import FileState, file_state, is_url, open_binary
+
+
+class ParquetSource(Source):
+    """A column of a parquet file, or of its row groups `part`; needs pyarrow."""
+
+    options: ReadOptions
+
+    def __init__(
+        self,
+        name: str,
+        options: ReadOptions,
+        *,
+        part: tuple[int, int] | None = None,
+        size: int = 0,
+        state: FileState | None = None,
+    ) -> None:
+        self.state = state or file_state(name)
+        super().__init__(name, size or self.state.size, options.field)
+        self.options, self.part = options, part
+
+    @override
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        with self._opened() as file:
+            columns = file.schema_arrow.names
+            if self._field not in columns:
+                raise UserError(f"{self.name}: {missing_field(self._field, columns)}")
+            begin, end = self.part or (0, file.num_row_groups)
+            sizes = [file.metadata.row_group(group).num_rows for group in range(end)]
+            done, total = 0, max(1, sum(sizes[begin:]))
+            kept = [name for name in self.options.keep if name in columns]
+            # A file of one row group lies in memory in part, whatever its size.
+            batches = file.iter_batches(
+                256, row_groups=range(begin, end), columns=list({self._field, *kept})
+            )
+            for batch in batches:
+                texts = batch.column(self._field).to_pylist()
+                others = [batch.column(name).to_pylist() for name in kept]
+                self.bytes_read = self.size * (done + batch.num_rows) // total
+                for row, value in enumerate(texts):
+                    if value is None:
+                        continue
+                    try:
+                        text = field_text({self._field: value}, self._field)
+                    except UserError as error:
+                        number = sum(sizes[:begin]) + done + row + 1
+                        raise UserError(f"{self.name}, row {number}: {error}") from error
+                    fields = {name: column[row] for name, column in zip(kept, others, strict=True)}
+                    yield paragraphs(text), fields or NO_FIELDS
+                done += batch.num_rows
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """Open the file, and name what goes wrong with it."""
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise UserError(
+                f"{self.name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."
+            ) from error
+        with open_binary(self.name) as content:
+            if not is_url(self.name) and self.part is None:
+                with open(self.name, "rb") as file:
+                    self._sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            try:
+                with pq.ParquetFile(content) as parquet:
+                    yield parquet
+            except UserError:
+                raise
+            except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
+                # ValueError: text that is not UTF-8, a date that Python cannot hold.
+                if getattr(error, "errno", None):  # of the disk
+                    raise
+                raise UserError(f"{self.name} is not a sound parquet file: {error}") from error
+
+    @override
+    def head(self, size: int) -> Source:
+        return self.divided(size)[0]
+
+    @override
+    def divided(self, size: int) -> Sequence[Source]:
+        if self.size <= size:
+            return [self]
+        cuts, rows = [0], 0
+        with self._opened() as file:
+            total = max(1, file.metadata.num_rows)
+            for group in range(1, file.num_row_groups):
+                rows += file.metadata.row_group(group - 1).num_rows
+                if self.size * rows >= total * size * len(cuts):
+                    cuts.append(group)
+            parts = list(itertools.pairwise([*cuts, file.num_row_groups]))
+        if len(parts) < 2:
+            return [self]
+        return [
+            ParquetSource(
+                self.name, self.options, part=part,
+                size=self.size // len(parts), state=self.state,
+            )
+            for part in parts
+        ]  # fmt: skip
+
+
+class DelimitedSource(FileSource):
+    """A column of a CSV or TSV file whose first line names the columns.
+
+    In CSV a field may stand in double quotes; in TSV quotes are text.
+    """
+
+    @override
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        quoting = plain_suffix(self.name) == ".csv"
+        lines = (line + "\n" for line in self.lines())
+        options: dict[str, Any] = {"strict": True} if quoting else {"quoting": csv.QUOTE_NONE}
+        reader = csv.reader(lines, delimiter="," if quoting else "\t", **options)
+        before = csv.field_size_limit(self.options.max_document_chars)
+        begin, header = 1, next(reader, [])
+        try:
+            if self.options.field not in header:
+                raise UserError(f"{self.name}, line 1: {missing_field(self.options.field, header)}")
+            for row in reader:
+                if len(row) == len(header):
+                    found = dict(zip(header, row, strict=True))
+                    text = field_text(found, self.options.field)
+                    yield paragraphs(text), self.options.kept(found)
+                elif row:
+                    raise UserError(
+                        f"{self.name}, line {begin + 1}: {len(row)} fields where the header has "
+                        f"{len(header)}; a text with a {'comma' if quoting else 'tab'} "
+                        f"{'needs double quotes around it' if quoting else 'is two fields here'}"
+                    )
+                begin = reader.line_num
+        except csv.Error as error:
+            raise UserError(
+                f"{self.name}, line {begin + 1}: a stray quote or a field too long ({error}). A "
+                'quote inside a quoted field is written twice ("").'
+            ) from error
+        finally:
+            csv.field_size_limit(before)
+
+    @override
+    def divided(self, size: int) -> Sequence[Source]:
+        return [self]  # a quoted field may hold any line end
+
+
+class TfdsSource(Source):
+    """A TensorFlow Datasets data set in array_record format, read without TensorFlow."""
+
+    unit = "examples"
+    options: ReadOptions
+
+    def __init__(self, name: str, options: ReadOptions) -> None:
+        super().__init__(name, field=options.field)  # the size is known once opened
+        self.options = options
+        _, self._dataset, *split = name.split(":", 2)
+        self._split = split[0] if split else "train"
+        if not self._dataset:
+            raise UserError(f"{name!r} names no data set; write tfds:NAME or tfds:NAME:SPLIT.")
+
+    @override
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        prepared, digest = open_tfds(self.name, self._dataset, self._split), hashlib.sha256()
+        self.size = len(prepared.examples)
+        self._details["version"] = prepared.version
+        for row, example in enumerate(prepared.examples, 1):
+            try:
+                text = paragraphs(field_text(example, self._field))
+            except UserError as error:
+                raise UserError(f"{self.name}, example {row}: {error}") from error
+            digest.update(text.encode() + b"\0")
+            self.bytes_read = row
+            yield text, self.options.kept(example)
+        self._sha256 = digest.hexdigest()

@@ -1,0 +1,276 @@
+"""Text and JSON lines files, in memory of a fixed size."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from typing_extensions import override
+
+from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Source, field_text, paragraphs
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.compressed import SUFFIXES as COMPRESSED
+from bert_jax.files.untrusted.compressed import decompress
+from bert_jax.files.urls import FileState, Readable, file_state, open_binary
+
+_MAGIC = {
+    b"\x1f\x8b": "gzip-compressed (name it .gz)",
+    b"\xfd7zXZ\x00": "xz-compressed (name it .xz)",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed (name it .zst)",
+    b"BZh": "bzip2-compressed (name it .bz2)",
+    b"PK\x03\x04": "like a zip archive (unpack it first)",
+    b"%PDF": "like a PDF document (extract its text first)",
+    b"PAR1": "like a parquet file (name it .parquet)",
+    b"\xff\xfe": "like UTF-16 (convert it: iconv -f UTF-16 -t UTF-8)",
+    b"\xfe\xff": "like UTF-16 (convert it: iconv -f UTF-16 -t UTF-8)",
+}
+_JSON_TYPES = {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+_CUT_BLOCK = 1 << 18
+_LINE_END = re.compile(rb"\r?\n|\r(?!\n)")
+_BLANK_LINE = re.compile(rb"(?:\r?\n|\r(?!\n))[ \t]{0,60}(?:\r?\n|\r(?!\n))")
+_LONGEST_BLANK = 64
+
+_Blocks = Iterable[tuple[int, list[str]]]
+
+
+class FileSource(Source):
+    """A text or JSON lines file, possibly compressed, or bytes `part` of one that is not."""
+
+    options: ReadOptions
+
+    def __init__(
+        self,
+        name: str,
+        options: ReadOptions,
+        *,
+        is_json: bool = False,
+        part: tuple[int, int] | None = None,
+        state: FileState | None = None,
+    ) -> None:
+        self.state = state or file_state(name)
+        super().__init__(name, part[1] - part[0] if part else self.state.size)
+        self.options, self.is_json, self.part = options, is_json, part
+        self._begin = part[0] if part else 0
+        self._lone = " " if options.newline_only else "\n"  # in the place of a \r alone
+
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        blocks = self._blocks(self._content())
+        if self.is_json:
+            return self._json_rows(blocks)
+        return ((text, NO_FIELDS) for text in self._plain_texts(blocks))
+
+    def lines(self) -> Iterator[str]:
+        """Read all lines from the beginning, blank ones too, without their ends.
+
+        Raises:
+            UserError: the file cannot be read or is not text.
+        """
+        self.bytes_read = 0
+        for _, lines in self._blocks(self._content()):
+            yield from lines
+
+    @override
+    def divided(self, size: int) -> Sequence[Source]:
+        if self.size <= size or Path(self.name).suffix.lower() in COMPRESSED:
+            return [self]
+        count = -(-self.size // size)
+        cuts = self._cuts(self.size * number // count for number in range(1, count))
+        return [self._of(part) for part in itertools.pairwise(cuts)]
+
+    @override
+    def head(self, size: int) -> Source:
+        if self.size <= size:
+            return self
+        if len(self.divided(self.size - 1)) < 2:  # it is read from its beginning
+            return super().head(size)
+        begin, end, *_ = self._cuts([size])
+        return self._of((begin, end))
+
+    def _of(self, part: tuple[int, int]) -> "FileSource":
+        return FileSource(
+            self.name, self.options, is_json=self.is_json, part=part, state=self.state
+        )
+
+    def _cuts(self, sizes: Iterable[int]) -> list[int]:
+        """Return where documents begin behind so many bytes, between both ends."""
+        begin, end = self._begin, self._begin + self.size
+        with open_binary(self.name) as file:
+            return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
+
+    def _cut(self, file: Readable, position: int, end: int) -> int:
+        """Return where the first document that begins behind a position does; else `end`."""
+        ends = _LINE_END if self.is_json or self.options.line_documents else _BLANK_LINE
+        file.seek(position)
+        seen, start = b"", 0
+        while data := file.read(min(_CUT_BLOCK, end - position - len(seen))):
+            seen += data
+            # What follows must be there too, or a line end may be the first half of one.
+            found = ends.search(seen, start, len(seen) - 1)
+            if found is not None:
+                return position + found.end()
+            start = max(0, len(seen) - _LONGEST_BLANK)
+        return end
+
+    def _line(self, number: int) -> int:
+        """Return the line of the file that a line of the part is."""
+        before = 0
+        if self._begin:
+            with open_binary(self.name) as file:
+                while data := file.read(min(_CUT_BLOCK, self._begin - file.tell())):
+                    before += data.count(b"\n")
+        return before + number
+
+    def _content(self) -> Iterator[bytes]:
+        """Read the plain content of the file, or of the part of it."""
+        digest = hashlib.sha256()
+        with open_binary(self.name) as file:
+            if self._begin:
+                file.seek(self._begin)
+
+            def read(size: int) -> bytes:
+                if self.part is not None:
+                    size = min(size, self.size - self.bytes_read)
+                data = file.read(size)
+                self.bytes_read += len(data)
+                digest.update(data)
+                return data
+
+            yield from decompress(read, self.name)
+        self._sha256 = digest.hexdigest()
+
+    def _plain_texts(self, blocks: _Blocks) -> Iterator[str]:
+        if self.options.line_documents:
+            for _, lines in blocks:
+                yield from (line.strip() for line in lines)
+            return
+        document: list[str] = []
+        size = 0
+        begin = 1
+        for number, lines in blocks:
+            for position, line in enumerate(lines):
+                stripped = line.strip()
+                if stripped:
+                    if not document:
+                        begin = number + position
+                    document.append(stripped)
+                    size += len(stripped)
+                    if size > self.options.max_document_chars:
+                        raise UserError(
+                            f"{self.name}, line {self._line(begin)}: the document that begins here "
+                            f"is longer than {self.options.max_document_chars:,} characters. "
+                            "Documents are divided by blank lines; put some in, or read each line "
+                            "as a document (line_documents)."
+                        )
+                elif document:
+                    yield "\n".join(document)
+                    document = []
+                    size = 0
+        yield "\n".join(document)
+
+    def _json_rows(self, blocks: _Blocks) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for number, lines in blocks:
+            for position, line in enumerate(lines):
+                if not line or line.isspace():
+                    continue
+                try:
+                    row = self._json_row(line)
+                except UserError as error:
+                    where = f"{self.name}, line {self._line(number + position)}"
+                    raise UserError(f"{where}: {error}") from error
+                yield row
+
+    def _json_row(self, line: str) -> tuple[str, Mapping[str, Any]]:
+        field = self.options.field
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            detail = error if isinstance(error, ValueError) else "nested too deeply"
+            raise UserError(
+                f"not JSON: {detail}. Each line of a .jsonl file is one JSON object; it starts "
+                f"{line[:40]!r}."
+            ) from error
+        if not isinstance(value, dict):
+            kind = _JSON_TYPES.get(type(value), "null")
+            raise UserError(f"a JSON {kind}, not an object with a field {field!r}.")
+        return paragraphs(field_text(value, field)), self.options.kept(value)
+
+    def _blocks(self, content: Iterable[bytes]) -> _Blocks:
+        r"""Return the lines of a text file, in blocks.
+
+        UTF-8 with or without a byte order mark; lines end in \n, \r\n or \r (`newline_only`: a \r
+        alone becomes a space). A stray NUL becomes a space. A block has the number of its first
+        line (from 1) and its lines without their ends.
+
+        Raises:
+            UserError: not UTF-8, mostly binary, a line too long; names file, line and byte.
+        """
+        limit = self.options.max_line_bytes
+        rest = b""
+        line = 1
+        offset = self._begin  # of `rest` in the decompressed content, in bytes
+        for data in content:
+            whole = rest + data
+            # The last \r may be the first half of a \r\n that the next block completes.
+            cut = whole.rfind(b"\n", len(rest)) + 1
+            if not self.options.newline_only:
+                cut = max(cut, whole.rfind(b"\r", max(0, len(rest) - 1), -1) + 1)
+            if not cut:
+                if len(whole) > limit:
+                    self._refuse_long(line, len(whole))
+                rest = whole
+                continue
+            lines = self._decode(whole[:cut], line, offset).split("\n")
+            lines.pop()  # what follows the last line end: nothing
+            if len(whole) > limit:
+                for number, text in enumerate(lines):
+                    if len(text) * 4 > limit and len(text.encode()) > limit:
+                        self._refuse_long(line + number, len(text.encode()))
+            yield line, lines
+            line += len(lines)
+            offset += cut
+            rest = whole[cut:]
+        if rest:
+            if len(rest) > limit:
+                self._refuse_long(line, len(rest))
+            yield line, self._decode(rest, line, offset).removesuffix("\n").split("\n")
+
+    def _decode(self, data: bytes, line: int, offset: int) -> str:
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            before = data[: error.start].replace(b"\r\n", b"\n").replace(b"\r", self._lone.encode())
+            number, column = line + before.count(b"\n"), len(before) - before.rfind(b"\n")
+            hint = "Convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8."
+            if Path(self.name).suffix.lower() not in COMPRESSED:
+                with open_binary(self.name) as again:
+                    head = again.read(8)
+                hint = next((f"It looks {_MAGIC[m]}." for m in _MAGIC if head.startswith(m)), hint)
+            raise UserError(
+                f"{self.name}, line {self._line(number)}: not UTF-8: byte "
+                f"0x{data[error.start]:02x} at byte {column} of the line, {offset + error.start} "
+                f"of the text. {hint}"
+            ) from error
+        if not offset:
+            text = text.removeprefix("\ufeff")  # byte order mark
+        if "\r" in text:
+            text = text.replace("\r\n", "\n").replace("\r", self._lone)
+        if "\0" in text:
+            if text.count("\0") * 100 > len(text):
+                number = line + text[: text.index("\0")].count("\n")
+                raise UserError(
+                    f"{self.name}, line {self._line(number)}: NUL bytes; this is a binary file or "
+                    "UTF-16 without a mark. Sources are UTF-8 text (iconv -f UTF-16 -t UTF-8 "
+                    "converts)."
+                )
+            text = text.replace("\0", " ")
+        return text
+
+    def _refuse_long(self, line: int, size: int) -> NoReturn:
+        raise UserError(
+            f"{self.name}, line {self._line(line)}: {size:,} bytes or more on one line, more than "
+            f"the limit of {self.options.max_line_bytes:,}. Text has one paragraph on each line; "
+            "put line ends in, or raise the limit (max_line_bytes) if the line is meant."
+        )

@@ -1,0 +1,189 @@
+"""Evaluation texts: the examples of labelled files, as texts alone."""
+
+import csv
+import functools
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_jax.data.corpus.overlap.words import hash_text, normalised_words
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.compressed import plain_suffix, read_plain
+from bert_jax.files.untrusted.json_file import parse_json
+from bert_jax.tasks.glue import TASKS
+from bert_jax.tasks.squad.sources import read_squad
+from bert_jax.tasks.text.sources import read_glue
+
+MAX_BYTES = 1 << 30
+"""Largest evaluation file, uncompressed."""
+_FORMS = (
+    "squad:FILE, glue:DIR (the directory of GLUE, or of one task), or a file: .txt with an example "
+    "a line, .tsv or .csv with an example a row, .jsonl with an example an object, each also with "
+    ".gz, .xz or .zst"
+)
+
+
+class Example(NamedTuple):
+    """An example without its label."""
+
+    split: str
+    """Name of its file or split."""
+    texts: tuple[str, ...]
+    """Parts, such as a question and its context."""
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Examples of an evaluation, in the order of its files."""
+
+    name: str
+    """Name without the place on a machine."""
+    files: tuple[tuple[str, str], ...]
+    """Name and sha256 of each file."""
+    examples: tuple[Example, ...]
+
+    @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Texts of the examples, of equal normalised words the first alone."""
+        found: dict[str, str] = {}
+        for each in self.examples:
+            for text in each.texts:
+                found.setdefault(text_key(text), text)
+        return tuple(found.values())
+
+    @property
+    def digest(self) -> str:
+        """sha256 in hex, of the only file or of the digests of all."""
+        if len(self.files) == 1:
+            return self.files[0][1]
+        return hashlib.sha256("".join(digest for _, digest in self.files).encode()).hexdigest()
+
+
+def text_key(text: str) -> str:
+    """Return 16 hex digits that name a text by its normalised words."""
+    return f"{hash_text(' '.join(normalised_words(text))):016x}"
+
+
+def read_evaluation(spec: str) -> EvaluationSet:
+    """Read evaluation texts; labels and answers are passed over.
+
+    Args:
+        spec: squad:FILE, glue:DIR or the name of a file, see `_FORMS`. Of GLUE, the dev and test
+            splits that are there are read; of tables every column, numbers too.
+
+    Files that are as they were are not read again.
+
+    Raises:
+        UserError: nothing there, not readable as said, or without examples.
+    """
+    kind, colon, place = spec.partition(":")
+    path = Path(place if colon and kind in ("squad", "glue") else spec)
+    files = sorted(path.rglob("*.t*")) if path.is_dir() else [path]
+    states = (each.stat() for each in files if each.is_file())
+    return _read(spec, tuple((state.st_size, state.st_mtime_ns) for state in states))
+
+
+@functools.lru_cache(4)
+def _read(spec: str, states: tuple[tuple[int, int], ...]) -> EvaluationSet:
+    """Read evaluation texts whose files have these sizes and times."""
+    del states
+    kind, colon, place = spec.partition(":")
+    if colon and kind == "squad":
+        path = _file(place, spec)
+        questions = read_squad(path, misplaced="keep").questions
+        found = [Example(path.name, (each.question, each.context)) for each in questions]
+        return _set(path.name, [path], found)
+    if colon and kind == "glue":
+        return _glue(Path(place), spec)
+    path = _file(spec, spec)
+    return _set(path.name, [path], _examples(path))
+
+
+def _file(name: str, spec: str) -> Path:
+    path = Path(name)
+    if path.is_file():
+        return path
+    what = "is a directory" if path.is_dir() else "is not there"
+    raise UserError(f"{spec!r}: {path} {what}. Evaluation texts are {_FORMS}.")
+
+
+def _set(name: str, paths: Sequence[Path], examples: Iterable[Example]) -> EvaluationSet:
+    kept = tuple(each for each in examples if any(map(str.strip, each.texts)))
+    if not kept:
+        raise UserError(f"{name}: no text is there to look for. Evaluation texts are {_FORMS}.")
+    digests = []
+    for path in paths:
+        with open(path, "rb") as file:
+            digests.append((path.name, hashlib.file_digest(file, "sha256").hexdigest()))
+    return EvaluationSet(name, tuple(digests), kept)
+
+
+def _glue(directory: Path, spec: str) -> EvaluationSet:
+    if not directory.is_dir():
+        raise UserError(f"{spec!r}: {directory} is no directory. Evaluation texts are {_FORMS}.")
+    paths: list[Path] = []
+    examples: list[Example] = []
+    for name, task in TASKS.items():
+        home = directory / task.directory
+        if not home.is_dir():
+            if directory.resolve().name != task.directory:
+                continue
+            home = directory
+        for split, file in task.files.items():
+            path = home / file
+            if name == "mrpc" and not path.is_file():
+                path = home / f"msr_paraphrase_{'test' if split == 'test' else 'train'}.txt"
+            if split == "train" or not path.is_file():
+                continue
+            paths.append(path)
+            examples += (
+                Example(f"{name}/{split}", tuple(filter(None, (each.text, each.text_pair))))
+                for each in read_glue(home, name, split).examples
+            )
+    if not paths:
+        known = ", ".join(task.directory for task in TASKS.values())
+        raise UserError(f"{spec!r}: {directory} holds no task of GLUE: {known}.")
+    return _set(f"glue:{directory.resolve().name}", paths, examples)
+
+
+def _examples(path: Path) -> Iterator[Example]:
+    """Read the examples of a file by its suffix."""
+    kind = plain_suffix(path.name)
+    raw = read_plain(path, max_bytes=MAX_BYTES)
+    if kind in (".jsonl", ".ndjson"):
+        for number, line in enumerate(raw.splitlines(), 1):
+            if line.strip():
+                value = parse_json(line, where=f"{path}, line {number}")
+                yield Example(path.name, tuple(_strings(value)))
+        return
+    if kind not in (".txt", ".text", ".tsv", ".csv", ""):
+        hint = f" Is it squad:{path}?" if kind == ".json" else ""
+        raise UserError(f"{path}: files named *{kind} are not read.{hint} Evaluation texts are "
+                        f"{_FORMS}.")  # fmt: skip
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert the file.") from error
+    if kind == ".csv":
+        rows: Iterable[Sequence[str]] = csv.reader(io.StringIO(text, newline=""))
+    else:
+        rows = (line.split("\t") if kind == ".tsv" else [line] for line in text.split("\n"))
+    try:
+        for row in rows:
+            yield Example(path.name, tuple(row))
+    except csv.Error as error:
+        raise UserError(f"{path}: not a CSV file: {error}") from error
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the strings in a JSON value; a list of words, as of tagged sentences, is one text."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        yield " ".join(value)
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)

@@ -1,0 +1,188 @@
+"""Held-out documents that are near-duplicates of training documents."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.data.corpus.overlap.report import DIRECTORY, HELDOUT
+from bert_jax.data.corpus.overlap.search import Span, decoded, store_spans
+from bert_jax.data.corpus.overlap.signatures import SHINGLE, sign, similarity
+from bert_jax.data.corpus.workers import map_ordered
+from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.errors import UserError
+from bert_jax.files.staging import replace_file
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+MAX_DOCUMENTS = 1 << 15
+"""Held-out documents that are compared at most: each process keeps their signatures, of 4 KB."""
+_SHOWN = 10
+_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A held-out document and the most similar training document."""
+
+    document: int
+    """Number of the held-out document."""
+    train_document: int
+    similarity: float
+    """Jaccard similarity of their word 5-shingles."""
+    text: str
+    """Beginning of the held-out document."""
+
+
+@dataclass(frozen=True)
+class HeldoutReport:
+    """Near-duplicates between the two stores of a corpus."""
+
+    corpus: str
+    """Name of the corpus."""
+    threshold: float
+    """Lowest similarity of a near-duplicate."""
+    documents: int
+    """Held-out documents that were compared, evenly spread over the store."""
+    of: int
+    """Held-out documents of the store."""
+    twins: tuple[Twin, ...]
+    """Near-duplicates, by number of the held-out document."""
+    fingerprints: dict[str, str]
+    """Fingerprints of the two stores."""
+
+    def lines(self) -> list[str]:
+        """Return the result for people, with the most similar pairs."""
+        share = len(self.twins) / self.documents
+        lines = [
+            f"{self.corpus}: {len(self.twins):,} of {self.documents:,} held-out documents "
+            f"({share:.2%}) are near-duplicates of a training document (Jaccard similarity of "
+            f"word {SHINGLE}-shingles of {self.threshold:g} or more)"
+        ]
+        if self.documents < self.of:
+            lines.append(f"compared were some of {self.of:,} held-out documents, evenly spread")
+        best = sorted(self.twins, key=lambda twin: (-twin.similarity, twin.document))[:_SHOWN]
+        return lines + [
+            f"  {each.similarity:.2f}  held-out {each.document}  train {each.train_document}  "
+            f"{each.text}"
+            for each in best
+        ]
+
+    def save(self, path: Path) -> None:
+        """Write the report as JSON, whole or not at all."""
+        replace_file(path, (json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def heldout_twins(
+    corpus: Path, *, threshold: float = 0.8, num_workers: int = 1, show: Callable = iter
+) -> HeldoutReport:
+    """Compare the held-out documents of a corpus with all of its training documents.
+
+    Args:
+        corpus: directory with the stores `train` and `heldout`.
+        threshold: lowest similarity of a near-duplicate.
+        num_workers: processes.
+        show: function that wraps an iterable of known length, such as tqdm.
+
+    Raises:
+        UserError: one of the stores is not there, or rensa is not installed.
+    """
+    for part in ("train", "heldout"):
+        if not is_store(corpus / part):
+            raise UserError(f"{corpus} has no store {part!r}; held-out text is compared with "
+                            "training text")  # fmt: skip
+    train, heldout = open_store(corpus / "train"), open_store(corpus / "heldout")
+    tokenizer = load_tokenizer(corpus / "train" / "tokenizer")
+    texts = _texts(heldout, tokenizer)
+    signatures = sign(list(texts.values()))
+    numbers = np.array(list(texts))
+    sketches = np.split(signatures.sketches, np.cumsum(signatures.sketch_lengths)[:-1])
+    keys = signatures.bands.reshape(-1)
+    order = np.argsort(keys, kind="stable")
+    owners = order // signatures.bands.shape[1]
+    index = _Index(keys[order], owners, tuple(sketches), threshold)
+    best: dict[int, tuple[float, int]] = {}
+    bases = np.cumsum([0, *(counts.num_documents for counts in train.counts)])
+    spans = store_spans(train)
+    compared = map_ordered(
+        _compare, show(spans), num_workers, initializer=_start, arguments=(corpus / "train", index)
+    )
+    for span, found in zip(spans, compared, strict=True):
+        for row, other, value in found:
+            document = int(numbers[row])
+            if value > best.get(document, (0.0, 0))[0]:
+                best[document] = value, int(bases[span[0]]) + span[1] + other
+    return HeldoutReport(
+        corpus=corpus.resolve().name,
+        threshold=threshold,
+        documents=len(texts),
+        of=heldout.num_documents,
+        twins=tuple(
+            Twin(document, place, round(value, 4), texts[document][:_SHOWN_CHARS])
+            for document, (value, place) in sorted(best.items())
+        ),
+        fingerprints={"train": train.fingerprint, "heldout": heldout.fingerprint},
+    )
+
+
+def heldout_path(corpus: Path) -> Path:
+    """Return the place of the report in a corpus."""
+    return corpus / "heldout" / DIRECTORY / HELDOUT
+
+
+@dataclass(frozen=True)
+class _Index:
+    """Bands of the held-out documents."""
+
+    keys: np.ndarray
+    """(n,) uint64, ascending."""
+    documents: np.ndarray
+    """(n,) row of each key."""
+    sketches: tuple[np.ndarray, ...]
+    """Sketch of each row."""
+    threshold: float
+
+
+def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
+    """Return at most `MAX_DOCUMENTS` documents, evenly spread, by their numbers."""
+    total = store.num_documents
+    chosen = set(np.linspace(0, total - 1, min(total, MAX_DOCUMENTS)).astype(int).tolist())
+    texts: dict[int, str] = {}
+    number = 0
+    for span in store_spans(store):
+        for text in decoded(store, tokenizer, span):
+            if number in chosen:
+                texts[number] = text
+            number += 1
+    return texts
+
+
+_worker: tuple[TokenStore, Tokenizer, _Index] | None = None
+
+
+def _start(path: Path, index: _Index) -> None:
+    global _worker
+    _worker = open_store(path), load_tokenizer(path / "tokenizer"), index
+
+
+def _compare(span: Span) -> list[tuple[int, int, float]]:
+    """Return row of the index, document of the span, and similarity, of near-duplicates."""
+    assert _worker is not None
+    store, tokenizer, index = _worker
+    found = sign(list(decoded(store, tokenizer, span)))
+    offsets = np.concatenate([[0], np.cumsum(found.sketch_lengths)])
+    keys = found.bands.reshape(-1)
+    begins = np.searchsorted(index.keys, keys)
+    counts = np.searchsorted(index.keys, keys, side="right") - begins
+    hits = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    mine = np.repeat(np.arange(len(keys)) // found.bands.shape[1], counts)
+    pairs = np.unique(np.column_stack([index.documents[hits], mine]), axis=0)
+    twins = []
+    for document, other in pairs.tolist():
+        sketch = found.sketches[offsets[other] : offsets[other + 1]]
+        value = similarity(index.sketches[document], sketch)
+        if value >= index.threshold:
+            twins.append((document, other, value))
+    return twins

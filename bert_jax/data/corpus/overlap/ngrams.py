@@ -1,0 +1,102 @@
+"""N-grams of evaluation texts, and where a document has them.
+
+A text of 13 words or more is known by its 13-grams (Brown et al. 2020, GPT-3, appendix C). A text
+of 5 to 12 words is known as a whole: it is one n-gram. Shorter texts are not looked for, since
+phrases of so few words occur by chance.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from bert_jax.data.corpus.overlap.words import ngram_hashes, several_ngram_hashes, word_hashes
+
+NGRAM = 13
+MIN_WORDS = 5
+_FILTER_BITS = 22
+
+
+class NgramTable:
+    """N-grams of some texts; texts are numbered in their order.
+
+    Args:
+        texts: words of each.
+    """
+
+    def __init__(self, texts: Iterable[Sequence[str]]) -> None:
+        hashes: dict[int, list[np.ndarray]] = {}
+        owners: dict[int, list[np.ndarray]] = {}
+        self.num_texts = 0
+        for number, words in enumerate(texts):
+            self.num_texts += 1
+            size = min(len(words), NGRAM)
+            if size >= MIN_WORDS:
+                found = ngram_hashes(word_hashes(words), size)
+                hashes.setdefault(size, []).append(found)
+                owners.setdefault(size, []).append(np.full(len(found), number))
+        self._sizes = sorted(hashes)
+        self._owners = {size: np.concatenate(owners[size]) for size in self._sizes}
+        self._grams: dict[int, np.ndarray] = {}
+        """Distinct n-grams by size, ascending."""
+        self._entries: dict[int, np.ndarray] = {}
+        """Number, in `_grams`, of each n-gram of the texts by size."""
+        self._filters: dict[int, np.ndarray] = {}
+        """(2^22,) bool by size: whether an n-gram has these first bits."""
+        for size in self._sizes:
+            self._grams[size], self._entries[size] = np.unique(
+                np.concatenate(hashes[size]), return_inverse=True
+            )
+            self._filters[size] = np.zeros(1 << _FILTER_BITS, bool)
+            self._filters[size][_bits(self._grams[size])] = True
+
+    def find(self, hashes: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Return where n-grams of the texts stand in a document.
+
+        Args:
+            hashes: (n,) uint64, of the document's words, from `word_hashes`.
+
+        Returns:
+            By size of n-gram, position of the first word and number of the n-gram, (k,) each;
+            sizes without any are left out.
+        """
+        found = {}
+        for size, grams in several_ngram_hashes(hashes, self._sizes):
+            at = np.flatnonzero(self._filters[size][_bits(grams)])
+            numbers = np.searchsorted(self._grams[size], grams[at])
+            numbers[numbers == len(self._grams[size])] = 0
+            same = self._grams[size][numbers] == grams[at]
+            if same.any():
+                found[size] = at[same], numbers[same]
+        return found
+
+    def covered(self, hashes: np.ndarray) -> np.ndarray:
+        """Return the words of a document that an n-gram of the texts covers, (n,) bool."""
+        edges = np.zeros(len(hashes) + 1, np.int64)
+        for size, (starts, _) in self.find(hashes).items():
+            np.add.at(edges, starts, 1)
+            np.add.at(edges, starts + size, -1)
+        return np.cumsum(edges)[:-1] > 0
+
+    def nothing_seen(self) -> dict[int, np.ndarray]:
+        """Return marks of n-grams by size, none of them set, for `mark`."""
+        return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
+
+    def mark(self, seen: dict[int, np.ndarray], hashes: np.ndarray) -> None:
+        """Set the marks of the n-grams that a document, (n,) uint64 hashes of words, has."""
+        for size, (_, numbers) in self.find(hashes).items():
+            seen[size][numbers] = True
+
+    def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the n-grams of each text and how many of them are marked, (num_texts,) int64.
+
+        A text that is too short has none.
+        """
+        total, marked = np.zeros((2, self.num_texts), np.int64)
+        for size in self._sizes:
+            np.add.at(total, self._owners[size], 1)
+            np.add.at(marked, self._owners[size], seen[size][self._entries[size]])
+        return total, marked
+
+
+def _bits(hashes: np.ndarray) -> np.ndarray:
+    return hashes >> np.uint64(64 - _FILTER_BITS)

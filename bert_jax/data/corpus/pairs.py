@@ -1,0 +1,189 @@
+"""Pairs of texts, source and target: two files that are aligned line by line, or a table."""
+
+import hashlib
+import reprlib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Source
+from bert_jax.data.corpus.kinds.text import FileSource
+from bert_jax.data.corpus.sources import match_files, resolve_sources
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.compressed import plain_suffix
+from bert_jax.tasks.tables.delimited import TableFormat
+from bert_jax.tasks.tables.files import read_rows
+from bert_jax.tokenization.tokenizer import replace_surrogates
+
+_DELIMITED = (".csv", ".tsv", ".tab")
+"""Suffixes of tables whose columns may be numbers, for a file without a header."""
+
+
+class Pair(NamedTuple):
+    """A source and its target, stripped; either may be empty."""
+
+    number: int
+    """Line, or row of a table, from 1."""
+    source: str
+    target: str
+
+
+class PairSource(Source):
+    """One place that pairs come from; as documents, both sides of each pair."""
+
+    swap = False
+    """Whether the first side is the target."""
+
+    @abstractmethod
+    def _pairs(self) -> Iterator[Pair]:
+        """Read pairs from the beginning, as they stand."""
+
+    def pairs(self) -> Iterator[Pair]:
+        """Read pairs from the beginning, in the direction asked for.
+
+        Raises:
+            UserError: the source cannot be read, or its two sides do not belong together.
+        """
+        for number, first, second in self._pairs():
+            yield Pair(number, second, first) if self.swap else Pair(number, first, second)
+
+    @override
+    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for pair in self._pairs():
+            yield "\n".join(filter(None, pair[1:])), NO_FIELDS
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return what identifies the content, for `corpus.json`; after reading."""
+        return [self.record()]
+
+
+class PairFiles(PairSource):
+    """Two text files; line n of the second is the translation of line n of the first."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._files = [_text_file(name) for name in names]
+        first, second = self._files
+        super().__init__(f"{first.name} and {second.name}", first.size + second.size)
+
+    @override
+    def _pairs(self) -> Iterator[Pair]:
+        sides = [file.lines() for file in self._files]
+        for number, lines in enumerate(zip_longest(*sides), 1):
+            if None in lines:
+                counts = [number + sum(1 for _ in side) for side in sides]
+                counts[lines.index(None)] = number - 1
+                both = zip(self._files, counts, strict=True)
+                told = " and ".join(f"{file.name} has {count:,} lines" for file, count in both)
+                raise UserError(
+                    f"{told}; line n of one must be the translation of line n of the other. Look "
+                    "for a line end that is missing or doubled"
+                )
+            yield Pair(number, *(line.strip() for line in lines))
+            self.bytes_read = sum(file.bytes_read for file in self._files)
+
+    @override
+    def records(self) -> list[dict[str, Any]]:
+        records = [file.record() for file in self._files]
+        return records[::-1] if self.swap else records
+
+
+class PairTable(PairSource):
+    """Two columns of a table: CSV, TSV, JSON lines, parquet, or a prepared TFDS data set."""
+
+    def __init__(self, name: str, columns: Sequence[str]) -> None:
+        self._is_tfds = name.startswith("tfds:")
+        if self._is_tfds and name.count(":") == 1:
+            name += ":train"
+        size = 0 if self._is_tfds else Path(_one_file(name)).stat().st_size
+        super().__init__(name, size)
+        self.unit = "examples" if self._is_tfds else Source.unit
+        self._columns = tuple(columns)
+        self._details = {"columns": list(columns)}
+
+    @override
+    def _pairs(self) -> Iterator[Pair]:
+        is_delimited = plain_suffix(self.name) in _DELIMITED
+        numbered = is_delimited and all(column.isdigit() for column in self._columns)
+        table = TableFormat(header=False if numbered else None)
+        digest, rows = hashlib.sha256(), 0
+        for row in read_rows(self.name, self._columns, table):
+            if row.problem:
+                raise UserError(row.problem)
+            texts = [
+                _text(value, column, f"{row.origin}")
+                for value, column in zip(row.values, self._columns, strict=True)
+            ]
+            if self._is_tfds:
+                digest.update("\0".join([*texts, ""]).encode())
+                rows += 1
+            yield Pair(row.origin.line, *texts)
+        if self._is_tfds:
+            self.size, self._sha256 = rows, digest.hexdigest()
+        else:
+            self.bytes_read = self.size
+            with open(self.name, "rb") as content:
+                self._sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _text(value: Any, column: str, where: str) -> str:
+    """Return a field's text on one line; None is empty."""
+    if value is not None and not isinstance(value, str):
+        raise UserError(
+            f"{where}: the column {column!r} holds {reprlib.repr(value):.40}, not text."
+        )
+    text = replace_surrogates((value or "").replace("\0", " "))
+    return text.replace("\r\n", "\n").replace("\n", " ").strip()
+
+
+def _one_file(name: str) -> str:
+    """Return the file of a name, which may be a glob that matches one."""
+    names = match_files(name)
+    if len(names) > 1:
+        raise UserError(
+            f"{name!r} matches {len(names)} files, such as {names[0]} and {names[1]}; each side of "
+            "pairs is one file. --pairs may be repeated"
+        )
+    return names[0]
+
+
+def _text_file(name: str) -> FileSource:
+    (source,) = resolve_sources([_one_file(name)], ReadOptions(newline_only=True))
+    if not isinstance(source, FileSource) or source.is_json:
+        raise UserError(
+            f"{name} is no text file, one text a line; two columns of a table are named with "
+            "--pairs FILE --columns SOURCE TARGET"
+        )
+    return source
+
+
+def open_pairs(
+    names: Sequence[str], columns: Sequence[str] | None = None, *, swap: bool = False
+) -> PairSource:
+    """Return the pairs of two text files, or of one table whose two columns are named.
+
+    Args:
+        names: two files, or one table (CSV, TSV, JSON lines, parquet, `tfds:NAME[:SPLIT]`).
+        columns: names of source and target in a table; numbers from 1 in CSV and TSV without a
+            header.
+        swap: whether the second side is the source, and the first the target.
+
+    Raises:
+        UserError: not two sides, no such file, or a file of another kind.
+    """
+    source: PairSource
+    if len(names) == 2:
+        source = PairFiles(names)
+    elif len(names) == 1 and columns is not None:
+        source = PairTable(names[0], columns)
+    else:
+        raise UserError(
+            "pairs are read from two files of lines, or from one table with --columns SOURCE "
+            f"TARGET; got {len(names)} file(s){'' if columns else ' without columns'}: "
+            f"{' '.join(names)}"
+        )
+    source.swap = swap
+    return source

@@ -1,0 +1,174 @@
+"""Engines that map a function over tasks: processes of this machine, or a Ray cluster."""
+
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from bert_jax.data.corpus.workers import map_ordered, worker_count
+from bert_jax.errors import UserError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+NAMES = ("local", "ray")
+_RETRIES = 20
+"""Times that Ray runs a task again whose process or node was killed; spot nodes go often."""
+_REACH_SECONDS = 30.0
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Variable by which Ray takes 127.0.0.1 for the address of this machine: a Ray of this process's
+own is nobody else's."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Processes, here or elsewhere."""
+
+    num_workers: int
+    """Processes of this machine for work that is not divided into tasks."""
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """Apply a function that can be pickled; results come in the order of the items.
+
+        Raises:
+            UserError: a process was killed, or what `function` raised.
+        """
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+
+
+class LocalEngine:
+    """Processes of this machine.
+
+    Args:
+        num_workers: processes; all cores by default.
+
+    Raises:
+        UserError: fewer than one, or too many.
+    """
+
+    def __init__(self, num_workers: int | None = None) -> None:
+        self.num_workers = worker_count(num_workers)
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """Apply a function in processes, or in this one where there is one item or worker."""
+        return map_ordered(function, items, max(1, min(self.num_workers, len(items))))
+
+    def close(self) -> None:
+        """Do nothing: the processes end with each call of `map`."""
+
+
+class RayEngine:
+    """A cluster of Ray; a task is one process with one core.
+
+    What a killed process or node was doing is done again by another one.
+
+    Args:
+        address: HOST:PORT of the head, `auto` for the cluster of this machine, `ray://HOST:PORT`;
+            None starts a Ray on this machine alone that ends with the engine.
+        num_workers: processes of a Ray on this machine alone, and for undivided work.
+
+    Raises:
+        UserError: Ray is not installed, or the cluster cannot be reached.
+    """
+
+    def __init__(self, address: str | None = None, num_workers: int | None = None) -> None:
+        self.num_workers = worker_count(num_workers)
+        if address is None:
+            os.environ.update(_LOOPBACK)
+        try:
+            import ray
+        except ImportError as error:
+            raise UserError(
+                "--engine=ray needs Ray: pip install 'bert_jax[cluster]', on every node."
+            ) from error
+        self._ray: Any = ray
+        options: dict[str, Any] = {"num_cpus": self.num_workers, "include_dashboard": False}
+        try:
+            if address is not None:
+                _reach(address)
+            ray.init(
+                address=address or "local",
+                **({} if address else options),
+                log_to_driver=False,
+                logging_level="WARNING",
+            )
+        except Exception as error:  # Ray's have no class of their own
+            ray.shutdown()
+            where = f" at {address}" if address else ""
+            reason = (str(error).strip().splitlines() or [""])[0]
+            raise UserError(
+                f"no Ray cluster{where}: {reason}. `ray start --head` starts one, and `ray status` "
+                "says how one does."
+            ) from error
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """Apply a function on the nodes of the cluster."""
+        ray = self._ray
+        remote = ray.remote(_call).options(
+            num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
+        )
+        shared = ray.put(function)  # the tokenizer in it goes to each node once
+        pending = deque(remote.remote(shared, item) for item in items)
+        try:
+            while pending:
+                result = ray.get(pending[0])
+                pending.popleft()
+                yield result
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except ray.exceptions.OutOfMemoryError as error:
+            raise UserError(
+                "a task was killed for lack of memory on its node, again and again. Use smaller "
+                "shards (--shard-mb), or nodes with more memory for each core."
+            ) from error
+        except ray.exceptions.RayError as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"the Ray cluster lost a task {_RETRIES + 1} times or is gone: {reason}. Rerun the "
+                "command; what is complete is kept."
+            ) from error
+        finally:
+            for left in pending:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.cancel(left, force=False)
+
+    def close(self) -> None:
+        """Leave the cluster; a Ray that was started here ends."""
+        self._ray.shutdown()
+
+
+def open_engine(
+    name: str = "local", *, address: str | None = None, num_workers: int | None = None
+) -> Engine:
+    """Return an engine by its name.
+
+    Raises:
+        UserError: no such engine, or see the engines.
+    """
+    if name == "ray":
+        return RayEngine(address, num_workers)
+    if name != "local":
+        raise UserError(f"there is no engine {name!r}; there are {' and '.join(NAMES)}.")
+    if address is not None:
+        raise UserError(f"--address={address} belongs to --engine=ray.")
+    return LocalEngine(num_workers)
+
+
+def _reach(address: str) -> None:
+    """Connect to the head of a cluster once; Ray itself tries for minutes.
+
+    Raises:
+        OSError: there is no host of the name, or nothing answers.
+        ValueError: the port is no number.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon:
+        socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()
+
+
+def _call(function: Callable[[T], R], item: T) -> R:
+    return function(item)

@@ -1,0 +1,314 @@
+"""Where the tasks of a build put their shards, and the marks of those that are complete.
+
+In a directory the work lies in OUT.unfinished, which becomes OUT by one rename. In a bucket it lies
+at OUT itself, and is no corpus until the manifests are there, which are written last.
+"""
+
+import contextlib
+import functools
+import json
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from bert_jax.data.corpus.datasheet import DATASHEET, write_datasheet
+from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
+from bert_jax.data.store import is_store
+from bert_jax.data.store_writer import write_manifest
+from bert_jax.errors import UserError
+from bert_jax.files.claims import BucketClaims
+from bert_jax.files.lease import Lease, Times
+from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
+from bert_jax.files.untrusted.json_file import parse_json
+from bert_jax.files.urls import failures_named, file_system, is_url, upload
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+_TIMES = Times(patience=30.0)
+"""Times of the lease on a bucket; a build that is stopped ends sooner than a run that saves."""
+MARKS = "tasks"
+"""Directory of the marks, one JSON file for each complete task."""
+
+
+class Workspace(ABC):
+    """A place that all processes of a build reach; picklable."""
+
+    local: Path | None = None
+    """Directory of the workspace; None in a bucket."""
+
+    @abstractmethod
+    def scratch(self) -> contextlib.AbstractContextManager[Path]:
+        """Return a local directory whose files are in the workspace when the block ends well."""
+
+    @abstractmethod
+    def marks(self) -> set[str]:
+        """Return the names of the complete tasks."""
+
+    @abstractmethod
+    def read_mark(self, name: str) -> dict[str, Any]:
+        """Return the mark of a complete task; an empty one where it cannot be read."""
+
+    @abstractmethod
+    def write_mark(self, name: str, mark: dict[str, Any]) -> None:
+        """Mark a task as complete; its files are there."""
+
+    @abstractmethod
+    def write_manifest(
+        self, store: str, names: Sequence[str], tokenizer: Tokenizer, meta: dict[str, Any]
+    ) -> None:
+        """Make one store of the shards below a path."""
+
+    @abstractmethod
+    def write_datasheet(self, corpus: str) -> None:
+        """Write the datasheet of a corpus whose manifests are there."""
+
+    @abstractmethod
+    def keep_only(self, shards: Iterable[str]) -> None:
+        """Remove what other builds left: all shards whose path is not given."""
+
+    @abstractmethod
+    def remove_marks(self) -> None:
+        """Remove the marks, when the corpus is complete."""
+
+
+class LocalWorkspace(Workspace):
+    """A directory, local or on a file system that all nodes share."""
+
+    def __init__(self, path: Path) -> None:
+        self.local = self.path = path
+
+    @override
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        if not self.path.is_dir():
+            raise UserError(
+                f"{self.path} is not there on the node {socket.gethostname()}. Nodes of a cluster "
+                "need one that all of them reach: name an --out at gs://, or on a shared disk."
+            )
+        yield self.path
+
+    @override
+    def marks(self) -> set[str]:
+        return {path.stem for path in (self.path / MARKS).glob("*.json")}
+
+    @override
+    def read_mark(self, name: str) -> dict[str, Any]:
+        return _parsed((self.path / MARKS / f"{name}.json").read_bytes(), name)
+
+    @override
+    def write_mark(self, name: str, mark: dict[str, Any]) -> None:
+        replace_file(self.path / MARKS / f"{name}.json", json.dumps(mark).encode())
+
+    @override
+    def write_manifest(
+        self, store: str, names: Sequence[str], tokenizer: Tokenizer, meta: dict[str, Any]
+    ) -> None:
+        shutil.rmtree(self.path / store / "tokenizer", ignore_errors=True)  # of a cut-off manifest
+        write_manifest(self.path / store, names, tokenizer, **meta)
+
+    @override
+    def write_datasheet(self, corpus: str) -> None:
+        write_datasheet(self.path / corpus)
+
+    @override
+    def keep_only(self, shards: Iterable[str]) -> None:
+        kept = {self.path / each for each in shards} | {self.path / MARKS}
+        parents = {parent for each in kept for parent in each.parents}
+
+        def clean(directory: Path) -> None:
+            for path in directory.iterdir():
+                if path in parents:
+                    clean(path)
+                elif path.is_dir() and path not in kept:
+                    shutil.rmtree(path)
+
+        clean(self.path)
+
+    @override
+    def remove_marks(self) -> None:
+        shutil.rmtree(self.path / MARKS, ignore_errors=True)
+
+
+class BucketWorkspace(Workspace):
+    """A directory of a bucket; shards are written on a node's disk and uploaded."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    @override
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="bert_jax-") as name:
+            yield Path(name)
+            upload(Path(name), self.url)
+
+    @override
+    def marks(self) -> set[str]:
+        files, key = self._files(), self._key(MARKS)
+        return {Path(name).stem for name in (files.find(key) if files.exists(key) else ())}
+
+    @override
+    def read_mark(self, name: str) -> dict[str, Any]:
+        return _parsed(self._read(f"{MARKS}/{name}.json") or b"", name)
+
+    @override
+    def write_mark(self, name: str, mark: dict[str, Any]) -> None:
+        with tempfile.TemporaryDirectory(prefix="bert_jax-") as directory:
+            (Path(directory) / f"{name}.json").write_bytes(json.dumps(mark).encode())
+            upload(Path(directory), f"{self.url}/{MARKS}")
+
+    @override
+    def write_manifest(
+        self, store: str, names: Sequence[str], tokenizer: Tokenizer, meta: dict[str, Any]
+    ) -> None:
+        with tempfile.TemporaryDirectory(prefix="bert_jax-") as directory:
+            local = Path(directory) / "store"
+            for name in names:
+                self._outline(f"{store}/shards/{name}", local / "shards" / name)
+            write_manifest(local, names, tokenizer, **meta)
+            shutil.rmtree(local / "shards")
+            upload(local, f"{self.url}/{store}")
+
+    @override
+    def write_datasheet(self, corpus: str) -> None:
+        with tempfile.TemporaryDirectory(prefix="bert_jax-") as directory:
+            for part in ("train", "heldout"):
+                name = "/".join(filter(None, (corpus, part, "corpus.json")))
+                if header := self._read(name):
+                    (Path(directory) / part).mkdir()
+                    (Path(directory) / part / "corpus.json").write_bytes(header)
+            write_datasheet(Path(directory))
+            sheet = Path(directory) / "sheet"
+            sheet.mkdir()
+            (Path(directory) / DATASHEET).rename(sheet / DATASHEET)
+            upload(sheet, "/".join(filter(None, (self.url, corpus))))
+
+    def _outline(self, shard: str, local: Path) -> None:
+        """Write a shard's header and counts, and in place of its arrays holes of their size."""
+        local.mkdir(parents=True)
+        header = self._read(f"{shard}/corpus.json") or b""
+        counts = self._read(f"{shard}/unigram_counts.bin") or b""
+        (local / "corpus.json").write_bytes(header)
+        (local / "unigram_counts.bin").write_bytes(counts)
+        found = parse_json(header, where=f"{self.url}/{shard}/corpus.json")
+        sizes = {
+            "tokens": found["num_tokens"] * token_dtype(found["vocab_size"]).itemsize,
+            "sentence_offsets": (found["num_sentences"] + 1) * OFFSET_DTYPE.itemsize,
+            "document_offsets": (found["num_documents"] + 1) * OFFSET_DTYPE.itemsize,
+        }
+        for name, size in sizes.items():
+            with open(local / f"{name}.bin", "wb") as file:
+                file.truncate(size)
+
+    @override
+    def keep_only(self, shards: Iterable[str]) -> None:
+        files, kept = self._files(), tuple(f"{self._key(each)}/" for each in shards)
+        for key in files.find(self._key()):
+            name = key.removeprefix(f"{self._key()}/")
+            if re.search(r"(^|/)shards/", name) and not key.startswith(kept):
+                files.rm_file(key)
+
+    @override
+    def remove_marks(self) -> None:
+        files = self._files()
+        for name in self.marks():
+            files.rm_file(self._key(f"{MARKS}/{name}.json"))
+
+    def is_corpus(self) -> bool:
+        """Return true where a complete corpus is there."""
+        files = self._files()
+        if not files.exists(self._key()):
+            return False
+        found = files.find(self._key())
+        return any(re.search(r"(^|/)(train|heldout)/corpus\.json$", key) for key in found)
+
+    def remove_manifests(self) -> None:
+        """Make a corpus that is there, and is replaced, no corpus."""
+        files = self._files()
+        for key in files.find(self._key()):
+            if re.search(r"/(train|heldout)/corpus\.json$", key):
+                files.rm_file(key)
+
+    def lease(self) -> Lease:
+        """Return the lease on the directory, which nobody holds yet."""
+        claims = BucketClaims(self._files(), self.url)
+        say = functools.partial(print, file=sys.stderr, flush=True)
+        return Lease(claims, self.url, _TIMES, say=say, writer="build", place="directory")
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            data: bytes = self._files().cat_file(self._key(name))
+        except FileNotFoundError:
+            return None
+        return data
+
+    def _files(self) -> Any:
+        return file_system(self.url)
+
+    def _key(self, name: str = "") -> str:
+        return f"{self.url.partition('://')[2]}/{name}".rstrip("/")
+
+
+def is_corpora(path: Path) -> bool:
+    """Return true when `path` holds a corpus, or corpora of `--by-field` and nothing else."""
+    if is_store(path / "train"):
+        return True
+    found = list(path.iterdir()) if path.is_dir() else []
+    return bool(found) and all(is_store(each / "train") for each in found)
+
+
+@contextlib.contextmanager
+def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterator[Workspace]:
+    """Yield the workspace of a build; it is the corpus when the block ends well.
+
+    With `resume`, what is complete is kept for the next build when it does not.
+
+    Raises:
+        UserError: there is something at `out` that may not be replaced, or another build has it.
+    """
+    if not is_url(out):
+        with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:
+            space = LocalWorkspace(staged.path)
+            try:
+                yield space
+            except BaseException:
+                # Without a mark of a shard or of a scan there is nothing to go on with.
+                if not space.marks() and not any(staged.path.rglob("key")):
+                    shutil.rmtree(staged.path, ignore_errors=True)
+                raise
+            try:
+                staged.commit()
+            except OSError as error:
+                raise disk_full(Path(out), error) from error
+        return
+    bucket = BucketWorkspace(str(out))
+    lease = bucket.lease()
+    try:
+        with failures_named(f"cannot write {out}", str(out)):
+            while not lease.take():
+                time.sleep(_TIMES.poll)
+            if bucket.is_corpus() and not overwrite:
+                raise UserError(
+                    f"{out} already exists and is complete. Name another place, or ask for it to "
+                    "be overwritten (--overwrite)."
+                )
+        bucket.remove_manifests()
+        yield bucket
+    finally:
+        lease.release()
+
+
+def _parsed(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        found = parse_json(data, where=f"{MARKS}/{name}.json")
+    except UserError:
+        return {}  # the task is done again
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,377 @@
+"""Checkpoints for a training loop: asynchronous, verified, kept by policy.
+
+The way of a save::
+
+    save(step) -> arrays are copied, the loop goes on
+                  Orbax writes           (its threads, all processes)
+                  the checkpoint is read back, old ones are deleted    (a thread of process 0)
+    save(step + n) -> first learns how the save before went
+
+A save that fails does not end the run: it is reported, and the next one is tried.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from etils import epath
+
+from bert_jax.distributed.checkpoint import storage
+from bert_jax.distributed.checkpoint.agreement import all_agree, by_first
+from bert_jax.distributed.checkpoint.branches import kept_steps
+from bert_jax.distributed.checkpoint.digest import leaf_digests
+from bert_jax.distributed.checkpoint.reading import Restored, restore_newest
+from bert_jax.distributed.checkpoint.record import (
+    Record,
+    RecordFaultError,
+    grouped,
+    named_leaves,
+    read_record,
+)
+from bert_jax.distributed.checkpoint.retention import Retention
+from bert_jax.distributed.checkpoint.storage import (
+    AnyPath,
+    as_path,
+    one_line,
+    save_fault,
+    saved_steps,
+)
+from bert_jax.distributed.checkpoint.verify import (
+    Verdict,
+    VerificationStoppedError,
+    is_verified,
+    verified_steps,
+    verify_checkpoint,
+)
+
+_log = logging.getLogger("bert_jax")
+
+Report = Callable[[str, int, str], None]
+"""Gets what happened to a checkpoint: kind ("save_failed", "damaged"), step, message."""
+
+
+class SaveFailedError(RuntimeError):
+    """Several saves in a row have failed."""
+
+    exit_code = 3
+
+
+class Checkpoints:
+    """The checkpoints of one run, for its training loop.
+
+    Every method is collective: all processes call it, in the same order, from the main thread.
+    """
+
+    def __init__(
+        self,
+        directory: AnyPath,
+        retention: Retention | None = None,
+        *,
+        max_failed_saves: int = 3,
+        report: Report = lambda kind, step, message: None,
+    ):
+        """Open `directory`, and remove what interrupted saves left in it.
+
+        The first save makes it if missing. Damaged checkpoints are moved to `damaged/` beside it.
+        After `max_failed_saves` in a row `SaveFailedError` is raised. `report` is called in process
+        0, from the main thread.
+        """
+        self._directory = as_path(directory)
+        self._aside = self._directory.parent / "damaged"
+        self._retention = retention or Retention()
+        self._max_failures, self._report = max_failed_saves, report
+        self._failures = 0
+        self._save: _Save | None = None
+        self._reader = _Reader(self)
+        self._metrics: dict[int, dict[str, float]] = {}
+        self._made = self._directory.exists()
+        by_first(lambda: storage.remove_unfinished(self._directory))
+
+    def restore(self, abstract: Any) -> Restored | None:
+        """Return the newest intact checkpoint, or None when there is none at all.
+
+        Damaged checkpoints that are newer are named in a warning and moved to `damaged/`, where
+        nothing reads them. `abstract` is the state with a `jax.ShapeDtypeStruct` per array that
+        carries the sharding the array shall have; it need not be the one that was saved.
+
+        Raises:
+            DamagedCheckpointError: There are checkpoints and none is intact; nothing is moved.
+            UserError: An intact checkpoint holds arrays of other names, shapes or dtypes.
+        """
+        restored = restore_newest(self._directory, abstract)
+        if restored is None:
+            return None
+        by_first(lambda: self._set_aside(restored))
+        self._reader.start(restored.step)
+        return restored
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        config: dict[str, Any],
+        extra: dict[str, Any],
+        metrics: dict[str, float] | None = None,
+    ) -> None:
+        """Start a save; returns when the arrays are copied, so that the caller may donate them.
+
+        Args:
+            step: The next step to train. A step that has a checkpoint is not saved again.
+            state: A pytree with a `params` field that is a nested dict.
+            config: The run's configuration, JSON values.
+            extra: JSON values to hand back on restore. `lowest_at` among them is also for
+                `Retention.superfluous`.
+            metrics: An evaluation of exactly this state, for `Retention.keep_best`.
+
+        Raises:
+            SaveFailedError: This failure, or that of the save before, was one too many.
+        """
+        self.wait()
+        if by_first(lambda: (self._directory / str(step)).exists()):
+            return
+        pending, fault = None, None
+        try:
+            by_first(self._make_directory)  # inside Orbax, processes would wait for each other
+            leaves = named_leaves(state)
+            digests = leaf_digests(leaves)
+            record = Record(
+                step=step,
+                config=config,
+                extra=extra,
+                metrics=metrics or {},
+                arrays={
+                    name: [list(leaf.shape), str(leaf.dtype), digests[name]]
+                    for name, leaf in leaves.items()
+                },
+            )
+            pending = storage.write_async(
+                self._directory / str(step), grouped(leaves), record.to_json()
+            )
+        except Exception as error:  # Orbax raises many types for the same full disk
+            fault = error
+        self._save = _Save(step, pending, fault, self._saved)
+
+    def _saved(self, save: "_Save") -> None:
+        """Take note of a save, in the thread that waited for the save."""
+        if save.error is None:
+            self._reader.start(save.step)
+        else:  # at once, not when the next save is due
+            _log.error("%s", self._explained(save.step, save_fault(save.error)))
+
+    def wait(self) -> bool:
+        """Wait until the last save is on disk, and say whether the save went well.
+
+        Raises:
+            SaveFailedError: It failed, and was one too many.
+        """
+        save, self._save = self._save, None
+        error = save.wait() if save else None
+        damaged = self._reader.take_damaged()
+        if all_agree(not (error or damaged)):
+            self._failures = 0 if save else self._failures
+            return True
+        self._failures += 1
+        if jax.process_index() == 0:
+            if damaged:
+                self._report("damaged", damaged.step, f"read back, {damaged.fault}; set aside")
+            if save and (error or not damaged):
+                try:
+                    storage.remove_unfinished(self._directory)
+                except Exception as trouble:
+                    _log.warning("Leftovers in %s stay for now: %s", self._directory, trouble)
+                reason = save_fault(error) if error else "another process could not write its part"
+                self._report("save_failed", save.step, self._explained(save.step, reason))
+        if self._failures >= self._max_failures:
+            step = save.step if save else damaged.step if damaged else -1
+            reason = save_fault(error) if error else damaged.fault if damaged else "not written"
+            raise SaveFailedError(
+                f"{self._failures} saves in a row have failed, so the run stops. "
+                + self._explained(step, reason)
+                + " Fix that and rerun the command: the run continues from there"
+            ) from error
+        return False
+
+    def save_last(self, step: int, state: Any, *, read_back: bool, **content: Any) -> None:
+        """Save until a save has worked: no later save will make up for a failure.
+
+        `content` is `config`, `extra` and `metrics`, as in `save`. With `read_back`, wait for the
+        verification too; it may take as long as the save.
+
+        Raises:
+            SaveFailedError: It failed too often.
+        """
+        with contextlib.suppress(SaveFailedError):  # it is tried whatever became of those before
+            self.wait()
+        damaged = 0
+        while damaged < self._max_failures:
+            self.save(step, state, **content)
+            if not self.wait():
+                continue
+            if not read_back:
+                return
+            self._reader.wait()
+            if self.wait():
+                return
+            damaged += 1
+        raise SaveFailedError(
+            f"{damaged} saves in a row were damaged when they were read back, so the run stops. "
+            + self._explained(step, "what was read is not what was written")
+            + " Check the disk and rerun the command: the run continues from there"
+        )
+
+    def close(self) -> None:
+        """Wait for a save under way, and for a verification only to the end of a block.
+
+        Not collective, and it raises nothing: it may be called on the way out of an error.
+        """
+        if self._save is not None:
+            self._save.wait()
+        self._reader.stop()
+
+    def _explained(self, step: int, reason: str) -> str:
+        try:
+            kept = saved_steps(self._directory)
+        except Exception:
+            kept = []
+        there = f"The newest checkpoint there is that of step {kept[-1]}" if kept else "None is"
+        where = f"The checkpoint of step {step} could not be written to {self._directory}"
+        return f"{where}: {reason}. {there}."
+
+    def _make_directory(self) -> None:
+        """Make the directory once at most, and the work directory never.
+
+        Where one is gone, a disk is not mounted.
+        """
+        if not self._made:
+            self._directory.mkdir(exist_ok=True)
+        self._made = True
+        storage.try_to_write(self._directory)
+
+    def _set_aside(self, restored: Restored) -> None:
+        if restored.damaged:
+            _log.warning("%s", restored.warning())
+        for bad in restored.damaged:
+            moved = storage.set_aside(self._directory / str(bad.step), self._aside)
+            self._report("damaged", bad.step, f"{bad.fault}; moved to {moved}")
+
+    def _prune(self) -> None:
+        """Delete what the policy lets go; called once a newer checkpoint was read back."""
+        saved = saved_steps(self._directory)
+        for step in saved if self._retention.keep_best else ():
+            if step not in self._metrics:
+                self._metrics[step] = {}
+                with contextlib.suppress(RecordFaultError):
+                    self._metrics[step] = read_record(self._directory / str(step)).metrics
+        verified = verified_steps(self._directory)
+        if not verified:
+            return
+        newest = read_record(self._directory / str(verified[-1]))
+        lowest_at = newest.extra.get("lowest_at")
+        for step in self._retention.superfluous(saved, verified, self._metrics, lowest_at):
+            if step not in kept_steps(self._directory):  # a branch may have come this moment
+                storage.delete(self._directory / str(step))
+
+
+class _Save:
+    """One save on its way to the disk, waited for by a thread that then calls `then`."""
+
+    def __init__(
+        self, step: int, pending: Any, error: Exception | None, then: "Callable[[_Save], None]"
+    ):
+        self.step, self.error = step, error
+        self._pending, self._then = pending, then
+        self._thread = threading.Thread(target=self._run, name="save", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> Exception | None:
+        """Return the error that made the save fail, or None."""
+        self._thread.join()
+        return self.error
+
+    def _run(self) -> None:
+        if self._pending is not None:
+            try:
+                self._pending.result()
+            except Exception as error:
+                self.error = error
+        self._then(self)
+
+
+class _Reader:
+    """Reads checkpoints back in a thread of process 0, one at a time, and then prunes.
+
+    While one is read, others may be written; they are read when their turn comes, the newest only.
+    """
+
+    def __init__(self, owner: Checkpoints):
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._next: int | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._damaged: Verdict | None = None
+
+    def start(self, step: int) -> None:
+        if jax.process_index() != 0 or self._stopping.is_set():
+            return
+        with self._lock:
+            self._next = step
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="verify", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until everything that was asked for has been read."""
+        while thread := self._thread:
+            thread.join()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.wait()
+
+    def take_damaged(self) -> Verdict | None:
+        with self._lock:
+            damaged, self._damaged = self._damaged, None
+        return damaged
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                step, self._next = self._next, None
+                if step is None or self._stopping.is_set():
+                    self._thread = None
+                    return
+            try:
+                self._read(step)
+            except VerificationStoppedError:
+                pass
+            except Exception as error:  # the directory is gone, say; the next save will tell
+                _log.warning("Verifying the checkpoint of step %d: %s", step, one_line(error))
+
+    def _read(self, step: int) -> None:
+        owner = self._owner
+        path = owner._directory / str(step)
+        if not is_verified(path):
+            verdict = self._verdict(path)
+            if not verdict.intact:  # the disk may have been gone for a moment
+                verdict = self._verdict(path)
+            if not verdict.intact:
+                storage.set_aside(path, owner._aside)
+                with self._lock:
+                    self._damaged = verdict
+                return
+        owner._prune()
+
+    def _verdict(self, path: epath.Path) -> Verdict:
+        """Return the verdict on the checkpoint, unless the checkpoint is gone.
+
+        It is there when this returns, so a second verdict is of a disk that has come back.
+        """
+        verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
+        if not verdict.intact and not path.exists():
+            raise FileNotFoundError(f"{path} is gone")
+        return verdict

@@ -1,0 +1,207 @@
+"""The newest intact checkpoint of a directory, onto devices.
+
+Functions here are collective: with several processes all call them, in the same order, from the
+main thread. Process 0 lists the checkpoints, reads the records and has the last word on damage; the
+other processes check their share of the files.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from etils import epath
+from jax.sharding import SingleDeviceSharding
+
+from bert_jax.distributed.checkpoint import storage
+from bert_jax.distributed.checkpoint.agreement import all_agree, by_first
+from bert_jax.distributed.checkpoint.digest import leaf_digests
+from bert_jax.distributed.checkpoint.record import (
+    Record,
+    RecordFaultError,
+    filled,
+    grouped,
+    is_param,
+    named_leaves,
+    nested_params,
+    read_record,
+    ungrouped,
+)
+from bert_jax.distributed.checkpoint.storage import AnyPath, as_path, read_arrays, saved_steps
+from bert_jax.distributed.checkpoint.verify import Verdict, file_fault, verify_checkpoint
+from bert_jax.errors import UserError
+
+_log = logging.getLogger("bert_jax")
+
+_CACHED_SECONDS = 90.0
+"""Time that a file system's cache may show a directory as it was: 60 s for NFS and gcsfuse."""
+
+
+class DamagedCheckpointError(RuntimeError):
+    """No checkpoint of the directory is intact, though there are some."""
+
+    exit_code = 5
+
+
+class OutOfSightError(RuntimeError):
+    """A checkpoint that process 0 finds intact and another process cannot read."""
+
+    exit_code = 6  # another try may see it
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Content of a checkpoint."""
+
+    step: int
+    """The next step: the batch to read and the number of updates made."""
+    state: Any
+    """The whole state, or the nested dict of parameters from `load_newest`."""
+    record: Record
+    damaged: tuple[Verdict, ...] = ()
+    """Newer checkpoints that were passed over."""
+
+    def warning(self) -> str:
+        """Name the checkpoints that were passed over, in a sentence; "" where there are none."""
+        if not self.damaged:
+            return ""
+        what = "; ".join(f"{bad.step} ({bad.fault})" for bad in self.damaged)
+        noun = "checkpoint" if len(self.damaged) == 1 else "checkpoints"
+        return f"Skipped damaged {noun} {what}. Using the checkpoint of step {self.step}."
+
+
+def load_newest(directory: AnyPath) -> Restored | None:
+    """Restore the parameters alone of the newest intact checkpoint, onto one device."""
+    return restore_newest(directory, None)
+
+
+def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
+    """Return the newest intact checkpoint, or None where there is none; nothing on disk changes.
+
+    `abstract` is the state with a `jax.ShapeDtypeStruct` per array that carries the sharding the
+    array shall have; it need not be the one that was saved. None: as `load_newest`.
+
+    Raises:
+        DamagedCheckpointError: There are checkpoints and none is intact.
+        UserError: An intact checkpoint holds arrays of other names, shapes or dtypes.
+    """
+    directory = as_path(directory)
+    damaged: list[Verdict] = []
+    wanted = None if abstract is None else named_leaves(abstract)
+    for step in reversed(by_first(lambda: saved_steps(directory))):
+        record, leaves, fault = _read(directory / str(step), wanted)
+        if not fault:
+            assert record is not None
+            state = nested_params(leaves) if abstract is None else filled(abstract, leaves)
+            return Restored(step, state, record, tuple(damaged))
+        damaged.append(Verdict(step, fault))
+    if damaged:
+        what = "; ".join(f"{bad.step}: {bad.fault}" for bad in damaged)
+        raise DamagedCheckpointError(
+            f"no checkpoint in {directory} is intact ({what}). Restore the directory from a copy, "
+            "or move it away to start the run from its beginning"
+        )
+    return None
+
+
+def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
+    """Return the checkpoint of a step; nothing on disk changes. `abstract`: see `restore_newest`.
+
+    Raises:
+        DamagedCheckpointError: The checkpoint is not intact, or not there.
+        UserError: The checkpoint holds arrays of other names, shapes or dtypes.
+    """
+    path = as_path(directory) / str(step)
+    wanted = None if abstract is None else named_leaves(abstract)
+    record, leaves, fault = _read(path, wanted)
+    if fault:
+        raise DamagedCheckpointError(f"the checkpoint {path} is damaged: {fault}")
+    assert record is not None
+    state = nested_params(leaves) if abstract is None else filled(abstract, leaves)
+    return Restored(step, state, record)
+
+
+def _read(
+    path: epath.Path, wanted: dict[str, Any] | None
+) -> tuple[Record | None, dict[str, jax.Array], str]:
+    """Read and check one checkpoint: (record, arrays by name, fault or "")."""
+    groups = () if wanted is not None else (storage.PARAMS, storage.RECORD)
+    _await_sight(path)
+    fault = file_fault(path, (jax.process_index(), jax.process_count()), groups)
+    content, unread = by_first(lambda: _record_or_fault(path))
+    if fault := _common_fault(path, fault or unread):
+        return None, {}, fault
+    record = Record(**content)
+    if wanted is None:
+        device = SingleDeviceSharding(jax.local_devices()[0])
+        wanted = {
+            name: jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=device)
+            for name, (shape, dtype, _) in record.arrays.items()
+            if is_param(name)
+        }
+    else:
+        check_same(path, record.arrays, wanted)
+    loaded, fault = read_arrays(path, grouped(wanted))
+    if fault := _common_fault(path, fault):
+        return record, {}, fault
+    leaves = ungrouped(loaded)
+    digests = leaf_digests(leaves)
+    wrong = [name for name, digest in digests.items() if digest != record.arrays[name][2]]
+    if wrong:
+        fault = f"{len(wrong)} of {len(digests)} arrays differ from their digest: "
+        fault += ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
+        return record, {}, fault  # an older checkpoint is read next: there is room for one only
+    return record, leaves, ""
+
+
+def _await_sight(path: epath.Path) -> None:
+    """Wait until the file system shows the checkpoint that process 0 has listed."""
+    deadline = time.monotonic() + _CACHED_SECONDS
+    while jax.process_index() != 0 and not path.exists() and time.monotonic() < deadline:
+        time.sleep(1)
+
+
+def _record_or_fault(path: epath.Path) -> tuple[dict[str, Any], str]:
+    try:
+        return read_record(path).__dict__, ""
+    except RecordFaultError as error:
+        return {}, str(error)
+
+
+def _common_fault(path: epath.Path, fault: str) -> str:
+    """Return the fault of a checkpoint in the words of process 0; "" where no process found one.
+
+    Raises:
+        OutOfSightError: Another process found a fault, and process 0, which then reads the whole
+            checkpoint, finds none. Such a checkpoint must not be passed over.
+    """
+    if all_agree(not fault):
+        return ""
+    if fault and jax.process_index() != 0:
+        _log.error("%s: %s", path, fault)
+    common: str = by_first(lambda: fault or verify_checkpoint(path).fault)
+    if not common:
+        raise OutOfSightError(
+            f"{path} is intact for process 0, and another process cannot read it ("
+            f"{fault or 'its log has the reason'}). All hosts must mount the same directory; a "
+            "cached listing is right after a minute"
+        )
+    return common
+
+
+def check_same(path: epath.Path, arrays: dict[str, list[Any]], wanted: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose arrays, by its record, are not those that are wanted, by name.
+
+    Raises:
+        UserError: Names the first array that differs.
+    """
+    saved = {name: f"{dtype} {tuple(shape)}" for name, (shape, dtype, _) in arrays.items()}
+    needed = {name: f"{array.dtype} {tuple(array.shape)}" for name, array in wanted.items()}
+    for name in sorted({*saved, *needed}):
+        has, wants = (each.get(name, "no such array") for each in (saved, needed))
+        if has != wants:
+            raise UserError(
+                f"{path}: array {name} is {has} in the checkpoint and {wants} in this run; they "
+                "must be of the same model and optimizer"
+            )

@@ -1,0 +1,130 @@
+"""The record of a checkpoint, under a CRC of its own, and the names of its arrays.
+
+An array's name is its path in the state, joined by "/": `params/encoder/...`, `opt_state/...`.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from bert_jax.distributed.checkpoint import storage
+from bert_jax.distributed.checkpoint.storage import PARAMS, REST, AnyPath
+from bert_jax.errors import UserError
+from bert_jax.files.checks import json_crc
+
+FORMAT = 2
+_PREFIX = PARAMS + "/"
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of a checkpoint."""
+
+    step: int
+    """The next step: the batch to read and the number of updates made."""
+    config: dict[str, Any]
+    extra: dict[str, Any]
+    """Values that the loop saved beside the state."""
+    metrics: dict[str, float]
+    """Metrics of an evaluation of exactly this state; empty where there was none."""
+    arrays: dict[str, list[Any]]
+    """Arrays by name: shape, dtype and digest."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes of all arrays in memory."""
+        return sum(
+            math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype, _ in self.arrays.values()
+        )
+
+    @property
+    def digest(self) -> str:
+        """Digest of all arrays, which tells one checkpoint from another: 16 hexadecimal digits."""
+        content = json.dumps(self.arrays, sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON values that are written."""
+        content = {"format": FORMAT, **self.__dict__}
+        return {**content, "crc32": json_crc(content)}
+
+
+class RecordFaultError(ValueError):
+    """A record that cannot be trusted."""
+
+
+def read_record(checkpoint: AnyPath) -> Record:
+    """Return the record of a checkpoint.
+
+    Raises:
+        RecordFaultError: It cannot be read, or does not match its CRC.
+        UserError: It is intact, of another version.
+    """
+    try:
+        content = storage.read_object(storage.as_path(checkpoint) / storage.RECORD / "data.json")
+        crc = content.pop("crc32", None)
+    except Exception as error:
+        reason = storage.damage(error, checkpoint)
+        raise RecordFaultError(f"its record cannot be read: {reason}") from error
+    if crc != json_crc(content):
+        raise RecordFaultError("its record does not match its CRC")
+    version = content.pop("format", None)
+    if version != FORMAT:
+        raise UserError(
+            f"{checkpoint} has checkpoint format {version}; this version reads {FORMAT}. "
+            "Continue the run with the version of bert_jax that began it"
+        )
+    try:
+        return Record(**content)
+    except TypeError as error:
+        raise RecordFaultError(f"its record has other fields: {error}") from error
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a state by name."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def filled(abstract: Any, leaves: dict[str, Any]) -> Any:
+    """`abstract` with its leaves replaced by those of the same name."""
+    return jax.tree.unflatten(
+        jax.tree.structure(abstract), [leaves[name] for name in named_leaves(abstract)]
+    )
+
+
+def grouped(leaves: dict[str, Any]) -> dict[str, Any]:
+    """Leaves as they are stored: nested parameters, and (unless absent) the rest by name."""
+    rest = {name: leaf for name, leaf in leaves.items() if not is_param(name)}
+    return {PARAMS: nested_params(leaves), **({REST: rest} if rest else {})}
+
+
+def ungrouped(groups: dict[str, Any]) -> dict[str, Any]:
+    """Return the inverse of `grouped`."""
+    params = {_PREFIX + name: leaf for name, leaf in named_leaves(groups[PARAMS]).items()}
+    return {**params, **groups.get(REST, {})}
+
+
+def group_of(name: str) -> tuple[str, str]:
+    """Return the group of an array, and its name within the group."""
+    return (PARAMS, name.removeprefix(_PREFIX)) if is_param(name) else (REST, name)
+
+
+def is_param(name: str) -> bool:
+    """Whether the array is one of the model's."""
+    return name.startswith(_PREFIX)
+
+
+def nested_params(leaves: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters among named leaves as a nested dict."""
+    params = {name.removeprefix(_PREFIX): leaf for name, leaf in leaves.items() if is_param(name)}
+    tree: dict[str, Any] = unflatten_dict(params, sep="/")
+    return tree

@@ -1,0 +1,296 @@
+"""How a checkpoint lies on disk or in a bucket. The only file that imports Orbax and TensorStore.
+
+Orbax writes the arrays of all processes and makes a checkpoint appear complete or not at all: by a
+rename on a file system, by a last file (`commit_success.txt`) in a bucket. TensorStore reads single
+arrays on the host, for verification, without devices.
+"""
+
+import gc
+import itertools
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorstore
+from etils import epath
+from orbax.checkpoint import v1 as ocp
+
+from bert_jax.files.untrusted.json_file import parse_json
+
+PARAMS, REST, RECORD = "params", "rest", "record"
+_COMMITTED = "commit_success.txt"
+_OUT_OF_REACH = (  # TensorStore's words, in a ValueError
+    "UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED|RESOURCE_EXHAUSTED"
+)
+_ARRAY, _DICT_KEY = {"value_type": "jax.Array", "skip_deserialize": False}, 2
+"""How Orbax describes an array of a nested dict."""
+_UNFINISHED = ("*.orbax-checkpoint-tmp*", "*.deleted")
+_SAVE_FAULTS = {
+    "No space left": "the disk is full",
+    "Disk quota exceeded": "the quota is used up",
+    "Read-only file system": "the file system is read-only",
+    "Permission denied": "permission is denied",
+    "File too large": "the file is too large for the file system or a limit of this process",
+    "No such file or directory": "the directory is gone",
+    "Input/output error": "the disk reports an input/output error",
+}
+
+AnyPath: TypeAlias = epath.Path | Path
+"""Local, or `gs://`."""
+
+
+def is_remote(directory: AnyPath) -> bool:
+    """Whether the directory is in a bucket, where nothing can be renamed in one step."""
+    return "://" in str(directory)
+
+
+def as_path(directory: AnyPath | str) -> epath.Path:
+    """Return an absolute path that works locally and in a bucket."""
+    return epath.Path(directory if is_remote(epath.Path(directory)) else Path(directory).absolute())
+
+
+def saved_steps(directory: AnyPath) -> list[int]:
+    """Return steps of the complete checkpoints in a directory, ascending; damaged ones included."""
+    directory = as_path(directory)
+    if not directory.is_dir():
+        return []
+    steps = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
+    if is_remote(directory):
+        steps = [p for p in steps if (p / _COMMITTED).exists()]
+    return sorted(int(p.name) for p in steps)
+
+
+def remove_unfinished(directory: AnyPath) -> None:
+    """Remove what interrupted saves and deletions left."""
+    directory = as_path(directory)
+    if not directory.is_dir():
+        return
+    for leftover in itertools.chain.from_iterable(map(directory.glob, _UNFINISHED)):
+        if leftover.is_dir():
+            leftover.rmtree()
+        else:
+            leftover.unlink()
+    if is_remote(directory):
+        complete = saved_steps(directory)
+        for path in directory.iterdir():
+            if path.name.isdigit() and int(path.name) not in complete:
+                path.rmtree()
+
+
+def try_to_write(directory: AnyPath) -> None:
+    """Make something in a directory and remove it; in a bucket, do nothing.
+
+    Raises:
+        OSError: The directory is gone, or does not take it.
+    """
+    if not is_remote(directory):
+        probe = as_path(directory) / "probe.deleted"
+        probe.mkdir(exist_ok=True)
+        probe.rmdir()
+
+
+def delete(checkpoint: AnyPath) -> None:
+    """Delete a checkpoint; one whose deletion is interrupted is no checkpoint any more."""
+    checkpoint = as_path(checkpoint)
+    if is_remote(checkpoint):
+        (checkpoint / _COMMITTED).unlink(missing_ok=True)
+        checkpoint.rmtree()
+    else:
+        condemned = checkpoint.with_name(f"{checkpoint.name}.deleted")
+        checkpoint.rename(condemned)
+        condemned.rmtree()
+
+
+def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
+    """Move a checkpoint into the directory `target`, and say where it is now."""
+    checkpoint, target = as_path(checkpoint), as_path(target)
+    target.mkdir(parents=True, exist_ok=True)
+    taken = len(list(target.glob(f"{checkpoint.name}.*")))
+    aside = target / f"{checkpoint.name}.{taken}"
+    if is_remote(checkpoint):
+        import fsspec
+
+        (checkpoint / _COMMITTED).unlink(missing_ok=True)  # half a checkpoint is none
+        fsspec.filesystem("gs").copy(f"{checkpoint}/", f"{aside}/", recursive=True)
+        checkpoint.rmtree()
+    else:
+        checkpoint.rename(aside)
+    return aside
+
+
+def write_async(
+    checkpoint: AnyPath, arrays: dict[str, dict[str, Any]], record: dict[str, Any]
+) -> Any:
+    """Start a save; returns when the arrays are copied, so that the caller may donate them.
+
+    Collective. The directory, which must not exist, appears when everything is written. `result()`
+    of what is returned waits until then, and raises the error that made the save fail. `arrays` has
+    the groups "params" (nested) and, where there is more, "rest" (flat); `record` has JSON values.
+    """
+    with _context():
+        # Orbax writes the record later, when the caller may have changed what is in it.
+        return ocp.save_checkpointables_async(
+            as_path(checkpoint), {**arrays, RECORD: json.loads(json.dumps(record))}
+        )
+
+
+def write_tree(directory: AnyPath, tree: dict[str, Any]) -> None:
+    """Write a nested dict of arrays on the host as Orbax does by default, to a new directory.
+
+    For readers without this package.
+    """
+    ocp.save(as_path(directory), tree)
+
+
+def read_tree(directory: AnyPath) -> dict[str, Any]:
+    """Read back the tree that `write_tree` wrote, onto the host."""
+    tree: dict[str, Any] = ocp.load(as_path(directory))
+    return tree
+
+
+def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Read groups of arrays onto devices; collective. Returns them, and "" or the fault.
+
+    `wanted` has groups, as for `write_async`, with a `jax.ShapeDtypeStruct` (and its sharding) in
+    place of every array.
+    """
+    loaded: dict[str, Any] = {}
+    fault = ""
+    # After a read error Orbax drops coroutines and tasks that nobody awaits; collecting them here
+    # keeps pages of their complaints out of the log. The error itself is reported by the caller.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            for group, abstract in wanted.items():
+                with _context():
+                    loaded |= ocp.load_checkpointables(as_path(checkpoint), {group: abstract})
+        except Exception as error:  # whatever a damaged file makes Orbax raise
+            fault = damage(error, checkpoint)
+        if fault:
+            asyncio_log = logging.getLogger("asyncio")
+            level, asyncio_log.level = asyncio_log.level, logging.CRITICAL
+            gc.collect()
+            asyncio_log.level = level
+    return loaded, fault
+
+
+def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
+    """Return (group, name) of the arrays that Orbax would restore, by its own lists.
+
+    Not collective. The lists are read here: Orbax's function for it goes through caches that keep
+    what lay at the same path before.
+    """
+    checkpoint = as_path(checkpoint)
+    listed = set()
+    for group in read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:
+        if group != RECORD:
+            content = read_object(checkpoint / group / "_METADATA")
+            if not (content["use_ocdbt"] is content["use_zarr3"] is True):
+                raise ValueError(f"{group}/_METADATA is not of arrays in OCDBT and Zarr 3")
+            for leaf in content["tree_metadata"].values():
+                keys = leaf["key_metadata"]
+                kinds = {key["key_type"] for key in keys}
+                if leaf["value_metadata"] != _ARRAY or kinds != {_DICT_KEY}:
+                    raise ValueError(f"{group}/_METADATA is not of arrays in nested dicts")
+                listed.add((group, "/".join(key["key"] for key in keys)))
+    return listed
+
+
+def host_blocks(
+    checkpoint: AnyPath, group: str, name: str
+) -> Iterator[tuple[np.ndarray, tuple[int, ...], tuple[int, ...]]]:
+    """Read one array piece by piece into host memory, without devices; not collective.
+
+    The name within the group, "params" or "rest", has keys of nested dicts joined by "/".
+
+    Yields:
+        (block, index of its first element, shape of the array). A block is as large as what one
+        device wrote.
+    """
+    base = str(as_path(checkpoint) / group) + "/"
+    inner = name.replace("/", ".") if group == PARAMS else name  # Orbax joins nested keys by a dot
+    store = {"driver": "ocdbt", "base": _kvstore(base), "path": inner + "/"}
+    array = tensorstore.open({"driver": "zarr3", "kvstore": store}, open=True).result()
+    shape = tuple(array.shape)
+    chunk = array.chunk_layout.read_chunk.shape or shape
+    steps = [max(1, step or size) for step, size in zip(chunk, shape, strict=True)]
+    for start in itertools.product(*map(range, [0] * len(shape), shape, steps)):
+        part = tuple(
+            slice(first, min(first + step, size))
+            for first, step, size in zip(start, steps, shape, strict=True)
+        )
+        yield np.asarray(array[part].read().result()), start, shape
+
+
+def damage(error: Exception, path: AnyPath) -> str:
+    """Return an error met in reading, as a phrase.
+
+    Raises:
+        ConnectionError: It is the bucket that is out of reach, or denied: what lies there may be
+            intact, and is not to be passed over.
+    """
+    if is_remote(path) and (
+        type(error).__module__.split(".")[0] in ("gcsfs", "google", "aiohttp", "requests")
+        or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError))
+        or re.search(_OUT_OF_REACH, str(error))
+    ):
+        raise ConnectionError(f"{path} cannot be read now: {one_line(error)}") from error
+    return one_line(error)
+
+
+def save_fault(error: BaseException) -> str:
+    """Why a save failed, as a phrase, from the error and what caused it."""
+    chain: list[BaseException] = []
+    known: BaseException | None = error
+    while known is not None and not any(known is seen for seen in chain):  # it may be a ring
+        chain.append(known)
+        known = known.__cause__ or known.__context__
+    messages = "\n".join(map(str, chain))
+    for pattern, meaning in _SAVE_FAULTS.items():
+        if re.search(pattern, messages):
+            return meaning
+    return one_line(error)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error as a phrase: its type and the first line of its message."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+def read_object(path: epath.Path) -> dict[str, Any]:
+    """Return the content of a JSON file, or raise an OSError or a ValueError."""
+    content = parse_json(path.read_bytes(), where=str(path), allow_nan=True)
+    if not isinstance(content, dict):
+        raise ValueError("no JSON object")
+    return content
+
+
+def _kvstore(directory: str) -> dict[str, str]:
+    if directory.startswith("gs://"):
+        bucket, _, path = directory.removeprefix("gs://").partition("/")
+        return {"driver": "gcs", "bucket": bucket, "path": path}
+    return {"driver": "file", "path": directory}
+
+
+def _context() -> ocp.Context:
+    registry = ocp.handlers.local_registry()
+    # The record is one JSON file, which the default would take for a tree.
+    registry.add(ocp.handlers.JsonHandler, checkpointable_name=RECORD)
+    context = ocp.Context()
+    context.checkpointables.registry = registry
+    # Weights and moments shrink by 12%, for more than half of a save's processor time.
+    context.array.saving.use_compression = False
+    # Devices with the same array save a part each, cut by a program per shape and device: not worth
+    # compiling for a few bytes.
+    context.array.saving.min_slice_bytes_for_replica_parallel = 1 << 16
+    # Needed for random keys only, and a damaged one would spoil a restore unseen by verification.
+    context.array.saving.array_metadata_store = None
+    # Where a directory cannot be made, Orbax's threads would wait for it for 20 minutes.
+    context.asynchronous.create_directories_asynchronously = False
+    return context

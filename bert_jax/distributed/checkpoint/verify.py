@@ -1,0 +1,246 @@
+"""Reading checkpoints back (`bert-jax verify`): every file by its CRC, every array by its digest.
+
+Runs on the host, array by array: no device is touched and no process waits for another.
+"""
+
+import contextlib
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+from tqdm import tqdm
+
+from bert_jax.distributed.checkpoint.digest import block_digest, text
+from bert_jax.distributed.checkpoint.record import RecordFaultError, group_of, read_record
+from bert_jax.distributed.checkpoint.storage import (
+    AnyPath,
+    as_path,
+    damage,
+    host_blocks,
+    is_remote,
+    listed_arrays,
+    saved_steps,
+)
+from bert_jax.errors import UserError
+from bert_jax.files.checks import json_crc
+from bert_jax.files.untrusted.json_file import parse_json
+
+_MARK = "verified.json"
+_BLOCK = 8 << 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of reading a checkpoint."""
+
+    step: int
+    fault: str
+    """Fault, with the name of the file or array; "" where everything is as it was saved."""
+    num_bytes: int = 0
+    num_arrays: int = 0
+
+    @property
+    def intact(self) -> bool:
+        """Whether it can be trusted."""
+        return not self.fault
+
+
+class VerificationStoppedError(Exception):
+    """Somebody asked for an end before everything was read."""
+
+
+def is_verified(checkpoint: AnyPath) -> bool:
+    """Whether the checkpoint has been read back since it was written; reads nothing but names."""
+    return (as_path(checkpoint) / _MARK).exists()
+
+
+def verified_steps(directory: AnyPath) -> list[int]:
+    """Return steps of the checkpoints that were read back, ascending."""
+    return [step for step in saved_steps(directory) if is_verified(as_path(directory) / str(step))]
+
+
+def verify_checkpoint(
+    checkpoint: AnyPath,
+    *,
+    mark: bool = False,
+    progress: Callable[[int], None] = lambda num_bytes: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Verdict:
+    """Read every file and every array of a checkpoint.
+
+    Args:
+        checkpoint: The directory of one step.
+        mark: Write `verified.json` into it when it is intact, so that `file_fault` can tell later
+            which file has changed.
+        progress: Gets the bytes of each array or piece that was read.
+        stopped: Asked between pieces.
+
+    Raises:
+        VerificationStoppedError: `stopped` said so.
+        UserError: It is of another version.
+    """
+    checkpoint = as_path(checkpoint)
+    step = int(checkpoint.name)
+    if fault := file_fault(checkpoint):
+        return Verdict(step, fault)
+    try:
+        record = read_record(checkpoint)
+    except RecordFaultError as error:
+        return Verdict(step, str(error))
+    num_bytes = 0
+    for name, (_, _, digest) in record.arrays.items():
+        total = 0
+        try:
+            for block, start, shape in host_blocks(checkpoint, *group_of(name)):
+                if stopped():
+                    raise VerificationStoppedError
+                total += block_digest(block, start, shape)
+                num_bytes += block.nbytes
+                progress(block.nbytes)
+        except VerificationStoppedError:
+            raise
+        except Exception as error:  # whatever a damaged file makes TensorStore raise
+            return Verdict(step, f"array {name} cannot be read: {damage(error, checkpoint)}")
+        if text(total) != digest:
+            return Verdict(step, f"array {name} differs from its digest")
+    if fault := _listing_fault(checkpoint, {group_of(name) for name in record.arrays}):
+        return Verdict(step, fault)
+    if mark and not is_verified(checkpoint):
+        _write_mark(checkpoint)
+    return Verdict(step, "", num_bytes, len(record.arrays))
+
+
+def find_fault(checkpoint: AnyPath) -> str:
+    """Name the fault of a checkpoint; "" where there is none.
+
+    Reads the files alone where they were compared with the arrays before, else the arrays too.
+    """
+    return (
+        file_fault(checkpoint) if is_verified(checkpoint) else verify_checkpoint(checkpoint).fault
+    )
+
+
+def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
+    """Read every file and array of the checkpoints in a directory; changes nothing.
+
+    Reads the one of step `only`, or all; `progress` shows a bar on standard error.
+
+    Raises:
+        UserError: There is no checkpoint, or none of that step.
+    """
+    directory = as_path(directory)
+    steps = saved_steps(directory)
+    if not steps:
+        raise UserError(
+            f"{directory} holds no checkpoint; give the work directory of a `bert-jax pretrain` "
+            "run that has saved at least once"
+        )
+    if only is not None and only not in steps:
+        there = ", ".join(map(str, steps))
+        raise UserError(f"{directory} has no checkpoint of step {only}; there are {there}")
+    verdicts = []
+    for step in [only] if only is not None else steps:
+        path = directory / str(step)
+        num_bytes = None
+        with contextlib.suppress(RecordFaultError):
+            num_bytes = read_record(path).num_bytes
+        with tqdm(
+            total=num_bytes, desc=f"step {step:,}", unit="B", unit_scale=True,
+            leave=False, disable=not progress,
+        ) as bar:  # fmt: skip
+            verdicts.append(verify_checkpoint(path, progress=bar.update))
+    return verdicts
+
+
+def audit_report(verdicts: list[Verdict]) -> list[str]:
+    """Return a line for each checkpoint and one for all."""
+    width = max(len(f"{verdict.step:,}") for verdict in verdicts)
+    lines = []
+    for verdict in verdicts:
+        found = f"intact    {verdict.num_arrays} arrays, {verdict.num_bytes / 1e6:,.1f} MB"
+        if not verdict.intact:
+            found = f"DAMAGED   {verdict.fault}"
+        lines.append(f"step {verdict.step:>{width},}  {found}")
+    intact = [verdict.step for verdict in verdicts if verdict.intact]
+    if len(verdicts) == 1:
+        return lines
+    newest = f"the newest intact one is that of step {intact[-1]:,}" if intact else "none is intact"
+    return [*lines, f"{len(intact)} of {len(verdicts)} checkpoints are intact; {newest}"]
+
+
+def file_fault(
+    checkpoint: AnyPath, part: tuple[int, int] = (0, 1), groups: tuple[str, ...] = ()
+) -> str:
+    """Name a fault of the files, by `verified.json`; "" where there is none, or no such file.
+
+    Looks at every n-th file, from the i-th, where `part` is (i, n), and only at files in the
+    directories `groups`; (): in all.
+    """
+    checkpoint = as_path(checkpoint)
+    if not is_verified(checkpoint):
+        return ""
+    try:
+        path = checkpoint / _MARK
+        content: dict[str, Any] = parse_json(path.read_bytes(), where=str(path))
+        files: dict[str, list[Any]] = content["files"]
+        if content["crc32"] != json_crc(files):
+            return f"{_MARK} does not match its CRC"
+        names = [name for name in sorted(files) if not groups or name.split("/")[0] in groups]
+        for name in names[part[0] :: part[1]]:
+            size, crc = files[name]
+            path = checkpoint / name
+            if not path.exists():
+                return f"file {name} is missing"
+            found = path.stat().length
+            if found != size:
+                return f"file {name} has {found:,} bytes of {size:,}"
+            if _file_crc(path) != crc:
+                return f"file {name} differs from its CRC"
+    except Exception as error:  # whatever a damaged file, or a bucket, makes the reader raise
+        return f"{_MARK} or a file cannot be read: {damage(error, checkpoint)}"
+    return ""
+
+
+def _listing_fault(checkpoint: epath.Path, recorded: set[tuple[str, str]]) -> str:
+    """Name a fault of the files by which arrays are restored; "" where there is none.
+
+    The arrays themselves are read without them.
+    """
+    try:
+        listed = listed_arrays(checkpoint)
+    except Exception as error:  # whatever is in them
+        return f"the list of its arrays cannot be read: {damage(error, checkpoint)}"
+    wrong = ", ".join("/".join(array) for array in sorted(listed ^ recorded)[:3])
+    return wrong and f"the list of its arrays differs from its record: {wrong}"
+
+
+def _write_mark(checkpoint: epath.Path) -> None:
+    files = {
+        str(path.relative_to(checkpoint)): [path.stat().length, _file_crc(path)]
+        for path in _files(checkpoint)
+    }
+    content = json.dumps({"files": files, "crc32": json_crc(files)})
+    if is_remote(checkpoint):  # an object appears whole
+        (checkpoint / _MARK).write_text(content)
+    else:
+        temporary = checkpoint.with_name(f"{checkpoint.name}.{_MARK}.deleted")
+        temporary.write_text(content)
+        temporary.rename(checkpoint / _MARK)
+
+
+def _files(directory: epath.Path) -> list[epath.Path]:
+    files = []
+    for path in sorted(directory.iterdir()):
+        files += _files(path) if path.is_dir() else [path]
+    return files
+
+
+def _file_crc(path: epath.Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            crc = zlib.crc32(block, crc)
+    return crc

@@ -1,0 +1,239 @@
+"""Communication of devices in a step: parameters gathered where used, gradients reduced.
+
+A step on a mesh runs inside a `jax.shard_map` over `data` and `fsdp` (`on_local_rows`): each device
+sees its own rows and its own part of the parameters, and nothing crosses those two axes but what is
+written here. `tensor` stays with the compiler, which places the rest by the parameters' shardings
+(Shoeybi et al. 2019: two all-reduces per layer in each direction).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from bert_jax.distributed.parallel.sharding import TRIAL, num_batch_shards, partition_spec
+from bert_jax.model.layout import Layout, without_axes
+
+BY_HAND = ("data", "fsdp")
+"""Mesh axes over which the step is written out; `tensor` is the compiler's."""
+
+
+def on_local_rows(
+    f: Callable[..., Any], mesh: Mesh, in_specs: Sequence[Any], out_specs: Any, shared: int = 0
+) -> Callable[..., Any]:
+    """Run `f` on every device (or `tensor` group of devices), on its own part of the arguments.
+
+    Specs may name `tensor`, which is left out: that axis is not split by hand. One device: `f`. On
+    a mesh of trials the arguments, but for the last `shared`, and the results have trials on axis
+    0, which the specs leave out.
+    """
+    if mesh.size == 1:
+        return f
+
+    def by_hand(spec: PartitionSpec, trials: bool) -> PartitionSpec:
+        spec = without_axes(spec, ("tensor",))
+        return PartitionSpec(TRIAL, *spec) if trials and TRIAL in mesh.axis_names else spec
+
+    own = len(in_specs) - shared
+    return jax.shard_map(
+        f,
+        mesh=mesh,
+        in_specs=tuple(
+            jax.tree.map(partial(by_hand, trials=number < own), spec, is_leaf=_is_spec)
+            for number, spec in enumerate(in_specs)
+        ),
+        out_specs=jax.tree.map(partial(by_hand, trials=True), out_specs, is_leaf=_is_spec),
+        axis_names=set(mesh.axis_names) - ({"tensor"} if mesh.shape["tensor"] > 1 else set()),
+        check_vma=False,  # would make jax.grad reduce where each gradient arises
+    )
+
+
+def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[..., Any]:
+    """Run `f` on every trial of this device; without a batch dimension where there is only one.
+
+    The last `shared` arguments have no axis of trials.
+    """
+    if TRIAL not in mesh.axis_names:
+        return f
+
+    def all_trials(*trees: Any) -> Any:
+        own = len(trees) - shared
+        if jax.tree.leaves(trees[0])[0].shape[0] > 1:
+            return jax.vmap(f, in_axes=(0,) * own + (None,) * shared)(*trees)
+        first = jax.tree.map(lambda x: x[0], trees[:own])
+        return jax.tree.map(lambda x: x[None], f(*first, *trees[own:]))
+
+    return all_trials
+
+
+def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
+    """Make the layout that a model with this compute type is told inside `on_local_rows`.
+
+    `specs` has the PartitionSpec of each parameter of the model; an entry `layers`, anywhere in it,
+    is a stack of layers on axis 0.
+    """
+    gather_layer = None
+    if mesh.shape["fsdp"] > 1 and "layers" in specs:
+        layer = jax.tree.map(
+            lambda spec: PartitionSpec(*spec[1:]), specs["layers"], is_leaf=_is_spec
+        )
+        gather_layer = partial(gather, specs=layer, mesh=mesh, dtype=dtype)
+    inner = {
+        name: local_layout(mesh, entry, dtype)
+        for name, entry in specs.items()
+        if name != "layers" and isinstance(entry, dict)
+    }
+    gather_rows = partial(_gather_tree, mesh=mesh) if num_batch_shards(mesh) > 1 else None
+    return Layout(mesh, partition_spec, gather_layer, inner, gather_rows)
+
+
+def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = False) -> Any:
+    """Return parameters as they are used: whole over `fsdp`; matrices travel in the compute type.
+
+    Without `layers`, stacks of layers are left as they are: each layer gathers its own.
+
+    The gradient of each that `fsdp` splits is reduced to the device's own part, summed over `fsdp`,
+    where it arises; all other sums are left to `reduce_gradients`.
+    """
+
+    def one(path: Any, param: jax.Array, spec: PartitionSpec) -> jax.Array:
+        name = path[-1].key
+        if not layers and any(entry.key == "layers" for entry in path):
+            return param
+        travels = used = param.dtype
+        if name == "kernel":
+            travels = used = dtype
+        elif name == "token" and _is_split(spec, mesh):
+            # Looked up and multiplied by: float32, so that both gradients are added in it before
+            # they are reduced once, and the sum over a frequent token's places is not in bfloat16.
+            travels = dtype
+        return _gather(param, mesh, spec, travels, used)
+
+    return jax.tree_util.tree_map_with_path(one, params, specs)
+
+
+def _whole(x: jax.Array, mesh: Mesh, spec: PartitionSpec, travels: Any, used: Any) -> jax.Array:
+    x = x.astype(travels)
+    if _is_split(spec, mesh):
+        gather = partial(jax.lax.all_gather, axis_name="fsdp", axis=spec.index("fsdp"), tiled=True)
+        x = over_tensor(gather, mesh, without_axes(spec, BY_HAND))(x)
+    return x.astype(used)
+
+
+_gather = jax.custom_vjp(_whole, nondiff_argnums=(1, 2, 3, 4))
+
+
+def _gather_forward(x, *how):
+    return _whole(x, *how), None
+
+
+def _gather_backward(mesh, spec, travels, used, _, g):
+    g = g.astype(jnp.float32)
+    if _is_split(spec, mesh):
+        part = partial(_reduce_scatter, axis=spec.index("fsdp"), mesh=mesh)
+        g = over_tensor(part, mesh, without_axes(spec, BY_HAND))(g)
+    return (g,)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
+
+
+def _gather_tree(rows: Any, mesh: Mesh) -> Any:
+    return jax.tree.map(lambda x: _gather_rows(x, mesh), rows)
+
+
+def _all_rows(x: jax.Array, mesh: Mesh) -> jax.Array:
+    gather = partial(jax.lax.all_gather, axis_name=BY_HAND, axis=0, tiled=True)
+    return over_tensor(gather, mesh, PartitionSpec())(x)
+
+
+_gather_rows = jax.custom_vjp(_all_rows, nondiff_argnums=(1,))
+
+
+def _gather_rows_backward(mesh, _, g):
+    scatter = partial(jax.lax.psum_scatter, axis_name=BY_HAND, scatter_dimension=0, tiled=True)
+    return (over_tensor(scatter, mesh, PartitionSpec())(g),)
+
+
+_gather_rows.defvjp(lambda x, mesh: (_all_rows(x, mesh), None), _gather_rows_backward)
+
+
+def _is_split(spec: PartitionSpec, mesh: Mesh) -> bool:
+    return mesh.shape["fsdp"] > 1 and "fsdp" in spec
+
+
+def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
+    """Return the device's part, along `axis`, of the sum over `fsdp`.
+
+    Over all devices of a TPU slice XLA makes an all-reduce of the whole and takes a part: twice the
+    bytes. Two reduce-scatters over groups of about sqrt(n) move the bytes of one over n.
+    """
+    size = mesh.shape["fsdp"]
+    inner = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
+    scatter = partial(jax.lax.psum_scatter, axis_name="fsdp", scatter_dimension=0, tiled=True)
+    # Along the first axis: where a part is narrower than a tile's 128 lanes, XLA again falls back.
+    x = jnp.moveaxis(x, axis, 0)
+    if mesh.size > size or inner == 1:
+        x = scatter(x)
+    else:
+        ranks = np.arange(size).reshape(-1, inner)
+        x = scatter(x, axis_index_groups=ranks.T.tolist())
+        x = scatter(x, axis_index_groups=ranks.tolist())
+    return jnp.moveaxis(x, 0, axis)
+
+
+def reduce_gradients(
+    grads: Any, specs: Any, mesh: Mesh, dtype: Any = jnp.float32, *, whole: bool = False
+) -> Any:
+    """Gradients of local rows summed over the mesh, each device keeping its own part.
+
+    They travel as `dtype`. With `whole` they are those of whole parameters; else `fsdp` has been
+    summed over, and its parts taken, for each that it splits.
+    """
+    leaves, tree = jax.tree.flatten(grads)
+    specs = jax.tree.leaves(specs, is_leaf=_is_spec)
+
+    def add(*leaves: jax.Array) -> tuple[jax.Array, ...]:
+        sums = []
+        for leaf, spec in zip(leaves, specs, strict=True):
+            axes = ("data",) if "fsdp" in spec and not whole else BY_HAND
+            sums.append(jax.lax.psum(leaf.astype(dtype), axes))
+            if "fsdp" in spec and whole:
+                axis = spec.index("fsdp")
+                size = leaf.shape[axis] // mesh.shape["fsdp"]
+                start = jax.lax.axis_index("fsdp") * size
+                sums[-1] = jax.lax.dynamic_slice_in_dim(sums[-1], start, size, axis)
+        return tuple(total.astype(leaf.dtype) for total, leaf in zip(sums, leaves, strict=True))
+
+    kept = tuple(without_axes(spec, BY_HAND) for spec in specs)
+    return jax.tree.unflatten(tree, over_tensor(add, mesh, kept)(*leaves))
+
+
+def reduce_sums(sums: Any) -> Any:
+    """Scalars of local rows summed over the mesh."""
+    return jax.lax.psum(sums, BY_HAND)
+
+
+def over_tensor(f: Callable[..., Any], mesh: Mesh, specs: Any) -> Callable[..., Any]:
+    """`f` run by every device on its part over `tensor` too; results lie as the arguments.
+
+    XLA's partitioner would gather the operand of a collective over the axes that are its own.
+    """
+    if mesh.shape["tensor"] == 1:
+        return f
+    return jax.shard_map(
+        f,
+        in_specs=specs if isinstance(specs, tuple) and not _is_spec(specs) else (specs,),
+        out_specs=specs,
+        axis_names={"tensor"},
+        check_vma=False,
+    )
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)

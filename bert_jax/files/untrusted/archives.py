@@ -1,0 +1,291 @@
+"""Unpacking zip and tar archives from elsewhere.
+
+`zipfile` and `tarfile` read; this module bounds their reads, judges each name, kind and declared
+size before a byte is written, and lets the target appear complete or not at all.
+"""
+
+import contextlib
+import errno
+import functools
+import gzip
+import io
+import os
+import re
+import shutil
+import stat
+import struct
+import tarfile
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.whole_file import CONTROL
+
+MAX_BYTES = 4 << 30
+MAX_FILES = 10_000
+MAX_RATIO = 200
+_MAX_NAME = 512
+_BLOCK = 1 << 20
+_FREE_BYTES = 16 << 20
+"""Size below which the ratio is ignored: small files of one byte are no attack."""
+_ENTRY_BYTES = 256
+"""Bytes of a zip's directory, on average for each entry that is allowed."""
+_HEADER_BYTES = 1 << 16
+"""Bytes of a tar member's header, extended headers included."""
+_MAX_GLOBAL_HEADERS = 1000
+_MAX_DEPTH = 16
+
+# What the parsers of the standard library raise on bytes that are no archive.
+_PARSER_ERRORS = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, ValueError,
+    ArithmeticError, LookupError, RuntimeError, struct.error,
+)  # fmt: skip
+
+
+def _extract(
+    read: Callable[["_Unpacked", io.BufferedIOBase], None],
+    path: str | Path,
+    target: str | Path,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_files: int = MAX_FILES,
+    max_ratio: int = MAX_RATIO,
+) -> list[str]:
+    """Unpack an archive into a new directory.
+
+    Args:
+        read: the reader of the archive's format.
+        path: the archive.
+        target: the directory, which must not exist yet.
+        max_bytes: limit for all files together.
+        max_files: limit for the number of entries.
+        max_ratio: limit for unpacked bytes, times the size of the archive.
+
+    Returns:
+        The names of the files, sorted.
+
+    Raises:
+        UserError: names the archive and the entry; nothing is left at `target` then.
+    """
+    path, target = Path(path), Path(os.path.abspath(target))
+    if os.path.lexists(target):
+        raise UserError(f"{target} exists; name a directory that does not exist yet")
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; an archive was expected")
+    root = target.with_name(f"{target.name}.tmp-{os.getpid()}")
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(path, "rb"))
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}") from error
+        root.mkdir(parents=True)
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        unpacked = _Unpacked(path, root, max_bytes, max_files, max_ratio)
+        try:
+            read(unpacked, file)
+        except UserError:
+            raise
+        except (*_PARSER_ERRORS, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise  # the disk's
+            entry = f", {unpacked.entry[:80]!r}" if unpacked.entry else ""
+            raise UserError(
+                f"{path}{entry}: not a sound archive: {type(error).__name__}: {error}"
+            ) from error
+        os.rename(root, target)
+    return sorted(unpacked.names)
+
+
+def _read_zip(unpacked: "_Unpacked", file: io.BufferedIOBase) -> None:
+    path = unpacked.path
+    reads = _BoundedReads(file, path, 2 * _BLOCK + unpacked.max_files * _ENTRY_BYTES)
+    archive = zipfile.ZipFile(reads)
+    entries = archive.infolist()
+    unpacked.check_totals(len(entries), sum(entry.file_size for entry in entries))
+    for entry in entries:
+        # `filename` is cut at a NUL; the name as it was written is the one to judge.
+        name = entry.orig_filename
+        kind = stat.S_IFMT(entry.external_attr >> 16)
+        is_directory = name.endswith("/")
+        if kind not in (0, stat.S_IFDIR if is_directory else stat.S_IFREG):
+            raise UserError(f"{path}: {name[:80]!r} is a link or device; files are unpacked")
+        if entry.flag_bits & 0x41:
+            raise UserError(f"{path}: {name[:80]!r} is encrypted; decrypt the archive first")
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise UserError(
+                f"{path}: {name[:80]!r} has the compression {entry.compress_type}; only "
+                "deflate (8) and none (0) are read"
+            )
+        if is_directory:
+            unpacked.add_directory(name)
+            continue
+        reads.allow()
+        unpacked.entry = name
+        with archive.open(entry) as content:
+            unpacked.add_file(name, entry.file_size, content.read, reads)
+
+
+def _read_tar(unpacked: "_Unpacked", file: io.BufferedIOBase) -> None:
+    """Read a tar archive, plain or with gzip, in one pass."""
+    path = unpacked.path
+    magic = file.read(6)
+    file.seek(0)
+    if magic[:3] == b"BZh" or magic == b"\xfd7zXZ\x00" or magic[:4] == b"\x28\xb5\x2f\xfd":
+        raise UserError(f"{path} is compressed with bzip2, xz or zstd; decompress it first")
+    plain = gzip.GzipFile(fileobj=file) if magic[:2] == b"\x1f\x8b" else file
+    # Extended headers are read as long as they say they are.
+    reads = _BoundedReads(plain, path, _HEADER_BYTES, unpacked.check_size)
+    archive = tarfile.TarFile(fileobj=reads, errors="strict")
+    count = size = 0
+    while member := archive.next():
+        archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+        name = unpacked.entry = member.name
+        if member.size < 0 or len(archive.pax_headers) > _MAX_GLOBAL_HEADERS:
+            raise UserError(f"{path}: not a sound archive: the header of {name[:80]!r}")
+        count, size = count + 1, size + member.size
+        unpacked.check_totals(count, size)
+        if member.isdir():
+            unpacked.add_directory(name)
+        elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.sparse is None:
+            unpacked.add_file(name, member.size, tarfile.ExFileObject(archive, member).read, reads)
+        else:
+            raise UserError(
+                f"{path}: {name[:80]!r} is a link, device or sparse file; plain files and "
+                "directories are unpacked"
+            )
+        reads.allow()
+    # `tarfile` takes a damaged header for the end.
+    if reads.last != bytes(tarfile.BLOCKSIZE):
+        raise UserError(f"{path} is damaged or cut off: no end mark at byte {archive.offset:,}")
+    while reads.last:  # the checksum of gzip is behind the last byte
+        reads.allow()
+        reads.read(_HEADER_BYTES)
+
+
+extract_zip = functools.partial(_extract, _read_zip)
+extract_tar = functools.partial(_extract, _read_tar)
+
+
+class _Unpacked:
+    """The files so far, in a temporary directory, and the entry that is being read."""
+
+    def __init__(
+        self, path: Path, root: Path, max_bytes: int, max_files: int, max_ratio: int
+    ) -> None:
+        self.path = path
+        self.max_files = max_files
+        self.names: list[str] = []
+        self.entry = ""
+        self._root = root
+        self._max_bytes = max_bytes
+        self._limit = min(max_bytes, max(_FREE_BYTES, max_ratio * path.stat().st_size))
+        self._seen: dict[str, bool] = {}  # folded name to whether it is a directory
+
+    def check_totals(self, entries: int, size: int) -> None:
+        """Refuse what the archive declares beyond the limits; readers stop at declared sizes."""
+        if entries > self.max_files:
+            raise UserError(f"{self.path} has more than {self.max_files:,} entries, the limit")
+        self.check_size(size)
+
+    def check_size(self, size: int) -> None:
+        if size > self._limit:
+            why = f"{self._limit:,} bytes"
+            if self._limit < self._max_bytes:
+                why += f" for an archive of {self.path.stat().st_size:,}"
+            raise UserError(f"{self.path} unpacks to more than the limit of {why}")
+
+    def add_directory(self, name: str) -> None:
+        parts = self._parts(name.rstrip("/") if name.strip("/") else name)
+        self._claim(parts, directory=True)
+        self._root.joinpath(*parts).mkdir(parents=True, exist_ok=True)
+
+    def add_file(
+        self, name: str, size: int, read: Callable[[int], bytes], reads: "_BoundedReads"
+    ) -> None:
+        parts = self._parts(name)
+        self._claim(parts, directory=False)
+        target = self._root.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "xb") as out:
+            while data := read(_HEADER_BYTES // 2):
+                out.write(data)
+                reads.allow()
+            found = out.tell()
+            out.flush()
+            os.fsync(out.fileno())
+        if found != size:
+            raise UserError(f"{self.path}: {name[:80]!r} declares {size:,} bytes and has {found:,}")
+        self.names.append("/".join(parts))
+
+    def _parts(self, name: str) -> list[str]:
+        said = f"{self.path}: the name {name[:80]!r}"
+        parts = name.removeprefix("./").split("/")
+        if len(name) > _MAX_NAME or any(len(p.encode("utf-8", "replace")) > 255 for p in parts):
+            raise UserError(f"{said} is longer than {_MAX_NAME} characters, 255 bytes a part")
+        if CONTROL.search(name):
+            raise UserError(f"{said} holds a control character or is not text")
+        if name in (".", "./"):  # the directory itself, as `tar .` writes it
+            return []
+        if "\\" in name or re.match(r"[A-Za-z]:", name) or {"", ".", ".."} & set(parts):
+            raise UserError(f"{said} does not stay below the target; only plain relative names do")
+        if len(parts) > _MAX_DEPTH:
+            raise UserError(f"{said} has {len(parts)} parts; the limit is {_MAX_DEPTH}")
+        return parts
+
+    def _claim(self, parts: list[str], *, directory: bool) -> None:
+        """Take each name once, also where the file system folds case or composes characters."""
+        for end in range(1, len(parts) + 1):
+            name = "/".join(parts[:end])
+            key = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+            is_directory = directory or end < len(parts)
+            before = self._seen.get(key)
+            if before is not None and not (before and is_directory):
+                what = "twice" if before == is_directory else "as a file and as a directory"
+                raise UserError(f"{self.path} holds {name[:80]!r} {what}")
+            self._seen[key] = is_directory
+
+
+class _BoundedReads(io.RawIOBase):
+    """A file of which so many bytes are read at most: parsers trust the sizes they find."""
+
+    def __init__(
+        self,
+        file: io.BufferedIOBase,
+        path: Path,
+        limit: int,
+        check_end: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.last = b""
+        self._file = file
+        self._path = path
+        self._limit = limit
+        self._check_end = check_end
+        self.allow()
+
+    def allow(self) -> None:
+        """Begin to count anew."""
+        self._left = self._limit
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        most = self._left + 1
+        self.last = self._file.read(most if size is None or size < 0 else min(size, most))
+        self._check_end(self._file.tell())
+        self._left -= len(self.last)
+        if self._left < 0:
+            raise UserError(
+                f"{self._path}: a header or directory of more than {self._limit:,} bytes; no sound "
+                "archive has one"
+            )
+        return self.last
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        return self._file.seek(position, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()

@@ -1,0 +1,103 @@
+"""Compressed files, decompressed in bounded steps whatever their ratio."""
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.whole_file import read_bytes
+
+BLOCK = 1 << 20
+"""Bytes decompressed at a time."""
+SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
+_XZ_MEMORY = 512 << 20  # what the dictionary of one .xz file may ask for; `xz -9` asks for 65 MiB
+# What is left of a sip is copied at the end of each stream, and a stream may have 20 bytes.
+_SIP = 1 << 16
+# A megabyte of zstd can hold 32 GB of one byte, and its decoder has no limit on what it returns:
+# small sips keep the worst case at 64 MiB.
+_ZSTD_SIP = 2048
+
+
+def plain_suffix(name: str) -> str:
+    """Return the suffix in lower case, that of `a.csv.gz` being `.csv`."""
+    path = Path(name)
+    return Path(path.stem if path.suffix.lower() in SUFFIXES else path).suffix.lower()
+
+
+def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
+    """Read the plain content of a file in blocks; the suffix of its name tells the compression.
+
+    Raises:
+        UserError: the compressed data is damaged or cut off.
+    """
+    suffix = Path(name).suffix.lower()
+    if suffix not in SUFFIXES:
+        while data := read(BLOCK):
+            yield data
+        return
+    kind, new, errors = _decoder(suffix)
+    sip = _ZSTD_SIP if suffix == ".zst" else _SIP
+    decoder = new()
+    fresh, streams, pending, taken = True, 0, b"", 0
+    while True:
+        if not pending and (fresh or getattr(decoder, "needs_input", True)):
+            pending = read(sip)
+            taken += len(pending)
+            if not pending:
+                break
+        if fresh and streams:
+            pending = pending.lstrip(b"\0")  # padding between and behind streams
+            if not pending:
+                continue
+        fresh = False
+        try:
+            data = decoder.decompress(pending, *(() if suffix == ".zst" else (BLOCK,)))
+        except errors as error:
+            raise UserError(
+                f"{name} is not a sound {kind} file: {error} (near byte {taken}). Fetch or "
+                "compress it again."
+            ) from error
+        for start in range(0, len(data), BLOCK):
+            yield data[start : start + BLOCK]
+        pending = getattr(decoder, "unconsumed_tail", b"")
+        if decoder.eof:
+            pending = decoder.unused_data
+            decoder, fresh, streams = new(), True, streams + 1
+    if not fresh:
+        raise UserError(
+            f"{name} ends in the middle: its {kind} stream is not complete after {taken} bytes. "
+            "Fetch it again."
+        )
+
+
+def read_plain(path: Path, *, max_bytes: int) -> bytes:
+    """Read a whole file, decompressed; see `read_bytes`.
+
+    Raises:
+        UserError: as `read_bytes` and `decompress`; the plain content is larger than the limit.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        return read_bytes(path, max_bytes=max_bytes)
+    found = bytearray()
+    with open(path, "rb") as file:
+        for block in decompress(file.read, f"{path}"):
+            found += block
+            if len(found) > max_bytes:
+                raise UserError(f"{path} holds more than the limit for such a file; decompress it")
+    return bytes(found)
+
+
+def _decoder(suffix: str) -> tuple[str, Callable[[], Any], Any]:
+    """Return the format of a suffix, what makes a decoder, and its errors."""
+    if suffix == ".gz":
+        return "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error
+    if suffix == ".bz2":
+        return "bzip2", bz2.BZ2Decompressor, OSError
+    if suffix == ".xz":
+        return "xz", lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), lzma.LZMAError
+    import zstandard
+
+    return "zstd", zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError

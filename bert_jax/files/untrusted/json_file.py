@@ -1,0 +1,124 @@
+"""JSON from elsewhere: bounded in bytes, depth and number of values, and without ambiguity.
+
+`json.loads` alone recurses into 10,000 levels, keeps the last of two equal keys, takes NaN, makes
+`Infinity` of 1e999, and needs 70 times the size of a file of empty lists.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.whole_file import decode_text, read_bytes
+
+MAX_VALUES = 4_000_000
+"""Lists, objects and their members in one document; bounds memory to about 300 MB."""
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_STRING = re.compile(rb'"[^"]*"?')
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_STRUCTURE = b"[]{},\n"
+_NO_STRUCTURE = bytes(set(range(256)) - set(_STRUCTURE))
+_BLOCK = 1 << 20
+
+
+def read_json(path: Path, *, max_bytes: int, max_depth: int = 64, allow_nan: bool = False) -> Any:
+    """Return a JSON file as Python values.
+
+    Args:
+        path: the file, UTF-8 with or without a byte order mark.
+        max_bytes: limit, checked before the file is read.
+        max_depth: limit of nested lists and objects.
+        allow_nan: accept `NaN`, `Infinity` and numbers that a float64 cannot hold.
+
+    Raises:
+        UserError: names the file and, where there is one, the line.
+    """
+    raw = read_bytes(path, max_bytes=max_bytes)
+    return parse_json(raw, where=f"{path}", max_depth=max_depth, allow_nan=allow_nan)
+
+
+def read_json_object(path: Path, *, max_bytes: int, max_depth: int = 64) -> dict[str, Any]:
+    """Return a JSON file whose top level is an object; see `read_json`."""
+    value = read_json(path, max_bytes=max_bytes, max_depth=max_depth)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: the top level is a {type(value).__name__}, an object is needed")
+    return value
+
+
+def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool = False) -> Any:
+    """Return a JSON document as Python values; `where` names it in messages. See `read_json`."""
+    text = decode_text(raw, where=where)
+    _check_structure(raw, where, max_depth)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            twice = next(key for key, count in counts.items() if count > 1)
+            raise UserError(f"{where}: the key {twice[:80]!r} occurs twice in one object")
+        return found
+
+    def refuse(name: str) -> NoReturn:
+        raise UserError(f"{where}: {name[:40]} is not a number that JSON has")
+
+    def finite(digits: str) -> float:
+        value = float(digits)
+        return value if math.isfinite(value) else refuse(digits)
+
+    hooks: dict[str, Any] = {} if allow_nan else {"parse_constant": refuse, "parse_float": finite}
+    try:
+        value = json.loads(text, object_pairs_hook=unique, **hooks)
+        if _SURROGATE.search(raw):  # half of a pair is no text; nothing could print or hash it
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where}: a string is not valid Unicode text: half of a surrogate pair"
+        ) from error
+    except UserError:
+        raise
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}, line {error.lineno}: not JSON ({error.msg})") from error
+    except ValueError as error:  # an integer of more digits than Python converts
+        raise UserError(f"{where}: not JSON ({error})") from error
+    except RecursionError as error:  # called from deep inside a program
+        raise UserError(f"{where}: JSON nested too deeply") from error
+    return value
+
+
+def short(value: object) -> str:
+    """Return a value for an error message, at most a line of it."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    return "missing" if value is None else repr(value)[:80]
+
+
+def _check_structure(raw: bytes, where: str, max_depth: int) -> None:
+    """Depth and number of values, from the bytes, before a parser sees them.
+
+    What is dropped here beside strings is no JSON, so the parser stops before it.
+    """
+    if raw.count(b"[") + raw.count(b"{") <= max_depth and raw.count(b",") < MAX_VALUES:
+        return
+    structure = _STRING.sub(b"", _ESCAPE.sub(b"", raw)).translate(None, _NO_STRUCTURE)
+    values = len(structure) - structure.count(b"\n") - structure.count(b"]") - structure.count(b"}")
+    if values > MAX_VALUES:
+        raise UserError(f"{where}: {values:,} values; the limit is {MAX_VALUES:,}")
+    steps = np.zeros(256, np.int8)
+    steps[list(b"[{")] = 1
+    steps[list(b"]}")] = -1
+    depth = 0
+    for begin in range(0, len(structure), _BLOCK):
+        block = np.frombuffer(structure[begin : begin + _BLOCK], np.uint8)
+        depths = depth + np.cumsum(steps[block], dtype=np.int64)
+        deep = np.flatnonzero(depths > max_depth)
+        if deep.size:
+            line = structure.count(b"\n", 0, begin + int(deep[0])) + 1
+            raise UserError(
+                f"{where}, line {line}: JSON nested too deeply; the limit is {max_depth} levels"
+            )
+        depth = int(depths[-1])

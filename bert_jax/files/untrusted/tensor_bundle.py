@@ -1,0 +1,202 @@
+"""TensorFlow's checkpoints of version 2 (tensor bundles), read without TensorFlow.
+
+    PREFIX.index                      a sorted string table: name -> BundleEntryProto
+    PREFIX.data-00000-of-0000N        the bytes of the tensors
+
+The messages have few fields (tensorflow/core/protobuf/tensor_bundle.proto), which are taken from
+protobuf's wire format here. The data is mapped, and a tensor is checked against its CRC-32C when
+it is read.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.sstable import masked_crc32c, read_sstable, read_varint
+from bert_jax.files.untrusted.whole_file import map_bytes
+
+MAX_INDEX_BYTES = 1 << 24
+MAX_TENSORS = 100_000
+MAX_NAME = 512
+MAX_DIMENSIONS = 32
+_MAX_SHARDS = 10_000
+_MAX_BYTES = (1 << 63) - 1
+_VERSION = 1
+
+DTYPES: Mapping[int, np.dtype] = {
+    1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8"),
+    14: np.dtype(ml_dtypes.bfloat16), 19: np.dtype("<f2"),
+}  # fmt: skip
+"""Types by TensorFlow's `DataType`; tensors of other types can be listed, not read."""
+
+
+class _Shards:
+    """The data files of a checkpoint, each mapped when it is needed."""
+
+    def __init__(self, index: Path, number: int) -> None:
+        self.index, self.number = index, number
+        self._mapped: dict[int, tuple[Path, np.ndarray]] = {}
+
+    def __getitem__(self, n: int) -> tuple[Path, np.ndarray]:
+        if n not in self._mapped:
+            path = self.index.with_name(f"{self.index.stem}.data-{n:05}-of-{self.number:05}")
+            mapped = map_bytes(path, f"{self.index.name} says that it is there")
+            self._mapped[n] = (path, np.asarray(mapped))
+        return self._mapped[n]
+
+
+@dataclass(frozen=True)
+class BundleTensor:
+    """One tensor; its bytes are read when `array` is used."""
+
+    name: str
+    shape: tuple[int, ...]
+    _type: int
+    _slices: int
+    _shard: int
+    _offset: int
+    _size: int
+    _crc: int
+    _shards: _Shards
+
+    @property
+    def array(self) -> np.ndarray:
+        """A read-only view of the mapped file.
+
+        Raises:
+            UserError: A type that is not read, a size that is not that of the shape, a shard that
+                is missing or cut off, bytes that are not those of the checksum.
+        """
+        where = f"{self._shards.index}, tensor {self.name!r}"
+        if self._slices:
+            raise UserError(
+                f"{where} is stored in {self._slices} slices (a partitioned variable), which are "
+                "not read; save the checkpoint again without a partitioner"
+            )
+        dtype = DTYPES.get(self._type)
+        if dtype is None:
+            raise UserError(f"{where} has TensorFlow's data type {self._type}, which is not read")
+        if (needed := math.prod(self.shape) * dtype.itemsize) != self._size:
+            raise UserError(
+                f"{where}: {dtype} of shape {self.shape!r:.80} takes {needed:,} bytes, the index "
+                f"says {self._size:,}"
+            )
+        path, mapped = self._shards[self._shard]
+        if self._offset + self._size > len(mapped):
+            raise UserError(
+                f"{path} has {len(mapped):,} bytes and is cut off: the tensor {self.name!r} ends "
+                f"at {self._offset + self._size:,}"
+            )
+        stored = mapped[self._offset : self._offset + self._size]
+        if masked_crc32c(stored.data) != self._crc:
+            raise UserError(
+                f"{path}: the tensor {self.name!r}, {self._size:,} bytes from {self._offset:,} on, "
+                "is not what was written (CRC-32C); copy the file again"
+            )
+        return np.ndarray(self.shape, dtype, buffer=stored)
+
+
+def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
+    """Return the tensors of PREFIX.index by name; the data files are not read yet.
+
+    Raises:
+        UserError: It is not sound, or beyond the bounds of this module.
+    """
+    index = Path(index)
+    table = read_sstable(
+        index, max_bytes=MAX_INDEX_BYTES, max_entries=MAX_TENSORS, max_key=MAX_NAME
+    )
+    if b"" not in table:
+        raise UserError(f"{index} has no header: it is no index of a TensorFlow checkpoint")
+    shards = _Shards(index, _num_shards(table.pop(b""), f"{index}, header"))
+    tensors: dict[str, BundleTensor] = {}
+    for key, value in table.items():
+        if key.startswith(b"\0"):  # one slice of a partitioned variable
+            continue
+        try:
+            name = key.decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{index}: the tensor name {key[:80]!r} is not UTF-8") from error
+        if not name.isprintable():
+            raise UserError(f"{index}: the tensor name {name[:80]!r} is not printable")
+        tensors[name] = _tensor(name, value, shards)
+    return tensors
+
+
+def _tensor(name: str, raw: bytes, shards: _Shards) -> BundleTensor:
+    where = f"{shards.index}, tensor {name!r}"
+    numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}  # dtype, shard, offset, size, CRC
+    shape: tuple[int, ...] = ()
+    slices = 0
+    for number, value in _fields(raw, where):
+        if number == 2 and isinstance(value, bytes):
+            shape = _shape(value, where)
+        elif number == 7:
+            slices += 1
+        elif number in numbers and isinstance(value, int):
+            numbers[number] = value
+    kind, shard, offset, size, crc = numbers.values()
+    if not (slices or shard < shards.number):
+        raise UserError(f"{where} is in shard {shard:,} of {shards.number:,}")
+    if offset + size > _MAX_BYTES:
+        raise UserError(f"{where}: {size:,} bytes at {offset:,} are beyond any file")
+    return BundleTensor(name, shape, kind, slices, shard, offset, size, crc, shards)
+
+
+def _fields(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
+    """Field numbers and values of a message; a message in it is bytes."""
+    at = 0
+    while at < len(raw):
+        tag, at = read_varint(raw, at, len(raw), where)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            value, at = read_varint(raw, at, len(raw), where)
+            yield number, value
+            continue
+        if kind == 2:
+            size, at = read_varint(raw, at, len(raw), where)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise UserError(f"{where}: no protobuf message (wire type {kind})")
+        content = raw[at : at + size]
+        if len(content) < size:
+            raise UserError(f"{where}: a field of {size:,} bytes is cut off")
+        at += size
+        yield number, content if kind == 2 else int.from_bytes(content, "little")
+
+
+def _num_shards(raw: bytes, where: str) -> int:
+    fields = dict(_fields(raw, where))
+    shards, big_endian = fields.get(1, 0), fields.get(2, 0)
+    version = fields.get(3, b"")
+    needs = dict(_fields(version, where)).get(2, 0) if isinstance(version, bytes) else _VERSION + 1
+    if not isinstance(shards, int) or not 1 <= shards <= _MAX_SHARDS:
+        raise UserError(f"{where}: {shards!r:.40} data files; 1 to {_MAX_SHARDS:,} are possible")
+    if big_endian != 0:
+        raise UserError(f"{where}: the tensors are big-endian, which is not read")
+    if not isinstance(needs, int) or needs > _VERSION:
+        raise UserError(
+            f"{where}: written for readers of version {needs!r:.40}; this is {_VERSION}"
+        )
+    return shards
+
+
+def _shape(raw: bytes, where: str) -> tuple[int, ...]:
+    sizes = []
+    for number, value in _fields(raw, where):
+        if number == 2 and isinstance(value, bytes):
+            size = dict(_fields(value, where)).get(1, 0)
+            if not isinstance(size, int) or size > _MAX_BYTES:
+                raise UserError(f"{where}: a size in its shape is {size!r:.40}")
+            sizes.append(size)
+        elif number == 3 and value:
+            raise UserError(f"{where} has no shape")
+    if len(sizes) > MAX_DIMENSIONS or math.prod(max(1, n) for n in sizes) * 8 > _MAX_BYTES:
+        raise UserError(f"{where}: the shape {sizes!r:.80} is larger than any memory")
+    return tuple(sizes)

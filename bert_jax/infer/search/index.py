@@ -1,0 +1,247 @@
+"""An index: passages with their vectors in one parquet file, and what is near a query in it."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.config.mapping import build
+from bert_jax.errors import UserError
+from bert_jax.files.checks import crc_of
+from bert_jax.files.staging import staged_file
+from bert_jax.files.untrusted.json_file import parse_json
+from bert_jax.infer.beam_search import BLOCK, top_k_of_blocks
+from bert_jax.infer.predictor import Cuts
+from bert_jax.infer.search.passages import Passage
+from bert_jax.infer.search.vectors import model_digest, text_vectors
+
+_KEY, _DIGESTS = b"bert_jax.index", b"bert_jax.crc32c"
+LINK = ".model"
+"""End of the name of the link beside an index to its model: no file makes another one be read."""
+_SUFFIX = ".parquet"
+
+
+@dataclass(frozen=True)
+class IndexedBy:
+    """Model that made the vectors of an index."""
+
+    model: str
+    """Absolute path of the model."""
+    digest: str
+    """Digest of the model; see `model_digest`."""
+    dimensions: int
+    """Numbers in a vector."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A passage that a query found."""
+
+    score: float
+    """Cosine of the two vectors, or the score of a reranker."""
+    passage: Passage
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields of a JSON line."""
+        return {"score": round(self.score, 6), **self.passage._asdict()}
+
+
+def check_index_name(path: Path) -> None:
+    """Refuse a name that is not a parquet file's.
+
+    Raises:
+        UserError: Names the suffix.
+    """
+    if path.suffix.lower() != _SUFFIX or path.is_dir():
+        raise UserError(f"{path}: an index is one parquet file; name a file that ends in {_SUFFIX}")
+
+
+def write_index(
+    path: Path,
+    model: SavedModel,
+    place: str | Path,
+    passages: Iterable[Passage],
+    *,
+    dimensions: int | None = None,
+    advance: Callable[[int], object] = lambda count: None,
+) -> tuple[int, str]:
+    """Write an index; the file appears whole or not at all.
+
+    The file has the columns id, source, text and vector (float32, of length 1), in row groups of
+    `infer.search.BLOCK` passages, so that memory does not grow with their number.
+
+    Args:
+        path: File that `check_index_name` accepts.
+        model: The model on a device.
+        place: Directory of the model.
+        passages: Passages.
+        dimensions: Numbers of each vector that are kept; None: all.
+        advance: Takes the number of passages after each part of them.
+
+    Returns:
+        The number of passages, and a warning about passages that were cut, or "".
+
+    Raises:
+        UserError: There is no passage, pyarrow is not installed, or the file cannot be written.
+    """
+    pa, pq = _arrow()
+    width = dimensions or model.config.hidden_dim
+    by = IndexedBy(f"{Path(place).resolve()}", model_digest(model), width)
+    schema = _schema(width).with_metadata({_KEY: json.dumps(asdict(by))})
+    rest, cuts, count, digests = iter(passages), Cuts(), 0, []
+    with staged_file(path) as file:
+        with pq.ParquetWriter(file, schema, write_page_checksum=True) as writer:
+            while some := list(islice(rest, BLOCK)):
+                texts = [passage.text for passage in some]
+                vectors = text_vectors(
+                    model, texts, "document", dimensions=dimensions, cuts=cuts, advance=advance
+                )
+                flat = pa.array(vectors.reshape(-1), pa.float32())
+                arrays = [
+                    *(pa.array(column, pa.string()) for column in zip(*some, strict=True)),
+                    pa.FixedSizeListArray.from_arrays(flat, width),
+                ]
+                table = pa.Table.from_arrays(arrays, schema=schema)
+                digests.append({name: _digest(table, name) for name in schema.names})
+                writer.write_table(table)
+                count += len(some)
+            writer.add_key_value_metadata({_DIGESTS: json.dumps(digests)})
+        if not count:
+            raise UserError(f"there is no text to index, so {path} is not written")
+    with contextlib.suppress(OSError):  # without links `search` asks for --model
+        Path(f"{path}{LINK}").unlink(missing_ok=True)
+        Path(f"{path}{LINK}").symlink_to(by.model)
+    return count, cuts.warning()
+
+
+class Index:
+    """An index on the disk; vectors are read block by block, passages when they are found.
+
+    Args:
+        path: File that `write_index` wrote.
+
+    Raises:
+        UserError: The file is no index, or pyarrow is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        pa, pq = _arrow()
+        self.path = path
+        self._damage = (pa.ArrowException, OSError, ValueError, LookupError, TypeError)
+        if not path.is_file():
+            raise UserError(f"there is no file {path}; `bert-jax index` writes one")
+        try:
+            self._file = pq.ParquetFile(path, page_checksum_verification=True)
+        except self._damage as error:
+            raise UserError(f"{path} is not a sound parquet file: {error}") from error
+        found = (self._file.schema_arrow.metadata or {}).get(_KEY)
+        if found is None:
+            raise UserError(f"{path} is a parquet file, but no index of `bert-jax index`")
+        where = f"{path}: metadata {_KEY.decode()}"
+        self.by = build(IndexedBy, parse_json(found, where=where), where)
+        if not self._file.schema_arrow.equals(_schema(self.by.dimensions)):
+            raise UserError(f"{path}: other columns than {where} says; rerun `bert-jax index`")
+        groups = range(self._file.num_row_groups)
+        sizes = [self._file.metadata.row_group(group).num_rows for group in groups]
+        self._ends = np.cumsum(np.array(sizes, np.int64))
+        digests = self._file.metadata.metadata.get(_DIGESTS)  # none in an index of before
+        self._digests = digests and parse_json(digests, where=f"{path}: {_DIGESTS.decode()}")
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def check_model(self, model: SavedModel) -> None:
+        """Refuse a model whose vectors are not those of the index.
+
+        Raises:
+            UserError: Names both.
+        """
+        if model_digest(model) != self.by.digest:
+            raise UserError(
+                f"{self.path} has the vectors of another model than {model.name}: {self.by.model} "
+                "as it was when the index was made. Name the model that made it (--model), or "
+                "rerun `bert-jax index`"
+            )
+
+    def search(self, queries: Float[np.ndarray, "Q D"], top: int) -> list[list[Hit]]:
+        """Find the nearest passages of each query, best first; exact.
+
+        Args:
+            queries: Vectors of length 1.
+            top: Number of passages.
+        """
+        scores, numbers = top_k_of_blocks(queries, self._blocks(), top)
+        known = self._passages(numbers)
+        return [
+            [Hit(float(score), known[int(number)]) for score, number in zip(*row, strict=True)]
+            for row in zip(scores, numbers, strict=True)
+        ]
+
+    def _blocks(self) -> Iterator[Float[np.ndarray, "n D"]]:
+        for group in range(len(self._ends)):
+            table = self._read(group, ["vector"])
+            flat = table.column(0).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            if len(flat) != len(table) * self.by.dimensions or not np.isfinite(flat).all():
+                raise self._damaged("a vector is missing or not finite")
+            yield flat.reshape(-1, self.by.dimensions)
+
+    def _passages(self, numbers: np.ndarray) -> Mapping[int, Passage]:
+        """Read passages by their numbers; each row group that has some is read once."""
+        wanted = np.unique(numbers)
+        groups = np.searchsorted(self._ends, wanted, side="right")
+        found: dict[int, Passage] = {}
+        for group in np.unique(groups):
+            own = wanted[groups == group]
+            first = int(self._ends[group - 1]) if group else 0
+            table = self._read(int(group), list(Passage._fields)).take(own - first)
+            if any(column.null_count for column in table.columns):
+                raise self._damaged("a passage has no text")
+            rows = table.to_pylist()
+            found.update((int(n), Passage(**row)) for n, row in zip(own, rows, strict=True))
+        return found
+
+    def _read(self, group: int, columns: Sequence[str]) -> Any:
+        try:
+            table = self._file.read_row_group(group, columns=columns)
+            table.validate(full=True)
+            found = {name: _digest(table, name) for name in columns if self._digests}
+            rows = self._file.metadata.row_group(group).num_rows
+            if len(table) != rows or any(self._digests[group][n] != d for n, d in found.items()):
+                raise ValueError(f"row group {group} is not as it was written")
+        except self._damage as error:
+            raise self._damaged(f"{error}") from error
+        return table
+
+    def _damaged(self, fault: str) -> UserError:
+        return UserError(f"{self.path} is damaged: {fault}; rerun `bert-jax index`")
+
+
+def _digest(table: Any, name: str) -> str:
+    """Compute the CRC-32C of a column."""
+    column = table.column(name).combine_chunks()
+    if name == "vector":
+        return crc_of([column.flatten().to_numpy(zero_copy_only=False).tobytes()])
+    return crc_of([json.dumps(column.to_pylist()).encode()])
+
+
+def _schema(dimensions: int) -> Any:
+    """Return the columns of an index."""
+    pa, _ = _arrow()
+    texts = [(name, pa.string()) for name in Passage._fields]
+    return pa.schema([*texts, ("vector", pa.list_(pa.float32(), dimensions))])
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError("an index needs pyarrow: pip install 'bert_jax[data]'") from error
+    return pyarrow, pyarrow.parquet

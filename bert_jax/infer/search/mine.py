@@ -1,0 +1,178 @@
+"""Hard negatives: documents that are near a query and do not answer it.
+
+Source: Moreira et al. 2024 (NV-Retriever), section 4 (a threshold below the positive's score keeps
+documents out that answer the query, though nobody marked them).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.errors import UserError
+from bert_jax.files.staging import staged_file
+from bert_jax.infer.beam_search import top_k
+from bert_jax.infer.predictor import Cuts
+from bert_jax.infer.search.vectors import text_vectors
+from bert_jax.tasks.config import TableConfig
+from bert_jax.tasks.embedding.sources import text_key
+from bert_jax.tasks.text.tables import read_texts
+
+
+@dataclass(frozen=True)
+class MineConfig:
+    """Choice of the negatives."""
+
+    negatives: int = 5
+    """Greatest number of negatives of a pair; the nearest are taken."""
+    margin: float = 0.05
+    """Distance that a negative's cosine keeps below the cosine of the pair; a negative margin lets
+    documents pass that are nearer than the pair's own."""
+    first: int = 1
+    """First rank of a negative, among the documents that are not the query's own; a higher one
+    leaves the nearest out, which are most likely answers."""
+    last: int = 100
+    """Last rank of a negative."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        if self.negatives < 1:
+            raise UserError(f"--negatives is {self.negatives}; it must be at least 1")
+        if not 1 <= self.first <= self.last:
+            raise UserError(
+                f"--ranks is {self.first}-{self.last}; give a first rank of at least 1 and a last "
+                "one that is no smaller, such as 1-100"
+            )
+        if not -2 <= self.margin <= 2:
+            raise UserError(f"--margin is {self.margin}; cosines differ by at most 2")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A query and a document that answers it."""
+
+    query: str
+    document: str
+
+
+@dataclass(frozen=True)
+class Mined:
+    """Pairs with their negatives, and what kept documents out."""
+
+    pairs: Sequence[Pair]
+    negatives: Sequence[Sequence[str]]
+    documents: int
+    """Number of distinct documents that were searched."""
+    too_near: int
+    """Documents above the margin, over all pairs."""
+    warning: str = ""
+    """Texts that were cut."""
+
+    def lines(self) -> list[str]:
+        """Format the counts for people."""
+        counts = np.array([len(found) for found in self.negatives])
+        short = np.count_nonzero(counts < counts.max())
+        times = Counter(text for found in self.negatives for text in found)
+        most = max(times.values(), default=0)
+        return [
+            f"{len(self.pairs):,} pairs, {self.documents:,} distinct documents, {counts.sum():,} "
+            f"negatives ({counts.mean():.2f} a pair; {short:,} pairs have fewer than others)",
+            f"{len(times):,} different documents are negatives, one of them of {most:,} pairs",
+            f"{self.too_near:,} documents were left out because they are nearer than the margin "
+            "allows",
+        ]
+
+
+def read_pairs(source: str, query: str = "query", document: str = "document") -> list[Pair]:
+    """Read the pairs of a CSV, TSV, JSON lines or parquet file, but for rows with an empty text.
+
+    Args:
+        source: The file.
+        query: Column of the query.
+        document: Column of the document.
+
+    Raises:
+        UserError: The file or a column cannot be read.
+    """
+    table = TableConfig(text=query, text_pair=document, empty="skip")
+    found = read_texts(source, table, labelled=False)
+    return [Pair(each.text, each.text_pair or "") for each in found.examples]
+
+
+def mine(
+    model: SavedModel,
+    pairs: Sequence[Pair],
+    config: MineConfig,
+    *,
+    corpus: Iterable[str] = (),
+    advance: Callable[[int], object] = lambda count: None,
+) -> Mined:
+    """Find the hard negatives of pairs by exact search.
+
+    A text that is the query, or a document of another pair of the query, is never a negative; texts
+    that differ in case and blanks alone are the same. The result does not depend on chance.
+
+    Args:
+        model: A model on a device.
+        pairs: Pairs.
+        config: Choice of the negatives.
+        corpus: More documents beside those of the pairs.
+        advance: Takes the number of texts after each part of them.
+    """
+    documents: dict[bytes, str] = {}
+    for text in (*(pair.document for pair in pairs), *corpus):
+        documents.setdefault(text_key(text), text)
+    queries = {text_key(pair.query): pair.query for pair in pairs}
+    own: dict[bytes, set[bytes]] = {query: {query} for query in queries}
+    for pair in pairs:
+        own[text_key(pair.query)].add(text_key(pair.document))
+    cuts = Cuts()
+    asked = text_vectors(model, [*queries.values()], "query", cuts=cuts, advance=advance)
+    known = text_vectors(model, [*documents.values()], "document", cuts=cuts, advance=advance)
+    scores, numbers = top_k(asked, known, config.last + max(map(len, own.values())))
+    keys, texts = [*documents], [*documents.values()]
+    number_of = {key: number for number, key in enumerate(keys)}
+    row_of = {query: row for row, query in enumerate(queries)}
+    found, too_near = [], 0
+    for pair in pairs:
+        query = text_key(pair.query)
+        row = row_of[query]
+        others = [
+            (float(score), int(number))
+            for score, number in zip(scores[row], numbers[row], strict=True)
+            if keys[number] not in own[query]
+        ][config.first - 1 : config.last]
+        limit = float(asked[row] @ known[number_of[text_key(pair.document)]]) - config.margin
+        kept = [texts[number] for score, number in others if score <= limit]
+        too_near += len(others) - len(kept)
+        found.append(kept[: config.negatives])
+    return Mined(pairs, found, len(documents), too_near, cuts.warning())
+
+
+def write_mined(path: Path, mined: Mined, *, labelled: bool = False) -> None:
+    """Write JSON lines with query, document and negatives, as `task.embedding` reads them.
+
+    Args:
+        path: The file, which appears whole or not at all.
+        mined: Pairs and negatives.
+        labelled: Whether each pair and each negative has a line, with the label 1 or 0, as
+            `task.table` reads them to train a reranker.
+    """
+    with staged_file(path) as file:
+        for pair, negatives in zip(mined.pairs, mined.negatives, strict=True):
+            rows: list[dict[str, Any]] = [
+                {"query": pair.query, "document": pair.document, "negatives": list(negatives)}
+            ]
+            if labelled:
+                labels = [(pair.document, 1), *((text, 0) for text in negatives)]
+                rows = [
+                    {"query": pair.query, "document": text, "label": label}
+                    for text, label in labels
+                ]
+            for row in rows:
+                file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())

@@ -1,0 +1,144 @@
+"""Documents cut into passages that fit a model."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_jax.data.corpus.documents import ReadOptions, Source
+from bert_jax.data.corpus.kinds.text import FileSource
+from bert_jax.data.corpus.sentences import split_fast
+from bert_jax.data.corpus.sources import resolve_sources
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.compressed import plain_suffix
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+READ_SUFFIXES = (
+    ".txt", ".text", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tab", ".parquet",
+)  # fmt: skip
+"""Files that are read of a directory; others are passed over."""
+
+
+class Passage(NamedTuple):
+    """A text that has a vector."""
+
+    id: str
+    """Id of the document, with #2, #3, ... from its second passage on."""
+    source: str
+    """File, or name of the source."""
+    text: str
+
+
+def found_sources(names: list[str], field: str) -> tuple[list[Source], int]:
+    """Return the sources that files, directories and other names stand for (see `corpus.sources`).
+
+    Hidden and empty files of a directory, and files of other kinds, are passed over.
+
+    Args:
+        names: Names.
+        field: Field of JSON lines and tables that holds the text.
+
+    Returns:
+        The sources, and the number of files that were passed over.
+
+    Raises:
+        UserError: There is nothing to read.
+    """
+    files: list[str | Source] = []
+    passed = 0
+    for name in names:
+        if not Path(name).is_dir():
+            files.append(name)
+            continue
+        for path in sorted(Path(name).rglob("*")):
+            parts = path.relative_to(name).parts
+            if not path.is_file() or any(part.startswith(".") for part in parts):
+                continue
+            if plain_suffix(path.name) in READ_SUFFIXES and path.stat().st_size:
+                files.append(f"{path}")
+            else:
+                passed += 1
+    if names and not files:
+        raise UserError(f"{names[0]} has no files named *{', *'.join(READ_SUFFIXES)}")
+    return resolve_sources(files, ReadOptions(field=field, keep=("id",))), passed
+
+
+def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passage]:
+    """Cut the documents of a source into passages of at most `room` tokens.
+
+    A passage ends at the end of a paragraph; within a paragraph that is longer, at the end of a
+    sentence; within a sentence that is longer, between two words. A text file is one document, and
+    paragraphs follow each other in a passage while there is room. A row of JSON lines or of a table
+    is a document of its own, with the id that its field `id` says.
+    """
+    if isinstance(source, FileSource) and not source.is_json:
+        whole = (piece for text in source.texts() for piece in _pieces(text, tokenizer, room))
+        for number, text in enumerate(_packed(whole, room), 1):
+            yield Passage(_numbered(source.name, number), source.name, text)
+        return
+    for document in source.documents():
+        own = document.fields.get("id")
+        id = f"{source.name}:{document.number}" if own is None else f"{own}"
+        pieces = _pieces(document.text, tokenizer, room)
+        for number, text in enumerate(_packed(pieces, room), 1):
+            yield Passage(_numbered(id, number), source.name, text)
+
+
+def _numbered(id: str, number: int) -> str:
+    return id if number == 1 else f"{id}#{number}"
+
+
+class _Piece(NamedTuple):
+    """A part of a document that stays whole."""
+
+    text: str
+    size: int
+    """Tokens."""
+    before: str
+    """Text between the piece before and this one."""
+
+
+def _packed(pieces: Iterable[_Piece], room: int) -> Iterator[str]:
+    """Join pieces while there is room."""
+    text, size = "", 0
+    for piece in pieces:
+        if text and size + piece.size > room:
+            yield text
+            text, size = "", 0
+        text = f"{text}{piece.before}{piece.text}" if text else piece.text
+        size += piece.size
+    if text:
+        yield text
+
+
+def _pieces(text: str, tokenizer: Tokenizer, room: int) -> Iterator[_Piece]:
+    paragraphs = text.split("\n")
+    lengths = [len(ids) for ids in tokenizer.encode_batch(paragraphs)]
+    for paragraph, length in zip(paragraphs, lengths, strict=True):
+        if length <= room:
+            yield _Piece(paragraph, length, "\n")
+            continue
+        sentences = split_fast(paragraph)
+        before = "\n"
+        for sentence, ids in zip(sentences, tokenizer.encode_batch(sentences), strict=True):
+            parts = [(sentence, len(ids))]
+            if len(ids) > room:
+                parts = list(_cut(sentence, tokenizer, room))
+            for part, size in parts:
+                yield _Piece(part, size, before)
+                before = " "
+
+
+def _cut(sentence: str, tokenizer: Tokenizer, room: int) -> Iterator[tuple[str, int]]:
+    """Cut a sentence into parts of at most `room` tokens, before the first token of a word."""
+    encoding = tokenizer.encode(sentence)
+    whole = ~tokenizer.continues_word[encoding.ids]
+    begin = 0
+    while begin < len(encoding.ids):
+        end = min(begin + room, len(encoding.ids))
+        if end < len(encoding.ids):
+            words = begin + 1 + whole[begin + 1 : end + 1].nonzero()[0]
+            end = int(words[-1]) if len(words) else end
+        text = sentence[encoding.offsets[begin, 0] : encoding.offsets[end - 1, 1]].strip()
+        if text:
+            yield text, end - begin
+        begin = end

@@ -1,0 +1,182 @@
+"""How long a step takes: cycles, bytes and FLOPs of a `Program` on a chip, in seconds.
+
+The sum is serial: a TPU core runs one operation at a time, in the order of the schedule. What runs
+beside it (DMA between HBM and the core's memory, asynchronous collectives) costs what it lasts
+longer than the work scheduled next to it.
+"""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bert_jax.chips import Chip
+from bert_jax.plan.hlo_cost.kernels import Work, work_of
+from bert_jax.plan.hlo_cost.program import Collective, Op, Program
+
+MXU_SHARE = 0.5
+PRODUCT_CYCLES = 18
+STEP_CYCLES = 385
+"""Constants of a Pallas kernel: the share of the arrays' time that no vector work hides, and the
+cycles of a core for each product and for each step of the grid besides. Fitted to the schedules
+that libtpu writes for 12 attention kernels on v5e, of which 11 are met within 11%, one within 19%
+(docs/experiments.md, "The wind tunnel")."""
+
+STATED_EFFICIENCY = 0.5
+"""Share of the peak for a kernel whose program cannot be read but which states its FLOPs: heads of
+64 fill half of a systolic array of 128."""
+
+NUM_TOP = 10
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The predicted time of one step, and where it goes."""
+
+    seconds: float
+    """Sum of `parts`."""
+    parts: dict[str, float]
+    """Seconds by part: "xla", "pallas", "unestimated", "collectives exposed", "copies exposed"."""
+    how: dict[str, str]
+    """In words, for each part and each thing left out, how it was estimated."""
+    top: tuple[tuple[float, str, str], ...]
+    """The most expensive operations: (seconds per step, source line, name), longest first."""
+    by_source: tuple[tuple[float, str], ...]
+    """Seconds per step of every source line, longest first; "(compiler)" for what has none."""
+    hidden: dict[str, float]
+    """Seconds that run beside the parts: "collectives", "copies"."""
+
+
+def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
+    """Predict the time of a step of one device, which has its share of the chip.
+
+    `torus` is the chips in each dimension of the slice, (4, 4) for v5e:4x4; empty: unknown, then
+    one ring without wrap-around is assumed for a part of the devices.
+    """
+    device = chip.per_device
+    parts: dict[str, float] = defaultdict(float)
+    lines: list[tuple[float, str, str]] = []
+    for op in program.ops:
+        part = "pallas" if op.kind == "pallas" else "unestimated" if op.cycles is None else "xla"
+        seconds = op_seconds(op, device)
+        parts[part] += seconds
+        lines.append((seconds, _label(op.source, op.phase), op.name))
+    hidden: dict[str, float] = defaultdict(float)
+    for exchange in program.collectives:
+        whole = exchange.runs * collective_seconds(exchange, device, program, torus)
+        beside = exchange.runs * exchange.overlapped_cycles / device.clock_hz
+        exposed = max(0.0, whole - beside) if exchange.asynchronous else whole
+        parts["collectives exposed"] += exposed
+        hidden["collectives"] += whole - exposed
+        lines.append((exposed, _label(exchange.source, exchange.phase), exchange.name))
+    core = math.fsum(parts.values())
+    moved = sum(move.bytes * move.runs for move in program.transfers) / device.hbm_bytes_per_s
+    parts["copies exposed"] = max(0.0, moved - core)
+    hidden["copies"] = min(moved, core)
+    if parts["copies exposed"] > 0:
+        lines.append((parts["copies exposed"], "(copies between HBM and the core's memory)", "DMA"))
+    by_source: dict[str, float] = defaultdict(float)
+    for seconds, label, _ in lines:
+        by_source[label] += seconds
+    return Cost(
+        seconds=math.fsum(parts.values()),
+        parts=dict(parts),
+        how=_how(program, chip),
+        top=tuple(sorted(lines, reverse=True)[:NUM_TOP]),
+        by_source=tuple(sorted(((s, label) for label, s in by_source.items()), reverse=True)),
+        hidden=dict(hidden),
+    )
+
+
+def op_seconds(op: Op, device: Chip) -> float:
+    """Seconds per step of one operation."""
+    if op.cycles is not None:
+        return op.runs * op.cycles / device.clock_hz
+    seconds = op.bytes / device.hbm_bytes_per_s
+    work = _work(op)
+    if work is not None:
+        memory = op.hbm_bytes / device.hbm_bytes_per_s
+        arrays = work.mxu_flops(device.mxu_side) / device.bf16_flops
+        other = (
+            (work.vector / device.alus + work.transcendentals) / (8 * 128)
+            + work.num_products * PRODUCT_CYCLES
+            + work.steps * STEP_CYCLES
+        ) / (device.cores * device.clock_hz)
+        seconds = max(memory, arrays, MXU_SHARE * arrays + other)
+    elif op.flops is not None:
+        seconds = max(seconds, op.flops / (device.bf16_flops * STATED_EFFICIENCY))
+    return op.runs * seconds
+
+
+def _work(op: Op) -> Work | None:
+    return work_of(op.kernel) if op.kernel else None
+
+
+def collective_seconds(
+    exchange: Collective, device: Chip, program: Program, torus: Sequence[int] = ()
+) -> float:
+    """Seconds of one run, alone on the network.
+
+    A ring in both directions of every dimension it spans: each device sends (n-1)/n of the bytes,
+    twice for an all-reduce (reduce-scatter, then all-gather).
+    """
+    n = exchange.group_size
+    share = (n - 1) / n * exchange.bytes
+    if exchange.kind == "all-reduce":
+        share *= 2
+    elif exchange.kind == "collective-permute":
+        share = exchange.bytes
+    if exchange.network == "dcn":
+        return share / device.dcn_bytes_per_s
+    rate = _ici_rate(n, program.devices_per_slice, device, torus)
+    if exchange.colors:
+        rate = min(rate, exchange.colors * device.ici_bytes_per_s_per_link)
+    return share / rate
+
+
+def _ici_rate(n: int, devices: int, device: Chip, torus: Sequence[int]) -> float:
+    """Bytes per second that one device sends in a group of `n`: over all dimensions it fills.
+
+    A dimension with wrap-around has a ring in each direction. Without, a ring goes out and comes
+    back over the same links: half of it. A group that fills no dimension has one such line.
+    """
+    link = device.ici_bytes_per_s_per_link
+    dims = [size for size in torus if size > 1]
+    filled: Sequence[int] = dims or (0,) * (device.ici_links // 2)
+    if n != devices:
+        groups = (g for k in range(len(dims), 0, -1) for g in itertools.combinations(dims, k))
+        filled = next((g for g in groups if math.prod(g) == n), (0,))
+    return sum(2 * link if size and size % device.ici_wraps_at == 0 else link for size in filled)
+
+
+def _label(source: str, phase: str) -> str:
+    return f"{source or '(compiler)'}{f' [{phase}]' if phase else ''}"
+
+
+def _how(program: Program, chip: Chip) -> dict[str, str]:
+    how = {
+        "xla": f"cycles that XLA estimates for each operation / {chip.clock_hz / 1e9:g} GHz; "
+        "loop bodies times their trip counts",
+        "pallas": "counted in the kernel's own program: vector operations, exponentials, "
+        f"{MXU_SHARE:.0%} of its products' time on systolic arrays of {chip.mxu_side}, "
+        f"{PRODUCT_CYCLES} cycles a product and {STEP_CYCLES} a step of the grid; at least the "
+        "whole of the products, at least its bytes / HBM bandwidth",
+        "unestimated": "operations for which XLA estimates no cycles (gathers, scatters, sorts): "
+        "bytes of operands and results / HBM bandwidth",
+        "collectives exposed": "bytes over rings on all links of the dimensions a group spans; "
+        "asynchronous ones count for what they last longer than the work beside them",
+        "copies exposed": "DMA between HBM and the core's memory: what lasts longer than all else",
+    }
+    kernels = [op for op in program.ops if op.kind == "pallas"]
+    unread = {op.name for op in kernels if not ((work := _work(op)) and work.exact)}
+    if unread:
+        names = ", ".join(sorted(unread))
+        how["kernels not counted"] = (
+            "programs that cannot be read whole: stated FLOPs at "
+            f"{STATED_EFFICIENCY:.0%} of the peak, or bytes / HBM bandwidth: {names}"
+        )
+    if program.unknown_loops:
+        names = ", ".join(f"{loop.name} ({loop.source})" for loop in program.unknown_loops)
+        how["unknown loops"] = f"length depends on data, one iteration counted: {names}"
+    return how

@@ -1,0 +1,359 @@
+"""The operations of one step, from the optimised HLO that XLA wrote for a TPU.
+
+`parse_program` walks the schedule from the entry computation: bodies of loops count as often as
+the loop runs, of a conditional's branches the one with more cycles counts, a fusion is one
+operation with the cycles the compiler estimated for it (`estimated_cycles` in its backend_config),
+a pair of -start and -done is one operation. Pure text to data: neither jax nor libtpu is needed.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from bert_jax.plan.hlo_cost.groups import MIXED, axes_of_groups, axes_of_pairs, parse_groups
+from bert_jax.plan.hlo_cost.hlo_text import (
+    Computation,
+    Instruction,
+    Module,
+    hbm_bytes,
+    parse_text,
+    phase_of,
+    shape_bytes,
+    started_shape,
+    touched_by,
+)
+from bert_jax.plan.hlo_cost.loops import Scope, body_scope, trip_count
+from bert_jax.plan.hlo_cost.program import Collective, Loop, Op, Program, Transfer
+
+COLLECTIVES = (
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+    "collective-permute", "collective-broadcast",
+)  # fmt: skip
+FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
+    "replica-id", "optimization-barrier", "opt-barrier", "add-dependency", "async-update", "recv",
+}  # fmt: skip
+"""Instructions that cost the core nothing: names for values, and ends of what started before."""
+TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+FREE_CALLS = {
+    "AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast",
+    "GatherScatterIndicesBitpacked", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape",
+    "MoveToHost", "MoveToDevice",
+}  # fmt: skip
+"""Markers of the compiler: no code is generated for them."""
+SENTINEL = 2**50
+"""Cycle counts from here on are the compiler's "do not know" (values near 2^63)."""
+
+
+def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
+    """Read `compiled.as_text()` of a TPU program: optimised, scheduled HLO.
+
+    `mesh_shape` is `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
+    position in `mesh.devices.flat`, whatever the ids of the devices. A program for several slices
+    is that of one slice: the mesh's outermost axes must span the slices.
+
+    Raises:
+        ValueError: not HLO text, or a collective whose groups cannot be read.
+    """
+    module = parse_text(text)
+    inside, across = _split_slices(mesh_shape, module.num_partitions)
+    walk = _Walk(module, inside, across)
+    walk.computation(Scope(module, module.computations[module.entry], lambda _: None), 1)
+    return Program(
+        tuple(walk.ops),
+        tuple(walk.collectives),
+        tuple(walk.transfers),
+        tuple(walk.loops),
+        math.prod(inside.values()),
+    )
+
+
+def _split_slices(
+    mesh_shape: Mapping[str, int], num_partitions: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Mesh of one slice, and slices by the outermost axes that they divide."""
+    slices = max(1, math.prod(mesh_shape.values()) // num_partitions)
+    inside: dict[str, int] = {}
+    across: dict[str, int] = {}
+    for name, size in mesh_shape.items():
+        part = math.gcd(size, slices)
+        slices //= part
+        inside[name] = size // part
+        if part > 1:
+            across[name] = part
+    return inside, across
+
+
+_RENDEZVOUS = r'_xla_host_transfer_rendezvous="([^"]*)"'
+
+
+@dataclass
+class _Flight:
+    """A collective under way."""
+
+    exchange: Collective
+    fused: bool
+    """It advances only inside the fusions that carry it (TPU's async collective fusions)."""
+    overlapped: float = 0.0
+
+
+@dataclass
+class _Walk:
+    module: Module
+    mesh_shape: Mapping[str, int]
+    """Mesh shape of one slice."""
+    slices: Mapping[str, int]
+    """Slices along each mesh axis that spans several."""
+    ops: list[Op] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    loops: list[Loop] = field(default_factory=list)
+
+    def computation(self, scope: Scope, runs: int) -> int:
+        """Add the operations of `runs` runs of a computation, and return the cycles of one run."""
+        total = 0
+        flying: dict[str, _Flight] = {}
+        for instruction in scope.computation.instructions.values():
+            if self._beside_the_core(instruction, scope, runs, flying):
+                continue
+            cycles, carried = self._on_the_core(instruction, scope, runs, flying)
+            total += cycles
+            beside = [flying[k] for k in carried if k in flying] or [
+                flight for flight in flying.values() if not flight.fused
+            ]
+            for flight in beside:
+                flight.overlapped += cycles / len(beside)
+        for flight in flying.values():
+            self._land(flight)
+        return total
+
+    def _beside_the_core(
+        self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
+    ) -> bool:
+        """Count exchanges and copies; whether the instruction takes the core no time."""
+        opcode, name = instruction.opcode, instruction.name
+        instructions = scope.computation.instructions
+        base = opcode.removesuffix("-start").removesuffix("-done")
+        rendezvous = instruction.attribute(_RENDEZVOUS) if opcode == "send" else None
+        if opcode in FREE:
+            pass
+        elif opcode == "async-start" and (inside := self._offloaded(instruction.calls or "")):
+            self._start(name, self._exchange(*inside, instruction, runs), flying)
+        elif opcode == "async-done":
+            begun = instruction
+            while begun.opcode in ("async-done", "async-update"):
+                begun = instructions[begun.operands[0]]
+            self._finish(begun.name, flying)
+        elif base in COLLECTIVES and opcode.endswith("-done"):
+            self._finish(instruction.operands[0], flying)
+        elif base in COLLECTIVES:
+            exchange = self._exchange(instruction, scope.computation, instruction, runs)
+            if opcode.endswith("-start"):
+                self._start(name, exchange, flying)
+            else:
+                self._add(exchange)
+        elif rendezvous and "_xla_megascale" in instruction.attributes:
+            exchange = self._between_slices(instruction, rendezvous, scope, runs)
+            self._start(rendezvous, exchange, flying)
+        elif opcode == "recv-done":
+            begun = instructions[instruction.operands[0]]
+            self._finish(begun.attribute(_RENDEZVOUS) or "", flying)
+        elif opcode in TRANSFERS:
+            # The arrays that a -start makes, not the array it takes them from.
+            self.transfers.append(Transfer(shape_bytes(started_shape(instruction.shape)), runs))
+        else:
+            return opcode.endswith("-done")
+        return True
+
+    def _on_the_core(
+        self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
+    ) -> tuple[int, list[str]]:
+        """(cycles of one run, collectives under way that advance inside this instruction)."""
+        opcode, calls = instruction.opcode, instruction.calls
+        if opcode == "while":
+            return self._loop(instruction, scope, runs), []
+        if opcode == "conditional":
+            return self._conditional(instruction, scope, runs), []
+        if opcode == "call" or (opcode == "async-start" and calls):
+            return self.computation(scope.called(instruction, calls or ""), runs), []
+        if opcode == "fusion" and calls in self.module.computations:
+            return self._fusion(instruction, scope.computation, runs, flying)
+        return self._op(instruction, scope.computation, runs), []
+
+    def _loop(self, instruction: Instruction, scope: Scope, runs: int) -> int:
+        trips = trip_count(instruction, scope)
+        body = body_scope(instruction, scope)
+        counted = 1 if trips is None else trips
+        cycles = 0
+        position = len(self.loops)  # before the loops of its body
+        if body is not None and trips != 0:
+            cycles = self.computation(body, runs * counted)
+        source = self.module.source(instruction)
+        self.loops.insert(position, Loop(instruction.name, trips, runs, cycles, source))
+        return cycles * counted
+
+    def _conditional(self, instruction: Instruction, scope: Scope, runs: int) -> int:
+        """Count the branch with the most cycles."""
+        listed = instruction.attribute(r"branch_computations=\{([^}]*)\}") or ""
+        names = re.findall(r"%?([\w.\-]+)", listed) or re.findall(
+            r"(?:true|false)_computation=%?([\w.\-]+)", instruction.attributes
+        )
+        if not names:
+            return 0
+        tried = []
+        for name, operand in zip(names, instruction.operands[1:], strict=True):
+            walk = _Walk(self.module, self.mesh_shape, self.slices)
+            inner = scope.called(replace(instruction, operands=(operand,)), name)
+            tried.append((walk.computation(inner, runs), walk))
+        cycles, branch = max(tried, key=lambda pair: pair[0])
+        self.ops += branch.ops
+        self.collectives += branch.collectives
+        self.transfers += branch.transfers
+        self.loops += branch.loops
+        return cycles
+
+    def _fusion(
+        self,
+        instruction: Instruction,
+        computation: Computation,
+        runs: int,
+        flying: dict[str, _Flight],
+    ) -> tuple[int, list[str]]:
+        """Count a leaf, which may start, advance or end a collective that runs inside fusions."""
+        called = self.module.computations[instruction.calls or ""]
+        inner = [i for i in called.instructions.values() if i.opcode in COLLECTIVES]
+        keys = ["channel " + (i.attribute(r"channel_id=(\d+)") or i.name) for i in inner]
+        targets = {
+            i.attribute(r'custom_call_target="([^"]*)"')
+            for i in called.instructions.values()
+            if i.opcode == "custom-call"
+        }
+        if inner and "AsyncCollectiveStart" in targets:
+            for key, i in zip(keys, inner, strict=True):
+                exchange = self._exchange(i, called, instruction, runs)
+                self._start(key, exchange, flying, fused=True)
+            return 0, []
+        if inner and "AsyncCollectiveDone" in targets:
+            for key in keys:
+                self._finish(key, flying)
+            return 0, []
+        started = [key for key in keys if key in flying]
+        for key, i in zip(keys, inner, strict=True):
+            if key not in flying:
+                self._add(self._exchange(i, called, instruction, runs))
+        if inner and not started:
+            return 0, []
+        return self._op(instruction, computation, runs), started
+
+    def _offloaded(self, name: str) -> tuple[Instruction, Computation] | None:
+        """Return the collective that a SparseCore runs beside the core, and where it stands.
+
+        A call inside a call: the inner computation takes the arguments of the outer one.
+        """
+        computation = self.module.computations.get(name)
+        if computation is None:
+            return None
+        for instruction in computation.instructions.values():
+            if instruction.opcode in COLLECTIVES:
+                return instruction, computation
+            listed = instruction.attribute(r"called_computations=\{%?([\w.\-]+)\}")
+            if listed and (found := self._offloaded(listed)):
+                return found
+        return None
+
+    def _exchange(
+        self, inner: Instruction, computation: Computation, outer: Instruction, runs: int
+    ) -> Collective:
+        """Return the collective `inner` of `computation`, which stands for `outer` in the schedule.
+
+        An all-reduce in a fusion that keeps only a slice is a reduce-scatter.
+        """
+        kind = inner.opcode.removesuffix("-start")
+        if outer is not inner and (
+            "all-reduce-scatter" in (outer.calls or "") or "AllReduceScatter" in outer.attributes
+        ):
+            kind = "reduce-scatter"
+        groups = parse_groups(inner.attributes, self.module.num_partitions)
+        axes_of = axes_of_pairs if kind == "collective-permute" else axes_of_groups
+        size = max(len(group) for group in groups)
+        operand = sum(map(shape_bytes, computation.operand_shapes(inner)))
+        metadata = inner if inner.op_name else outer
+        return Collective(
+            name=outer.name,
+            kind=kind,
+            network="ici",
+            bytes=operand * size if kind == "all-gather" else operand,
+            axes=axes_of(groups, self.mesh_shape),
+            group_size=size,
+            runs=runs,
+            source=self.module.source(metadata),
+            phase=phase_of(metadata.op_name),
+            colors=int(outer.attribute(r"\bcolors:(\d+)") or 0),
+        )
+
+    def _between_slices(
+        self, send: Instruction, rendezvous: str, scope: Scope, runs: int
+    ) -> Collective:
+        """Return an exchange over the data-centre network, which the host sends for the device."""
+        kind = send.attribute(r'_xla_megascale_transfer_type="(\w+)"') or "send"
+        payload = scope.computation.instructions[send.operands[0]]
+        return Collective(
+            name=rendezvous,
+            kind=kind.lower().replace("_", "-"),
+            network="dcn",
+            bytes=shape_bytes(payload.shape),
+            axes=tuple(self.slices) or (MIXED,),
+            group_size=math.prod(self.slices.values()),
+            runs=runs,
+            source=self.module.source(payload),
+            phase=phase_of(payload.op_name),
+        )
+
+    def _add(self, exchange: Collective) -> None:
+        if exchange.axes:  # else groups of one device: nothing is sent
+            self.collectives.append(exchange)
+
+    def _start(
+        self, key: str, exchange: Collective, flying: dict[str, _Flight], *, fused: bool = False
+    ) -> None:
+        if exchange.axes:
+            flying[key] = _Flight(replace(exchange, asynchronous=True), fused)
+
+    def _finish(self, key: str, flying: dict[str, _Flight]) -> None:
+        if key in flying:
+            self._land(flying.pop(key))
+
+    def _land(self, flight: _Flight) -> None:
+        self._add(replace(flight.exchange, overlapped_cycles=round(flight.overlapped)))
+
+    def _op(self, instruction: Instruction, computation: Computation, runs: int) -> int:
+        target = instruction.attribute(r'custom_call_target="([^"]*)"')
+        if target in FREE_CALLS:
+            return 0
+        cycles = instruction.number("estimated_cycles")  # None where negative
+        if cycles is not None and cycles >= SENTINEL:
+            cycles = None
+        shapes = [instruction.shape, *computation.operand_shapes(instruction)]
+        # Scalars are the scalar unit's: no estimate is missing there.
+        if cycles is None and all(shape_bytes(shape) <= 8 for shape in shapes):
+            return 0
+        kernel = target == "tpu_custom_call"
+        self.ops.append(
+            Op(
+                name=(kernel and instruction.attribute(r"kernel_name\W+([\w.\-]+)"))
+                or instruction.name,
+                kind="pallas" if kernel else "copy" if instruction.opcode == "copy" else "xla",
+                cycles=None if kernel else cycles,
+                runs=runs,
+                bytes=(instruction.number("bytes_accessed") if kernel else None)
+                or sum(map(shape_bytes, touched_by(instruction, shapes))),
+                hbm_bytes=sum(map(hbm_bytes, shapes)),
+                source=self.module.source(instruction),
+                phase=phase_of(instruction.op_name),
+                flops=instruction.number("flops") if kernel else None,
+                transcendentals=instruction.number("transcendentals") if kernel else None,
+                kernel=(instruction.attribute(r'"body":"([^"]*)"') or "") if kernel else "",
+            )
+        )
+        return 0 if kernel else cycles or 0

@@ -1,0 +1,211 @@
+"""How often a `while` runs: its condition and the scalars it depends on are run, on paper.
+
+The text carries no trip counts. XLA sinks, widens, unrolls and peels loops and puts the increment
+or the comparison into fusions, so matching shapes of loops would miss some. Instead the handful of
+integers that the condition depends on is interpreted, from the initial values to the iteration in
+which the condition is false. A value that depends on data is None here, and so is a trip count that
+depends on such a value.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bert_jax.plan.hlo_cost.hlo_text import Computation, Instruction, Module
+
+MAX_TRIPS = 4096
+"""Loops that are still running then count as unknown; a train step has none that long."""
+
+_MAX_DEPTH = 150
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """Element `index` of a loop's state, as it came in: to see what a body leaves alone."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class _Tuple:
+    element: Callable[[int], Any]
+
+
+def _divide(a: int, b: int) -> int | None:
+    """Integer division of XLA truncates towards zero."""
+    return None if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    name.upper(): getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": _divide,
+    "remainder": lambda a, b: None if b == 0 else a - b * _divide(a, b),
+    "minimum": min,
+    "maximum": max,
+    "negate": operator.neg,
+    "abs": abs,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "not": lambda a: not a if isinstance(a, bool) else ~a,
+    "select": lambda condition, a, b: a if condition else b,
+    "clamp": lambda low, x, high: min(max(low, x), high),
+}
+_SAME = {
+    "copy", "bitcast", "bitcast-convert", "reshape", "convert", "copy-start", "copy-done",
+    "optimization-barrier", "opt-barrier",
+}  # fmt: skip
+
+
+def _wrap(value: Any, shape: str) -> Any:
+    """Integers of the type: s32 and u32 overflow as the hardware does."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    kind = re.match(r"([su])(\d+)", shape)
+    if kind is None:
+        return value
+    bits = int(kind.group(2))
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if kind.group(1) == "s" and value >> (bits - 1) else value
+
+
+@dataclass
+class Scope:
+    """A computation in one place of the program: what its parameters are is known there, or not."""
+
+    module: Module
+    computation: Computation
+    argument: Callable[[int], Any]
+    _known: dict[str, Any] = field(default_factory=dict)
+
+    def value(self, name: str, depth: int = 0) -> Any:
+        """Return the value of an instruction: an int, a bool, a tuple, or None."""
+        if name not in self._known:
+            instruction = self.computation.instructions.get(name)
+            if instruction is None or depth > _MAX_DEPTH:
+                return None
+            self._known[name] = _wrap(self._compute(instruction, depth + 1), instruction.shape)
+        return self._known[name]
+
+    def root(self, depth: int = 0) -> Any:
+        """Return the value that the computation returns."""
+        return self.value(self.computation.root, depth)
+
+    def called(self, instruction: Instruction, name: str, depth: int = 0) -> "Scope":
+        """Return the scope of a computation that `instruction` calls with its own operands."""
+        return Scope(
+            self.module,
+            self.module.computations[name],
+            lambda number: self.value(instruction.operands[number], depth),
+        )
+
+    def _compute(self, instruction: Instruction, depth: int) -> Any:
+        opcode, operands = instruction.opcode, instruction.operands
+        if opcode == "parameter":
+            return self.argument(int(instruction.literal))
+        if opcode == "constant":
+            return _literal(instruction.literal)
+        if opcode in _SAME:
+            return self.value(operands[0], depth)
+        if opcode == "tuple":
+            return _Tuple(lambda index: self.value(operands[index], depth))
+        if opcode == "get-tuple-element":
+            whole = self.value(operands[0], depth)
+            index = int(instruction.attribute(r"\bindex=(\d+)") or 0)
+            return whole.element(index) if isinstance(whole, _Tuple) else None
+        if opcode in ("fusion", "call") and instruction.calls in self.module.computations:
+            return self.called(instruction, instruction.calls, depth).root(depth)
+        if opcode == "while":
+            body = body_scope(instruction, self)
+            return body and body.argument(0)
+        if opcode == "compare":
+            compute = _COMPARE[instruction.attribute(r"direction=(\w+)") or "EQ"]
+        elif opcode in _ARITHMETIC:
+            compute = _ARITHMETIC[opcode]
+        else:
+            return None
+        values = [self.value(name, depth) for name in operands]
+        return compute(*values) if all(isinstance(value, int) for value in values) else None
+
+
+def _literal(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return int(text.strip("{} "))
+    except ValueError:
+        return None
+
+
+def _loop_parts(instruction: Instruction, module: Module) -> tuple[Computation, Computation] | None:
+    condition = instruction.attribute(r"\bcondition=%?([\w.\-]+)")
+    body = instruction.attribute(r"\bbody=%?([\w.\-]+)")
+    if condition not in module.computations or body not in module.computations:
+        return None
+    return module.computations[condition], module.computations[body]
+
+
+def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
+    """Return the scope of a while's body, which knows the state that no iteration changes."""
+    parts = _loop_parts(instruction, scope.module)
+    if parts is None:
+        return None
+    _, body = parts
+    probe = Scope(scope.module, body, lambda _: _Tuple(_Passed))
+
+    def element(index: int) -> Any:
+        after = probe.root()
+        unchanged = isinstance(after, _Tuple) and after.element(index) == _Passed(index)
+        before = scope.value(instruction.operands[0])
+        return before.element(index) if unchanged and isinstance(before, _Tuple) else None
+
+    return Scope(scope.module, body, lambda _: _Tuple(element))
+
+
+def trip_count(instruction: Instruction, scope: Scope) -> int | None:
+    """Return iterations of the while `instruction` of `scope`; None where they depend on data."""
+    stated = instruction.attribute(r'"known_trip_count":\{"n":"(\d+)"')
+    if stated is not None:
+        return int(stated)
+    parts = _loop_parts(instruction, scope.module)
+    initial = scope.value(instruction.operands[0]) if instruction.operands else None
+    if parts is None or not isinstance(initial, _Tuple):
+        return None
+    condition, body = parts
+    needed: set[int] = set()
+
+    def run(computation: Computation, state: Callable[[int], Any]) -> Any:
+        def element(index: int) -> Any:
+            needed.add(index)
+            return state(index)
+
+        return Scope(scope.module, computation, lambda _: _Tuple(element)).root()
+
+    def after(indices: Iterable[int], state: Callable[[int], Any]) -> dict[int, Any]:
+        root = run(body, state)
+        return {i: root.element(i) if isinstance(root, _Tuple) else None for i in indices}
+
+    # Which elements of the state matter: those the condition reads, and those they are made from.
+    run(condition, initial.element)
+    known = -1
+    while known != len(needed):
+        known = len(needed)
+        after(tuple(needed), initial.element)
+    state = {index: initial.element(index) for index in needed}
+    for trips in range(MAX_TRIPS):
+        going = run(condition, state.get)
+        if not isinstance(going, int):
+            return None
+        if not going:
+            return trips
+        before, state = state, after(tuple(state), state.get)
+        if before == state:
+            return None
+    return None

@@ -1,0 +1,176 @@
+"""Data that a saved fine-tuning run is scored on: those of the run, or others, told apart."""
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.reading import read_finetuned, read_model
+from bert_jax.artefacts.saved.runs import TRAIN_TEXTS, is_finetuning, read_record
+from bert_jax.config.mapping import build, to_dict
+from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
+from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.opening import TASKS, open_task
+from bert_jax.tasks.overlap import example_keys, overlap_warning
+from bert_jax.tasks.tagging.schemes import split_tag
+from bert_jax.tasks.task import LabelSpec, Split, Task
+from bert_jax.tasks.text.task import KINDS
+from bert_jax.training.finetune.saves import describe_split
+from bert_jax.training.finetune.setup import rows_fingerprint
+
+
+def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> SavedModel:
+    """Read a model that labelled data can score, with its task.
+
+    Args:
+        path: Work directory of a fine-tuning run, or a directory in Hugging Face's format whose
+            model has a head of a task: its labels and positions make the task.
+        columns: Fields of the task's section to change, such as text and label of a table.
+
+    Raises:
+        UserError: No such model, or there are no such fields.
+    """
+    if is_finetuning(open_workdir(path).local):
+        model = read_finetuned(path)
+        task = task_of(model)
+    else:
+        model = read_model(path)
+        task = _implied_task(model)
+    if columns:
+        section = getattr(task.config, task.config.kind)
+        section = build(type(section), {**to_dict(section), **columns}, "--columns")
+        config = dataclasses.replace(task.config, **{task.config.kind: section})
+        task = TASKS[config.kind](config, task.spec, task.tokenizer)
+    return dataclasses.replace(model, origin=dataclasses.replace(model.origin, task=task))
+
+
+def _implied_task(model: SavedModel) -> Task:
+    """Return the task of a head that no run of ours has made, with the default columns."""
+    if model.outputs is None:
+        raise UserError(
+            f"{model.name}: this model has no head of a task, so labelled data cannot score it; it "
+            f"supports {' and '.join(model.verbs)}"
+        )
+    kind, labels = model.outputs.objective, model.outputs.labels
+    parts = [split_tag(label) for label in labels]
+    entities = "O" in labels and all(part is not None and part[0] in "OBI" for part in parts)
+    sections: dict[str, dict[str, Any]] = {
+        "tags": {"kind": "tagging", "tagging": {"labels": labels}},
+        "span": {"kind": "squad"},
+        **{head: {"kind": "table", "table": {"kind": name}} for name, head in KINDS.items()},
+    }
+    config = build(TaskConfig, {"max_length": model.max_length, **sections[kind]}, model.name)
+    spec = LabelSpec(labels, scheme="iob2" if entities else "plain")
+    return TASKS[config.kind](config, spec, model.tokenizer)
+
+
+def task_of(model: SavedModel) -> Task:
+    """Return the task of a model from `read_finetuned` or `read_scored`."""
+    assert model.origin.task is not None
+    return model.origin.task
+
+
+def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[Split]:
+    """Read labelled data: a file, a split of GLUE, `dev` or `test` of the run; None: both of these.
+
+    Raises:
+        UserError: Data cannot be read, or are those of the run and have changed since.
+    """
+    config = task_of(model).config
+    own = {"dev", *config.dev_sources, *config.test_sources}
+    if data is None or (data in own and config.kind != "glue" and not Path(data).exists()):
+        return _run_splits(workdir, model, data)
+    return [other_split(workdir, model, data)]
+
+
+def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> list[Split]:
+    """Read the dev and the test data of a run, or one of them.
+
+    The training file is read only where dev data were held out of it, and of runs of version 0.1.0.
+    """
+    task, record = task_of(model), read_record(open_workdir(workdir).local, "finetune")
+    recorded = record.get("splits", {})
+    sources = {**task.config.dev_sources, **task.config.test_sources}
+    if recorded and (task.config.dev_sources or name in sources):
+        named = {each: source for each, source in sources.items() if name in (None, each)}
+        splits = [_named(task.open_split(source), each) for each, source in named.items()]
+    else:
+        config = build(TaskConfig, model.origin.config["task"], f"{workdir}: task")
+        again = open_task(config, model.tokenizer, model.config.num_positions)
+        splits = [*again.dev_splits(), *task.test_splits()]
+        joint = record.get("fingerprints", {}).get("task")
+        whole = (again.train_split(), *again.dev_splits())
+        if again.describe() != task.describe() or (
+            not recorded and joint not in (None, rows_fingerprint(whole))
+        ):
+            raise UserError(_changed(workdir, "", "other labels or examples"))
+        splits = [split for split in splits if name in (None, split.name)]
+    known = train_texts(workdir)
+    for split in splits:
+        _check_unchanged(workdir, split, recorded.get(split.name), known)
+    overlaps = (overlap_warning(split.name, split.texts(), known) for split in splits)
+    warn([*filter(None, overlaps)])
+    return splits
+
+
+def other_split(
+    workdir: Path | str, model: SavedModel, data: str, *, labelled: bool = True
+) -> Split:
+    """Read a file, or a split of GLUE.
+
+    Faults of the file, and examples that were trained on, are told on standard error.
+
+    Raises:
+        UserError: There are no such data, or they cannot be read.
+    """
+    task = task_of(model)
+    if data in ("dev", "test") and task.config.kind != "glue" and not Path(data).exists():
+        raise UserError(f"{workdir} names no {data} data, and there is no file {data}; name a file")
+    split = task.open_split(data, labelled=labelled)
+    overlap = overlap_warning(split.name, split.texts(), train_texts(workdir)) if labelled else ""
+    warn([*split.warnings, *filter(None, [overlap])])
+    return split
+
+
+def train_texts(workdir: Path | str) -> np.ndarray:
+    """Return the keys of the texts that a run has trained on; none of version 0.1.0."""
+    path = open_workdir(workdir).local / TRAIN_TEXTS
+    return np.fromfile(path, "<u8") if path.is_file() else np.zeros(0, "<u8")
+
+
+def warn(texts: Sequence[str]) -> None:
+    """Print warnings on standard error."""
+    for text in texts:
+        print(f"Warning: {text}", file=sys.stderr)
+
+
+def _named(split: Split, name: str) -> Split:
+    split.name = name
+    return split
+
+
+def _check_unchanged(
+    workdir: Path | str, split: Split, recorded: Mapping[str, Any] | None, known: np.ndarray
+) -> None:
+    """Refuse a split of other examples than that of the training."""
+    found = describe_split(split)
+    if recorded is None or found == recorded:
+        return
+    why = f"{found['examples']:,} examples, {recorded['examples']:,} then"
+    if found["examples"] == recorded["examples"]:
+        why = f"{found['examples']:,} examples as then, with other texts or labels"
+    if trained := np.isin(example_keys(split.texts()), known).sum():
+        why += f"; {trained:,} of them were trained on"
+    raise UserError(_changed(workdir, f" of the split {split.name!r}", why))
+
+
+def _changed(workdir: Path | str, which: str, why: str) -> str:
+    return (
+        f"the data{which} of {workdir} have changed since it was trained: {why}. Name the data to "
+        "be scored with --data FILE, or put back the file as it was"
+    )

@@ -1,0 +1,276 @@
+"""Evaluation of the trials of a sweep, and of the best model on other data."""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from tqdm import tqdm
+
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.reading import read_finetuned
+from bert_jax.distributed.parallel.in_flight import in_flight
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
+from bert_jax.errors import UserError
+from bert_jax.files.urls import scheme
+from bert_jax.objectives.objective import Forward, Objective
+from bert_jax.objectives.task import TaskObjective
+from bert_jax.tasks.examples import listed
+from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
+from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.task import Outputs, Split
+from bert_jax.training.finetune.batches import choose_buckets, eval_batches
+from bert_jax.training.finetune.contamination import divide, known_texts, scores_apart
+from bert_jax.training.finetune.data import other_split, read_scored, splits_of, task_of
+from bert_jax.training.finetune.start.vectors import saved_objective
+from bert_jax.training.progress import null
+from bert_jax.training.steps.optim import OptimizerConfig
+from bert_jax.training.steps.state import StepConfig
+from bert_jax.training.steps.step import make_eval_step
+from bert_jax.training.steps.trials import place_params, place_rows
+
+_BATCH_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Answers of one trial to all rows of a split."""
+
+    outputs: Outputs
+    """Logits, as `Split.score` takes them."""
+    loss: float | None
+    """Mean loss of the labels; None where the rows have none, or the loss is not finite."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether all logits are numbers."""
+        return all(bool(np.isfinite(row).all()) for row in self.outputs)
+
+
+def score_rows(
+    eval_step: Callable[[Any, Any], Forward],
+    mesh: Mesh,
+    params: Any,
+    rows: Rows,
+    *,
+    buckets: tuple[int, ...],
+    batch_size: int,
+    pad_id: int,
+    done: Callable[[int], object] = lambda rows: None,
+) -> list[Judged]:
+    """Return the answers of each trial to every row, by one forward pass.
+
+    Args:
+        eval_step: Result of `make_eval_step`.
+        mesh: Mesh of the sweep.
+        params: Parameters with trials on axis 0.
+        rows: Rows of a split, with or without labels.
+        buckets: Lengths to which rows are padded.
+        batch_size: Rows at a time.
+        pad_id: Token of the padding.
+        done: Function of the number of rows scored, called after each batch.
+    """
+    found: list[list[Any]] = []
+    sums: dict[str, np.ndarray] = {}
+
+    def dispatch(item: tuple[np.ndarray, Any]) -> Forward:
+        return eval_step(params, place_rows(item[1], mesh))
+
+    for (index, _), forward in in_flight(dispatch, eval_batches(rows, buckets, batch_size, pad_id)):
+        for name, value in forward.sums.items():
+            sums[name] = sums.get(name, 0) + np.asarray(value, np.float64)
+        # Only the first rows: the others fill the batch.
+        values = forward.outputs[:, : len(index)]
+        if not found:
+            found.extend([None] * len(rows) for _ in values)
+        for outputs, mine in zip(found, values, strict=True):
+            for row, value in zip(index, mine, strict=True):
+                outputs[row] = value
+        done(len(index))
+    per_row = bool(found) and found[0][0].ndim == 1
+    losses = sums["loss"] / np.where(sums["count"] > 0, sums["count"], 1.0)
+    return [
+        Judged(
+            np.stack(outputs) if per_row else outputs,
+            float(loss) if count and np.isfinite(loss) else None,
+        )
+        for outputs, loss, count in zip(found, losses, sums["count"], strict=True)
+    ]
+
+
+def named_scores(split: Split, number: int, outputs: Outputs) -> dict[str, float]:
+    """Score the outputs of dev split `number`, see `named`."""
+    return named(split, number, split.score(outputs))
+
+
+def named(split: Split, number: int, scores: Mapping[str, float]) -> dict[str, float]:
+    """Name the scores of dev split `number`: its name precedes them but for the first split."""
+    prefix = f"{split.name}/" if number else ""
+    return {f"{prefix}{name}": value for name, value in scores.items()}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a fine-tuned model, and what is behind them."""
+
+    scores: dict[str, float]
+    """Scores by name; the name of a second dev split (MNLI) and of test precedes its scores. Where
+    a report knows the examples, also scores of clean and of seen examples (`contamination`)."""
+    reports: dict[str, Mapping[str, Any]]
+    """Results of `Split.report` by the name of the split."""
+    differences: dict[str, dict[str, Any]]
+    """Scores less those of another model, by split and score: `difference`, and `interval` (95%,
+    paired), None where there is none."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all as JSON values; scores that are not numbers are None."""
+        scores = {name: null(value) for name, value in self.scores.items()}
+        more = {"differences": self.differences} if self.differences else {}
+        return {**scores, "splits": self.reports, **more}
+
+
+def evaluate_finetuned(
+    workdir: Path | str,
+    data: str | None = None,
+    reports: Sequence[Path] = (),
+    versus: Path | str | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Evaluation:
+    """Score the best model of a run, or a model in Hugging Face's format.
+
+    Args:
+        workdir: Work directory of `bert-jax finetune`, or a directory with a model that has a head.
+        data: File with labels, of GLUE also a split, or dev or test; None: the dev and test data of
+            the run.
+        reports: Files of `bert-jax contamination` on the data; none takes those beside the corpora
+            that the lineage of the run names.
+        versus: Another such directory, whose scores on the same examples are subtracted.
+        columns: Fields of the task's section to change, such as text and label of a table.
+
+    Raises:
+        UserError: No such run, the data cannot be read, have changed or have no labels, a report is
+            on other data, or the other run has other labels or examples.
+    """
+    model = read_scored(workdir, columns)
+    texts = known_texts(workdir, reports)
+    splits = splits_of(workdir, model, data)
+    other = None if versus is None else read_scored(versus, columns)
+    theirs = {} if other is None else _same_splits(versus or "", other, data, model, splits)
+    dev = task_of(model).config.dev_sources or {"dev": ""}
+    found = Evaluation({}, {}, {})
+    for number, split in enumerate(splits):
+        parts = divide(split, texts, needed=bool(reports))
+        outputs = split_outputs(model, split)
+        # Thresholds are found on dev; a file's name has a suffix.
+        mine, others = (
+            None if each is None or split.name in dev else each.origin.metrics or None
+            for each in (model, other)
+        )
+        report = split.report(outputs, mine)
+        scores = {
+            name: math.nan if value is None else value for name, value in report["scores"].items()
+        }
+        apart = scores_apart(split, outputs, scores, parts)
+        found.scores.update(named(split, number, scores | apart))
+        found.reports[split.name] = report
+        if other is not None:
+            again = theirs[split.name]
+            answers = split_outputs(other, again)
+            found.differences[split.name] = _differences(
+                report, again.report(answers, others),
+                _paired(split.grounds(outputs, mine), again.grounds(answers, others)),
+            )  # fmt: skip
+    return found
+
+
+def _paired(ours: Grounds | None, theirs: Grounds | None) -> Intervals:
+    return Intervals({}, {}) if ours is None or theirs is None else intervals(ours, theirs)
+
+
+def _differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], paired: Intervals
+) -> dict[str, Any]:
+    """Return the differences of two reports that have a score of the same name."""
+    return {
+        name: {
+            "difference": value - theirs["scores"][name],
+            "interval": paired.found.get(name),
+            "no_interval": paired.missing.get(name),
+        }
+        for name, value in ours["scores"].items()
+        if value is not None and theirs["scores"].get(name) is not None
+    }
+
+
+def _same_splits(
+    versus: Path | str, other: SavedModel, data: str | None, model: SavedModel,
+    splits: Sequence[Split],
+) -> dict[str, Split]:  # fmt: skip
+    """Return the splits as another model reads them, by name.
+
+    Raises:
+        UserError: The models have other labels, or the splits other examples.
+    """
+    mine, theirs = (task_of(each).spec.labels for each in (model, other))
+    if mine != theirs:
+        raise UserError(
+            f"{versus} has other labels ({listed(theirs, 5)}) than the model it is compared with "
+            f"({listed(mine, 5)}); compare models of one task"
+        )
+    found = {split.name: split for split in splits_of(versus, other, data)}
+    for split in splits:
+        if split.name not in found or found[split.name].fingerprint != split.fingerprint:
+            raise UserError(
+                f"{versus} was trained with other {split.name} data; name the data to compare both "
+                "models on with --data FILE"
+            )
+    return found
+
+
+def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
+    """Write the predictions of the best model of a run, and return their files.
+
+    Args:
+        workdir: Work directory of `bert-jax finetune`.
+        data: File with the columns that the model was trained on, of GLUE also a split; labels are
+            not read.
+        out: Directory for the files.
+
+    Raises:
+        UserError: No such run, the data cannot be read, or the directory cannot be written.
+    """
+    if scheme(out) is not None:
+        raise UserError(f"--out is {out}; predictions are written to a local directory")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; name a directory")
+    model = read_finetuned(workdir)
+    split = other_split(workdir, model, data, labelled=False)
+    return split.write_predictions(split_outputs(model, split), out, model.origin.metrics)
+
+
+def split_outputs(model: SavedModel, split: Split) -> Outputs:
+    """Compute the logits of the rows of a split, as `Split.score` takes them, on all devices."""
+    config = StepConfig(_objective(model, split), OptimizerConfig(), num_steps=1)
+    mesh = make_trial_mesh(MeshConfig(), 1)
+    one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.params)
+    params = place_params(config, mesh, one)
+    lengths = split.rows.lengths
+    buckets = choose_buckets(lengths, 8, limit=model.config.num_positions)
+    with tqdm(total=len(lengths), unit="row", disable=not sys.stderr.isatty()) as bar:
+        (scored,) = score_rows(
+            make_eval_step(config, mesh, seed=0), mesh, params, split.rows, buckets=buckets,
+            batch_size=_BATCH_SIZE, pad_id=model.tokenizer.special_ids.pad, done=bar.update,
+        )  # fmt: skip
+    return scored.outputs
+
+
+def _objective(model: SavedModel, split: Split) -> Objective:
+    if model.embedding is not None:
+        return saved_objective(model.embedding, model.config, task_of(model).config, split.rows)
+    assert model.outputs is not None  # from `read_finetuned`
+    return TaskObjective(model.config, model.outputs.head, model.outputs.objective)

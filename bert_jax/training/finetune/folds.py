@@ -1,0 +1,125 @@
+"""Cross-validation: a run for each fold, and one score of all examples, each predicted unseen.
+
+workdir/fold-1 ... fold-K are runs like any other. In workdir lie the pooled predictions and the
+report on them. A fold is scored once, after its last step, so that the held-out part chooses no
+checkpoint.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.artefacts.saved.reading import read_finetuned, read_model
+from bert_jax.distributed.checkpoint.agreement import by_first
+from bert_jax.errors import UserError
+from bert_jax.files.staging import replace_file
+from bert_jax.files.urls import scheme
+from bert_jax.tasks.opening import fold_parts, open_task
+from bert_jax.tasks.reports.lines import report_lines
+from bert_jax.tasks.task import Task
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.evaluate import split_outputs
+from bert_jax.training.finetune.progress import NothingLearnedError
+from bert_jax.training.finetune.report import write_reports
+from bert_jax.training.finetune.train import finetune
+from bert_jax.training.run.goodput import Clock
+
+RESULT = "folds.json"
+_SPLIT = "out of fold"
+
+
+def cross_validate(
+    config: FinetuneConfig,
+    workdir: Path | str,
+    *,
+    clock: Clock | None = None,
+    say: Callable[[str], None] = print,
+) -> str:
+    """Train the folds one after another, or continue; then score all predictions at once.
+
+    Args:
+        config: Configuration of the runs; `task.folds` is their number.
+        workdir: Local directory, made if missing.
+        clock: Clock started at process start.
+        say: Gets each line for people.
+
+    Returns:
+        Name of the signal that stopped the folds; empty once all have ended.
+
+    Raises:
+        UserError: The configuration asks for more than a run a fold, the directory is that of
+            another run or in a bucket, or a fold cannot be trained; see `train.finetune`.
+        NothingLearnedError: No fold's model is above its constant prediction. All is written.
+    """
+    _check(config, workdir)
+    home, count = Path(workdir), config.task.folds
+    unlearned = []
+    for number in range(1, count + 1):
+        say(f"fold {number} of {count}")
+        task = dataclasses.replace(config.task, fold=number)
+        one = dataclasses.replace(config, task=task)
+        mine = clock if number == 1 else None
+        result = finetune(one, _fold(home, number), clock=mine)
+        if result.stopped_by:
+            return result.stopped_by
+        unlearned.append(result.unlearned)
+    initial = read_model(config.init, encoder_only=True)
+    whole = open_task(config.task, initial.tokenizer, initial.config.num_positions)
+    pooled = _pooled(home, whole, count)
+    by_first(lambda: _write(home, whole, pooled))
+    for line in report_lines(_SPLIT, pooled["report"], mistakes=False):
+        say(line)
+    if all(unlearned):
+        raise NothingLearnedError(f"in all {count} folds, {unlearned[-1]}")
+    return ""
+
+
+def _fold(home: Path, number: int) -> Path:
+    return home / f"fold-{number}"
+
+
+def _check(config: FinetuneConfig, workdir: Path | str) -> None:
+    """Refuse sweeps, buckets, and the directory of a run."""
+    if config.sweep.seeds > 1 or len(config.learning_rates) > 1 or config.sweep.baseline:
+        raise UserError(
+            f"task.folds is {config.task.folds}, which trains one run a fold; leave sweep out, or "
+            "run the folds once for each setting"
+        )
+    if scheme(workdir) is not None:
+        raise UserError(f"--workdir is {workdir}; folds are pooled in a local directory")
+    if (Path(workdir) / "config.json").exists():
+        raise UserError(
+            f"--workdir {workdir} is that of a run without task.folds; name another directory"
+        )
+
+
+def _pooled(home: Path, whole: Task, count: int) -> dict[str, Any]:
+    """Predict each example with the model that has not seen it, and score all predictions."""
+    split = whole.train_split()
+    parts = fold_parts(split, count)
+    found: list[Any] = [None] * len(split.rows)
+    folds = []
+    for number in range(1, count + 1):
+        held, rows = split.select(np.flatnonzero(parts == number).tolist())
+        model = read_finetuned(_fold(home, number))
+        outputs = split_outputs(model, held)
+        for row, values in zip(rows.tolist(), outputs, strict=True):
+            found[row] = values
+        folds.append({"fold": number, "examples": len(held.texts()), **held.score(outputs)})
+    pooled = np.stack(found) if found[0].ndim == 1 or split.rows.group > 1 else found
+    scores = split.score(pooled)
+    return {"folds": folds, "outputs": pooled, "scores": scores, "report": split.report(pooled)}
+
+
+def _write(home: Path, whole: Task, result: dict[str, Any]) -> None:
+    """Write predictions, the report, and last the scores of the folds."""
+    whole.train_split().write_predictions(result["outputs"], home, result["scores"])
+    record = {"metric": whole.metric, "folds": result["folds"]}
+    write_reports(home, {_SPLIT: result["report"]}, record, title=home.absolute().name)
+    content = {**record, "scores": result["report"]["scores"],
+               "intervals": result["report"]["intervals"]}  # fmt: skip
+    replace_file(home / RESULT, (json.dumps(content, indent=1) + "\n").encode())

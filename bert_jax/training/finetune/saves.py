@@ -1,0 +1,316 @@
+"""The work directory of a fine-tuning run: its beginning, the best model, the state of all trials.
+
+config.json  tokenizer/  checkpoints/ (the best model)  resume/ (all runs, while they last)
+metrics.jsonl  events.jsonl  statistics.json  statistics.txt  statistics.png
+train_texts.u64 (`example_keys` of the training data)  report.json  report.md  confusion.png
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.artefacts.saved.ancestors import file_entries
+from bert_jax.artefacts.saved.lineage import ancestor_entry
+from bert_jax.artefacts.saved.runs import TRAIN_TEXTS, FinetunedState
+from bert_jax.config.mapping import build, to_dict
+from bert_jax.distributed.checkpoint import (
+    Checkpoints,
+    Restored,
+    Retention,
+    SaveFailedError,
+    saved_steps,
+)
+from bert_jax.distributed.checkpoint.agreement import by_first
+from bert_jax.distributed.checkpoint.manager import Report
+from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir
+from bert_jax.files.staging import replace_file
+from bert_jax.objectives.embedding import EmbeddingObjective
+from bert_jax.objectives.frozen import with_trained
+from bert_jax.objectives.task import TaskObjective
+from bert_jax.tasks.overlap import example_keys
+from bert_jax.tasks.task import Split, Task
+from bert_jax.training.finetune.config import FREE_FIELDS, FinetuneConfig
+from bert_jax.training.finetune.setup import Setup
+from bert_jax.training.finetune.start.weights import RANDOM
+from bert_jax.training.progress import Means, Moment, Progress
+from bert_jax.training.run_plan import Stage
+from bert_jax.training.steps.trials import (
+    SweepState,
+    abstract_trials,
+    earlier,
+    from_earlier,
+    from_saved,
+    init_trials,
+    to_save,
+)
+from bert_jax.training.sweep.statistics import Outcome, Trial
+from bert_jax.training.workdir import begin_workdir, record_there, refuse_other_run
+
+
+def check_finetune_workdir(
+    work: WorkDir, config: FinetuneConfig, fingerprints: dict[str, str]
+) -> None:
+    """Refuse a work directory that belongs to another run; change nothing.
+
+    Raises:
+        UserError: Lists the fields that differ, with the run's value and the one given.
+    """
+    record = by_first(lambda: record_there(work, "finetune"))
+    if record is None:
+        return
+    known = record.get("fingerprints", {})
+    free = (*FREE_FIELDS, *(f"task.{name}" for name in config.task.unread))
+    # Until 0.1.0 paths were saved as they were given.
+    began = build(FinetuneConfig, record["config"], where=f"{work.local / 'config.json'}")
+    record = record | {"config": to_dict(dataclasses.replace(began, task=began.task.located()))}
+    found = {f"what {name} names": (known.get(name), given) for name, given in fingerprints.items()}
+    refuse_other_run(work, record, config, free, found)
+
+
+def began_without_heads(work: WorkDir) -> bool:
+    """Say whether a run there began when all heads began at random: version 0.1.0."""
+    record = by_first(lambda: record_there(work, "finetune"))
+    return record is not None and "head" not in record["config"]
+
+
+def prepare_finetune_workdir(
+    workdir: Path,
+    config: FinetuneConfig,
+    fingerprints: dict[str, str],
+    tokenizer_files: Path,
+    init_step: int = 0,
+    splits: Sequence[Split] = (),
+) -> None:
+    """Begin a fine-tuning run in its work directory.
+
+    Args:
+        workdir, config, fingerprints: Those of `check_finetune_workdir`.
+        tokenizer_files: Tokenizer of the model.
+        init_step: Step of the checkpoint that the run starts from.
+        splits: Splits of the run, the training data first.
+    """
+
+    def ancestors() -> list[dict[str, Any]]:
+        found = [ancestor_entry("init", config.init, init_step)]
+        if config.sweep.baseline not in ("", RANDOM):
+            found.append(ancestor_entry("sweep.baseline", config.sweep.baseline))
+        if config.distil.teacher:
+            found.append(ancestor_entry("distil.teacher", config.distil.teacher))
+        return found + file_entries(config.task.sources)
+
+    begin_workdir(
+        workdir, config, tokenizer_files, ancestors, kind="finetune", fingerprints=fingerprints,
+        splits={each.name: describe_split(each) for each in splits},
+    )  # fmt: skip
+    if splits:
+        keys = np.sort(example_keys(splits[0].texts()))
+        by_first(lambda: replace_file(workdir / TRAIN_TEXTS, keys.tobytes()))
+
+
+def describe_split(split: Split) -> dict[str, Any]:
+    """Return the record by which a split is known again."""
+    return {"examples": len(split.texts()), "fingerprint": split.fingerprint}
+
+
+def remove_resume(work: WorkDir) -> None:
+    """Delete the state that a finished run no longer needs."""
+    if jax.process_index() == 0 and work.resume.exists():
+        work.resume.rmtree()
+
+
+class FinetuneSaves:
+    """`checkpoints/` (the best model) and `resume/` (all trials) of a run."""
+
+    def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
+        """Open nothing yet."""
+        self._config, self._setup, self._mesh, self._work = config, setup, mesh, work
+        self._best: tuple[float, int] | None = None
+        """Score of the saved model, and its number."""
+        self._copied = NamedSharding(mesh, PartitionSpec())
+        self._member = jax.jit(self._best_of, out_shardings=self._copied)
+
+    def prepare(self) -> None:
+        """Begin the run in its work directory."""
+        setup = self._setup
+        prepare_finetune_workdir(
+            self._work.local, self._config, setup.fingerprints, setup.initial.tokenizer_files,
+            setup.initial.origin.step, setup.splits,
+        )  # fmt: skip
+
+    def open(self, report: Report) -> None:
+        """Open the directories."""
+        self._models = Checkpoints(self._work.checkpoints, Retention(keep=1), report=report)
+        self._states = Checkpoints(self._work.resume, Retention(keep=1), report=report)
+
+    def _best_of(self, params: Any, best: Any, number: Any) -> Any:
+        """Return all parameters of one trial at its best evaluation."""
+        params, best = jax.tree.map(lambda leaf: leaf[number], (params, best))
+        return self._of_model(with_trained(self._setup.step.objective, params, best))
+
+    def _of_model(self, params: Any) -> Any:
+        """Return the entries of the parameters that the model has, without a teacher."""
+        return self._setup.objective.for_evaluation().own(params)
+
+    def _first_state(self, wave: int) -> SweepState:
+        members = self._setup.waves[wave]
+        which = np.array([self._setup.inits.index(member.init) for member in members])
+        seeds = np.array([member.seed for member in members], np.uint32)
+        return init_trials(self._setup.step, self._mesh, seeds, self._setup.starts, which)
+
+    def begin(self, number: int, stage: Stage) -> Moment:
+        """Make the trials of a stage before their first step."""
+        state, progress = self._first_state(stage.wave), [Progress(each) for each in stage.trials]
+        return Moment(
+            number, stage.first, state.train, progress, Means(len(progress)), stage.wave, state.best
+        )
+
+    def restore(self) -> Moment | None:
+        """Return the interrupted stage; None: nothing saved."""
+        abstract = abstract_trials(self._setup.step, self._mesh, len(self._setup.waves[0]))
+        one = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
+            abstract.params,
+        )
+        model = self._models.restore(FinetunedState(self._of_model(one)))
+        if model is not None:
+            self._best = (model.record.extra["scores"][self._setup.task.metric], model.step)
+        restored = self._restored(abstract._replace(params=abstract.best))
+        if restored is None:
+            return None
+        extra = restored.record.extra
+        number = extra["wave"]
+        state = from_saved(
+            self._setup.step, self._mesh, restored.state, lambda: self._first_state(number)
+        )
+        progress = [
+            Progress(**{**each, "member": Trial(**each["member"])}) for each in extra["progress"]
+        ]
+        now = Moment(
+            extra.get("stage", number), number * self._setup.step.num_steps + extra["step"],
+            state.train, progress, Means(len(progress)), number, state.best,
+            outcomes=[Outcome.from_json(each) for each in extra["outcomes"]],
+            seconds=extra["seconds"],
+        )  # fmt: skip
+        now.means.restore(extra["losses"])
+        return now
+
+    def _restored(self, abstract: SweepState) -> Restored | None:
+        """Restore all trials, converting a state that version 0.1.0 saved."""
+        try:
+            return self._states.restore(abstract)
+        except UserError:
+            with contextlib.suppress(UserError):
+                if restored := self._states.restore(earlier(abstract)):
+                    state = from_earlier(restored.state, self._mesh)
+                    return dataclasses.replace(restored, state=state)
+            raise
+
+    def save(self, at: Moment, *, last: bool, finished: bool) -> None:
+        """Save the state that a restart needs, and the best model so far.
+
+        Raises:
+            SaveFailedError: Several saves in a row have failed, or, with `last`, this one.
+        """
+        del finished
+        content: dict[str, Any] = {
+            "config": {},
+            "extra": {
+                "stage": at.stage,
+                "wave": at.wave,
+                "step": at.step - at.wave * self._setup.step.num_steps,
+                "progress": [dataclasses.asdict(each) for each in at.progress],
+                "losses": at.means.state(),
+                "seconds": at.elapsed(),
+                "outcomes": [dataclasses.asdict(each) for each in at.outcomes],
+            },
+        }
+        state = to_save(self._setup.step, self._mesh, SweepState(*at.state, at.best))
+        if last:
+            self._states.save_last(at.step, state, read_back=False, **content)
+        else:
+            self._states.save(at.step, state, **content)
+        self.save_best(at, must=False)
+
+    def choose(self, at: Moment) -> None:
+        """Save the best model, at the end of a stage."""
+        self.save_best(at, must=True)
+
+    def newest(self) -> str:
+        """Name the newest save."""
+        saved = saved_steps(self._work.resume)
+        return f"{self._work.resume / str(saved[-1])}" if saved else ""
+
+    def save_best(self, at: Moment, *, must: bool) -> None:
+        """Save the best member of the first initialisation, if better than the saved model.
+
+        Of equal members the first in time, then in number: the model does not depend on when it is
+        saved.
+
+        Raises:
+            SaveFailedError: `must`, and it has failed several times.
+        """
+        mine = [
+            (each.best, -each.best_step, -number)
+            for number, each in enumerate(at.progress)
+            if each.member.init == self._setup.inits[0] and each.best is not None
+        ]
+        if not mine:
+            return
+        best, _, negative = max(mine)
+        total = at.step
+        if self._best is not None:
+            if best <= self._best[0]:
+                return
+            total = max(total, self._best[1] + 1)  # a start that was killed may have come further
+        each = at.progress[-negative]
+        content = saved_content(
+            self._config, self._setup.objective, self._setup.task,
+            each.outcome().best_scores, each.member,
+        )  # fmt: skip
+        model = FinetunedState(self._member(at.state.params, at.best, -negative))
+        try:
+            self._models.save_last(total, model, read_back=True, **content)
+        except SaveFailedError:
+            if must:
+                raise
+            return
+        self._best = (best, total)
+
+    def finish(self) -> None:
+        """Delete the state that a finished run no longer needs."""
+        self._states.close()
+        remove_resume(self._work)
+
+    def close(self) -> None:
+        """Close both (see `Checkpoints.close`)."""
+        self._models.close()
+        self._states.close()
+
+
+def saved_content(
+    config: FinetuneConfig,
+    objective: TaskObjective | EmbeddingObjective,
+    task: Task,
+    scores: dict[str, float],
+    member: Trial,
+) -> dict[str, Any]:
+    """Return the content of the best model's checkpoint beside its arrays."""
+    return {
+        "config": to_dict(config),
+        "extra": {
+            "model": to_dict(objective.model),
+            "head": to_dict(objective.config),
+            **({"lora": to_dict(objective.lora)} if objective.lora.rank else {}),
+            "task": task.describe(),
+            "scores": scores,
+            "member": dataclasses.asdict(member),
+        },
+        "metrics": {f"eval/{name}": value for name, value in scores.items()},
+    }

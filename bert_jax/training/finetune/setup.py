@@ -1,0 +1,205 @@
+"""Parts of a fine-tuning run, with a refusal of everything that does not fit."""
+
+import dataclasses
+import hashlib
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.errors import UserError
+from bert_jax.objectives.distillation import TEACHER
+from bert_jax.objectives.embedding import EmbeddingObjective
+from bert_jax.objectives.task import TaskObjective
+from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.overlap import example_keys, overlap_warning
+from bert_jax.tasks.rows import Batch
+from bert_jax.tasks.skew import repeats
+from bert_jax.tasks.task import Split, Task
+from bert_jax.training.finetune.batches import TrainBatches, choose_buckets
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.progress import unlearned
+from bert_jax.training.finetune.start.teacher import with_teacher
+from bert_jax.training.finetune.start.vectors import with_vectors
+from bert_jax.training.finetune.start.weights import (
+    RANDOM,
+    encoder_of,
+    fingerprint_of,
+    read_baseline,
+    read_start,
+    with_head,
+)
+from bert_jax.training.pretrain.config import MAX_STEPS
+from bert_jax.training.steps.state import StepConfig
+from bert_jax.training.sweep.statistics import Outcome, Trial
+
+_HEAD_DROPOUT = 0.1
+_log = logging.getLogger("bert_jax")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run before its first step."""
+
+    step: StepConfig
+    task: Task
+    initial: SavedModel
+    starts: tuple[Any, ...]
+    """Parts of the parameters with which each initialisation begins, {} for random weights."""
+    inits: tuple[str, ...]
+    """Names of the initialisations."""
+    fingerprints: dict[str, str]
+    """Fingerprints of the content that fields of the configuration name, by field."""
+    members: tuple[Trial, ...]
+    train: Split
+    dev: tuple[Split, ...]
+    test: tuple[Split, ...]
+    """Splits that are scored once, after training."""
+    batches: TrainBatches
+    steps_per_eval: float
+    """Updates from one evaluation of the dev splits to the next; at least 1."""
+    waves: tuple[tuple[Trial, ...], ...]
+    """Members that train together; all waves have the same number, the last filled up with
+    repetitions of its last member."""
+
+    @property
+    def objective(self) -> TaskObjective | EmbeddingObjective:
+        """Objective of the step."""
+        return cast(TaskObjective | EmbeddingObjective, self.step.objective)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """All splits, the training data first."""
+        return (self.train, *self.dev, *self.test)
+
+    def overlaps(self) -> list[str]:
+        """Return a warning for each split that shares texts with the training data."""
+        known = example_keys(self.train.texts())
+        others = [(split.name, split.texts()) for split in (*self.dev, *self.test)]
+        return [said for other in others if (said := overlap_warning(*other, known))]
+
+    def rows_of(self, wave: int, step: int) -> Iterator[Batch]:
+        """Yield the batches of the members of a wave from number `step` on, without end."""
+        seeds = [member.seed for member in self.waves[wave]]
+        epoch, start = divmod(step, self.batches.num_batches)
+        while True:
+            yield from self.batches.epoch(epoch, seeds, start)
+            epoch, start = epoch + 1, 0
+
+    def unlearned(self, outcomes: Sequence[Outcome]) -> str:
+        """Say that no trial is above the constant prediction; "" where one is."""
+        bests = [outcome.best for outcome in outcomes]
+        return unlearned(bests, self.task.metric, self.dev[0].constant_score)
+
+    def evaluates_after(self, step: int) -> bool:
+        """Say whether the dev splits are scored after `step` updates; always after the last."""
+        nearest = round(step / self.steps_per_eval) * self.steps_per_eval
+        return step == self.step.num_steps or step == round(nearest)
+
+
+def set_up(config: FinetuneConfig) -> Setup:
+    """Read the initialisations and the data.
+
+    Raises:
+        UserError: Says what does not fit, with the field of the configuration.
+    """
+    if not config.init:
+        raise UserError(
+            "init is empty; give --config.init=DIR, the work directory of a pretraining run or a "
+            "directory in Hugging Face's format"
+        )
+    config.task.check_sections()
+    initial = read_start(config.init)
+    given: list[SavedModel | None] = [None if config.reinitialise else initial]
+    inits = [RANDOM if config.reinitialise else config.init]
+    if config.sweep.baseline:
+        given.append(read_baseline(config.sweep.baseline, initial))
+        inits.append(config.sweep.baseline)
+    if len(set(inits)) < len(inits):
+        raise UserError(f"sweep.baseline is {config.sweep.baseline!r}, the same as init")
+    model = encoder_of(initial, config)
+    task = open_task(config.task, initial.tokenizer, model.num_positions)
+    train, dev = task.train_split(), tuple(task.dev_splits())
+    test = tuple(task.test_splits())
+    skew = task.config.skew
+    objective: TaskObjective | EmbeddingObjective
+    if task.objective == "embedding":
+        objective, starts = with_vectors(config, model, task, given)
+    else:
+        objective, starts = with_head(config, initial, model, task, inits, given)
+    fingerprints = {
+        name: fingerprint_of(start, initial.tokenizer)
+        for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
+    }
+    if config.distil.teacher:
+        objective, teacher = with_teacher(config.distil, objective, initial, task)
+        starts = tuple({**start, TEACHER: teacher} for start in starts)
+        fingerprints["distil.teacher"] = fingerprint_of(teacher, initial.tokenizer)
+    buckets = choose_buckets(
+        train.rows.lengths, config.training.max_buckets, limit=model.num_positions
+    )
+    pad_id = initial.tokenizer.special_ids.pad
+    times = None
+    if skew.oversampling:
+        times = repeats(train.rows, task.num_outputs, skew.oversampling)
+    batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id, times)
+    steps = config.training.num_epochs * batches.num_batches
+    if steps > MAX_STEPS:
+        raise UserError(
+            f"training.num_epochs is {config.training.num_epochs:g}, {steps:.4g} steps of "
+            f"{batches.num_batches:,} an epoch; a run has at most {MAX_STEPS:,}: set it to "
+            f"{MAX_STEPS // batches.num_batches:,} or less"
+        )
+    num_steps = max(1, round(steps))
+    # A fold that is held out scores the last step and chooses none.
+    apart = batches.num_batches / config.training.evals_per_epoch
+    apart = float(num_steps) if config.task.fold else apart
+    members = tuple(
+        Trial(init, rate, config.seed + number)
+        for init, rate, number in itertools.product(
+            inits, config.learning_rates, range(config.sweep.seeds)
+        )
+    )
+    size = min(config.sweep.at_once or len(members), len(members))
+    waves = [members[start : start + size] for start in range(0, len(members), size)]
+    return Setup(
+        step=StepConfig(
+            objective=objective,
+            # Each trial's own rate multiplies its updates.
+            optimizer=dataclasses.replace(config.optimizer, learning_rate=1.0),
+            num_steps=num_steps,
+            layer_decay=config.optimizer.layer_decay,
+            accumulation=config.training.accumulation,
+            guard=config.guard,
+        ),
+        task=task,
+        initial=initial,
+        starts=starts,
+        inits=tuple(inits),
+        fingerprints={
+            **fingerprints,
+            "task": rows_fingerprint((train, *dev)),
+            **{f"task.{config.task.kind}.test": split.fingerprint for split in test},
+        },
+        members=members,
+        train=train,
+        dev=dev,
+        test=test,
+        batches=batches,
+        steps_per_eval=max(1.0, apart),
+        waves=tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves),
+    )
+
+
+def rows_fingerprint(splits: Iterable[Split]) -> str:
+    """Return the SHA-256 of the tokens and labels of all splits."""
+    digest = hashlib.sha256()
+    for rows in (split.rows for split in splits):
+        labels = () if rows.labels is None else rows.labels
+        for array in (rows.row_lengths, rows.second_start, *rows.tokens, *labels):
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

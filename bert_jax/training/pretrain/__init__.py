@@ -1,0 +1,1 @@
+"""Pretraining: configuration, corpus, and the plan of a run."""

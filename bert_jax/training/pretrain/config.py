@@ -1,0 +1,389 @@
+"""The configuration of a pretraining run: one frozen value, built strictly from a nested dict."""
+
+import bisect
+import dataclasses
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from bert_jax.config.mapping import check_values
+from bert_jax.data.pairings import PAIRINGS, DataConfig
+from bert_jax.data.phases import THETAS, MixtureConfig, Phase, PhaseConfig, scaled
+from bert_jax.distributed.checkpoint import Retention
+from bert_jax.distributed.parallel.sharding import MeshConfig
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.objectives.config import MaskedLMConfig, ObjectiveConfig
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.objective import Metric
+from bert_jax.training.steps.guard import GuardConfig
+from bert_jax.training.steps.optim import OptimizerConfig, PhaseRate
+
+FREE_FIELDS = (
+    "checkpoint",
+    "data.corpus",  # it may move; the corpus's fingerprint is compared instead
+    "data.cache_dir",
+    "data.cache_gb",
+    "data.num_threads",
+    "data.prefetch_batches",
+    "data.read_timeout",
+    "guard",
+    "masking.eval_rate",
+    "mesh",
+    "model.attention_impl",
+    "model.remat",
+    "model.scan_unroll",
+    "objective.teacher",  # it may move; the digest of its parameters is compared instead
+    "training.accumulation",
+    "training.eval_every_steps",
+    "training.eval_rows",
+    "training.gather",
+    "training.log_every_steps",
+    "training.stall_seconds",
+)
+"""Fields (or whole sections) that a restart may change: they say where, how often something is
+written, or how the same step is computed, not which examples train which function."""
+
+
+MAX_STEPS = 2**31 - 1
+"""Number of steps that 32 bits count."""
+
+
+@dataclass(frozen=True)
+class PretrainModelConfig(ModelConfig):
+    """An encoder whose vocabulary size may be left to the corpus."""
+
+    vocab_size: int = 0
+    """0: as many as the corpus's tokenizer has. Any other number must equal it."""
+
+    def __post_init__(self) -> None:
+        """Check everything that is known."""
+        if self.vocab_size:
+            super().__post_init__()
+        else:
+            known = {f.name: getattr(self, f.name) for f in dataclasses.fields(ModelConfig)}
+            ModelConfig(**{**known, "vocab_size": 1})
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long, in which shapes, and how often to look."""
+
+    num_steps: int = 100_000
+    """Optimizer steps of the whole run."""
+    phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
+    accumulation: int = 1
+    """Micro-batches per step: memory for time, the result is the same within rounding."""
+    batch_unit: int = 1
+    """Number of which the rows of a step in a batch warm-up are a multiple. The first start makes
+    it what its mesh takes, where the rows do not divide over that, and the run keeps it."""
+    gather: Literal["layer", "step"] = "layer"
+    """Time at which parameters that mesh.fsdp splits are gathered: for each layer of each
+    micro-batch, or once a step, with whole gradients reduced at its end. `step` needs memory for
+    whole matrices in the compute type and whole gradients in float32."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the gradients that are summed over devices at the end of a step. `bfloat16` sends
+    half the bytes; the sums then have 8 bits."""
+    log_every_steps: int = 100
+    """Metrics are means over this many steps."""
+    eval_every_steps: int = 1000
+    """0: evaluate at the end only."""
+    eval_rows: int | None = 4096
+    """Held-out rows per evaluation, the same ones each time; None: all."""
+    stall_seconds: float = 1800.0
+    """Nothing completed for so long (step, evaluation batch, restore or save): the process writes
+    the stacks of its threads and ends with exit code 6. The first step compiles, too. 0: never."""
+
+    def __post_init__(self) -> None:
+        """Refuse phases that do not cover the run."""
+        check_values(
+            "training",
+            self,
+            num_steps=(1 <= self.num_steps <= MAX_STEPS, f"at least 1 and at most {MAX_STEPS}"),
+            accumulation=(self.accumulation >= 1, "at least 1"),
+            batch_unit=(self.batch_unit >= 1, "at least 1"),
+            log_every_steps=(self.log_every_steps >= 1, "at least 1"),
+            eval_every_steps=(self.eval_every_steps >= 0, "at least 0"),
+            stall_seconds=(self.stall_seconds >= 0, "at least 0"),
+            eval_rows=(self.eval_rows is None or self.eval_rows >= 1, "at least 1, or None"),
+        )
+        if not self.phases:
+            raise UserError("training.phases is empty; name at least one phase")
+        for number, phase in enumerate(self.phases):
+            phase.check(number)
+        total = sum(phase.share for phase in self.phases)
+        if abs(total - 1) > 1e-6:
+            raise UserError(f"training.phases: the shares sum to {total:g}; they must sum to 1")
+        for number, (phase, steps) in enumerate(zip(self.phases, self.phase_steps, strict=True)):
+            if steps < 1:
+                raise UserError(
+                    f"training.phases[{number}]: a share of {phase.share:g} of "
+                    f"{self.num_steps} steps is no step; raise training.num_steps or the share"
+                )
+
+    @property
+    def phase_steps(self) -> tuple[int, ...]:
+        """Steps of each phase; they sum to `num_steps`."""
+        ends, covered = [0], 0.0
+        for phase in self.phases:
+            covered += phase.share
+            ends.append(round(covered * self.num_steps))
+        ends[-1] = self.num_steps
+        return tuple(end - start for start, end in itertools.pairwise(ends))
+
+    @property
+    def phase_starts(self) -> tuple[int, ...]:
+        """Numbers of the first batches of the phases after the first."""
+        return tuple(itertools.accumulate(self.phase_steps))[:-1]
+
+    def phase_of(self, step: int) -> int:
+        """Return the number of the phase that holds a batch."""
+        return bisect.bisect_right(self.phase_starts, step)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig(Retention):
+    """When checkpoints are written, and which are kept."""
+
+    save_every_steps: int = 1000
+    """The last step of the run, or the one at which a signal stops it, is always saved."""
+    max_failed_saves: int = 3
+    """In a row; then the run stops with exit code 3. Until then training goes on."""
+
+    def __post_init__(self) -> None:
+        """Refuse a run that could not be resumed."""
+        super().__post_init__()
+        check_values(
+            "checkpoint",
+            self,
+            save_every_steps=(self.save_every_steps >= 1, "at least 1"),
+            max_failed_saves=(self.max_failed_saves >= 1, "at least 1"),
+        )
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Everything that determines a pretraining run."""
+
+    objective: ObjectiveConfig = field(default_factory=MaskedLMConfig)
+    model: PretrainModelConfig = field(default_factory=PretrainModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    init: str = ""
+    """Directory of a model to train on, as of `bert-jax import` or another run; its architecture
+    then takes the place of what `model` says. Empty: random parameters."""
+    seed: int = 0
+    """Seed of the initial parameters, the order and pairing of examples, masks and dropout."""
+
+    def __post_init__(self) -> None:
+        """Refuse sections that contradict each other."""
+        if self.data.target_length > self.model.num_positions:
+            raise UserError(
+                f"data.target_length {self.data.target_length} is beyond model.num_positions "
+                f"{self.model.num_positions}: the model has no positions for it"
+            )
+        for number, phase in enumerate(self.training.phases):
+            if phase.length > self.model.num_positions:
+                raise UserError(
+                    f"training.phases[{number}].length {phase.length} is beyond "
+                    f"model.num_positions {self.model.num_positions}: the model has no positions "
+                    "for it. Shorten the phase or raise model.num_positions"
+                )
+        objective, pairing = self.objective, self.data.pairing
+        if pairing not in objective.PAIRINGS:
+            raise UserError(
+                f"data.pairing is {pairing!r}, but objective.name {objective.name!r} reads rows of "
+                f"data.pairing {' or '.join(map(repr, objective.PAIRINGS))}"
+            )
+        if self.has_pairs and self.model.num_types == 1:
+            raise UserError(
+                f"model.num_types is 1, but data.pairing {self.data.pairing!r} makes rows of two "
+                "sentence types; expected 2, 0 (separators alone tell sentences apart), or "
+                "data.pairing 'none'"
+            )
+        if self.has_pairs and not self.model.pooler:
+            raise UserError(
+                f"model.pooler is false, but data.pairing {self.data.pairing!r} learns labels of "
+                "pairs from the pooler's output; set data.pairing 'none'"
+            )
+        self._check_best()
+        self._check_rates()
+        if not self.init:  # else the model's architecture is not known yet
+            self.check_thetas()
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed is {self.seed}; it must be in [0, 2**32)")
+
+    def _check_rates(self) -> None:
+        for number, phase in enumerate(self.training.phases):
+            peak = self.peak_rate(number)
+            if phase.end_rate is not None and phase.end_rate > peak:
+                raise UserError(
+                    f"training.phases[{number}].end_rate is {phase.end_rate:g}; it must be at most "
+                    f"the peak of the phase, {peak:g}"
+                )
+
+    def check_thetas(self) -> None:
+        """Refuse phases that set the base of rotations that the model does not have.
+
+        Raises:
+            UserError: Names the phase and the field.
+        """
+        for number, phase in enumerate(self.training.phases):
+            given = {name: getattr(phase, name) for name in THETAS}
+            for name in (name for name, theta in given.items() if theta is not None):
+                where = f"training.phases[{number}].{name} is {given[name]:g}"
+                if self.model.positions != "rope":
+                    raise UserError(
+                        f"{where}, but model.positions is {self.model.positions!r}; only 'rope' "
+                        "rotates queries and keys"
+                    )
+                if name == "local_rope_theta" and "L" not in self.model.attention_pattern:
+                    raise UserError(
+                        f"{where}, but model.attention_pattern {self.model.attention_pattern!r} "
+                        "has no local layers (L); set rope_theta"
+                    )
+
+    def _check_best(self) -> None:
+        checkpoint, every = self.checkpoint, self.training.eval_every_steps
+        if not checkpoint.keep_best:
+            return
+        if not every or checkpoint.save_every_steps % every:
+            raise UserError(
+                f"checkpoint.keep_best is {checkpoint.keep_best}, but not every checkpoint is "
+                f"evaluated: checkpoint.save_every_steps {checkpoint.save_every_steps} must be a "
+                f"multiple of training.eval_every_steps, which is {every}"
+            )
+        evaluated = self.objective.for_evaluation().metrics(self.has_pairs)
+        names = [f"eval/{metric.name}" for metric in evaluated]
+        if checkpoint.best_metric not in ("", *names):
+            raise UserError(
+                f"checkpoint.best_metric is {checkpoint.best_metric!r}; an evaluation of this run "
+                f"(objective.name {self.objective.name!r}, data.pairing {self.data.pairing!r}) has "
+                f"{', '.join(names)}"
+            )
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases as the input pipeline takes them."""
+        training = self.training
+        return tuple(
+            Phase(p.length, p.batch_size, n, scaled(p.batch_warmup_steps, n), training.batch_unit)
+            for p, n in zip(training.phases, training.phase_steps, strict=True)
+        )
+
+    def mixture_of(self, number: int) -> tuple[MixtureConfig, ...]:
+        """Return the corpora that a phase mixes; none where the phase reads one corpus."""
+        phase = self.training.phases[number]
+        return () if phase.corpus else phase.mixture or self.data.mixture
+
+    def temperature_of(self, number: int) -> float | None:
+        """Return the power of the sizes in the weights of a phase's mixture; None without one."""
+        own = self.training.phases[number].mixture_temperature
+        if not self.mixture_of(number):
+            return None
+        return self.data.mixture_temperature if own is None else own
+
+    def of_phase(self, number: int) -> "PretrainConfig":
+        """Return this configuration with the masking rate and the thetas of a phase as the run's.
+
+        No phase of the result has its own.
+        """
+        rate = self.training.phases[number].masking_rate
+        config = replace(self, model=replace(self.model, **self._thetas(number)))
+        return config._masking_at(self.masking.rate if rate is None else rate)
+
+    def with_thetas_of(self, number: int) -> "PretrainConfig":
+        """Return this configuration, the same run, with the thetas of a phase in `model`.
+
+        A checkpoint's record has them there, where whatever reads a model looks for them. Phases
+        that had the run's thetas have them as their own.
+        """
+        set_ = {n for n in THETAS for p in self.training.phases if getattr(p, n) is not None}
+        if not set_:
+            return self
+        phases = tuple(
+            replace(phase, **{n: theta for n, theta in self._thetas(at).items() if n in set_})
+            for at, phase in enumerate(self.training.phases)
+        )
+        return replace(
+            self,
+            model=replace(self.model, **self._thetas(number)),
+            training=replace(self.training, phases=phases),
+        )
+
+    def _thetas(self, number: int) -> dict[str, Any]:
+        phase = self.training.phases[number]
+        own = {name: getattr(phase, name) for name in THETAS}
+        return {n: getattr(self.model, n) if theta is None else theta for n, theta in own.items()}
+
+    def peak_rate(self, number: int) -> float:
+        """Return the peak of the learning rate in a phase."""
+        own = self.training.phases[number].learning_rate
+        return self.optimizer.learning_rate if own is None else own
+
+    def phase_rate(self, number: int) -> PhaseRate | None:
+        """Return the learning rate of a phase; None where the phase has the run's."""
+        phase, peak = self.training.phases[number], self.peak_rate(number)
+        if phase.learning_rate is None and not phase.decay:
+            return None
+        if not phase.decay:
+            return PhaseRate(peak)
+        end = self.optimizer.end_share * peak if phase.end_rate is None else phase.end_rate
+        start = (0, *self.training.phase_starts)[number]
+        return PhaseRate(peak, phase.decay, end, start, self.training.phase_steps[number])
+
+    def for_evaluation(self) -> "PretrainConfig":
+        """Return this configuration with the masking rate of evaluations, and `model` as it is.
+
+        A teacher is left out.
+        """
+        config = self._masking_at(self.masking.eval_rate)
+        return replace(config, objective=self.objective.for_evaluation())
+
+    def _masking_at(self, rate: float) -> "PretrainConfig":
+        nothing: dict[str, Any] = dict.fromkeys(("masking_rate", *THETAS))
+        phases = tuple(replace(phase, **nothing) for phase in self.training.phases)
+        return replace(
+            self,
+            masking=replace(self.masking, rate=rate),
+            training=replace(self.training, phases=phases),
+        )
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether rows are pairs of sentences with a label."""
+        return PAIRINGS[self.data.pairing].has_labels
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Metrics of the run."""
+        return self.objective.metrics(self.has_pairs)
+
+    @property
+    def retention(self) -> CheckpointConfig:
+        """Retention with the metric that ranks checkpoints."""
+        named = self.checkpoint.best_metric or f"eval/{self.metrics[0].name}"
+        return replace(self.checkpoint, best_metric=named)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps until the learning rate is at its peak."""
+        return self.optimizer.num_warmup_steps(self.training.num_steps)
+
+    def with_vocabulary(self, vocab_size: int) -> "PretrainConfig":
+        """Return this configuration for a tokenizer of `vocab_size` tokens.
+
+        Raises:
+            UserError: `model.vocab_size` is set to another number.
+        """
+        if self.model.vocab_size not in (0, vocab_size):
+            raise UserError(
+                f"model.vocab_size is {self.model.vocab_size}, but the tokenizer of the corpus has "
+                f"{vocab_size} tokens. Leave model.vocab_size at 0 to take it from the corpus"
+            )
+        return replace(self, model=replace(self.model, vocab_size=vocab_size))

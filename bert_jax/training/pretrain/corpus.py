@@ -1,0 +1,256 @@
+"""The token stores of a run, and the step that they determine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.data.mixture import Mixture, weights_of
+from bert_jax.data.pairings import DataConfig
+from bert_jax.data.pipeline import ExampleStream
+from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.errors import UserError
+from bert_jax.files.urls import scheme
+from bert_jax.objectives.config import Given
+from bert_jax.objectives.objective import Objective
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.pretrain.bucket_corpus import BucketCorpus, check_cache
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.run.corpora import amounts, corpus_labels
+from bert_jax.training.steps.state import StepConfig
+
+
+class Corpus(NamedTuple):
+    """Token stores of a run."""
+
+    train: TokenStore
+    heldout: TokenStore | None
+    """None: no evaluation."""
+
+
+def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
+    """Open the stores of `data.corpus`: a directory with `train` and `heldout`, or one store.
+
+    Args:
+        path: Local directory, or gs://BUCKET/DIRECTORY, whose shards are read through a cache.
+        data: Settings of the cache, for shards checked in the background; None: the defaults,
+            for reading without windows.
+
+    Raises:
+        UserError: No such directory, no store in it, two stores of different tokenizers, or a
+            window that does not fit the cache.
+        BucketAwayError: The bucket is out of reach.
+    """
+    if not path:
+        raise UserError(
+            "data.corpus is not set; give the directory that `bert-jax corpus` made, such as "
+            "--config.data.corpus=work/corpus"
+        )
+    if scheme(path) == "gs":
+        return _open_in_bucket(path, data)
+    if scheme(path):
+        raise UserError(
+            f"the corpus {path}: {scheme(path)}:// is not supported. Give a local directory or "
+            "gs://BUCKET/DIRECTORY"
+        )
+    directory = Path(path)
+    if not any((p / "corpus.json").exists() for p in (directory, directory / "train")):
+        there = "does not exist" if not directory.exists() else "holds no complete token store"
+        raise UserError(
+            f"the corpus {path} {there}. Give the directory that `bert-jax corpus` made "
+            "(pretrain: --config.data.corpus; evaluate and replay: --corpus, where it has moved)"
+        )
+    background = data is not None
+    if is_store(directory):
+        return Corpus(open_store(directory, background=background), None)
+    train = open_store(directory / "train", background=background)
+    if not is_store(directory / "heldout"):
+        return Corpus(train, None)
+    heldout = open_store(directory / "heldout", background=background)
+    return _of_one_tokenizer(path, Corpus(train, heldout))
+
+
+def _open_in_bucket(path: str, data: DataConfig | None) -> Corpus:
+    corpus = BucketCorpus(path, data or DataConfig())
+    train = corpus.open("train", windowed=data is not None)
+    if train is not None:
+        heldout = corpus.open("heldout", windowed=False)
+        return _of_one_tokenizer(path, Corpus(train, heldout))
+    store = corpus.open("", windowed=data is not None)
+    if store is None:
+        raise UserError(
+            f"the corpus {path} holds no complete token store. Give the directory that "
+            "`bert-jax corpus` made (pretrain: --config.data.corpus; evaluate and replay: "
+            "--corpus, where it has moved)"
+        )
+    return Corpus(store, None)
+
+
+def _of_one_tokenizer(path: str, corpus: Corpus) -> Corpus:
+    train, heldout = corpus
+    if heldout is not None and heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
+        raise UserError(
+            f"{path}: the stores train and heldout were made with different tokenizers "
+            f"({train.tokenizer_fingerprint[:12]} and {heldout.tokenizer_fingerprint[:12]}); build "
+            "the corpus again"
+        )
+    return corpus
+
+
+def phase_stores(
+    config: PretrainConfig, run: TokenStore, only: int | None = None
+) -> dict[int, TokenStore | Mixture]:
+    """Open the training text of the phases that have their own, by the number of the phase.
+
+    Args:
+        config: Configuration of the run.
+        run: Training text of the run's corpus.
+        only: Number of the only phase to open; None: all.
+
+    Raises:
+        UserError: No such corpus, one of another tokenizer than the run's, one that a mixture names
+            twice, or a mixture of buckets whose windows do not fit the cache together.
+    """
+    opened = {config.data.corpus: run}
+
+    def opened_at(name: str, where: str) -> TokenStore:
+        if name not in opened:
+            try:
+                opened[name] = open_corpus(name, config.data).train
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from error
+        store = opened[name]
+        if store.tokenizer_fingerprint != run.tokenizer_fingerprint:
+            raise UserError(
+                f"{where}: {name} was made with the tokenizer "
+                f"{store.tokenizer_fingerprint[:12]}, and the run's corpus with "
+                f"{run.tokenizer_fingerprint[:12]}; build the corpora with one tokenizer "
+                "(`bert-jax corpus --tokenizer`)"
+            )
+        return store
+
+    stores: dict[int, TokenStore | Mixture] = {}
+    for number, phase in enumerate(config.training.phases):
+        if only not in (None, number):
+            continue
+        where = f"training.phases[{number}]"
+        if phase.corpus:
+            stores[number] = opened_at(phase.corpus, f"{where}.corpus")
+        elif parts := config.mixture_of(number):
+            where = f"{where}.mixture" if phase.mixture else "data.mixture"
+            names = tuple(part.corpus for part in parts)
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise UserError(f"{where} names {twice} twice; expected each corpus once")
+            mixed = tuple(opened_at(name, f"{where}[{n}]") for n, name in enumerate(names))
+            far = {name: opened[name] for name in names if scheme(name)}
+            check_cache(where, far, config.data)
+            weights = weights_of(
+                mixed, [part.weight for part in parts], config.temperature_of(number) or 0.0
+            )
+            stores[number] = Mixture(names, mixed, weights)
+    return stores
+
+
+def step_config(config: PretrainConfig, corpus: Corpus, phase: int = 0) -> StepConfig:
+    """Return the settings of the train step of a phase."""
+    rate, config = config.phase_rate(phase), config.of_phase(phase)
+    store = corpus.train
+    continues_word = None
+    if config.masking.whole_word:
+        if store.path is None:
+            raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
+        continues_word = load_tokenizer(store.path / "tokenizer").continues_word
+    baseline = config.objective.baseline(store)
+    settings = settings_of(config, store.special_ids, continues_word, baseline)
+    return replace(settings, rate=rate)
+
+
+def evaluation_config(config: PretrainConfig, corpus: Corpus, phase: int) -> StepConfig:
+    """Return the settings of the evaluation step for parameters that a phase has trained."""
+    config = config.of_phase(phase).for_evaluation()
+    return replace(step_config(config, corpus), rate=None)  # no step is made
+
+
+def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
+    """Make the objective of a phase without its corpus, for the sizes."""
+    return settings_of(config.of_phase(phase), SpecialIds(*range(5))).objective
+
+
+def settings_of(
+    config: PretrainConfig,
+    special_ids: SpecialIds,
+    continues_word: np.ndarray | None = None,
+    baseline: float | None = None,
+) -> StepConfig:
+    """Return the settings of a step from the little that it needs to know of a corpus.
+
+    Args:
+        config: Configuration of the run, with a vocabulary size.
+        special_ids: Special tokens of the tokenizer.
+        continues_word: (vocab_size,) bool, needed for whole-word masking.
+        baseline: First metric of a model that ignores its input, if known.
+    """
+    given = Given(
+        config.model, config.masking, config.has_pairs, special_ids, continues_word, baseline
+    )
+    return StepConfig(
+        objective=config.objective.make(given),
+        optimizer=config.optimizer,
+        num_steps=config.training.num_steps,
+        accumulation=config.training.accumulation,
+        gather=config.training.gather,
+        reduce_dtype=config.training.reduce_dtype,
+        seed=config.seed,
+        guard=config.guard,
+        phase_starts=config.training.phase_starts,
+    )
+
+
+class MixedCorpora:
+    """Corpora of all phases of a run; none where no phase mixes several."""
+
+    def __init__(self, config: PretrainConfig):
+        """Name the corpora; open nothing."""
+        phases = range(len(config.training.phases))
+        names: list[str] = []
+        if any(config.mixture_of(number) for number in phases):
+            for number in phases:
+                parts = config.mixture_of(number)
+                own = config.training.phases[number].corpus or config.data.corpus
+                names += [part.corpus for part in parts] or [own]
+        self.names: Sequence[str] = tuple(dict.fromkeys(names))
+        """Directories, in the order of the phases."""
+        self.labels = dict(zip(self.names, corpus_labels(self.names), strict=True))
+        """Names in metrics, by directory."""
+        self._data = config.data
+
+    def named(
+        self, texts: Mapping[int, TokenStore | Mixture], config: PretrainConfig
+    ) -> dict[int, TokenStore | Mixture]:
+        """Return the text of phases, in which a phase's own corpus has its name."""
+        own = {n: phase.corpus for n, phase in enumerate(config.training.phases) if phase.corpus}
+        return {
+            number: Mixture((own[number],), (text,), (1.0,))
+            if self.names and isinstance(text, TokenStore)
+            else text
+            for number, text in texts.items()
+        }
+
+    def seen(self, stream: ExampleStream, step: int) -> dict[str, Any]:
+        """Return the values of a row of metrics for the text that the first steps have read."""
+        if not self.names:
+            return {}
+        found = stream.progress(step)
+        labels = [self.labels[each.name or self._data.corpus] for each in found]
+        return amounts(labels, [each.tokens for each in found], [each.epochs for each in found])
+
+    def heldout(self) -> dict[str, TokenStore]:
+        """Open the held-out text of each corpus that has some, by label."""
+        stores = {
+            label: open_corpus(name, self._data).heldout for name, label in self.labels.items()
+        }
+        return {label: store for label, store in stores.items() if store is not None}

@@ -1,0 +1,119 @@
+"""The initial checkpoint of a larger model, tiled from a smaller one: bert-jax grow.
+
+report = grow_model("work/small", Path("work/grown"), lambda small: replace(small, num_layers=28))
+
+The larger model is written in Hugging Face's format, read back bit for bit, and measured beside its
+source on the held-out text of a corpus. Optimizer states are not grown.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import bert_jax
+from bert_jax.artefacts.exchange.export import as_trained, staged
+from bert_jax.artefacts.exchange.huggingface import read_back
+from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface, write_json
+from bert_jax.artefacts.saved.ancestors import RECORD
+from bert_jax.artefacts.saved.lineage import ancestor_entry
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.errors import UserError
+from bert_jax.files.checks import DIGESTS, digests_of
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.growth import SIZES, grow_params, grown_config
+from bert_jax.training.pretrain.corpus import Corpus, open_corpus
+from bert_jax.training.pretrain.start.heldout import check_measurable, heldout_metrics
+from bert_jax.training.pretrain.start.initial_model import GROWTH_FILE
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Configuration of a larger model by itself, for the command line."""
+
+    model: ModelConfig
+
+
+def grow_model(
+    source: str | Path,
+    out: Path,
+    wanted: Callable[[ModelConfig], ModelConfig],
+    *,
+    preserve: bool = False,
+    seed: int = 0,
+    corpus: str | None = None,
+    max_rows: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Write a larger model, whole and read back or not at all; return the content of `growth.json`.
+
+    Args:
+        source: Directory for `read_model`, of a pretrained model.
+        out: A directory that does not exist yet, or is empty.
+        wanted: Function from the source's configuration to that of the larger model.
+        preserve: Whether a wider model computes what the source does; see `grow_params`.
+        seed: Seed of the noise with `preserve`.
+        corpus: Directory of a corpus whose held-out text measures both; None: no measurement.
+        max_rows: Largest number of rows of held-out text; None: all.
+        say: Gets a line at each stage.
+
+    Raises:
+        UserError: The source is no pretrained model, a size does not fit, the corpus has another
+            tokenizer or no held-out text, or no class of Transformers computes the model.
+        ProofFailedError: The written model is not read back as it was meant.
+    """
+    stores = open_corpus(corpus) if corpus else None
+    say(f"reading {source}")
+    saved = as_trained(read_model(source))
+    if saved.outputs is not None:
+        raise UserError(
+            f"{saved.name} has a fine-tuned head, which is not grown; give the pretrained model "
+            "that its fine-tuning started from"
+        )
+    if stores is not None:
+        check_measurable(saved, stores, "--corpus", corpus or "", f"{source}")
+    config = grown_config(saved.config, wanted(saved.config), saved.name)
+    with staged(out) as directory:
+        say(f"growing {_shape(saved.config)} to {_shape(config)}")
+        grown = replace(
+            saved,
+            config=config,
+            params=grow_params(saved.params, saved.config, config, preserve=preserve, seed=seed),
+            max_length=config.num_positions,
+            name=f"{out}",
+        )
+        write_huggingface(grown, directory)
+        back = read_back(grown, directory)
+        report: dict[str, Any] = {
+            "source": saved.name,
+            RECORD: [ancestor_entry("source", source, saved.origin.step)],
+            "class": class_of(grown),
+            "preserve": preserve,
+            "seed": seed,
+            "sizes": {
+                name: [getattr(each, name) for each in (saved.config, config)] for name in SIZES
+            },
+            DIGESTS: digests_of(directory),
+            "tokenizer_fingerprint": saved.tokenizer.fingerprint,
+            "bert_jax": bert_jax.__version__,
+        }
+        if stores is not None:
+            say(f"measuring both on the held-out text of {corpus}")
+            report |= {
+                "source_loss": _loss(saved, stores, max_rows),
+                "loss": _loss(back, stores, max_rows),
+                "unigram_entropy": stores.train.unigram_entropy,
+                "corpus": stores.train.fingerprint,
+            }
+        write_json(directory / GROWTH_FILE, report)
+    return report
+
+
+def _loss(saved: SavedModel, corpus: Corpus, max_rows: int | None) -> float:
+    values = heldout_metrics(saved, corpus, max_rows=max_rows)
+    return values["eval/mlm_loss"]
+
+
+def _shape(config: ModelConfig) -> str:
+    return f"{config.num_layers} layers x {config.hidden_dim}, {config.num_heads} heads"

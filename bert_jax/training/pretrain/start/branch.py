@@ -1,0 +1,331 @@
+"""A run that goes on from a checkpoint of another run: `bert-jax pretrain --branch-from`.
+
+The branch takes over the whole state: parameters, moments, the number of the next batch, and with
+the seed all random numbers. The steps before the branch are therefore steps of both runs, and what
+decides them must be equal in both configurations. What a branch changes, it changes for the steps
+after.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax.artefacts.saved.runs import named_steps, read_record, split_name
+from bert_jax.config.mapping import build, diff
+from bert_jax.data.mixture import Mixture
+from bert_jax.data.store import TokenStore
+from bert_jax.distributed.checkpoint import (
+    Restored,
+    find_fault,
+    forget_branch,
+    keep_for_branch,
+    restore_step,
+    saved_steps,
+    verified_steps,
+)
+from bert_jax.distributed.checkpoint.agreement import by_first
+from bert_jax.distributed.checkpoint.reading import check_same
+from bert_jax.distributed.checkpoint.record import named_leaves
+from bert_jax.distributed.checkpoint.record import read_record as read_checkpoint_record
+from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir, open_workdir
+from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
+from bert_jax.training.steps.optim import OptimizerConfig, learning_rate_schedule
+from bert_jax.training.workdir import record_there, recorded_corpus, show
+
+_BY_PHASE = (
+    "masking.rate", "model.rope_theta", "model.local_rope_theta", "training", "data.mixture",
+    "data.mixture_temperature",
+)  # fmt: skip
+"""Fields that are compared as the phases before the branch have them."""
+_OPTIMIZER = tuple(
+    f"optimizer.{field.name}"
+    for field in dataclasses.fields(OptimizerConfig)
+    if field.name != "name"
+)
+"""Settings of the optimizer, all of which may change, unlike its kind."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The checkpoint of another run that a run goes on from."""
+
+    record: Mapping[str, Any]
+    """Entry `branch` of the run's config.json: workdir, step and digest of the checkpoint, and the
+    `branch` of the other run, if that run is one."""
+    source: WorkDir | None
+    """Work directory of the other run; None once this run has saved, which needs it no more."""
+    began: Mapping[str, Any]
+    """config.json of the other run; empty where `source` is None."""
+
+    @property
+    def step(self) -> int:
+        """Updates made before the branch."""
+        return int(self.record["step"])
+
+    @cached_property
+    def config(self) -> PretrainConfig | None:
+        """Configuration of the other run; None once this run has saved."""
+        if self.source is None:
+            return None
+        where = f"{self.source.name}/config.json"
+        return build(PretrainConfig, self.began["config"], where=where)
+
+    def check(
+        self,
+        config: PretrainConfig,
+        store: TokenStore,
+        stores: Mapping[int, TokenStore | Mixture],
+        abstract: Any,
+    ) -> None:
+        """Refuse a run that cannot go on from the checkpoint; change nothing.
+
+        Args:
+            config: Configuration of the run, with a vocabulary size.
+            store: Training corpus.
+            stores: Corpora of phases that have their own, by the number of the phase.
+            abstract: Shape and type of each array of the state.
+
+        Raises:
+            UserError: Lists the fields that differ, with the value of the other run and this one.
+        """
+        source, began = self.source, self.config
+        if source is None or began is None:
+            return
+        if config.training.num_steps <= self.step:
+            raise UserError(
+                f"training.num_steps is {config.training.num_steps}; a branch from step "
+                f"{self.step} of {source.name} must have more steps, those before the branch "
+                "included"
+            )
+        rows = []
+        tokenizer, given = self.began.get("tokenizer"), store.tokenizer_fingerprint
+        if tokenizer != given:
+            rows.append(f"the tokenizer: fingerprint {tokenizer} there, {given} given")
+        free = (*FREE_FIELDS, *_BY_PHASE, *_OPTIMIZER)
+        rows += [
+            f"{name}: {show(old)} there, {show(new)} given"
+            for name, old, new in diff(began, config, free)
+        ]
+        corpora = {number: each.fingerprint for number, each in stores.items()}
+        rows += _phase_rows(
+            list(_before(began, self.step, lambda n: recorded_corpus(self.began, n))),
+            list(_before(config, self.step, lambda n: corpora.get(n, store.fingerprint))),
+            self.step / config.training.num_steps,
+        )
+        if rows:
+            raise UserError(
+                f"a branch from step {self.step} of {source.name} has the steps before in common "
+                f"with that run, but differs in what decides them: {'; '.join(rows)}. A branch may "
+                f"change training.num_steps, phases that begin at step {self.step} or later, "
+                "settings of the optimizer, and whatever a restart may change"
+            )
+        path = source.checkpoints / str(self.step)
+        wanted = named_leaves(abstract)
+        by_first(lambda: check_same(path, read_checkpoint_record(path).arrays, wanted))
+
+    @contextlib.contextmanager
+    def keeping(self, branch: str) -> Iterator[None]:
+        """Keep the checkpoint for ever, for the run in the work directory `branch`.
+
+        The mark goes again where the body, which begins the run, fails.
+
+        Raises:
+            UserError: The other run's work directory cannot be written.
+        """
+        source = self.source
+        if source is None:
+            yield
+            return
+
+        def mark() -> bool:
+            what = f"cannot note the branch, by which step {self.step} is kept, in"
+            try:
+                with source.failures_named(what):
+                    return keep_for_branch(source.checkpoints, self.step, branch)
+            except UserError as error:
+                if str(error).startswith(what):
+                    raise
+                raise UserError(f"{what} {source.name}: {error}") from error
+
+        is_new = by_first(mark)
+        try:
+            yield
+        except BaseException:
+            if is_new and jax.process_index() == 0:
+                with contextlib.suppress(Exception):  # the error in the body is the one to report
+                    forget_branch(source.checkpoints, self.step, branch)
+            raise
+
+    def restore(self, abstract: Any) -> Restored:
+        """Return the checkpoint, laid out as `abstract` says.
+
+        Raises:
+            DamagedCheckpointError: The checkpoint was damaged or removed meanwhile.
+        """
+        assert self.source is not None  # a run that has saved goes on from its own checkpoints
+        return restore_step(self.source.checkpoints, self.step, abstract)
+
+    def line(self, config: PretrainConfig) -> str:
+        """Describe the branch for people, with the learning rates at its two sides."""
+        before = (
+            ""
+            if self.config is None
+            else f"; learning rate {_rate(self.config, self.step - 1):.3g}"
+        )
+        after = f" before, {_rate(config, self.step):.3g} after" if before else ""
+        return f"branch   of {self.record['workdir']} from step {self.step:,}{before}{after}"
+
+
+def open_branch(name: str, work: WorkDir) -> Branch | None:
+    """Return what the run in a work directory branches from; None for a run that is no branch.
+
+    Collective. A run that has begun branches from what its config.json says, whether or not `name`
+    is given again.
+
+    Args:
+        name: WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: no branch.
+        work: Work directory of the run.
+
+    Raises:
+        UserError: No such run, no such step, or a damaged checkpoint; or the run that has begun
+            branches from elsewhere.
+    """
+
+    def begun() -> tuple[bool, Any, bool]:
+        record = record_there(work, "pretrain")
+        branch = None if record is None else record.get("branch")
+        if branch is not None and not _is_entry(branch):
+            raise UserError(
+                f"{work.local / 'config.json'}: branch is {show(branch):.200}; it must have the "
+                "workdir, step and digest of a checkpoint. Put the file back as it was"
+            )
+        return record is not None, branch, bool(saved_steps(work.checkpoints))
+
+    has_begun, known, has_saved = by_first(begun)
+    if not (name or known):
+        return None
+    if has_begun and not known:
+        raise UserError(
+            f"--branch-from is {name}, but the run in {work.name} is no branch. To continue that "
+            "run, leave --branch-from out; to branch, choose another --workdir"
+        )
+    directory, step = split_name(name) if name else (known["workdir"], known["step"])
+    if known and step not in (None, known["step"]):
+        raise UserError(
+            f"{work.name} is a branch from step {known['step']} of {known['workdir']}, but "
+            f"--branch-from is {name}. Choose another --workdir for another branch"
+        )
+    if has_saved:
+        return Branch(known, None, {})
+    source = open_workdir(directory)
+    if _same_place(source, work):
+        raise UserError(
+            f"--branch-from {name} is the work directory of the branch too; choose another "
+            "--workdir"
+        )
+    step = known["step"] if known else step
+    entry, record = by_first(lambda: _look(source, step, known))
+    return Branch(entry, source, record)
+
+
+def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    """Return the entry `branch` of the new run and config.json of the other one; reads it all."""
+    record = read_record(source.local, "pretrain")
+    if "average" in record:
+        raise UserError(
+            f"{source.name} holds an average of checkpoints, which has no state to go on from. "
+            f"Start a run of its own with --config.init={source.name}"
+        )
+    (step,) = named_steps(source, step)
+    path = source.checkpoints / str(step)
+    if fault := find_fault(path):
+        others = [each for each in verified_steps(source.checkpoints) if each != step]
+        there = ", ".join(map(str, others)) or "none"
+        raise UserError(
+            f"the checkpoint of step {step} in {source.name} is damaged: {fault}. Other steps that "
+            f"were read back: {there}"
+        )
+    entry = {
+        "workdir": source.name,
+        "step": step,
+        "digest": read_checkpoint_record(path).digest,
+        **({"branch": record["branch"]} if "branch" in record else {}),
+    }
+    if known and known["digest"] != entry["digest"]:
+        raise UserError(
+            f"the checkpoint of step {step} in {source.name} has the digest {entry['digest']}, and "
+            f"the run began from one with {known['digest']}. Choose another --workdir"
+        )
+    return entry, record
+
+
+def _is_entry(branch: Any) -> bool:
+    kinds = {"workdir": str, "step": int, "digest": str}
+    return isinstance(branch, dict) and all(
+        type(branch.get(name)) is kind for name, kind in kinds.items()
+    )
+
+
+def _same_place(source: WorkDir, work: WorkDir) -> bool:
+    if source.mirror is None and work.mirror is None:
+        return Path(source.name).resolve() == Path(work.name).resolve()
+    return source.name == work.name
+
+
+def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[str, Any]]:
+    """Yield what decides the steps before `step`, for each phase that begins before it."""
+    starts = (0, *config.training.phase_starts)
+    steps = config.training.phase_steps
+    for number, (start, phase) in enumerate(zip(starts, config.training.phases, strict=True)):
+        if start < step:
+            own = config.of_phase(number)
+            yield {
+                "steps": min(steps[number], step - start),
+                "length": phase.length,
+                "batch_size": phase.batch_size,
+                "batch_warmup_steps": config.phases[number].batch_warmup_steps,
+                "batch_unit": config.training.batch_unit if phase.batch_warmup_steps else 1,
+                "masking_rate": own.masking.rate,
+                "mixture": [part.weight for part in config.mixture_of(number)],
+                "mixture_temperature": config.temperature_of(number),
+                "rope_theta": own.model.rope_theta,
+                "local_rope_theta": own.model.local_rope_theta,
+                "corpus": str(corpus_of(number))[:12],
+            }
+
+
+def _phase_rows(
+    there: list[dict[str, Any]], given: list[dict[str, Any]], share: float
+) -> list[str]:
+    """Describe how phases before the branch differ; `share` is that of their steps in the run."""
+    there_steps, given_steps = ([phase["steps"] for phase in each] for each in (there, given))
+    if there_steps != given_steps:
+        return [
+            f"training.phases: before the branch they have {_joined(there_steps)} steps there, "
+            f"{_joined(given_steps)} given (for a new phase from the branch on, the shares of the "
+            f"phases before sum to {share:.10g})"
+        ]
+    return [
+        f"training.phases[{number}].{name}: {show(old[name])} there, {show(new[name])} given"
+        for number, (old, new) in enumerate(zip(there, given, strict=True))
+        for name in old
+        if old[name] != new[name]
+    ]
+
+
+def _joined(numbers: list[int]) -> str:
+    return " + ".join(map(str, numbers))
+
+
+def _rate(config: PretrainConfig, step: int) -> float:
+    """Return the learning rate of a step."""
+    training = config.training
+    rate = config.phase_rate(training.phase_of(step))
+    return float(learning_rate_schedule(config.optimizer, training.num_steps, rate)(step))

@@ -1,0 +1,148 @@
+"""Lines of a run at its start and its end."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+import bert_jax
+from bert_jax.artefacts.formats.modern_config import refusals
+from bert_jax.artefacts.formats.seq2seq.families import family_of
+from bert_jax.data.pairings import PAIRINGS
+from bert_jax.data.phases import described
+from bert_jax.data.pipeline import ExampleStream
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.objectives.objective import Metric, Objective, num_params
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.pretrain.start.stages import warmup_lines
+from bert_jax.training.run.goodput import Clock
+from bert_jax.training.run.telemetry import duration, readout
+from bert_jax.training.run_plan import Result
+
+
+def summary(
+    config: PretrainConfig,
+    workdir: Path | str,
+    corpus: Corpus,
+    stream: ExampleStream,
+    mesh: Mesh,
+    step: int,
+    objective: Objective,
+) -> list[str]:
+    """Describe the run that begins, or continues, at `step`: one line per subject."""
+    model, store, device = config.model, corpus.train, jax.devices()[0]
+    held_out = "no held-out text, so no evaluation"
+    if corpus.heldout is not None:
+        held_out = f"{corpus.heldout.num_tokens:,} tokens held out"
+    phases, warnings = [], []
+    epochs: dict[Path | None, float] = defaultdict(float)
+    for number, phase in enumerate(config.phases):
+        plan, corpora = stream.plan(number), stream.corpora(number)
+        passes = [corpus.order.num_rows / config.data.num_passes for corpus in corpora]
+        phases.append(
+            f"phase    {phase.num_steps:,} steps of {phase.batch_size:,} rows of {phase.length} "
+            "tokens: "
+        )
+        counts = stream.rows_of_corpora(number)
+        for each, count, rows in zip(corpora, counts, passes, strict=True):
+            epochs[each.rows.store.path] += count / rows
+        if len(corpora) == 1:
+            phases[-1] += f"{counts[0] / passes[0]:.2f} epochs of {passes[0]:,.0f} rows"
+        else:
+            phases[-1] += ", ".join(
+                f"{count / phase.num_rows:.1%} {corpus.name} ({count / rows:.2f} epochs)"
+                for corpus, count, rows in zip(corpora, counts, passes, strict=True)
+            )
+        if own_values := described(dataclasses.asdict(config.training.phases[number])):
+            phases[-1] += f"; {own_values}"
+        if config.training.phases[number].corpus:
+            own = stream.store(number)
+            phases[-1] += f"; text {own.path} ({own.num_tokens:,} tokens)"
+        clause, warning = PAIRINGS[config.data.pairing].losses(plan, stream.store(number).shards[0])
+        phases[-1] += f"; {clause}" if clause else ""
+        warnings += [warning] if warning else []
+    warnings += [
+        f"Warning: {count:,.0f} epochs of {path or 'the corpus'}; above 40 a model "
+        "learns the text by heart rather than the language. Add text or train fewer steps"
+        for path, count in epochs.items()
+        if count > 40  # from there on repeated text adds next to nothing (Muennighoff et al. 2023)
+    ]
+    goal = []
+    if objective.baseline is not None:
+        metric = objective.metrics[0]
+        goal.append(
+            f"goal     a {metric.title} below {objective.baseline:.3f} nats, the {metric.baseline} "
+            "of the corpus"
+        )
+    processes = jax.process_count()
+    return [
+        f"bert_jax {bert_jax.__version__}, work directory {workdir}",
+        f"model    {num_params(objective):,} parameters: {model.num_layers} layers, "
+        f"{model.hidden_dim} wide, vocabulary {model.vocab_size:,}",
+        f"corpus   {store.num_tokens:,} tokens in {store.num_documents:,} documents; {held_out}",
+        *phases,
+        *warmup_lines(config),
+        *warnings,
+        *goal,
+        *unexported(config, config.objective.models(model, objective.axes())),
+        f"devices  {mesh.size} ({device.device_kind}) of {processes} "
+        f"process{'es' if processes > 1 else ''}, as "
+        + " x ".join(f"{name} {size}" for name, size in mesh.shape.items()),
+        *([f"continues from step {step:,}"] if step else []),
+    ]
+
+
+def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, Any]]) -> list[str]:
+    """Say to which formats the models of a run, named by part, cannot be exported, and why."""
+    refused: dict[str, list[str]] = {}
+    if network := config.objective.network(config.model):
+        try:
+            family_of(network, "huggingface")
+        except UserError as error:
+            return [f"exports  not to {error}"]
+        return []
+    untrained = set() if config.has_pairs else {"nsp"}
+    for part, (model, params) in models.items():
+        for format, why in refusals(model, {*params} - untrained).items():
+            refused.setdefault(why, []).append(format if len(models) == 1 else f"{format} ({part})")
+    return [f"exports  not to {', '.join(formats)}: {why}" for why, formats in refused.items()]
+
+
+def closing_lines(
+    result: Result,
+    metrics: Sequence[Metric],
+    num_steps: int,
+    clock: Clock,
+    signal_name: str,
+) -> list[str]:
+    """Describe how the run ended, and name its files."""
+    checkpoint = f"{result.workdir}/checkpoints/{result.step}"
+    if not result.finished:
+        return [
+            f"{signal_name}: stopped after step {result.step:,} of {num_steps:,}, saved in "
+            f"{checkpoint}. The same command continues the run"
+        ]
+    spent = ", ".join(f"{name} {duration(s)}" for name, s in clock.spent.items() if s >= 1)
+    rest = f" (not in steps: {spent})" if spent else ""
+    lines = [
+        f"step {num_steps:,} of {num_steps:,} reached; {duration(result.seconds)} since this "
+        f"start, {100 * clock.goodput:.0f}% of it in steps{rest}"
+    ]
+    for label, values, name in (
+        ("training", result.train_metrics, "train"),
+        ("held-out", result.eval_metrics, "eval"),
+    ):
+        if text := readout(metrics, values, name, result.baseline):
+            lines.append(f"{label} {text}")
+    return [
+        *lines,
+        f"checkpoint  {checkpoint}",
+        f"metrics     {result.workdir}/metrics.jsonl, {result.workdir}/tensorboard",
+        f"loss curve  {result.workdir}/loss.png",
+    ]

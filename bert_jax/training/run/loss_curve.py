@@ -1,0 +1,255 @@
+"""The loss curve of a run, as a picture and as text, beside a model that ignores its input."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.data.phases import Phase
+from bert_jax.files.staging import staged_file
+from bert_jax.objectives.objective import Metric
+from bert_jax.training.run.corpora import CorpusCurve, corpus_curves
+from bert_jax.training.run.telemetry import read_metrics
+
+Points = Sequence[tuple[float, float]]
+
+_HEIGHT = 16
+_LEAST_WIDTH = 40
+_TO_ASCII = str.maketrans("─┈│┊┌┐└┘├┤┬┴┼", "--||+++++++++")
+_CORPORA = ("#2f855a", "#6b46c1", "#b7791f", "#0987a0", "#b83280", "#718096")
+_TRAIN, _EVAL, _BASELINE, _INK = "#2b6cb0", "#c2410c", "#4a5568", "#1a202c"
+
+
+def draw_loss_curve(
+    metrics_file: Path,
+    metrics: Sequence[Metric],
+    baseline: float | None,
+    path: Path,
+    *,
+    title: str = "",
+    phases: Sequence[Phase] = (),
+) -> None:
+    """Write `loss_figure` of a `metrics.jsonl` as a PNG, replacing the file in one rename."""
+    rows = read_metrics(metrics_file)
+    figure = loss_figure(rows, metrics, baseline, title=title, phases=phases)
+    with staged_file(path) as file:
+        figure.savefig(file, format="png")
+
+
+def loss_figure(
+    rows: Sequence[dict[str, Any]],
+    metrics: Sequence[Metric],
+    baseline: float | None,
+    *,
+    title: str = "",
+    phases: Sequence[Phase] = (),
+) -> Any:
+    """Draw the first metric of training and held-out text, and the other shown metrics below.
+
+    Dashed lines are the values of a model that ignores its input: the baseline of the first metric
+    (for masked words the unigram entropy), and the share of the more frequent label.
+
+    Args:
+        rows: Rows of `metrics.jsonl`.
+        metrics: Metrics of the objective.
+        baseline: Dashed line of the first metric, if known.
+        title: Text above the picture.
+        phases: Phases of the run; a line marks each change of the row length.
+
+    Returns:
+        A matplotlib `Figure`.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure  # not pyplot: no global state, no window system
+
+    first = metrics[0]
+    train, held_out = _both(rows, first)
+    shares = [
+        metric
+        for metric in metrics[1:]
+        if metric.short and any(len(steps) for steps, _ in _both(rows, metric))
+    ]
+    figure = Figure(figsize=(8, 4.4 + 1.8 * len(shares)), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(
+        1 + len(shares), 1, sharex=True, squeeze=False,
+        gridspec_kw={"height_ratios": [2.2, *(1 for _ in shares)]},
+    )[:, 0]  # fmt: skip
+    loss = axes[0]
+    _curve(loss, train, "training", _TRAIN)
+    _points(loss, held_out, "held-out", _EVAL)
+    loss.set_ylabel(first.title + (f" ({first.unit})" if first.unit else ""))
+    values = np.concatenate([train[1], held_out[1]])
+    for number, corpus in enumerate(corpus_curves(rows, first)):
+        values = np.concatenate([values, [loss for _, loss in corpus.heldout]])
+        _corpus(axes[0], corpus, _CORPORA[number % len(_CORPORA)])
+    if len(values):
+        low, high, margin = limits(values, baseline)
+        loss.set_ylim(low - margin, high + margin)
+    if baseline is not None:
+        loss.axhline(baseline, color=_BASELINE, linestyle="--", linewidth=1.2, zorder=1)
+        _margin_label(loss, baseline, f"{first.baseline} {baseline:.2f}".replace(" ", "\n"))
+    for axis, metric in zip(axes[1:], shares, strict=True):
+        _share(axis, rows, metric)
+    starts = itertools.accumulate(phase.num_steps for phase in phases)
+    for start, phase in zip(starts, phases[1:], strict=False):
+        for axis in axes:
+            axis.axvline(start, color="#cbd5e0", linewidth=1.0, zorder=0)
+        loss.annotate(
+            f"length {phase.length}", (start, 0), xycoords=("data", "axes fraction"), xytext=(4, 5),
+            textcoords="offset points", color=_BASELINE, fontsize=8,
+        )  # fmt: skip
+    for axis in axes:
+        axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(colors=_INK, labelsize=9)
+        axis.set_xlim(left=0)
+        if axis.get_legend_handles_labels()[0]:
+            corner = "best" if axis is loss else "upper left"
+            axis.legend(loc=corner, fontsize=9, framealpha=0.85, edgecolor="none")
+    axes[-1].set_xlabel("step (optimizer updates)")
+    if title:
+        figure.suptitle(title, fontsize=11, color=_INK, x=0.01, ha="left")
+    return figure
+
+
+def smooth(values: np.ndarray, span: int) -> np.ndarray:
+    """Return the centred mean over `span` neighbours, over fewer at both ends."""
+    half = max(0, span // 2)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    result: np.ndarray = (sums[high] - sums[low]) / (high - low)
+    return result
+
+
+def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [(row["step"], row[name]) for row in rows if type(row.get(name)) in (int, float)]
+    steps, values = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(steps, float), np.array(values, float)
+
+
+def _both(rows: Sequence[dict[str, Any]], metric: Metric) -> tuple[Any, Any]:
+    """Return the series of training and of held-out text."""
+    return _series(rows, f"train/{metric.name}"), _series(rows, f"eval/{metric.name}")
+
+
+def _share(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> None:
+    """Draw a share of 1, with the share of the best constant answer."""
+    train, held_out = _both(rows, metric)
+    _, floor = _series(rows, f"eval/{metric.floor}")
+    if len(floor):
+        share = float(floor[-1])
+        axis.axhline(share, color=_BASELINE, linestyle="--", linewidth=1.0, zorder=1)
+        _margin_label(axis, share, f"majority\nlabel\n{share:.2f}")
+    _curve(axis, train, "training", _TRAIN)
+    _points(axis, held_out, "held-out", _EVAL)
+    axis.set_ylabel(metric.title)
+    low = min([0.4, *train[1], *held_out[1]])
+    axis.set_ylim(max(0.0, low - 0.03), 1.03)
+
+
+def _curve(axis: Any, series: tuple[np.ndarray, np.ndarray], label: str, colour: str) -> None:
+    steps, values = series
+    if not len(steps):
+        return
+    span = max(1, len(values) // 25)
+    if span > 1:
+        axis.plot(steps, values, color=colour, alpha=0.22, linewidth=0.8, zorder=2)
+    smoothed = smooth(values, span)
+    text = f"{label}: {smoothed[-1]:.2f}" + (f" (mean of {span} points)" if span > 1 else "")
+    axis.plot(steps, smoothed, color=colour, linewidth=1.6, label=text, zorder=3)
+
+
+def _points(axis: Any, series: tuple[np.ndarray, np.ndarray], label: str, colour: str) -> None:
+    steps, values = series
+    if not len(steps):
+        return
+    axis.plot(
+        steps, values, color=colour, marker="o", markersize=4, linewidth=0.9, zorder=4,
+        label=f"{label}: {values[-1]:.2f}",
+    )  # fmt: skip
+
+
+def _corpus(axis: Any, corpus: CorpusCurve, colour: str) -> None:
+    """Draw the held-out loss of one corpus of a mixture; the legend has its amounts."""
+    steps, values = _columns(corpus.heldout)
+    axis.plot(
+        steps, values, color=colour, marker=".", markersize=4, linewidth=0.9, zorder=3,
+        label=f"{corpus.label}: {corpus.describe()}",
+    )  # fmt: skip
+
+
+def _margin_label(axis: Any, value: float, text: str) -> None:
+    """Write a label to the right of the axes, where no curve runs through it."""
+    axis.annotate(
+        text, (1, value), xycoords=("axes fraction", "data"), xytext=(5, 0),
+        textcoords="offset points", va="center", color=_BASELINE, fontsize=9,
+    )  # fmt: skip
+
+
+def limits(values: np.ndarray, baseline: float | None) -> tuple[float, float, float]:
+    """Return the lowest and the highest loss to show, and a margin.
+
+    The fall of the first steps may leave the picture.
+    """
+    marks = [] if baseline is None else [baseline]
+    low, high = min([*marks, values.min()]), max([*marks, np.quantile(values, 0.99)])
+    return low, high, 0.08 * max(high - low, 0.5)
+
+
+def terminal_curve(
+    train: Points, heldout: Points, baseline: float | None, *, width: int, plain: bool
+) -> list[str]:
+    """Draw the losses as lines of text; no lines where there is no point.
+
+    Args:
+        train: Points (step, nats) of training, in ascending order.
+        heldout: Points of held-out text.
+        baseline: Unigram entropy, nats; None where not known.
+        width: Largest number of columns.
+        plain: ASCII without colours, for a file or a pipe.
+    """
+    import plotext
+
+    values = np.array([y for _, y in [*train, *heldout]])
+    if not len(values):
+        return []
+    end = max(1.0, *(x for x, _ in [*train, *heldout]))
+    low, high, margin = limits(values, baseline)
+
+    figure = plotext.figure  # there is one
+    figure.clear()
+    try:
+        plotext.terminal.limit(False, False)
+        figure.theme("colorless")
+        figure.canvas("default")
+        figure.plot_size(max(_LEAST_WIDTH, width), _HEIGHT)
+        figure.legend(False)
+        figure.axes(False, side=1)
+        if baseline is not None:
+            line = figure.signal([0, end], [baseline] * 2, marker=plotext.marker("-", "gray"))
+            figure.draw(line.lines(True))
+        curve = figure.signal(
+            *_columns(train), marker=plotext.marker("*" if plain else "braille", "blue")
+        )
+        figure.draw(curve.lines(True))
+        if heldout:
+            figure.draw(figure.signal(*_columns(heldout), marker=plotext.marker("o", "orange")))
+        figure.ruler("x").lim(0, end)
+        figure.ruler("y").lim(low - margin, high + margin)
+        steps = sorted({round(end * i / 4) for i in range(5)})
+        figure.ruler("x").ticks(steps, [f"{step:,}" for step in steps])
+        losses = [float(loss) for loss in np.linspace(low, high, 4)]
+        figure.ruler("y").ticks(losses, [f"{loss:.2f}" for loss in losses])
+        text = figure.build().string(colorless=plain)
+    finally:
+        figure.clear()
+    return [line.rstrip() for line in (text.translate(_TO_ASCII) if plain else text).splitlines()]
+
+
+def _columns(points: Points) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]

@@ -1,0 +1,291 @@
+"""Telemetry of a run: metrics on disk, lines and a bar on the terminal, rates and goodput.
+
+Only process 0 writes and prints; on the others every method here is quiet.
+"""
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from bert_jax.chips import find_accelerator
+from bert_jax.files.line_log import LineLog
+from bert_jax.objectives.objective import Metric
+from bert_jax.training.run.board import Board
+from bert_jax.training.run.goodput import Goodput
+
+
+def peak_flops(device_kind: str, dtype: str) -> float | None:
+    """Return the peak FLOP/s of what JAX calls one device, or None where it is not known.
+
+    Only bfloat16 has an entry: a float32 product runs on other units, or on the same ones in three
+    passes, as the compiler decides.
+    """
+    accelerator = find_accelerator(device_kind)
+    if accelerator is None or dtype != "bfloat16":
+        return None
+    return accelerator.bf16_flops / accelerator.devices_per_chip
+
+
+class MetricsLog(LineLog):
+    """`metrics.jsonl`: one JSON object a line, `step` (updates made) first, in ascending order.
+
+    A run that continues from a checkpoint drops the rows after it and writes them again, so that no
+    step is there twice.
+    """
+
+    def __init__(self, path: Path, restored_step: int):
+        """Cut off the rows after `restored_step`, all before the first step, and a torn last line.
+
+        Raises:
+            OSError: The file is there and cannot be cut.
+        """
+        super().__init__(path)
+        if path.exists():
+            kept = 0
+            for end, row in _rows(path.read_bytes()):
+                if row["step"] > restored_step or not restored_step:
+                    break
+                kept = end
+            os.truncate(path, kept)  # in place: it takes no room
+
+    def add(self, step: int, values: dict[str, Any]) -> None:
+        """Add a row; a number that is not finite becomes null, because JSON has no other."""
+        row = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        self.write(json.dumps({"step": step, **row}))
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a `metrics.jsonl` with an integer `step`, leaving out torn lines.
+
+    A file that is missing has no rows.
+    """
+    try:
+        return [row for _, row in _rows(path.read_bytes())]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each row, and the byte at which the next line begins."""
+    end = 0
+    for line in data.splitlines(keepends=True):
+        end += len(line)
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            if line.endswith(b"\n") and isinstance(row, dict) and type(row.get("step")) is int:
+                yield end, row
+
+
+@dataclass
+class RunningMeans:
+    """Means over the steps since the last row; the fields go into the checkpoint."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, values: dict[str, float]) -> None:
+        """Add the metrics of one step."""
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.count += 1
+
+    def take(self) -> dict[str, float]:
+        """Return the means, and start anew."""
+        means = {name: total / self.count for name, total in self.sums.items()}
+        self.sums, self.count = {}, 0
+        return means
+
+
+class Telemetry:
+    """Outputs of one start of a run: rows, lines, and a bar on a terminal. A context manager."""
+
+    def __init__(
+        self,
+        workdir: Path,
+        *,
+        num_steps: int,
+        restored_step: int,
+        peak: float | None,
+        metrics: Sequence[Metric],
+        goodput: Goodput,
+        echo: Callable[[str], None] | None = None,
+    ):
+        """Open the files.
+
+        Args:
+            workdir: Directory of `metrics.jsonl` and `tensorboard/`.
+            num_steps: Length of the run.
+            restored_step: Updates made; later rows are dropped.
+            peak: FLOP/s of all devices together; None: no MFU.
+            metrics: Metrics of the objective.
+            goodput: Goodput over all starts, recorded with each row.
+            echo: Function that gets each line for people; None: standard output, around a bar
+                where standard error is a terminal.
+        """
+        self._active = jax.process_index() == 0
+        self._num_steps, self._metrics = num_steps, metrics
+        self._goodput, self._clock = goodput, goodput.clock
+        self._peak = peak
+        self._echo = echo or self._print
+        self._bar: Any = None
+        self._restart_rates()
+        if not self._active:
+            return
+        if echo is None and sys.stderr.isatty():
+            self._bar = tqdm(
+                total=num_steps, initial=restored_step, unit="step", dynamic_ncols=True, leave=False
+            )
+        self._log = MetricsLog(workdir / "metrics.jsonl", restored_step)
+        self._board = Board(workdir / "tensorboard", purge_step=restored_step + 1)
+
+    def __enter__(self) -> "Telemetry":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        if self._active:
+            self._log.close()
+            self._board.close()
+
+    def say(self, text: str) -> None:
+        """Print a line for people, in process 0."""
+        if self._active:
+            self._echo(text)
+
+    def step_done(self, step: int, num_tokens: float, flops: int, value: float) -> None:
+        """Count a step towards the rates and move the bar.
+
+        Args:
+            step: Updates made.
+            num_tokens: Tokens of the batch, without padding.
+            flops: Analytic floating-point operations of the step.
+            value: Value of the first metric, shown beside the bar.
+        """
+        self._tokens += num_tokens
+        self._flops += flops
+        self._steps += 1
+        self._goodput.tick(step)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{self._metrics[0].short} {value:.3f}", refresh=False)
+            self._bar.update(1)
+
+    def rates(self) -> dict[str, float]:
+        """Return the rates since the last call, and the shares of goodput."""
+        seconds = max(self._clock.stepping - self._since, 1e-9)
+        values = {
+            "perf/tokens_per_second": self._tokens / seconds,
+            "perf/steps_per_second": self._steps / seconds,
+        }
+        if self._peak:
+            values["perf/mfu"] = self._flops / seconds / self._peak
+        values |= self._goodput.shares()
+        self._restart_rates()
+        return values
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Write a row of metrics to the file and to TensorBoard."""
+        if self._active:
+            self._log.add(step, values)
+            self._goodput.record(step)
+            self._board.write(step, values)
+
+    def progress_line(self, step: int, values: dict[str, float]) -> None:
+        """Print a row of training metrics, where no bar shows the progress."""
+        if self._bar is not None:
+            return
+        parts = [f"step {step:,}/{self._num_steps:,}"] + [
+            f"{metric.short} {values[f'train/{metric.name}']:.3f}"
+            for metric in self._metrics
+            if metric.short and f"train/{metric.name}" in values
+        ]
+        if values.get("perf/steps_per_second"):
+            parts.append(f"{values['perf/tokens_per_second']:,.0f} tokens/s")
+            left = (self._num_steps - step) / values["perf/steps_per_second"]
+            parts.append(f"{duration(left)} left")
+        if "perf/mfu" in values:
+            parts.append(f"MFU {100 * values['perf/mfu']:.1f}%")
+        self.say("  ".join(parts))
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk, if the disk takes them."""
+        if self._active:
+            self._log.sync()
+            self._board.sync()
+
+    def _restart_rates(self) -> None:
+        self._tokens, self._flops, self._steps = 0.0, 0.0, 0
+        self._since = self._clock.stepping
+
+    def _print(self, text: str) -> None:
+        try:
+            if self._bar is not None:
+                tqdm.write(text, file=sys.stdout)
+            else:
+                print(text, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:  # the output goes to a file whose disk is full
+            pass
+
+
+def duration(seconds: float) -> str:
+    """Write seconds for people: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    whole = round(seconds)
+    for unit, name, smaller, small_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // smaller} {small_name}"
+    return f"{whole} s"
+
+
+def readout(
+    metrics: Sequence[Metric], row: Mapping[str, Any], split: str, baseline: float | None
+) -> str:
+    """Describe the shown metrics of a row of metrics.jsonl; empty where the first is missing.
+
+    Args:
+        metrics: Metrics of the objective.
+        row: Values by name.
+        split: Prefix of the names: `train` or `eval`.
+        baseline: Value of the first metric for a model that ignores its input, if known.
+    """
+    first, *others = metrics
+    value = row.get(f"{split}/{first.name}")
+    if not isinstance(value, float):
+        return ""
+    parts = [f"{first.short} {compare(first, value, baseline)}"]
+    for metric in others:
+        value = row.get(f"{split}/{metric.name}")
+        if not metric.short or not isinstance(value, float):
+            continue
+        parts.append(f"{metric.short} {value:.3f}")
+        floor = row.get(f"{split}/{metric.floor}")
+        if isinstance(floor, float):
+            parts[-1] += f" (majority label {floor:.3f})"
+    return "; ".join(parts)
+
+
+def compare(metric: Metric, value: float, baseline: float | None) -> str:
+    """Set a value beside its baseline: `6.512 nats, 0.431 below unigram entropy`."""
+    text = f"{value:.3f} {metric.unit.partition(' ')[0]}".rstrip()
+    if baseline is None:
+        return text
+    side = "below" if value <= baseline else "above"
+    return f"{text}, {abs(baseline - value):.3f} {side} {metric.baseline}"

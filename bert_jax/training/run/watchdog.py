@@ -1,0 +1,141 @@
+"""The watchdog of a run that stands still: all stacks, then an exit code to restart on.
+
+A step is collective. A peer that is dead, stopped or waiting for a file keeps every other process
+in the middle of one, where no exception and no signal handler reaches it. So a thread beside the
+loop looks for signs of life.
+"""
+
+import contextlib
+import faulthandler
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bert_jax.distributed.parallel import processes
+from bert_jax.training.run.events import Events
+
+EXIT_CODE = 6
+
+_POLL_SECONDS = 10.0
+# What is written may go where the run hangs: to a file system, or to a pipe that nobody reads.
+_REPORT_SECONDS = 10.0
+_STDERR = 2  # not sys.stderr, whose lock the stalled thread may hold
+
+
+class Watchdog:
+    """Context manager that ends the process with code 6 when nothing was completed for some time.
+
+    All stacks go to standard error and are appended to a file; an event `stalled` is written. Where
+    a C call holds the interpreter's lock, so that no Python runs at all, `faulthandler` ends the
+    process from a thread of its own: with stacks on standard error, exit code 1 and at most twice
+    as late.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        report: Path,
+        *,
+        events: Events | None = None,
+        exit: Callable[[int], Any] = processes.end,
+    ):
+        """Watch nothing yet.
+
+        Args:
+            seconds: Longest time from one sign of life to the next; 0: no limit.
+            report: File for the stacks; its directory may be gone by then.
+            events: Log for the event `stalled`.
+            exit: Function that ends the process without unwinding anything.
+        """
+        self._seconds, self._report, self._events, self._exit = seconds, report, events, exit
+        self._last = (time.monotonic(), "its start")
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        if self._seconds:
+            self.alive("its start")
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._seconds:
+            self._thread.join()
+
+    def alive(self, what: str) -> None:
+        """Give a sign of life, from any thread: work such as "step 12" was completed."""
+        self._last = (time.monotonic(), what)
+
+    def _watch(self) -> None:
+        poll = min(self._seconds / 4, _POLL_SECONDS)
+        try:
+            while True:
+                # Armed anew while this thread runs. Later than this thread would act by a poll, in
+                # which there may have been a sign of life that it did not see.
+                _arm_backstop(self._seconds + 2 * poll)
+                at, what = self._last
+                left = at + self._seconds - time.monotonic()
+                if left <= 0:
+                    break
+                if self._done.wait(min(poll, left)):
+                    return
+            self._stalled(what)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _stalled(self, what: str) -> None:
+        _arm_backstop(2 * _REPORT_SECONDS)
+        who = processes.label() or "the run"
+        message = (
+            f"{who} stands still: nothing was completed for {self._seconds:g} s "
+            f"(training.stall_seconds); the last was {what}"
+        )
+        writer = threading.Thread(
+            target=self._write, args=(message, what), name="watchdog report", daemon=True
+        )
+        writer.start()
+        writer.join(_REPORT_SECONDS)
+        self._exit(EXIT_CODE)
+
+    def _write(self, message: str, what: str) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        main = f"Thread 0x{threading.main_thread().ident:016x}"
+        text = f"\n{now} {message}; exit code {EXIT_CODE}. The main thread: {main}\n\n{_stacks()}"
+        _print(text)
+        try:
+            with self._report.open("a") as file:
+                file.write(text)
+        except OSError as error:
+            _print(f"the stacks could not be written to a file: {error}\n")
+        if self._events is not None:
+            self._events.write("stalled", message, seconds=self._seconds, last=what)
+
+
+def _arm_backstop(seconds: float) -> None:
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+
+
+def _stacks() -> str:
+    """Return the stacks of all threads.
+
+    The dump goes to a local file first: faulthandler writes with the interpreter's lock held.
+    """
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            return file.read().decode(errors="replace")
+    except OSError as error:
+        return f"the stacks could not be collected: {error}\n"
+
+
+def _print(text: str) -> None:
+    with (
+        contextlib.suppress(OSError),
+        open(_STDERR, "w", closefd=False, errors="replace") as file,
+    ):
+        file.write(text)

@@ -1,0 +1,1 @@
+"""The training step: state, optimizers, guard, trials."""

@@ -1,0 +1,168 @@
+"""Messages, and a second computation, for a step that the guard rejected (see `guard.py`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.training.steps.guard import cleared
+
+_MOST_PROCESSES = 16
+"""Largest number of processes whose devices a message lists."""
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """Step with a non-finite loss or gradient, or a loss spike."""
+
+    batch: int
+    """Number of the bad batch."""
+    metrics: Mapping[str, np.ndarray]
+    """Metrics of the step as the device computed them, scalars."""
+
+    @property
+    def halted(self) -> bool:
+        """Whether the step stopped the run; otherwise its batch was skipped."""
+        return bool(self.metrics["halted"])
+
+    @property
+    def in_a_row(self) -> int:
+        """Number of batches skipped in a row, up to this one if this one was skipped."""
+        return int(self.metrics["guard_skipped"])
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """Loss, gradient norm, and the statistics that the loss was compared with."""
+        names = ("loss", "grad_norm", "guard_mean", "guard_std", "guard_limit")
+        return {name: float(self.metrics[name]) for name in names}
+
+    def describe(self) -> str:
+        """Describe the fault and the statistics in a clause."""
+        loss, norm, mean, std, limit = self.statistics.values()
+        judged = f"{limit:.4f}" if np.isfinite(limit) else "not set"
+        if np.isfinite(loss) and np.isfinite(norm):
+            what = f"the loss of batch {self.batch:,} is {loss:.4f}, a spike"
+        else:
+            what = f"the loss of batch {self.batch:,} is {loss:g} and its gradient norm {norm:g}"
+        return (
+            f"{what} (recent losses: mean {mean:.4f}, standard deviation {std:.4f}; limit {judged})"
+        )
+
+
+def find_bad_step(batch: int, metrics: Mapping[str, Any]) -> BadStep | None:
+    """Return the bad step that the metrics of batch number `batch` describe, or None."""
+    return BadStep(batch, _scalars(metrics)) if np.any(metrics["bad"]) else None
+
+
+def _scalars(metrics: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return one run's metrics as scalars; on a mesh of one trial they are arrays of one value."""
+    return {name: np.asarray(value).reshape(()) for name, value in metrics.items()}
+
+
+def skipped_message(bad: BadStep, look: str = "") -> str:
+    """Describe a skipped batch in a line; `look` is a command that shows the batch."""
+    row = f", {bad.in_a_row:,} in a row" if bad.in_a_row > 1 else ""
+    text = f"batch {bad.batch:,} was skipped{row}: {bad.describe()}"
+    return f"{text}. See it with `{look}`" if look else text
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Comparison of a step that was computed twice from the same inputs."""
+
+    differing: Mapping[str, tuple[float, float]]
+    """First and second value of the metrics whose bits differ; one NaN equals another."""
+    devices: str
+    """Devices that computed the step."""
+    platform: str
+    """Platform of the devices: cpu, gpu or tpu."""
+
+    def describe(self) -> str:
+        """Explain the likely cause in sentences."""
+        if not self.differing:
+            return (
+                "Computed again from the same inputs, it came out the same to the last bit: the "
+                "cause is the data, the learning rate or the model, not the hardware"
+            )
+        pairs = (f"{name} {a:.9g}, then {b:.9g}" for name, (a, b) in self.differing.items())
+        text = (
+            f"Computed again from the same inputs, it came out otherwise ({'; '.join(pairs)}): "
+            f"suspect the hardware ({self.devices})"
+        )
+        if self.platform == "gpu":
+            text += (
+                ". Kernels of a GPU may add in another order each time: where only last digits "
+                "differ, this is no fault"
+            )
+        return text
+
+
+def compute_again(
+    train_step: Any, state: Any, batch: Any, first: Mapping[str, np.ndarray]
+) -> Comparison:
+    """Compute the step that halted the run a second time, and compare; collective.
+
+    `state` is the state that the halted step returned, the buffers of which are donated; `first`
+    has the metrics of the first computation.
+    """
+    _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
+    devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)
+    second = _scalars(jax.device_get(again))
+    return Comparison(
+        differing={
+            name: (float(first[name]), float(second[name]))
+            for name in sorted(second)
+            if not _same_bits(np.asarray(first[name]), np.asarray(second[name]))
+        },
+        devices=_listed(devices),
+        platform=devices[0].platform,
+    )
+
+
+def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    both_nan = np.issubdtype(a.dtype, np.floating) and np.isnan(a).all() and np.isnan(b).all()
+    return bool(both_nan or a.tobytes() == b.tobytes())
+
+
+def _listed(devices: list[Any]) -> str:
+    ids: dict[int, list[str]] = {}
+    for device in devices:
+        ids.setdefault(device.process_index, []).append(str(device.id))
+    parts = [f"{', '.join(of)} of process {process}" for process, of in sorted(ids.items())]
+    if len(parts) > _MOST_PROCESSES:
+        parts = [*parts[:_MOST_PROCESSES], f"and of {len(parts) - _MOST_PROCESSES} more processes"]
+    return f"{devices[0].device_kind}, device ids {'; '.join(parts)}"
+
+
+class BadStepError(RuntimeError):
+    """Bad step that stops the run; nothing of this step or later was saved."""
+
+    exit_code = 4
+
+    def __init__(self, bad: BadStep, comparison: Comparison, last_saved: str, look: str = ""):
+        """Write the message: the fault, its cause and the remedies.
+
+        `last_saved` is the path of the newest checkpoint, `look` a command that shows the batch;
+        both are empty where there is none.
+        """
+        checkpoint = last_saved or "none was saved"
+        look = f"See the batch with `{look}`. " if look else ""
+        skipped = ""
+        if bad.in_a_row:
+            batches = "batch" if bad.in_a_row == 1 else f"{bad.in_a_row:,} batches"
+            skipped = f"; the {batches} before it had to be skipped"
+        super().__init__(
+            f"{bad.describe()}{skipped}; the run stops, and the step was not taken. "
+            f"{comparison.describe()}. {look}The last good checkpoint: {checkpoint}. Rerun the "
+            "command to go on from there; with --config.guard.on_bad_step=skip it leaves such "
+            "batches out, with a higher --config.guard.spike_sigmas (0: none) fewer losses count "
+            "as spikes. Most often the learning rate is too high or the warm-up too short; a run "
+            "with other values of these needs a work directory of its own"
+        )
+        self.step = bad.batch
+        """Number of the bad batch."""
+        self.comparison = comparison

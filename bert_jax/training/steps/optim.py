@@ -1,0 +1,217 @@
+"""Optimizers and learning-rate schedules, by name; the parts are in `optim_parts.py`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from bert_jax.config.mapping import check_values
+from bert_jax.data.phases import scaled
+from bert_jax.training.steps import optim_parts as parts
+
+
+def _adam(config: "OptimizerConfig") -> optax.GradientTransformation:
+    return parts.adam(config.b1, config.b2, config.eps, bias_correction=config.bias_correction)
+
+
+def _adamw(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransformation:
+    return parts.then(_adam(config), parts.decay(config.weight_decay))
+
+
+def _lamb(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransformation:
+    return parts.then(
+        _adam(config), parts.decay(config.weight_decay), parts.trust_ratios(logical_axes)
+    )
+
+
+def _muon(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransformation:
+    return parts.then(
+        parts.muon(config.momentum, _adam(config), logical_axes), parts.decay(config.weight_decay)
+    )
+
+
+def _stable_adamw(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransformation:
+    return parts.bounded(
+        _adamw(config, logical_axes), config.b2, config.eps, logical_axes,
+        bias_correction=config.bias_correction,
+    )  # fmt: skip
+
+
+OPTIMIZERS: dict[str, Callable[["OptimizerConfig", Any], optax.GradientTransformation]] = {
+    "adamw": _adamw,
+    "lamb": _lamb,
+    "muon": _muon,
+    "stable_adamw": _stable_adamw,
+}
+"""Builders of optimizers, from the configuration and the parameters' logical axes. `make_optimizer`
+clips before them and multiplies by the learning rate after them; their state has `num_updates`."""
+
+
+class Progress(NamedTuple):
+    """Place of updates in the decay of the learning rate."""
+
+    left: Float[Array, "*steps"]
+    """Share of the decay's steps that is left, from 1 to 0."""
+    decay_share: float
+    """Last share of the steps, for shapes that begin to decay late."""
+    ratio: Float[Array, "*steps"]
+    """Number of the update, counted from 1, over that of the last before the decay."""
+
+
+SCHEDULES: dict[str, Callable[[Progress], Float[Array, "*steps"]]] = {
+    "linear": lambda at: at.left,
+    "cosine": lambda at: 0.5 * (1 - jnp.cos(jnp.pi * at.left)),
+    "constant": lambda at: jnp.ones_like(at.left),
+    "wsd": lambda at: jnp.minimum(at.left / at.decay_share, 1),
+    "one_minus_sqrt": lambda at: 1 - jnp.sqrt(1 - jnp.minimum(at.left / at.decay_share, 1)),
+    "inverse_sqrt": lambda at: 1 / jnp.sqrt(jnp.maximum(at.ratio, 1)),
+}
+"""Shapes of the learning rate after the warm-up, from 1 downwards; all but `constant` and
+`inverse_sqrt` (Vaswani et al. 2017, section 5.3) end at 0."""
+
+if TYPE_CHECKING:
+    OptimizerName = ScheduleName = str
+else:  # with the choices, for the command line's messages and help
+    OptimizerName, ScheduleName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SCHEDULES)]
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Optimizer, learning-rate schedule and clipping; one instance per training run."""
+
+    name: OptimizerName = "adamw"
+    learning_rate: float = 1e-4
+    """Peak, reached at the end of the warm-up."""
+    schedule: ScheduleName = "linear"
+    """Shape of the decay from the peak; `wsd` (linear) and `one_minus_sqrt` begin it late,
+    `inverse_sqrt` falls with the root of the update's number, whatever the length of the run."""
+    decay_share: float = 0.2
+    """Last share of the steps after the warm-up, in which `wsd` and `one_minus_sqrt` decay."""
+    end_share: float = 0.0
+    """Share of the peak that is left at the end of the decay."""
+    warmup_steps: int | None = None
+    """Steps of linear rise to the peak, scaled to a shorter run; None: `warmup_rate` of all."""
+    warmup_rate: float = 0.01
+    weight_decay: float = 0.01
+    """Decoupled decay, times the learning rate; not applied to biases and norms."""
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-6
+    momentum: float = 0.95
+    """Decay rate of Muon's average of gradients; `b1` and `b2` belong to what Muon leaves to
+    AdamW."""
+    clip_norm: float | None = 1.0
+    """Largest global norm of the averaged gradient of a batch; None: no clipping."""
+    bias_correction: bool = True
+    """Division of the moments by 1 - b**t, which the original BERT (and LAMB) code lacks."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot train."""
+        check_values(
+            "optimizer",
+            self,
+            name=(self.name in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
+            schedule=(self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
+            learning_rate=(self.learning_rate > 0, "positive"),
+            decay_share=(0 < self.decay_share <= 1, "above 0 and at most 1"),
+            end_share=(0 <= self.end_share < 1, "in [0, 1)"),
+            warmup_steps=(self.warmup_steps is None or self.warmup_steps >= 0, "at least 0"),
+            warmup_rate=(0 <= self.warmup_rate < 1, "in [0, 1)"),
+            weight_decay=(self.weight_decay >= 0, "at least 0"),
+            b1=(0 <= self.b1 < 1, "in [0, 1)"),
+            b2=(0 <= self.b2 < 1, "in [0, 1)"),
+            momentum=(0 <= self.momentum < 1, "in [0, 1)"),
+            eps=(self.eps > 0, "positive"),
+            clip_norm=(self.clip_norm is None or self.clip_norm > 0, "positive, or None"),
+        )
+
+    def num_warmup_steps(self, num_steps: int) -> int:
+        """Count the steps of the rise in a training of `num_steps`."""
+        if self.warmup_steps is not None:
+            return scaled(self.warmup_steps, num_steps)
+        return round(self.warmup_rate * num_steps)
+
+
+@dataclass(frozen=True)
+class PhaseRate:
+    """Learning rate of a phase that has its own; the warm-up stays the run's."""
+
+    peak: float
+    """Learning rate in the place of `OptimizerConfig.learning_rate`."""
+    decay: str = ""
+    """Shape of the decay from the first to the last step of the phase, an entry of `SCHEDULES`;
+    empty: the run's schedule goes on."""
+    end: float = 0.0
+    """Learning rate of the last step of `decay`."""
+    start: int = 0
+    """Number of the phase's first step."""
+    num_steps: int = 0
+    """Steps of the phase."""
+
+
+def learning_rate_schedule(
+    config: OptimizerConfig, num_steps: int, phase: PhaseRate | None = None
+) -> Callable[[Int[Array, "*steps"] | int], Float[Array, "*steps"]]:
+    """Build the learning rate of update number `step` (0-based) out of `num_steps`.
+
+    Rises linearly: the first update has 1 / warmup_steps of the peak, not zero, and update
+    warmup_steps - 1 has the peak. Then decays; the last update is one step short of zero, or
+    in a phase with a decay of its own at the end of the decay.
+
+    Args:
+        config: Peak, warm-up and shape.
+        num_steps: Steps of the run.
+        phase: Learning rate of the phase for whose steps the result is; None: the run's.
+    """
+    warmup = config.num_warmup_steps(num_steps)
+    peak = config.learning_rate if phase is None else phase.peak
+    shape, decay_share, end_share = SCHEDULES[config.schedule], config.decay_share, config.end_share
+    begin, end = warmup, num_steps
+    if phase is not None and phase.decay:
+        shape, decay_share, end_share = SCHEDULES[phase.decay], 1.0, phase.end / peak
+        begin, end = max(phase.start, warmup), phase.start + phase.num_steps - 1
+
+    def rate(step: Int[Array, "*steps"] | int) -> Float[Array, "*steps"]:
+        done = jnp.asarray(step, jnp.float32)
+        rise = (done + 1) / max(warmup, 1)
+        left = jnp.clip((end - done) / max(end - begin, 1), 0.0, 1.0)
+        at = Progress(left, decay_share, (done + 1) / max(begin, 1))
+        decayed = end_share + (1 - end_share) * shape(at)
+        return peak * jnp.where(done < warmup, rise, decayed)
+
+    return rate
+
+
+def make_optimizer(
+    config: OptimizerConfig, num_steps: int, logical_axes: Any, phase: PhaseRate | None = None
+) -> optax.GradientTransformation:
+    """Build the optimizer that `config.name` names, clipped and scheduled over `num_steps`.
+
+    Its state is the same for every `phase`.
+
+    `update` takes the averaged gradient of the whole batch, clips it by its global norm, makes the
+    optimizer's own step with weight decay, and multiplies it by the learning rate. In
+    `logical_axes`, a tree like the parameters of tuples of axis names, "layers" marks a stack.
+    """
+    rate = learning_rate_schedule(config, num_steps, phase)
+    optimizer = OPTIMIZERS[config.name](config, logical_axes)
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        clip = clip_factor(optax.tree.norm(grads), config.clip_norm)
+        clipped = jax.tree.map(lambda grad: grad.astype(jnp.float32) * clip, grads)
+        steps, after = optimizer.update(clipped, state, params)
+        learning_rate = rate(state.num_updates)
+        return jax.tree.map(lambda step: -learning_rate * step, steps), after
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def clip_factor(norm: Float[Array, ""], limit: float | None) -> Float[Array, ""]:
+    """Compute the factor that brings a gradient of this global norm to at most `limit`."""
+    if limit is None:
+        return jnp.float32(1)
+    return limit / jnp.maximum(norm, limit)

@@ -1,0 +1,176 @@
+"""The state of training: its arrays, and where each of them lies on a mesh.
+
+Several trials (runs of one shape that differ in seed and learning rate) train as one program: their
+states lie on axis 0 of every array, which the mesh axis `trial` splits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from bert_jax.config.mapping import check_values
+from bert_jax.distributed.parallel.sharding import (
+    TRIAL,
+    opt_state_shardings,
+    param_shardings,
+    replicated,
+)
+from bert_jax.objectives.frozen import trained
+from bert_jax.objectives.objective import Objective
+from bert_jax.training.steps.guard import GuardConfig, GuardState, fresh_guard
+from bert_jax.training.steps.optim import OptimizerConfig, PhaseRate, make_optimizer
+from bert_jax.training.steps.optim_parts import layer_rates, scaled
+
+Compiled = TypeVar("Compiled")
+
+
+class TrainState(NamedTuple):
+    """Everything that a step changes: a plain pytree of arrays."""
+
+    step: Any
+    """int32 scalar: batches done, skipped batches included; also the number of the next batch."""
+    params: Any
+    """Nested dict of float32 arrays, as from `Objective.init`."""
+    opt_state: Any
+    guard: GuardState
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """Settings from which a step is compiled; shapes come from the batch."""
+
+    objective: Objective
+    optimizer: OptimizerConfig
+    num_steps: int
+    """Length of the run: the learning rate depends on it."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each layer to the layer below (see `layer_rates`)."""
+    accumulation: int = 1
+    """Micro-batches per step."""
+    gather: Literal["layer", "step"] = "layer"
+    """Time at which parameters that `fsdp` splits are gathered (`TrainingConfig.gather`)."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of gradients on their way between devices (`TrainingConfig.reduce_dtype`)."""
+    seed: int = 0
+    """Seed of corruption and dropout."""
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    phase_starts: tuple[int, ...] = ()
+    """Numbers of the first batches of the phases after the first."""
+    rate: PhaseRate | None = None
+    """Learning rate of the phase, if not the run's."""
+
+    def __post_init__(self) -> None:
+        """Refuse a step of no micro-batches."""
+        check_values("training", self, accumulation=(self.accumulation >= 1, "at least 1"))
+
+
+def made_once(
+    settings: Sequence[StepConfig], make: Callable[[StepConfig], Compiled]
+) -> list[Compiled]:
+    """Make something of each of the settings; equal settings share it, and its compilation."""
+    made: dict[StepConfig, Compiled] = {}
+    for each in settings:
+        if each not in made:
+            made[each] = make(each)
+    return [made[each] for each in settings]
+
+
+def optimizer_of(config: StepConfig) -> Any:
+    """Make the optimizer of the parameters that are not frozen."""
+    objective, axes = config.objective, config.objective.axes()
+    optimizer = make_optimizer(
+        config.optimizer, config.num_steps, trained(objective, axes), config.rate
+    )
+    if config.layer_decay == 1:
+        return optimizer
+    rates = layer_rates(axes, objective.model.num_layers, config.layer_decay)
+    return scaled(optimizer, trained(objective, rates))
+
+
+def param_placement(config: StepConfig, mesh: Mesh) -> Any:
+    """Return the NamedSharding of each parameter of one run.
+
+    Raises:
+        UserError: A size of the model does not divide over the mesh.
+    """
+    shapes = jax.eval_shape(config.objective.init, jax.random.key(0))
+    return param_shardings(config.objective.axes(), shapes, mesh)
+
+
+def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
+    """Return the NamedSharding of each array of the state: for init, step and restore.
+
+    Raises:
+        UserError: A size of the model does not divide over the mesh.
+    """
+    shapes = jax.eval_shape(config.objective.init, jax.random.key(0))
+    params = param_placement(config, mesh)
+    one_run = TrainState(
+        step=replicated(mesh),
+        params=params,
+        opt_state=opt_state_shardings(
+            optimizer_of(config),
+            trained(config.objective, shapes),
+            trained(config.objective, params),
+            mesh,
+        ),
+        guard=jax.tree.map(lambda _: replicated(mesh), jax.eval_shape(fresh_guard)),
+    )
+    return of_trials(one_run, mesh)
+
+
+def of_trials(shardings: Any, mesh: Mesh) -> Any:
+    """Put the axis of trials before the others, where the mesh has trials."""
+    if TRIAL not in mesh.axis_names:
+        return shardings
+    return jax.tree.map(
+        lambda each: NamedSharding(mesh, PartitionSpec(TRIAL, *each.spec)), shardings
+    )
+
+
+def abstract_state(config: StepConfig, mesh: Mesh, num_trials: int = 1) -> TrainState:
+    """Return shape, type and sharding of each array of the state, for a restore or a plan.
+
+    On a mesh of trials there are `num_trials` on axis 0.
+    """
+    shapes = jax.eval_shape(lambda key: fresh_state(config, key), jax.random.key(0))
+    if TRIAL in mesh.axis_names:
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((num_trials, *leaf.shape), leaf.dtype), shapes
+        )
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        state_shardings(config, mesh),
+    )
+
+
+def init_state(config: StepConfig, mesh: Mesh, key: Array) -> TrainState:
+    """Make a fresh state, sharded from the start: no device ever holds the whole of a split model.
+
+    The values depend on `key` only, not on the mesh: threefry bits are a function of their index.
+    """
+    state: TrainState = jitted_init(config, mesh)(key)
+    return state
+
+
+def jitted_init(config: StepConfig, mesh: Mesh) -> Any:
+    """Return the jitted `key -> state` of `init_state`."""
+    shardings = state_shardings(config, mesh)
+    return jax.jit(lambda key: fresh_state(config, key), out_shardings=shardings)
+
+
+def fresh_state(config: StepConfig, key: Array) -> TrainState:
+    """Make the state of one run before its first step."""
+    return state_from(config, config.objective.init(key))
+
+
+def state_from(config: StepConfig, params: Any) -> TrainState:
+    """Make the state of one run that starts from these parameters."""
+    opt_state = optimizer_of(config).init(trained(config.objective, params))
+    return TrainState(jnp.zeros([], jnp.int32), params, opt_state, fresh_guard())

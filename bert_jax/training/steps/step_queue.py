@@ -1,0 +1,70 @@
+"""Steps dispatched ahead of their metrics, so that one step is always queued on the device."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from bert_jax.objectives.objective import Objective
+from bert_jax.training.run.session import Session
+
+
+class StepQueue:
+    """The compiled step of a loop; dispatch returns before the device has computed.
+
+    The metrics of a step are read when the next step is dispatched, at a compilation, and in
+    `flush`.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., tuple[Any, Any]],
+        objective: Objective,
+        session: Session,
+        read: Callable[[int, int, dict[str, Any], Any], None],
+    ):
+        """Dispatch nothing yet.
+
+        Args:
+            step: `(state, batch, ...) -> (state, metrics)`, compiled once per shape of tokens.
+            objective: Objective of the step.
+            session: Session that learns of each step.
+            read: Function of the updates made, the operations and the metrics of the last step, and
+                the state after it or after the step dispatched since.
+        """
+        self._session, self._read = session, read
+        self._compiled: set[tuple[int, tuple[int, ...]]] = set()
+        self._unread: tuple[int, int, Any] | None = None
+        self.switch(step, objective)
+
+    def switch(self, step: Callable[..., tuple[Any, Any]], objective: Objective) -> None:
+        """Take another step, and its objective, from the next dispatch on."""
+        self._step, self._objective = step, objective
+
+    def dispatch(self, number: int, state: Any, batch: Any, *settings: Any) -> Any:
+        """Dispatch the step that makes update `number`, and read the metrics of the one before."""
+        shape = batch["tokens"].shape
+        is_new = (id(self._step), shape) not in self._compiled
+        if is_new:
+            self.flush(state)
+            self._compiled.add((id(self._step), shape))
+        with self._session.clock.spend("compile") if is_new else contextlib.nullcontext():
+            state, metrics = self._step(state, batch, *settings)
+        if is_new:
+            self._session.alive("a compilation")
+        self.flush(state)
+        flops = math.prod(shape[:-1]) * self._objective.flops(batch)
+        self._unread = (number, flops, metrics)
+        return state
+
+    def flush(self, state: Any) -> None:
+        """Wait for the metrics that were not read yet, and pass them on."""
+        if self._unread is None:
+            return
+        (number, flops, metrics), self._unread = self._unread, None
+        metrics = jax.device_get(metrics)
+        self._session.step = number
+        self._session.alive(f"step {number:,}")
+        self._read(number, flops, metrics, state)

@@ -1,0 +1,296 @@
+"""The trials of a sweep on a mesh: how they begin, what is kept, whether they fit.
+
+A trial is a run with its own parameters, learning rate, seed and order of examples. Trials share
+shapes, so that one compiled step serves all, those of a later wave too. They lie on axis 0 of every
+array (see `training.step`).
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from bert_jax.distributed.parallel.sharding import (
+    TRIAL,
+    batch_sharding,
+    num_batch_shards,
+    replicated,
+    row_spec,
+)
+from bert_jax.errors import UserError
+from bert_jax.objectives.frozen import trained, trains_all, with_trained
+from bert_jax.training.steps.guard import GuardState, fresh_guard
+from bert_jax.training.steps.state import (
+    StepConfig,
+    TrainState,
+    abstract_state,
+    of_trials,
+    state_from,
+    state_shardings,
+)
+from bert_jax.training.steps.step import Settings
+
+Batch = Mapping[str, Any]
+
+
+class SweepState(NamedTuple):
+    """State of all trials; every array has trials on axis 0."""
+
+    step: Any
+    params: Any
+    """All parameters; in a checkpoint those that are trained."""
+    opt_state: Any
+    guard: GuardState
+    best: Any
+    """Trained parameters at each trial's best evaluation so far."""
+
+    @property
+    def train(self) -> TrainState:
+        """State of the step."""
+        return TrainState(self.step, self.params, self.opt_state, self.guard)
+
+
+class EarlierState(NamedTuple):
+    """State of all trials in a checkpoint of version 0.1.0."""
+
+    params: Any
+    opt_state: Any
+    best: Any
+
+
+def place_settings(
+    learning_rates: Sequence[float],
+    seeds: Sequence[int],
+    mesh: Mesh,
+    head_rate: float | None = None,
+) -> Settings:
+    """Put the differences between trials onto the mesh; the head may have a rate of its own."""
+    put = partial(place_trials, mesh=mesh)
+    rates = np.array(learning_rates, np.float32)
+    of_head = None if head_rate is None else put(np.full_like(rates, head_rate))
+    return Settings(put(rates), put(np.array(seeds, np.uint32)), of_head)
+
+
+def place_trials(values: np.ndarray, mesh: Mesh) -> jax.Array:
+    """Put one value a trial onto the mesh; every process gives all of them."""
+    return _place(values, NamedSharding(mesh, PartitionSpec(TRIAL)))
+
+
+def place_params(config: StepConfig, mesh: Mesh, params: Any) -> Any:
+    """Put parameters with trials on axis 0 onto the mesh; every process gives all of them."""
+    return jax.tree.map(_place, params, state_shardings(config, mesh).params)
+
+
+def place_rows(batch: Batch, mesh: Mesh, accumulation: int = 1) -> dict[str, jax.Array]:
+    """Put a training batch (M, B, ...), or a batch (B, ...) of an evaluation, onto the mesh.
+
+    Rows of weight 0 are added until the rows divide over mesh and micro-batches.
+    """
+    rows_axis = batch["row_index"].ndim - 1
+    sharding = batch_sharding(mesh) if rows_axis else NamedSharding(mesh, row_spec())
+    missing = -batch["row_index"].shape[-1] % (num_batch_shards(mesh) * accumulation)
+
+    def filled(name: str, array: np.ndarray) -> np.ndarray:
+        if not missing:
+            return array
+        last = np.take(array, [-1], axis=rows_axis)
+        fill = np.zeros_like(last) if name == "weights" else last
+        return np.concatenate([array, *[fill] * missing], axis=rows_axis)
+
+    return {name: _place(filled(name, array), sharding) for name, array in batch.items()}
+
+
+def _place(array: Any, sharding: NamedSharding) -> jax.Array:
+    array = np.asarray(array)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def init_trials(
+    config: StepConfig, mesh: Mesh, seeds: np.ndarray, starts: Sequence[Any], which: np.ndarray
+) -> SweepState:
+    """Make the trials before their first step.
+
+    Args:
+        config: The step.
+        mesh: Mesh of trials.
+        seeds: (M,) uint32 seeds of the random weights.
+        starts: Initialisations: parts of parameters, such as `encoder`, {} for random weights.
+            Entries that a part lacks (a pooler) are random.
+        which: (M,) number of each trial's initialisation.
+    """
+
+    def one(seed: Array, number: Array, starts: Sequence[Any]) -> Any:
+        fresh = config.objective.init(jax.random.key(seed))
+        whole = [
+            {**fresh, **{part: {**fresh[part], **tree} for part, tree in start.items()}}
+            for start in starts
+        ]
+        return jax.tree.map(
+            lambda *leaves: jnp.stack([jnp.asarray(leaf, jnp.float32) for leaf in leaves])[number],
+            *whole,
+        )
+
+    def states(seeds: Array, which: Array, starts: Sequence[Any]) -> SweepState:
+        params = jax.vmap(one, in_axes=(0, 0, None))(seeds, which, starts)
+        state = jax.vmap(partial(state_from, config))(params)
+        return SweepState(*state, trained_of_trials(config, params))
+
+    # Arrays of one device cannot go into a program of several.
+    given = jax.tree.map(np.asarray, list(starts))
+    shardings = state_shardings(config, mesh)
+    best = trained(config.objective, shardings.params)
+    make = jax.jit(states, out_shardings=SweepState(*shardings, best))
+    state: SweepState = make(np.asarray(seeds, np.uint32), np.asarray(which, np.int32), given)
+    return state
+
+
+def abstract_trials(config: StepConfig, mesh: Mesh, num_trials: int) -> SweepState:
+    """Return shape, type and sharding of each array of a sweep."""
+    state = abstract_state(config, mesh, num_trials)
+    shapes = jax.eval_shape(partial(trained_of_trials, config), state.params)
+    best = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        trained(config.objective, jax.tree.map(lambda leaf: leaf.sharding, state.params)),
+    )
+    return SweepState(*state, best)
+
+
+def trained_of_trials(config: StepConfig, params: Any) -> Any:
+    """Return the trained part of parameters with trials on axis 0; for use inside jit."""
+    return jax.vmap(partial(trained, config.objective))(params)
+
+
+def to_save(config: StepConfig, mesh: Mesh, state: SweepState) -> SweepState:
+    """Leave out the parameters that no step changes, which a restart makes again."""
+    if trains_all(config.objective):
+        return state
+    shardings = trained(config.objective, state_shardings(config, mesh).params)
+    cut = jax.jit(partial(trained_of_trials, config), out_shardings=shardings)
+    return state._replace(params=cut(state.params))
+
+
+def from_saved(
+    config: StepConfig, mesh: Mesh, saved: SweepState, begin: Callable[[], SweepState]
+) -> SweepState:
+    """Complete a saved state with the parameters of the same trials before their first step."""
+    if trains_all(config.objective):
+        return saved
+    return saved._replace(params=filled(config, mesh, begin().params, saved.params))
+
+
+def filled(config: StepConfig, mesh: Mesh, params: Any, part: Any) -> Any:
+    """Return the parameters of all trials with their trained part replaced."""
+    if trains_all(config.objective):
+        return part
+    fill = jax.jit(
+        jax.vmap(partial(with_trained, config.objective)),
+        out_shardings=state_shardings(config, mesh).params,
+    )
+    return fill(params, part)
+
+
+def stop_trials(state: TrainState, stopped: np.ndarray, mesh: Mesh) -> TrainState:
+    """Have the trials `stopped` (M,) keep their state in all later steps, as the guard does."""
+    if not stopped.any():
+        return state
+    halt = jax.jit(jnp.maximum, out_shardings=state.guard.halted.sharding)
+    halted = halt(state.guard.halted, place_trials(stopped.astype(np.int32), mesh))
+    return state._replace(guard=state.guard._replace(halted=halted))
+
+
+def earlier(abstract: SweepState) -> EarlierState:
+    """Return the arrays of the same sweep in a checkpoint of version 0.1.0."""
+    return EarlierState(abstract.params, abstract.opt_state, abstract.best)
+
+
+def from_earlier(state: EarlierState, mesh: Mesh) -> SweepState:
+    """Add the step, which was the number of updates in version 0.1.0, and a fresh guard."""
+    num_trials = state.opt_state.num_updates.shape[0]
+
+    def rest(num_updates: Array) -> tuple[Array, GuardState]:
+        guard = jax.tree.map(lambda leaf: jnp.stack([leaf] * num_trials), fresh_guard())
+        return num_updates + 0, guard
+
+    placed = of_trials(replicated(mesh), mesh)
+    step, guard = jax.jit(rest, out_shardings=placed)(state.opt_state.num_updates)
+    return SweepState(step, state.params, state.opt_state, guard, state.best)
+
+
+def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
+    """Refuse trials whose parameters and moments alone exceed the memory of a device.
+
+    Raises:
+        UserError: Names the number of trials that fit.
+    """
+    device = mesh.local_mesh.devices.flat[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if device.platform == "cpu":
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // mesh.local_mesh.size
+    groups = mesh.shape[TRIAL]
+    one = bytes_on_device(abstract_trials(config, mesh, groups))
+    needed = one * num_trials // groups
+    if limit is not None and needed > limit:
+        raise UserError(
+            f"{num_trials:,} runs at once need {needed / 2**30:,.1f} GiB on each device for their "
+            f"weights and the optimizer's; it has {limit / 2**30:,.1f} GiB. Set sweep.at_once to "
+            f"{max(1, limit // one):,} or less, or mesh.fsdp above {mesh.shape['fsdp']}"
+        )
+
+
+class StateSizes(NamedTuple):
+    """Sizes of the state of one run, over all devices."""
+
+    trained: int
+    """Number of parameters that a step changes."""
+    params: int
+    """Number of all parameters."""
+    param_bytes: int
+    optimizer_bytes: int
+    saved_bytes: int
+    """Bytes of a save from which the run continues: what is trained twice, and the optimizer."""
+
+
+def state_sizes(config: StepConfig) -> StateSizes:
+    """Count the parameters and bytes of a run."""
+    state = jax.eval_shape(
+        lambda key: state_from(config, config.objective.init(key)), jax.random.key(0)
+    )
+    part = jax.eval_shape(partial(trained, config.objective), state.params)
+    (part_count, part_bytes), (count, param_bytes), (_, moments) = (
+        (sum(leaf.size for leaf in leaves), sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+        for leaves in map(jax.tree.leaves, (part, state.params, state.opt_state))
+    )
+    return StateSizes(part_count, count, param_bytes, moments, 2 * part_bytes + moments)
+
+
+def bytes_on_device(tree: Any) -> int:
+    """Count the bytes of each device's part of abstract arrays."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * int(leaf.dtype.itemsize)
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def make_keep_best(config: StepConfig, mesh: Mesh) -> Callable[[Any, Any, Array], Any]:
+    """Make the jitted `(best, params, better) -> best`, which donates `best`.
+
+    `better` (M,) bool selects the trials that take their current parameters; `best` has those that
+    are trained.
+    """
+
+    def keep(best: Any, params: Any, better: Array) -> Any:
+        def one(new: Array, old: Array) -> Array:
+            return jnp.where(better.reshape(better.shape + (1,) * (new.ndim - 1)), new, old)
+
+        return jax.tree.map(one, trained_of_trials(config, params), best)
+
+    shardings = trained(config.objective, state_shardings(config, mesh).params)
+    return jax.jit(keep, donate_argnums=0, out_shardings=shardings)

@@ -1,0 +1,204 @@
+"""The statistics of a set of runs as text, as JSON and, with the plot, as files."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bert_jax.files.staging import replace_file, staged_file
+from bert_jax.training.sweep.intervals import LEVEL
+from bert_jax.training.sweep.plot import statistics_figure
+from bert_jax.training.sweep.statistics import Comparison, Group, Summary, TestSummary, rate_name
+
+_MAX_FAILED = 10
+"""Number of failed runs that are listed."""
+_HUNDREDTHS = {
+    "accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision", "recall",
+}  # fmt: skip
+"""Scores that are printed times 100, where they are not percent already."""
+
+
+def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
+    """Describe the runs for people, in a fixed-width font.
+
+    Args:
+        summary: statistics of the runs.
+        percent: the scores are percent already, as SQuAD's; else they are printed times 100.
+    """
+    scale = 1.0 if percent else 100.0
+    head = f"{summary.metric}{'' if percent else ' x 100'}: best evaluation of each run"
+    if summary.evaluations > 1:
+        head = head.replace("evaluation", f"of the {summary.evaluations_named} evaluations")
+    if summary.constant_score is not None:
+        head += f"; a constant prediction gets {summary.constant_score * scale:.1f}"
+    lines = [head, f"on {summary.dev}; {_tested(summary)}"]
+    if summary.goal is not None and math.isfinite(summary.goal):
+        goal = f"{summary.goal * scale:.1f}"
+        lines.append(f"failed: a run that is not above {goal} at its last evaluation, or diverged")
+    lines += _group_table(summary, scale)
+    lines.append("epoch: median of the best evaluations; last: median of the last evaluations")
+    if len(summary.learning_rates) > 1:
+        lines.append("* the best learning rate by the median")
+    if any(group.lost for group in summary.groups):
+        lines.append("lost: runs without a finite score; they count as the worst")
+    lines += _others_lines(summary, summary.groups, percent, "at the best evaluations")
+    lines += _comparison_lines(summary.comparisons, scale)
+    if summary.test:
+        lines += _test_lines(summary, summary.test, percent, scale)
+    return [*lines, *_failed_lines(summary)]
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """Return the fields as JSON: numbers that are not finite become null."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(summary)), parse_constant=lambda _: None)
+    return found
+
+
+def write_summary(
+    summary: Summary, directory: Path, *, title: str = "", percent: bool = False
+) -> list[Path]:
+    """Write statistics.txt, .png and, last, .json, each in one rename, and return the files.
+
+    Args:
+        summary: statistics of the runs.
+        directory: an existing directory.
+        title: above the picture.
+        percent: as in `summary_lines`.
+    """
+    text = "\n".join(summary_lines(summary, percent=percent)) + "\n"
+    values = json.dumps(summary_json(summary), indent=1, allow_nan=False) + "\n"
+    figure = statistics_figure(summary, title=title, percent=percent)
+    files = [directory / f"statistics.{suffix}" for suffix in ("txt", "png", "json")]
+    replace_file(files[0], text.encode())
+    with staged_file(files[1]) as file:
+        figure.savefig(file, format="png")
+    replace_file(files[2], values.encode())
+    return files
+
+
+def _tested(summary: Summary) -> str:
+    """Say where scores are that chose nothing."""
+    if summary.test is None:
+        return "no test data are named (task.*.test)"
+    return "below, on test, which chose nothing"
+
+
+def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float) -> list[str]:
+    """Return the table and the comparisons of the test data."""
+    head = (
+        f"{summary.metric}{'' if percent else ' x 100'} on test: each run scored once, with the "
+        "parameters of its best evaluation on dev"
+    )
+    if test.constant_score is not None:
+        head += f"; a constant prediction gets {test.constant_score * scale:.1f}"
+    rows = [["init", "rate", "runs", "lost", "median", "quartiles", "mean", "std"]]
+    rows += [
+        [
+            group.init, rate_name(group.learning_rate), f"{group.runs}", f"{group.lost}",
+            _rank(group.median, scale), _quartiles(group, scale), _cell(group.mean, scale),
+            _cell(group.std, scale),
+        ]
+        for group in test.groups
+    ]  # fmt: skip
+    lines = ["", head, *_aligned(rows)]
+    lines += _others_lines(summary, test.groups, percent, "on test")
+    return lines + _comparison_lines(test.comparisons, scale, ", on test")
+
+
+def _cell(value: float | None, scale: float) -> str:
+    return "-" if value is None else f"{value * scale:.1f}"
+
+
+def _rank(value: float | None, scale: float) -> str:
+    return "lost" if value is None else _cell(value, scale)
+
+
+def _quartiles(group: Group, scale: float) -> str:
+    return f"{_rank(group.low_quartile, scale)} to {_rank(group.high_quartile, scale)}"
+
+
+def _group_table(summary: Summary, scale: float) -> list[str]:
+    heads = [
+        "init", "rate", "runs", "failed", "lost", "median", "quartiles", "best", "mean", "std",
+        "epoch", "last", "seconds",
+    ]  # fmt: skip
+    rows = []
+    for group in summary.groups:
+        epoch = "-" if group.best_epoch is None else f"{group.best_epoch:.3g}"
+        best = summary.best_learning_rates.get(group.init) == group.learning_rate
+        mark = "*" if best and len(summary.learning_rates) > 1 else ""
+        rows.append([
+            group.init, f"{rate_name(group.learning_rate)}{mark}", f"{group.runs}",
+            f"{group.failed}", f"{group.lost}", _rank(group.median, scale),
+            _quartiles(group, scale), _cell(group.best, scale), _cell(group.mean, scale),
+            _cell(group.std, scale), epoch, _rank(group.last, scale), f"{group.seconds:.0f}",
+        ])  # fmt: skip
+    return _aligned([heads, *rows])
+
+
+def _others_lines(
+    summary: Summary, groups: Sequence[Group], percent: bool, where: str
+) -> list[str]:
+    found = [line for group in groups if (line := _others(summary, group, percent))]
+    return ["", f"medians of the other scores {where}:", *found] if found else []
+
+
+def _others(summary: Summary, group: Group, percent: bool) -> str:
+    found = []
+    for name, value in group.medians.items():
+        if name == summary.metric:
+            continue
+        hundred = not percent and name.rsplit("/", 1)[-1] in _HUNDREDTHS
+        found.append(f"{name} {value * 100:.1f}" if hundred else f"{name} {value:.4g}")
+    where = f"{group.init}, {rate_name(group.learning_rate)}"
+    return f"  {where}: {', '.join(found)}" if found else ""
+
+
+def _comparison_lines(
+    comparisons: Sequence[Comparison], scale: float, where: str = ""
+) -> list[str]:
+    tables: dict[str, list[list[str]]] = {}
+    for each in comparisons:
+        head = f"{each.first} less {each.second}{where}"
+        columns = [head, "mean", f"{LEVEL:.0%} by t", "better in"]
+        tables.setdefault(head, [columns]).append(_comparison_row(each, scale))
+    lines = [line for table in tables.values() for line in ("", *_aligned(table))]
+    if any(c.seeds == 1 for c in comparisons):
+        lines.append("one seed in common: no interval")
+    return lines
+
+
+def _comparison_row(comparison: Comparison, scale: float) -> list[str]:
+    if comparison.learning_rates is None:
+        name = "all learning rates"
+    else:
+        names = [rate_name(rate) for rate in comparison.learning_rates]
+        name = f"each at its best: {names[0]}, {names[1]}" if comparison.chosen else names[0]
+    better = f"{comparison.wins} of {comparison.pairs}"
+    better += f", {comparison.ties} equal" if comparison.ties else ""
+    better += f", {comparison.unpaired} runs unpaired" if comparison.unpaired else ""
+    mean = "-" if comparison.mean is None else f"{comparison.mean * scale:+z.1f}"
+    student = [f"{end * scale:+z.1f}" for end in comparison.student or ()]
+    return [f"  {name}", mean, " to ".join(student) or "-", better]
+
+
+def _failed_lines(summary: Summary) -> list[str]:
+    failed = [outcome for outcome in summary.outcomes if outcome.failed]
+    if not failed:
+        return []
+    lines = ["", f"failed: {len(failed)} of {len(summary.outcomes)} runs"]
+    for outcome in failed[:_MAX_FAILED]:
+        trial = outcome.member
+        where = f"{trial.init}, {rate_name(trial.learning_rate)}, seed {trial.seed}"
+        lines.append(f"  {where}: {outcome.failed}")
+    if len(failed) > _MAX_FAILED:
+        lines.append(f"  and {len(failed) - _MAX_FAILED} more")
+    return lines
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Align the first column to the left, the others to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows]

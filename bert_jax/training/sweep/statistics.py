@@ -1,0 +1,382 @@
+"""Statistics of a set of runs: medians, quartiles, failed runs, paired differences with intervals.
+
+One run of a small task says little: the score moves with the seed (Dodge et al. 2020), and some
+runs end no better than a constant prediction (Mosbach et al. 2021). So runs are counted together,
+and two initialisations are compared over equal seeds and learning rates. A run without a finite
+score is lost; a lost run counts as worse than every other.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from bert_jax.training.sweep.intervals import student_interval
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings by which a trial differs from the others of its sweep."""
+
+    init: str
+    learning_rate: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended."""
+
+    member: Trial
+    """The trial, under the name that saved statistics have for it."""
+    scores: Sequence[Mapping[str, Any]]
+    """Scores of each evaluation by name, with `step` and `epoch`."""
+    best: float | None
+    """Best score of all evaluations in the metric that chooses; None where none was finite."""
+    best_step: int
+    failed: str
+    """Why the trial counts as failed; empty where it does not."""
+    seconds: float
+    """Share of the time."""
+    best_epoch: float | None = None
+    last: float | None = None
+    """Score of the last evaluation, at the end of training; None where it is not finite."""
+    test: Mapping[str, Any] = field(default_factory=dict)
+    """Scores on the test data, with the parameters of the best evaluation; empty without any."""
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Outcome":
+        """Build an outcome from the values of `dataclasses.asdict`."""
+        return cls(**{**record, "member": Trial(**record["member"])})
+
+    @property
+    def best_scores(self) -> dict[str, float]:
+        """All finite scores of the best evaluation."""
+        row = next((row for row in self.scores if row.get("step") == self.best_step), {})
+        return {
+            name: float(value)
+            for name, value in row.items()
+            if name not in ("step", "epoch") and _is_finite(value)
+        }
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one initialisation, with one learning rate or with all."""
+
+    init: str
+    learning_rate: float | None
+    """Learning rate; None: all of them."""
+    runs: int
+    failed: int
+    """Number of failed runs; included in the statistics."""
+    lost: int
+    """Number of runs without a finite score, which count as the lowest."""
+    median: float | None
+    """Median of the runs' best scores. Quartiles are interpolated (linear). None without runs, and
+    where the value is that of a lost run."""
+    low_quartile: float | None
+    high_quartile: float | None
+    best: float | None
+    mean: float | None
+    """Mean of the runs' best scores; None where a run is lost."""
+    std: float | None
+    """Deviation, by n - 1, of two or more runs; None where a run is lost."""
+    last: float | None
+    """Median score of the last evaluations, at the end of training."""
+    best_epoch: float | None
+    """Median epoch of the best evaluations."""
+    medians: dict[str, float]
+    """Median of every score at the runs' best evaluations, by name."""
+    seconds: float
+    """Time of all runs together."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences of the best scores, first less second, of runs that differ in `init` only.
+
+    A lost run enters with the lowest score of the sweep, or the constant prediction's if that is
+    lower. Runs with one seed share the order of examples and the first weights of the head, so the
+    seeds are what was sampled: the differences of a seed are averaged first, and the intervals are
+    of the mean over seeds.
+    """
+
+    first: str
+    second: str
+    learning_rates: tuple[float, float] | None
+    """Rates of the first and the second, where only one each was compared; None: all."""
+    chosen: bool
+    """Whether the learning rates were chosen by their medians, on the same scores."""
+    pairs: int
+    seeds: int
+    mean: float | None
+    """Mean difference; None without pairs, and where all runs are lost."""
+    student: tuple[float, float] | None
+    """Interval by Student's t; None for fewer than two seeds, and without a mean."""
+    wins: int
+    """Pairs in which the first is better."""
+    ties: int
+    """Pairs that are equal."""
+    unpaired: int
+    """Runs left out, for want of a partner."""
+
+
+@dataclass(frozen=True)
+class TestSummary:
+    """Statistics of all runs of a sweep on test data, which have chosen nothing.
+
+    Each run is scored once, with the parameters of its best evaluation on dev. Rates that are
+    compared "each at its best" are the best on dev.
+    """
+
+    __test__ = False  # no test of pytest's
+
+    constant_score: float | None
+    groups: tuple[Group, ...]
+    comparisons: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Statistics of all runs of a sweep; scores are those of the best evaluations on dev."""
+
+    metric: str
+    """Score that chooses."""
+    constant_score: float | None
+    """Score of the best constant prediction, if it is known."""
+    goal: float | None
+    """Score above which the last evaluation of a run must be, else the run has failed."""
+    evaluations: int
+    """Largest number of evaluations of a run, from which the best is taken."""
+    outcomes: tuple[Outcome, ...]
+    groups: tuple[Group, ...]
+    """Groups of each initialisation: one a learning rate, then, where there are several, all."""
+    best_learning_rates: dict[str, float]
+    """Best rate of each initialisation, by the median; the lowest of equal ones. An initialisation
+    is left out where most runs of every rate are lost."""
+    comparisons: tuple[Comparison, ...]
+    """Comparisons of each two initialisations: at each learning rate; where there are several, over
+    all, and each at its best."""
+    test: TestSummary | None = None
+    """The same on test data; None where the run names none."""
+
+    @property
+    def inits(self) -> tuple[str, ...]:
+        """Names of the initialisations, in the order in which they appear."""
+        return tuple(dict.fromkeys(outcome.member.init for outcome in self.outcomes))
+
+    @property
+    def dev(self) -> str:
+        """Role of dev; a fold that is held out, scored once, has chosen nothing."""
+        chose = self.evaluations > 1 or len(self.outcomes) > 1
+        return f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}"
+
+    @property
+    def evaluations_named(self) -> str:
+        """Number of evaluations in words: "4", or "2 to 4" where runs stopped early or diverged."""
+        fewest = min((len(each.scores) for each in self.outcomes), default=self.evaluations)
+        most = self.evaluations
+        return f"{most}" if fewest >= most else f"{fewest} to {most}"
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Learning rates, ascending."""
+        return tuple(sorted({outcome.member.learning_rate for outcome in self.outcomes}))
+
+
+def summarise(
+    outcomes: Sequence[Outcome],
+    metric: str,
+    constant_score: float | None = None,
+    goal: float | None = None,
+    test_constant: float | None = None,
+) -> Summary:
+    """Compute the statistics and comparisons of the runs of a sweep; see `Summary`.
+
+    `test_constant` is the score of the best constant prediction of the test data, if any.
+    """
+    trials = [outcome.member for outcome in outcomes]
+    if len(set(trials)) < len(trials):
+        raise ValueError("two outcomes of one trial")
+    groups = _groups(outcomes)
+    best_rates: dict[str, float] = {}
+    for init in dict.fromkeys(trial.init for trial in trials):
+        scored = [
+            (group.median, -group.lost, -group.learning_rate)
+            for group in groups
+            if group.init == init and group.learning_rate is not None and group.median is not None
+        ]
+        if scored:
+            best_rates[init] = -max(scored)[2]
+    test = None
+    if any(outcome.test for outcome in outcomes):
+        tested = [_on_test(outcome, metric) for outcome in outcomes]
+        compared = _all_comparisons(tested, best_rates, test_constant)
+        test = TestSummary(test_constant, _groups(tested), compared)
+    return Summary(
+        metric, constant_score, goal, max((len(o.scores) for o in outcomes), default=0),
+        tuple(outcomes), groups, best_rates,
+        _all_comparisons(outcomes, best_rates, constant_score), test,
+    )  # fmt: skip
+
+
+def _on_test(outcome: Outcome, metric: str) -> Outcome:
+    """Return a run as if its only evaluation were on the test data."""
+    row = {"step": outcome.best_step, **outcome.test}
+    return replace(outcome, scores=[row], best=outcome.test.get(metric), last=None, best_epoch=None)
+
+
+def _groups(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
+    """Return the groups of each initialisation: one a learning rate, then all of several."""
+    groups: list[Group] = []
+    for init in dict.fromkeys(outcome.member.init for outcome in outcomes):
+        own = [outcome for outcome in outcomes if outcome.member.init == init]
+        rates = sorted({outcome.member.learning_rate for outcome in own})
+        groups += [
+            _group(init, rate, [o for o in own if o.member.learning_rate == rate]) for rate in rates
+        ]
+        groups += [] if len(rates) == 1 else [_group(init, None, own)]
+    return tuple(groups)
+
+
+def _all_comparisons(
+    outcomes: Sequence[Outcome], best_rates: Mapping[str, float], constant_score: float | None
+) -> tuple[Comparison, ...]:
+    """Compare each two initialisations; see `Comparison` for what a lost run enters with."""
+    known = [score for score in (*(o.best for o in outcomes), constant_score) if _is_finite(score)]
+    inits = dict.fromkeys(outcome.member.init for outcome in outcomes)
+    return tuple(
+        comparison
+        for first, second in combinations(inits, 2)
+        for comparison in _comparisons(
+            outcomes, first, second, best_rates, lost_score=min(known, default=0.0)
+        )
+    )
+
+
+def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) -> Group:
+    scores = [o.best for o in outcomes]
+    values = np.array([score for score in scores if _is_finite(score)], np.float64)
+    lost = len(scores) - len(values)
+    rows = [o.best_scores for o in outcomes]
+    medians = {
+        name: quantile([row.get(name) for row in rows], 0.5)
+        for name in dict.fromkeys(name for row in rows for name in row)
+    }
+    return Group(
+        init=init,
+        learning_rate=learning_rate,
+        runs=len(outcomes),
+        failed=sum(bool(o.failed) for o in outcomes),
+        lost=lost,
+        median=quantile(scores, 0.5),
+        low_quartile=quantile(scores, 0.25),
+        high_quartile=quantile(scores, 0.75),
+        best=float(values.max()) if len(values) else None,
+        mean=float(values.mean()) if len(values) and not lost else None,
+        std=float(values.std(ddof=1)) if len(values) > 1 and not lost else None,
+        last=quantile([o.last for o in outcomes], 0.5),
+        best_epoch=quantile([o.best_epoch for o in outcomes if o.best_epoch is not None], 0.5),
+        medians={name: value for name, value in medians.items() if value is not None},
+        seconds=sum(o.seconds for o in outcomes),
+    )
+
+
+def quantile(scores: Sequence[float | None], share: float) -> float | None:
+    """Return the interpolated quantile; a score that is not finite is below all others.
+
+    None without scores, and where the quantile reaches down to a score that is not finite.
+    """
+    known = [score for score in scores if _is_finite(score)]
+    lost = len(scores) - len(known)
+    if not known or share * (len(scores) - 1) < lost:
+        return None
+    return float(np.quantile([min(known)] * lost + known, share))
+
+
+_Scores = Mapping[tuple[float, int], float | None]
+"""Best scores by learning rate and seed; None where a run is lost."""
+
+
+def _comparisons(
+    outcomes: Sequence[Outcome],
+    first: str,
+    second: str,
+    best_rates: Mapping[str, float],
+    lost_score: float,
+) -> list[Comparison]:
+    ours, theirs = (
+        {
+            (o.member.learning_rate, o.member.seed): o.best if _is_finite(o.best) else None
+            for o in outcomes
+            if o.member.init == init
+        }
+        for init in (first, second)
+    )
+    our_rates, their_rates = ({rate for rate, _ in scores} for scores in (ours, theirs))
+    wanted: list[tuple[float, float] | None] = [
+        (rate, rate) for rate in sorted(our_rates & their_rates)
+    ]
+    several = len(our_rates | their_rates) > 1
+    if several and wanted:
+        wanted.append(None)
+    found = [_compare(first, second, ours, theirs, rates, lost_score) for rates in wanted]
+    if several and first in best_rates and second in best_rates:
+        best = best_rates[first], best_rates[second]
+        found.append(_compare(first, second, ours, theirs, best, lost_score, chosen=True))
+    return found
+
+
+def _compare(
+    first: str,
+    second: str,
+    ours: _Scores,
+    theirs: _Scores,
+    rates: tuple[float, float] | None,
+    lost_score: float,
+    *,
+    chosen: bool = False,
+) -> Comparison:
+    if rates is not None:
+        ours, theirs = (
+            {(0.0, seed): score for (rate, seed), score in scores.items() if rate == wanted}
+            for scores, wanted in zip((ours, theirs), rates, strict=True)
+        )
+    pairs = {key: (ours[key], theirs[key]) for key in ours if key in theirs}
+    by_seed: dict[int, list[float]] = {}
+    for (_, seed), scores in pairs.items():
+        one, other = (lost_score if score is None else score for score in scores)
+        by_seed.setdefault(seed, []).append(one - other)
+    differences = np.array([value for values in by_seed.values() for value in values], np.float64)
+    means = np.array([np.mean(by_seed[seed]) for seed in sorted(by_seed)], np.float64)
+    if all(score is None for scores in pairs.values() for score in scores):
+        means = means[:0]  # two lost runs are equal, and say nothing more
+    enough = len(means) > 1
+    return Comparison(
+        first=first,
+        second=second,
+        learning_rates=rates,
+        chosen=chosen,
+        pairs=len(differences),
+        seeds=len(by_seed),
+        mean=float(means.mean()) if len(means) else None,
+        student=student_interval(means) if enough else None,
+        wins=int((differences > 0).sum()),
+        ties=int((differences == 0).sum()),
+        unpaired=len(ours) + len(theirs) - 2 * len(differences),
+    )
+
+
+def rate_name(learning_rate: float | None) -> str:
+    """Return a rate as 2e-5; None is all of them."""
+    if learning_rate is None:
+        return "all"
+    return np.format_float_scientific(learning_rate, trim="-", exp_digits=1)
+
+
+def _is_finite(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,185 @@
+"""Low-rank updates in PEFT's format: written, read back, refused."""
+
+import json
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from adapted_models import adapted
+from export_models import model_of
+from small_saved import FAMILIES, small_saved
+
+from bert_jax.artefacts.exchange.adapter.peft import without_adapter, write
+from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.proof import batch_of, logits_of, proof_rows
+from bert_jax.artefacts.formats.peft import CONFIG, LABELS, WEIGHTS, read_adapter
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A classifier, and the directory of its adapter, whose base is beside it."""
+    saved = adapted(model_of("class"), "query", "output", "down")
+    directory = tmp_path_factory.mktemp("adapter")
+    for name, make in (("base", write_base), ("ours", write)):
+        (directory / name).mkdir()
+        make(saved, directory / name)
+    (directory / "ours" / "base").symlink_to(directory / "base")
+    return saved, directory / "ours"
+
+
+def write_base(saved: SavedModel, directory):
+    write_huggingface(without_adapter(saved), directory)
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def outputs(saved):
+    rows = proof_rows(saved)[:4]
+    return logits_of(saved, batch_of(saved, rows))["head"]
+
+
+def test_an_adapter_holds_the_updates_and_the_head_alone(written):
+    saved, directory = written
+    tensors = safetensors.numpy.load_file(directory / WEIGHTS)
+    layers, width, mlp = saved.config.num_layers, saved.config.hidden_dim, saved.config.mlp_dim
+    shapes = {name.removeprefix("base_model.model."): a.shape for name, a in tensors.items()}
+    for name, inputs in (("attention.self.query", width), ("attention.output.dense", width),
+                         ("output.dense", mlp)):  # fmt: skip
+        for n in range(layers):
+            module = f"bert.encoder.layer.{n}.{name}"
+            assert shapes.pop(f"{module}.lora_A.weight") == (2, inputs)
+            assert shapes.pop(f"{module}.lora_B.weight") == (width, 2)
+    assert shapes.keys() == {f"{part}.{leaf}" for part in ("classifier", "bert.pooler.dense")
+                             for leaf in ("weight", "bias")}  # fmt: skip
+    config = json.loads((directory / CONFIG).read_text())
+    assert (config["r"], config["lora_alpha"], config["task_type"]) == (2, 5.0, "SEQ_CLS")
+    assert config["modules_to_save"] == ["bert.pooler", "classifier"]
+    assert len(config["target_modules"]) == 3 * layers
+
+
+def test_an_adapter_is_read_with_its_base(written):
+    saved, directory = written
+    back = read_model(directory)
+    assert back.outputs.labels == saved.outputs.labels
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), saved.params, back.params
+    )
+    np.testing.assert_allclose(outputs(back), outputs(saved), atol=1e-5)
+    assert np.abs(outputs(without_adapter(saved)) - outputs(saved)).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("fields", "scales"),
+    [
+        ({}, {2.5}),
+        ({"use_rslora": True}, {5 / math.sqrt(2)}),
+        ({"alpha_pattern": {"query": 3}}, {1.5, 2.5}),
+        ({"alpha_pattern": {"uery": 3}}, {2.5}),  # part of a name is none
+    ],
+)
+def test_the_factor_of_an_update_is_that_of_its_rank(written, tmp_path, fields, scales):
+    """Alpha is 5 and the rank 2."""
+    directory = written[1]
+    for name in (CONFIG, WEIGHTS, LABELS):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    edit(tmp_path / CONFIG, **fields)
+    updates = read_adapter(tmp_path, directory.parent / "base").updates
+    assert {scale for _, scale in updates.values()} == scales
+
+
+def test_updates_of_maps_that_are_one_tensor_there_come_back(tmp_path):
+    """ModernBERT's queries, keys and values, and both halves of its feed-forward."""
+    source = small_saved("classification", **FAMILIES["modernbert"])
+    source.params["encoder"]["layers"]["attention_norm"]["scale"][0] = 1
+    saved = adapted(source, "query", "value", "gate", "up")
+    write_base(saved, tmp_path)
+    (tmp_path / "ours").mkdir()
+    write(saved, tmp_path / "ours")
+    (tmp_path / "ours" / "base").symlink_to(tmp_path)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+        saved.params, read_model(tmp_path / "ours").params,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("labels", [0, 5])
+def test_the_labels_of_an_adapter_of_others_are_numbered(written, tmp_path, labels):
+    """PEFT writes no labels; a base may have other ones, and may be a pretrained model."""
+    saved, directory = written
+    base = model_of("pretraining")
+    params = {**base.params, "encoder": without_adapter(saved).params["encoder"]}
+    (tmp_path / "base").mkdir()
+    write_huggingface(type(base)(**{**vars(base), "params": params}), tmp_path / "base")
+    if labels:
+        names = {f"{n}": f"other {n}" for n in range(labels)}
+        edit(tmp_path / "base" / "config.json", id2label=names)
+    for name in (CONFIG, WEIGHTS):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    (tmp_path / "base").rename(tmp_path / "adapted")
+    edit(tmp_path / CONFIG, base_model_name_or_path="adapted")
+    back = read_model(tmp_path)
+    assert back.outputs.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    np.testing.assert_allclose(outputs(back), outputs(saved), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA is read"),
+        ({"use_dora": True}, "use_dora is True; only plain LoRA is read"),
+        ({"lora_alpha": "many"}, "lora_alpha of .* is 'many'; a number above 0"),
+        ({"alpha_pattern": {"(a+)+": 1}}, r"alpha_pattern has the expression"),
+    ],
+)
+def test_other_adapters_are_refused(written, tmp_path, fields, why):
+    directory = written[1]
+    for name in (CONFIG, WEIGHTS, LABELS):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    (tmp_path / "base").symlink_to(directory.parent / "base")
+    edit(tmp_path / CONFIG, **fields)
+    with pytest.raises(UserError, match=why):
+        read_model(tmp_path)
+
+
+@pytest.mark.parametrize("named", ["absolute", "../base", "google/bert", None])
+def test_a_base_elsewhere_is_read_where_a_link_says_so(written, tmp_path, monkeypatch, named):
+    """No file makes another one be read outside its directory; the message has the command."""
+    directory = written[1]
+    for name in (CONFIG, WEIGHTS, LABELS):
+        (tmp_path / "ours").mkdir(exist_ok=True)
+        (tmp_path / "ours" / name).write_bytes((directory / name).read_bytes())
+    shutil.copytree(directory.parent / "base", tmp_path / "base")
+    monkeypatch.chdir(tmp_path / "base")
+    place = f"{tmp_path / 'base'}" if named == "absolute" else named
+    edit(tmp_path / "ours" / CONFIG, base_model_name_or_path=place)
+    link = tmp_path / "ours" / "base"
+    with pytest.raises(UserError, match=rf"ln -s MODEL {link}\."):
+        read_model(tmp_path / "ours")
+    link.symlink_to(tmp_path / "base")
+    assert read_model(tmp_path / "ours").outputs.labels == written[0].outputs.labels
+
+
+def test_an_adapter_of_another_model_is_refused(written, tmp_path):
+    directory = written[1]
+    tensors = safetensors.numpy.load_file(directory / WEIGHTS)
+    tensors = {name.replace("layer.0", "layer.9"): array for name, array in tensors.items()}
+    safetensors.numpy.save_file(tensors, tmp_path / WEIGHTS)
+    (tmp_path / CONFIG).write_bytes((directory / CONFIG).read_bytes())
+    (tmp_path / "base").symlink_to(directory.parent / "base")
+    with pytest.raises(UserError, match=r"lacks bert.encoder.layer.9.attention"):
+        read_model(tmp_path)
+
+
+def test_a_model_without_updates_has_no_adapter(tmp_path):
+    with pytest.raises(
+        UserError, match=r"only runs of `bert-jax finetune` with lora\.rank above 0"
+    ):
+        write(model_of("class"), tmp_path)

@@ -1,0 +1,132 @@
+"""Fetching from a Hub on this machine: what is asked of it, and what is said where it fails."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_server import MAIN, OTHER, Hub, running
+
+from bert_jax.artefacts.exchange.hub import fetch, is_hub_name
+from bert_jax.errors import UserError
+
+SOUND = {
+    "config.json": b'{"model_type": "bert"}',
+    "model.safetensors": b"weights",
+    "tokenizer.json": b"{}",
+    "vocab.txt": b"[PAD]\n",
+    "merges.txt": b"a b\n",
+    "spiece.model": b"pieces",
+}
+HARMFUL = {
+    "pytorch_model.bin": b"pickle",
+    "training_args.bin": b"pickle",
+    "optimizer.pt": b"pickle",
+    "modeling_own.py": b"import os",
+    "sub/config.json": b"{}",
+    "onnx/model.safetensors": b"x",
+    "sub/tool.model": b"x",
+    "tf_model.h5": b"x",
+    "model.fp16.safetensors": b"x",
+    "README.md": b"#",
+    "results.json": b"{}",
+}
+SHARDS = {
+    "config.json": b"{}",
+    "model.safetensors.index.json": b"{}",
+    "model-00001-of-00002.safetensors": b"1",
+    "model-00002-of-00002.safetensors": b"2",
+}
+MODELS = {
+    "me/sound": {MAIN: SOUND | HARMFUL, OTHER: SOUND | {"vocab.txt": b"other\n"}},
+    "me/shards": {MAIN: SHARDS},
+    "me/pickled": {MAIN: {**HARMFUL, "config.json": b"{}"}, OTHER: SOUND},
+    "me/empty": {MAIN: {"README.md": b"#"}},
+}
+REFUSALS = {"me/gated": (403, "GatedRepo"), "me/broken": (503, "")}
+
+FETCH = """
+import json, sys
+from pathlib import Path
+from bert_jax.errors import UserError
+from bert_jax.artefacts.exchange.hub import fetch
+said = []
+for name in sys.argv[2:]:
+    try:
+        found = fetch(name, Path(sys.argv[1]))
+        said.append({str(p.relative_to(found)): p.read_text() for p in found.rglob("*")})
+    except UserError as error:
+        said.append(str(error))
+print(json.dumps(said))
+"""
+
+
+def fetched(cache: Path, endpoint: str, *names: str, **variables: str) -> list[Any]:
+    """What `fetch` gives, in a process that reads the environment anew."""
+    kept = {
+        k: v for k, v in os.environ.items() if not k.lower().startswith(("hf_", "http", "all_"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", FETCH, cache, *names],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": f"{cache}-home", "JAX_PLATFORMS": "cpu",
+             "HF_HUB_DISABLE_XET": "1", **variables},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_fetching(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    names = ["me/sound", "me/sound@refs/pr/1", f"me/sound@{OTHER}", "me/shards", "me/pickled",
+             "me/pickled@refs/pr/1", "me/empty", "me/none", "me/sound@v9", "me/gated",
+             "me/broken", "me/a--b"]  # fmt: skip
+    with running(Hub(MODELS, REFUSALS)) as hub:
+        said = dict(zip(names, fetched(tmp_path, hub.address, *names), strict=True))
+    sound = {path: data.decode() for path, data in SOUND.items()}
+    assert said["me/sound"] == sound
+    other = {**sound, "vocab.txt": "other\n"}
+    assert said["me/sound@refs/pr/1"] == said[f"me/sound@{OTHER}"] == other
+    assert said["me/shards"] == {path: data.decode() for path, data in SHARDS.items()}
+    assert said["me/pickled@refs/pr/1"] == sound
+
+    asked = {r.split("/", 5)[5] for r in hub.requests if "/resolve/" in r}
+    assert asked == SOUND.keys() | SHARDS.keys()
+
+    assert "weights in pytorch_model.bin alone, which can hold programs" in said["me/pickled"]
+    assert "me/pickled@refs/pr/N" in said["me/pickled"]
+    assert "me/empty has no model.safetensors in the Hub" in said["me/empty"]
+    assert "the Hub has no model me/none, or it is private" in said["me/none"]
+    assert "no such branch, tag or commit" in said["me/sound@v9"]
+    assert f"grants access by request: ask for it at {hub.address}/me/gated" in said["me/gated"]
+    assert "cannot be reached" in said["me/broken"]
+    assert "HFValidationError" in said["me/a--b"]
+    assert not [text for text in said.values() if isinstance(text, str) and "\n" in text]
+
+    # The server is gone.
+    found, missing = fetched(tmp_path, hub.address, "me/sound", "me/new")
+    assert found == sound
+    assert f"{hub.address} cannot be reached" in missing
+    found, missing = fetched(tmp_path, hub.address, "me/sound", "me/new", HF_HUB_OFFLINE="1")
+    assert found == sound
+    assert "HF_HUB_OFFLINE is set" in missing
+
+
+def test_names() -> None:
+    for name in ("bert-base-uncased", "a/b", "a/b@main", "a/b.c_d@refs/pr/1", "a@v1.0"):
+        assert is_hub_name(name)
+    for name in ("", "a/b/c", "/a", "../a", "a/", "-a", "a@", "a b", "a/b@-x", "á", "a\n", "~/a"):
+        assert not is_hub_name(name)
+        with pytest.raises(UserError, match="no name of a model of the Hub"):
+            fetch(name)
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"pip install 'bert_jax\[hub\]'"):
+        fetch("a/b")

@@ -1,0 +1,132 @@
+"""The README.md of an export: its YAML, what it says, and what it keeps to itself."""
+
+import dataclasses
+
+import pytest
+import yaml
+from export_models import model_of
+
+from bert_jax.artefacts.exchange.model_card import model_card
+from bert_jax.artefacts.saved.model import Origin
+from bert_jax.tasks.long_texts import LongTexts
+
+PARITY = {
+    "format": "huggingface", "class": "BertForSequenceClassification",
+    "differences": {"head": 2e-6},
+    "texts": 42, "tokens": 1765, "tolerance": 1e-4, "untrained_parts": [],
+    "left_out": [],
+    "proofs": {"bert_jax": {"ran": True}, "transformers": {"ran": False, "why": "not there"}},
+}  # fmt: skip
+RUN = Origin(
+    "finetune", 460,
+    {
+        "task": {"kind": "table", "table": {"train": "/home/ada/secret/reviews.csv", "dev": ""}},
+        "init": "/home/ada/base", "training": {"num_epochs": 5.0, "batch_size": 32},
+        "optimizer": {"name": "adamw", "learning_rate": 2e-5, "schedule": "linear"},
+        "sweep": {"learning_rates": [0.001, 0.002]},
+    },
+    {"accuracy": 0.71813, "rows": 24.0},
+)  # fmt: skip
+
+
+def card(kind="class", license="unknown", **changes):
+    saved = dataclasses.replace(model_of(kind), origin=RUN)
+    return model_card(saved, {**PARITY, **changes}, license=license, name="A model")
+
+
+def front_matter(text):
+    _, head, _ = text.split("---\n", 2)
+    return yaml.safe_load(head)
+
+
+def test_the_hub_can_read_it():
+    assert front_matter(card(license="apache-2.0")) == {
+        "license": "apache-2.0",
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification",
+        "tags": ["bert", "jax", "bert_jax"],
+    }
+    assert "library_name" not in front_matter(card(format="orbax"))
+
+
+def test_it_says_which_evaluation_texts_were_seen():
+    assert "## Contamination" not in card()
+    counts = {"examples": 3277, "short": 2, "seen": 1200, "half": 7, "whole": 5, "share": 0.1}
+    report = {"evaluation": "glue:RTE", "corpus": "web", "ngram": 13, **counts}
+    text = card(contamination=[report])
+    row = "| glue:RTE in web | 1,200 of 3,277 seen, 5 as a whole, 2 too short to be judged |"
+    assert row in text.split("## Contamination")[1]
+
+
+def test_it_says_what_the_run_was():
+    text = card()
+    for said in (
+        "460 updates", "`reviews.csv`", "starting from `base`", "| accuracy | 0.7181 |",
+        "| rows | 24 |", "| head | 2.0e-06 |", "0.001, 0.002", "transformers did not run",
+        "AutoModelForSequenceClassification", "bert_jax.load", "Unknown: nobody has said",
+    ):  # fmt: skip
+        assert said in text, said
+    assert "/home" not in text
+    assert "secret" not in text
+    assert "2e-05" not in text  # another rate was chosen
+
+
+def test_it_quotes_test_data_where_there_are_some():
+    text = card()
+    assert "On dev, the set that chose the epoch." in text
+    assert "test" not in text.partition("## Metrics")[2].partition("##")[0]
+    report = {
+        "examples": 1210, "scores": {"accuracy": 0.69112, "f1": 0.5, "matthews": None},
+        "intervals": {"accuracy": [0.66001, 0.72]},
+    }  # fmt: skip
+    saved = dataclasses.replace(
+        model_of("class"), origin=dataclasses.replace(RUN, reports={"dev": {}, "test": report})
+    )
+    text = model_card(saved, PARITY, license="unknown", name="x").partition("## Metrics")[2]
+    test, dev = text.split("| metric | dev |")
+    assert "On test, 1,210 examples that chose nothing" in test
+    assert "| accuracy | 0.6911 (0.66 to 0.72) |" in test
+    assert "| f1 | 0.5 |" in test
+    assert "matthews" not in text
+    assert "| accuracy | 0.7181 |" in dev
+
+
+def test_labels_stay_in_their_place():
+    text = card()
+    assert "`ähm`" in text
+    assert "\n# y" not in text
+    assert "<b>" not in text
+
+
+def test_it_says_what_lies_between_logits_and_labels():
+    saved = model_of("classes")
+    assert not any(name in card("classes") for name in ("temperature", "threshold", "windows"))
+    outputs = dataclasses.replace(
+        saved.outputs, thresholds=(0.2, 0.6), long=LongTexts("windows", "first_last")
+    )
+    origin = dataclasses.replace(RUN, metrics={"f1": 0.5, "temperature": 1.25})
+    saved = dataclasses.replace(saved, outputs=outputs, origin=origin)
+    text = model_card(saved, PARITY, license="unknown", name="A model")
+    for said in (
+        "divided by 1.25, a temperature", "`label_thresholds` in `config.json`",
+        "the first and last is the answer (`long_texts`", "those of one row",
+    ):  # fmt: skip
+        assert said in text, said
+
+
+@pytest.mark.parametrize(
+    ("kind", "made_by"),
+    [("mlm", "BertForMaskedLM"), ("bare", "BertModel"), ("span", "BertForQuestionAnswering")],
+)
+def test_every_class_has_a_card(kind, made_by):
+    untrained = ["pooler"] if kind == "bare" else []
+    text = card(kind, **{"class": made_by, "untrained_parts": untrained})
+    assert ("Do not use its output" in text) == (kind == "bare")
+    assert ("pipeline(" in text) == (kind == "mlm")
+
+
+def test_a_model_that_was_only_read_is_not_called_ours():
+    saved = dataclasses.replace(model_of("class"), origin=Origin("huggingface"))
+    text = model_card(saved, PARITY, license="unknown", name="x")
+    assert "read from Hugging Face's format" in text
+    assert "## Training" not in text

@@ -1,0 +1,193 @@
+"""Vectors in other formats: sentence-transformers, ONNX and StableHLO; what their cards say."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import re
+import runpy
+
+import numpy as np
+import pytest
+from export_models import model_of
+from small_saved import ROWS, small_saved
+from vector_models import vector_model
+
+import bert_jax
+from bert_jax.artefacts.exchange import huggingface, sentence_transformers, stablehlo
+from bert_jax.artefacts.exchange.export import export
+from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.onnx import int8, runtime
+from bert_jax.artefacts.exchange.proof import logits_of, proof_rows
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.errors import UserError
+from bert_jax.model.embedding import EmbeddingConfig
+
+PREFIXES = {"query_prefix": "query: ", "document_prefix": 'a "text": '}
+
+
+@pytest.fixture(autouse=True)
+def _without_transformers(monkeypatch):
+    for module in (huggingface, sentence_transformers, importlib.util):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("source")
+    write_huggingface(vector_model("mean", **PREFIXES, dimensions=(8,)), directory)
+    return directory
+
+
+def run_card(directory, monkeypatch):
+    """What the first snippet of a model card prints."""
+    card = (directory / "README.md").read_text("utf-8")
+    (code, *_) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    monkeypatch.chdir(directory.parent)
+    script = directory / "snippet.py"
+    script.write_text(code.replace("DIR", directory.name))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(f"{script}")
+    return printed.getvalue()
+
+
+def test_an_encoder_without_vectors_has_the_mean(tmp_path):
+    (tmp_path / "source").mkdir()
+    write_huggingface(model_of("pretraining"), tmp_path / "source")
+    parity = export(tmp_path / "source", "sentence-transformers", tmp_path / "out")
+    assert parity["class"] == "BertModel"
+    assert parity["left_out"] == ["mlm", "nsp"]
+    assert parity["differences"].keys() == {"embedding", "hidden", "pooled"}
+    assert not parity["proofs"]["sentence-transformers"]["ran"]
+    back = read_model(tmp_path / "out")
+    assert back.embedding == EmbeddingConfig("mean", normalize=False)
+    texts = ["the river froze", "the ferry"]
+    first, second = (bert_jax.load(tmp_path / name).embed(texts) for name in ("source", "out"))
+    np.testing.assert_allclose(first, second, atol=1e-6)
+
+
+def test_the_card_says_what_the_vectors_are(source, tmp_path):
+    parity = export(source, "sentence-transformers", tmp_path / "out")
+    assert "modules.json" in parity["sha256"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'library_name: "sentence-transformers"' in card
+    assert 'pipeline_tag: "sentence-similarity"' in card
+    assert (
+        "vectors of 16 numbers of texts: the mean of the last states of all tokens, divided" in card
+    )
+    assert "Before each query stands `query: `." in card
+    assert "`truncate_dim=N` there, `dimensions=N` here" in card
+
+
+def test_the_proof_sees_other_vectors(source, tmp_path, monkeypatch):
+    written = sentence_transformers.write
+
+    def other(saved, out):
+        written(saved, out)
+        path = out / "1_Pooling" / "config.json"
+        fields = json.loads(path.read_text())
+        path.write_text(json.dumps({**fields, "pooling_mode": "cls"}))
+
+    monkeypatch.setattr(sentence_transformers, "write", other)
+    with pytest.raises(RuntimeError, match=r"vectors are EmbeddingConfig\(pooling='cls'"):
+        export(source, "sentence-transformers", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["huggingface", "sentence-transformers"])
+def test_a_learned_pooling_is_refused_with_the_formats_that_have_it(format, tmp_path):
+    module = huggingface if format == "huggingface" else sentence_transformers
+    with pytest.raises(UserError, match=r"pooling is weighted.*--to onnx or stablehlo"):
+        module.write(vector_model("weighted"), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last", "weighted"])
+def test_programs_have_the_pooling_inside(pooling, tmp_path):
+    pytest.importorskip("onnxruntime", reason="the ONNX graph is run where onnxruntime is")
+    saved = vector_model(pooling, normalize=pooling != "cls")
+    for module in (runtime, stablehlo) if pooling == "weighted" else (runtime,):
+        out = tmp_path / module.__name__
+        out.mkdir()
+        module.write(saved, out)
+        found = module.prove(saved, out, ROWS)["differences"]
+        assert found.keys() == {"hidden", "embedding"}
+        assert max(found.values()) < 2e-5
+    other = vector_model("mean" if pooling == "last" else "last", normalize=pooling != "cls")
+    out = tmp_path / runtime.__name__
+    assert runtime.prove(other, out, ROWS)["differences"]["embedding"] > 1e-3
+
+
+def test_eight_bits_say_what_they_cost(source, tmp_path):
+    pytest.importorskip("onnxruntime", reason="the ONNX graph is run where onnxruntime is")
+    parity = export(source, "onnx", tmp_path / "out", quantize="int8")
+    found = parity["quantized"]
+    assert found["bytes"]["after"] < found["bytes"]["before"]
+    assert found["bytes"]["after"] == (tmp_path / "out" / "model.onnx").stat().st_size
+    assert 1e-4 < found["differences"]["embedding"] < 0.2
+    assert 0.9 < found["cosine"]["embedding"] < 1
+    assert 0.5 < found["equal_predictions"]["embedding"] <= 1
+    assert {path.name for path in (tmp_path / "out").glob("*.onnx")} == {"model.onnx"}
+    row = next(line for line in (tmp_path / "out" / "README.md").read_text().splitlines()
+               if line.startswith("| embedding |") and "%" in line)  # fmt: skip
+    assert f"{found['cosine']['embedding']:.5f}" in row
+    with pytest.raises(UserError, match="'int8' and the format stablehlo; int8 is there, for onnx"):
+        export(source, "stablehlo", tmp_path / "other", quantize="int8")
+
+
+@pytest.mark.parametrize("kind", ["class", "classes", "score", "tags", "span", "pretraining"])
+def test_the_share_of_equal_predictions_counts_each_kind(kind):
+    saved, name = model_of(kind), "mlm" if kind == "pretraining" else "head"
+    rows = proof_rows(saved)[:5]
+
+    def same(batch):
+        return logits_of(saved, batch)
+
+    def turned(batch):
+        found = dict(logits_of(saved, batch))
+        found[name] = -found[name]
+        return found
+
+    equal = int8.cost(saved, rows, same)
+    assert set(equal["equal_predictions"].values()) <= {1.0}
+    assert set(equal["differences"].values()) == {0.0}
+    other = int8.cost(saved, rows, turned)["equal_predictions"]
+    assert (name in other) == (kind != "score")
+    assert kind == "score" or other[name] < 0.5
+
+
+def test_the_cost_of_eight_bits_is_that_of_the_worst_vector():
+    saved = vector_model("mean")
+    rows = proof_rows(saved)[:5]
+
+    def turned(batch):
+        found = {name: np.array(array) for name, array in logits_of(saved, batch).items()}
+        for array in found.values():
+            array[1] = -array[1]
+        return found
+
+    found = int8.cost(saved, rows, turned)
+    assert found["cosine"] == {"hidden": pytest.approx(-1), "embedding": pytest.approx(-1)}
+    assert found["differences"]["embedding"] > 0.1
+    assert found["equal_predictions"]["embedding"] < 1  # its nearest is another one now
+
+
+@pytest.mark.parametrize("format", ["onnx", "stablehlo"])
+def test_the_cards_own_snippet_runs(format, source, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="the ONNX graph is run where onnxruntime is")
+    export(source, format, tmp_path / "out")
+    printed = run_card(tmp_path / "out", monkeypatch)
+    name = "sentence_embedding" if format == "onnx" else "embedding"
+    assert f"{name} (2, 16)" in printed
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'a \\"text\\": Another text.' in card
+
+
+def test_a_snippet_of_a_model_without_types(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="the ONNX graph is run where onnxruntime is")
+    saved = small_saved("mlm", num_types=0, norm_order="pre", positions="rope", gated=True,
+                        pooler=False, first_norm=False)  # fmt: skip
+    runtime.write(saved, tmp_path)
+    (tmp_path / "README.md").write_text(runtime.loading(saved))
+    assert "logits (2, " in run_card(tmp_path, monkeypatch)

@@ -1,0 +1,79 @@
+"""The search as a program gives the translations of the model, from its files alone."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from translators import translator, translator_of
+
+from bert_jax.artefacts.exchange.proof import ProofFailedError, proof_rows
+from bert_jax.artefacts.exchange.translation.stablehlo import prove, write
+from bert_jax.infer.loaded import LoadedModel
+from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
+from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
+
+ROWS = 4
+
+
+@pytest.fixture(scope="module")
+def saved():
+    return translator_of("marian", "unigram")
+
+
+@pytest.fixture(scope="module")
+def written(saved, tmp_path_factory):
+    out = tmp_path_factory.mktemp("stablehlo")
+    write(saved, out, rows=ROWS)
+    return out
+
+
+def test_programs_for_three_platforms(saved, written):
+    proof = prove(saved, written, proof_rows(saved)[:6])
+    assert proof["translations"] == {name: {"equal": 6, "ties": 0} for name in ("greedy", "beam")}
+    assert proof["platforms"] == ["cpu", "cuda", "tpu"]
+    programs = json.loads((written / "programs.json").read_text())
+    assert programs["beam.stablehlo"] == {
+        "rows": ROWS, "source_length": 40, "target_length": 40, "num_beams": 5, "length_alpha": 1.0
+    }  # fmt: skip
+    assert all((written / name).stat().st_size < 200_000 for name in programs)  # no weights in them
+
+
+def test_the_documented_lines_translate(saved, written):
+    """The code of the module's docstring, against `LoadedModel.translate`."""
+    search = jax.export.deserialize(bytearray((written / "beam.stablehlo").read_bytes()))
+    weights = safetensors.numpy.load_file(written / "model.safetensors")
+    special = saved.tokenizer.special_ids
+    text = "The river froze early."
+    row = [special.cls, *saved.tokenizer.encode(text).ids.tolist(), special.sep]
+    ids, mask = np.zeros((2, ROWS, 40), np.int32)
+    ids[:, : len(row)], mask[:, : len(row)] = row, 1
+    limits = np.full(ROWS, min(3 * len(row), 40), np.int32)
+    tokens, lengths, scores = jax.jit(search.call)(weights, ids, mask, limits)
+    (answer,) = LoadedModel(saved).translate(text)
+    found = np.asarray(tokens)[0, : int(lengths[0])]
+    assert saved.tokenizer.decode(found[found != special.sep]).strip() == answer["translation"]
+    assert float(scores[0]) == pytest.approx(answer["score"], abs=1e-5)
+
+
+def test_other_weights_are_found(saved, tmp_path):
+    write(saved, tmp_path, rows=ROWS)
+    weights = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    weights["decoder/layers/cross/key/kernel"][:] = 0
+    safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ProofFailedError, match="greedy search translates"):
+        prove(saved, tmp_path, proof_rows(saved)[:ROWS])
+
+
+def test_recurrent_networks_have_programs_too(saved, tmp_path):
+    model = dataclasses.replace(saved.config, positions="learned", num_layers=1)
+    network = RecurrentNetwork(model, RecurrentConfig("gru", "additive"))
+    recurrent = translator(network, saved.tokenizer)
+    write(recurrent, tmp_path, rows=ROWS)
+    found = prove(recurrent, tmp_path, proof_rows(recurrent)[:ROWS])["translations"]
+    assert found == {name: {"equal": ROWS, "ties": 0} for name in ("greedy", "beam")}
+    described = json.loads((tmp_path / "network.json").read_text())
+    assert described["network"] == "RecurrentNetwork"
+    assert described["settings"]["cell"] == "gru"

@@ -1,0 +1,209 @@
+"""The layout of sentence-transformers: what is written is read, what is not computed is named."""
+
+import dataclasses
+import importlib.util
+import json
+import shutil
+
+import numpy as np
+import pytest
+from vector_models import vector_model
+
+from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.importing import import_model
+from bert_jax.artefacts.formats.sentence_transformers import read_sentence_files
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.cli import main as cli
+from bert_jax.errors import UserError
+from bert_jax.infer.loaded import LoadedModel
+
+FIELDS = {"query_prefix": "query: ", "document_prefix": "passage: ", "dimensions": (16, 8)}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("vectors")
+    write_huggingface(vector_model("cls", **FIELDS), directory)
+    return directory
+
+
+@pytest.fixture
+def copy(written, tmp_path):
+    shutil.copytree(written, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change(path, **fields):
+    content = json.loads(path.read_text())
+    content.update(fields)
+    path.write_text(json.dumps({name: each for name, each in content.items() if each != "gone"}))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_what_is_written_is_read(pooling, normalize, tmp_path):
+    saved = vector_model(pooling, normalize=normalize, **FIELDS)
+    write_huggingface(saved, tmp_path)
+    back = read_model(tmp_path)
+    assert back.embedding == saved.embedding
+    assert back.max_length == 32
+    assert (tmp_path / "2_Normalize").exists() is False
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    assert [each["path"] for each in modules] == ["", "1_Pooling", "2_Normalize"][: 2 + normalize]
+
+
+def test_a_learned_pooling_has_no_files(tmp_path):
+    write_huggingface(vector_model("weighted"), tmp_path)
+    assert not (tmp_path / "modules.json").exists()
+
+
+def test_the_files_of_version_6(copy):
+    names = {"Transformer": "base.modules.transformer", "Pooling": "sentence_transformer.modules"}
+    modules = json.loads((copy / "modules.json").read_text())[:2]
+    for each in modules:
+        kind = each["type"].rpartition(".")[2]
+        each["type"] = f"sentence_transformers.{names[kind]}.{kind}"
+    (copy / "modules.json").write_text(json.dumps(modules))
+    pooling = {"embedding_dimension": 16, "pooling_mode": "lasttoken", "include_prompt": True}
+    (copy / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    config = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+    (copy / "sentence_bert_config.json").write_text(json.dumps(config))
+    change(copy / "tokenizer_config.json", model_max_length=24)
+    prompts = {"query": "q: ", "passage": "p: ", "clustering": "c: "}
+    settings = {"prompts": prompts, "similarity_fn_name": "dot"}
+    (copy / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    found = read_sentence_files(copy)
+    assert found.embedding == dataclasses.replace(
+        vector_model("last").embedding, normalize=False, query_prefix="q: ", document_prefix="p: "
+    )
+    assert found.max_length == 24
+    assert found.notes == (
+        "the prompts 'clustering' are not kept",
+        "texts are compared by 'dot', which no file here says",
+    )
+
+
+def test_an_encoder_in_a_folder_of_its_own(copy):
+    """As version 1 wrote them."""
+    folder = copy / "0_Transformer"
+    folder.mkdir()
+    for path in [each for each in copy.iterdir() if each.is_file() and each.name != "modules.json"]:
+        if path.name != "config_sentence_transformers.json":
+            path.rename(folder / path.name)
+    modules = json.loads((copy / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (copy / "modules.json").write_text(json.dumps(modules))
+    assert read_model(copy).embedding == vector_model("cls", **FIELDS).embedding
+
+
+def test_a_cross_encoder_is_a_classifier(copy):
+    change(copy / "config_sentence_transformers.json", model_type="CrossEncoder")
+    assert read_model(copy).embedding is None
+
+
+def test_a_model_without_limit_has_that_of_its_positions(copy):
+    change(copy / "sentence_bert_config.json", max_seq_length=None)
+    change(copy / "tokenizer_config.json", model_max_length=10**30)
+    assert read_model(copy).max_length == 40
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode_max_tokens": True},
+            "pooling is .*, lasttoken",
+        ),
+        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling is 'weightedmean'"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt is False"),
+        ("1_Pooling/config.json", {"word_embedding_dimension": 8}, "of width 8, .* has 16"),
+        ("1_Pooling/config.json", {"word_embedding_dimension": "gone"}, "expected the encoder's"),
+        ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim is 8; .*N"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "name the kind"),
+        ("config_sentence_transformers.json", {"prompts": [1]}, "expected an object of texts"),
+        ("config_sentence_transformers.json", {"matryoshka_dimensions": [64]}, "at most 16"),
+        ("config_sentence_transformers.json", {"matryoshka_dimensions": "8"}, "give sizes"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is True"),
+        ("sentence_bert_config.json", {"transformer_task": "retrieval"}, "transformer_task is"),
+        ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length is 2"),
+    ],
+)
+def test_what_is_not_computed_is_named(copy, file, fields, message):
+    change(copy / file, **fields)
+    with pytest.raises(UserError, match=message):
+        read_model(copy)
+
+
+@pytest.mark.parametrize(
+    ("place", "module", "message"),
+    [
+        (2, {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}, "Pooling, Dense;"),
+        (1, {"type": "mine.Pooling", "path": "1_Pooling"}, "code of the model's own"),
+        (1, {"type": "sentence_transformers.models.Pooling", "path": "../x"}, "path of its folder"),
+        (1, {"type": 5}, "path of its folder"),
+    ],
+)
+def test_modules_that_are_not_read(copy, place, module, message):
+    path = copy / "modules.json"
+    modules = json.loads(path.read_text())
+    modules[place] = module
+    path.write_text(json.dumps(modules))
+    with pytest.raises(UserError, match=message):
+        read_model(copy)
+
+
+@pytest.fixture
+def _without_transformers(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("_without_transformers")
+def test_import_keeps_the_vectors(written, tmp_path):
+    out = tmp_path / "out"
+    assert cli.main(["import", str(written), "--out", str(out)]) == 0
+    assert read_model(out).embedding == read_model(written).embedding
+
+
+def test_kinds_and_dimensions():
+    saved = vector_model("mean", **FIELDS)
+    model = LoadedModel(saved)
+    texts = ["the river froze", "the ferry"]
+    plain, queries = model.embed(texts), model.embed(texts, kind="query")
+    np.testing.assert_allclose(np.linalg.norm(plain, axis=1), 1, atol=1e-6)
+    by_hand = model.embed([f"query: {text}" for text in texts])
+    np.testing.assert_array_equal(queries, by_hand)
+    passages = model.embed([f"passage: {text}" for text in texts])
+    np.testing.assert_array_equal(model.embed(texts, kind="document"), passages)
+    cut = model.embed(texts, dimensions=8)
+    expected = plain[:, :8] / np.linalg.norm(plain[:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose(cut, expected, atol=1e-6)
+    raw = model.embed(texts, dimensions=8, normalize=False)
+    np.testing.assert_array_equal(raw, model.embed(texts, normalize=False)[:, :8])
+    assert model.embed([], dimensions=8).shape == (0, 8)
+    for options, message in (
+        ({"dimensions": 17}, "dimensions is 17; .* have 16 numbers"),
+        ({"dimensions": 0}, "dimensions is 0"),
+        ({"pooling": "weighted"}, "no learned weights"),
+    ):
+        with pytest.raises(UserError, match=message):
+            model.embed(texts, **options)
+
+
+def test_the_verb_takes_kind_and_dimensions(written, tmp_path):
+    out = tmp_path / "vectors.npy"
+    options = ["--kind=query", "--dimensions=8", "--no-normalize", "--out", str(out)]
+    lines = tmp_path / "texts.txt"
+    lines.write_text("the river froze\nthe ferry\n")
+    assert cli.main(["embed", str(written), "--input", str(lines), *options]) == 0
+    model = LoadedModel(read_model(written))
+    expected = model.embed(
+        ["the river froze", "the ferry"], kind="query", dimensions=8, normalize=False
+    )
+    np.testing.assert_allclose(np.load(out), expected, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_without_transformers")
+def test_import_says_what_is_not_kept(copy, tmp_path):
+    change(copy / "config_sentence_transformers.json", prompts={"query": "", "clustering": "c"})
+    assert "the prompts 'clustering' are not kept" in import_model(copy, tmp_path / "out")["notes"]

@@ -1,0 +1,76 @@
+"""A run looked at again from its work directory gives what it gave while it ran."""
+
+import pytest
+from small_run import (
+    small_config,
+    write_corpus,
+    write_store,
+)
+
+from bert_jax.cli.inspection.by_position import evaluate_by_position
+from bert_jax.cli.inspection.evaluate import evaluate_run
+from bert_jax.cli.inspection.replay import replay_batch
+from bert_jax.errors import UserError
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run_plan import Result
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory) -> Result:
+    """One step on pairs of swapped sentences."""
+    directory = tmp_path_factory.mktemp("run")
+    write_corpus(directory / "corpus")
+    config = small_config(
+        training__num_steps=1,
+        training__phases=[{"length": 32, "batch_size": 16}],
+        training__accumulation=1,
+        optimizer__warmup_steps=1,
+        data={"corpus": str(directory / "corpus"), "objective": "sop"},
+    )
+    return train(config, directory / "work", echo=lambda _: None)
+
+
+def test_evaluation_is_that_of_the_run(result):
+    # On the 8 devices of the run, though the parameters are read onto one.
+    again = evaluate_run(result.workdir)
+    assert again["step"] == 1
+    assert again["unigram_entropy"] == result.baseline
+    assert {name for name in again if name.startswith("eval/")} == set(result.eval_metrics)
+    for name, value in result.eval_metrics.items():
+        assert again[name] == pytest.approx(value, rel=1e-5), name
+    few = evaluate_run(result.workdir, max_rows=8)
+    assert 0 < few["eval/num_masked"] < again["eval/num_masked"]
+
+
+def test_losses_by_position_add_up_to_those_of_the_run(result, caplog):
+    # Twice as long as the rows of training.
+    again = evaluate_run(result.workdir, length=64)
+    found = evaluate_by_position(result.workdir, length=64, rates=(0.15,))
+    assert "rows have 64 tokens, but training had at most 32" in caplog.text
+    assert (found.step, found.length, found.trained_length) == (1, 64, 32)
+    assert found.unigram_entropy == result.baseline
+    assert found.count.sum() == again["eval/num_masked"]
+    assert found.loss.sum() / found.count.sum() == pytest.approx(again["eval/mlm_loss"], rel=1e-5)
+    accuracy = found.correct.sum() / found.count.sum()
+    assert accuracy == pytest.approx(again["eval/mlm_accuracy"], rel=1e-6)
+
+
+def test_a_corpus_that_cannot_be_evaluated_is_refused(result, tmp_path):
+    alone = write_store(tmp_path / "alone", 5, seed=3)
+    with pytest.raises(UserError, match="has no held-out text"):
+        evaluate_run(result.workdir, corpus=str(alone.path))
+
+
+def test_replay_shows_the_batch_with_the_labels_of_its_objective(result):
+    text = replay_batch(result.workdir, 0)
+    assert text.startswith("16 rows of 32: ")
+    assert "A and B swapped" in text
+    assert "A and B in order" in text
+    assert "B is next" not in text
+    some = replay_batch(result.workdir, 0, max_rows=3)
+    # The same batch, of which 3 rows are shown.
+    assert some.splitlines()[0] == text.splitlines()[0]
+    assert some.endswith("(13 more rows)")
+    assert some.split("\n\n")[1:4] == text.split("\n\n")[1:4]
+    with pytest.raises(UserError, match="--step is 1; the run has batches 0 to 0"):
+        replay_batch(result.workdir, 1)

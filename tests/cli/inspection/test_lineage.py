@@ -1,0 +1,263 @@
+"""The chain from an export to the text it came from, in directories that are moved and changed."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from small_run import TOKENIZER, small_config
+
+from bert_jax.artefacts.exchange import huggingface
+from bert_jax.artefacts.exchange.export import export
+from bert_jax.artefacts.exchange.importing import import_model
+from bert_jax.artefacts.saved.ancestors import RECORD
+from bert_jax.artefacts.saved.average import average
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.artefacts.saved.runs import FinetunedState
+from bert_jax.cli.inspection.lineage import Checked, check_lineage, lineage_lines
+from bert_jax.cli.main import main
+from bert_jax.config.mapping import build, to_dict
+from bert_jax.data.corpus.build import build_corpus
+from bert_jax.distributed.checkpoint import Checkpoints, Retention
+from bert_jax.errors import UserError
+from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
+from bert_jax.objectives.task import TaskObjective
+from bert_jax.tasks.opening import restore_task
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.saves import prepare_finetune_workdir, saved_content
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus, objective_of, open_corpus
+from bert_jax.training.pretrain.start.branch import open_branch
+from bert_jax.training.sweep.statistics import Trial
+from bert_jax.training.workdir import prepare_workdir
+
+
+class State(NamedTuple):
+    """Parameters alone."""
+
+    params: Any
+
+
+def save(workdir: Path, state: Any, step: int, **content: Any) -> None:
+    checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=9))
+    checkpoints.save_last(step, state, read_back=True, **content)
+    checkpoints.close()
+
+
+def random_params(init: Any, seed: int) -> Any:
+    random = np.random.default_rng(seed)
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    return jax.tree.map(
+        lambda leaf: jax.numpy.asarray(random.normal(0, 0.1, leaf.shape).astype(leaf.dtype)), shapes
+    )
+
+
+def pretrained(workdir: Path, config: PretrainConfig, corpus: Corpus, step: int) -> None:
+    """A run that has saved random parameters once."""
+    config = config.with_vocabulary(corpus.train.vocab_size)
+    prepare_workdir(workdir, config, corpus.train)
+    params = random_params(objective_of(config).init, step)
+    save(workdir, State(params), step, config=to_dict(config), extra={})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text, a corpus, a run, a classifier of it and its export."""
+    root = tmp_path_factory.mktemp("lineage")
+    words = np.random.default_rng(0).integers(5, 64, (40, 12))
+    (root / "text.txt").write_text("\n\n".join(" ".join(map(str, row)) for row in words))
+    build_corpus([str(root / "text.txt")], TOKENIZER, root / "corpus", num_workers=1)
+    config = small_config(data__corpus=str(root / "corpus"))
+    pretrained(root / "run", config, open_corpus(str(root / "corpus")), 7)
+
+    (root / "labels.csv").write_text("text,label\n5 6,a\n7 8,b\n")
+    task = {"kind": "table", "table": {"train": str(root / "labels.csv")}}
+    tuned = build(FinetuneConfig, {"init": str(root / "run"), "task": task})
+    initial = read_model(root / "run", encoder_only=True)
+    prepare_finetune_workdir(root / "tuned", tuned, {}, initial.tokenizer_files, 7)
+    head = TaskHeadConfig("classification", 2)
+    model = dataclasses.replace(initial.config, attention_impl="xla")
+    labelled = restore_task(
+        {"task": to_dict(tuned.task), "learned": {"labels": ["a", "b"]}}, TOKENIZER
+    )
+    content = saved_content(
+        tuned, TaskObjective(model, head, "single_label"), labelled, {"accuracy": 0.5},
+        Trial("x", 1e-4, 0),
+    )  # fmt: skip
+    params = random_params(lambda key: init_task_params(model, head, key), 1)
+    save(root / "tuned", FinetunedState(params), 3, **content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huggingface, "find_spec", lambda name: None)
+        export(root / "tuned", "huggingface", root / "out" / "tuned")
+    return root
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path) -> Path:
+    """The same in a place of its own, and nothing at the places that are recorded."""
+    shutil.copytree(made, tmp_path / "made")
+    for path in (tmp_path / "made").rglob("*"):
+        if path.name in ("config.json", "corpus.json", "parity.json"):
+            content = path.read_text().replace(str(made), str(tmp_path / "made"))
+            if path.name == "corpus.json":
+                record = json.loads(content)
+                del record["crc32"]  # the change is meant
+                content = json.dumps(record)
+            path.write_text(content)
+    return tmp_path / "made"
+
+
+def states(found: Checked) -> dict[str, str]:
+    """Names of the chain, by role where they have one, and their states."""
+    return {each.ancestor.role or each.ancestor.kind: each.state for each in found.walk()}
+
+
+def test_the_chain_from_an_export_to_the_text(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(made / "out" / "tuned")
+    assert main(["lineage", out, "--near", str(made), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    chain = []
+    while found:
+        chain.append((found["kind"], found["name"], found["step"], found["state"]))
+        found = found["parents"][0] if found["parents"] else None
+    assert chain == [
+        ("export", "tuned", None, "verified"),
+        ("fine-tuning", "tuned", 3, "verified"),
+        ("pretraining", "run", 7, "verified"),
+        ("corpus", "corpus", None, "verified"),
+        ("file", str(made / "text.txt"), None, "verified"),
+    ]
+    assert main(["lineage", out, "--near", str(made), "--quick"]) == 0
+    said = capsys.readouterr().out
+    assert "labels.csv (file)" in said
+    assert "0 of 6 verified\n6 not read" in said
+
+
+def test_an_export_alone_names_the_chain_without_places(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "out" / "tuned", tmp_path / "alone")
+    parity = (tmp_path / "alone" / "parity.json").read_text()
+    assert str(made.parent) not in parity
+    found = check_lineage(str(tmp_path / "alone"))
+    assert states(found) == {
+        "export": "verified", "source": "missing", "init": "missing", "data.corpus": "missing",
+        "task.table.train": "missing",
+    }  # fmt: skip
+    names = [each.ancestor.name for each in found.walk()]
+    assert names == ["alone", "tuned", "run", "corpus", "text.txt", "labels.csv"]
+    assert all(each.ancestor.recorded for each in found.walk() if each.ancestor.role)
+    assert "no place is recorded" in "\n".join(lineage_lines(found))
+
+
+@pytest.mark.parametrize(
+    ("file", "role"),
+    [
+        ("out/tuned/model.safetensors", "export"),
+        ("labels.csv", "task.table.train"),
+        ("text.txt", "source"),
+        ("corpus/train/tokens.bin", "data.corpus"),
+    ],
+)
+def test_a_changed_byte_is_found(
+    copied: Path, file: str, role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray((copied / file).read_bytes())
+    content[-1] ^= 1
+    (copied / file).write_bytes(content)
+    place = copied / "out" / "tuned" if role == "export" else copied / "tuned"
+    found = check_lineage(str(place))
+    assert [name for name, state in states(found).items() if state == "differs"] == [role]
+    assert main(["lineage", str(place)]) == 1
+    assert "1 DIFFERS" in capsys.readouterr().out
+
+
+def test_a_run_that_went_on_is_another_ancestor(copied: Path) -> None:
+    """The step of the fine-tuning is gone; the parents are those that were recorded."""
+    (copied / "run" / "checkpoints" / "7").rename(copied / "run" / "checkpoints" / "9")
+    found = check_lineage(str(copied / "tuned"))
+    (run,) = [each for each in found.parents if each.ancestor.role == "init"]
+    assert (run.state, run.said) == ("unread", "the checkpoint of step 7 is gone")
+    assert [each.state for each in run.parents] == ["verified"]
+
+
+def test_another_run_of_the_same_name_is_not_taken(copied: Path) -> None:
+    corpus = open_corpus(str(copied / "corpus"))
+    config = small_config(data__corpus=str(copied / "corpus"))
+    pretrained(copied / "other" / "run", config, corpus, 8)
+    shutil.rmtree(copied / "run")
+    found = check_lineage(str(copied / "tuned"), [copied / "other"])
+    assert states(found)["init"] == "missing"
+    assert states(found)["data.corpus"] == "missing"  # without the run no place is known
+
+
+def test_branches_averages_and_imports(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "find_spec", lambda name: None)
+    corpus = open_corpus(str(copied / "corpus"))
+    config = small_config(data__corpus=str(copied / "corpus")).with_vocabulary(64)
+    from bert_jax.files.remote import open_workdir
+
+    branch = open_branch(f"{copied / 'run'}@7", open_workdir(copied / "branch"))
+    assert branch is not None
+    prepare_workdir(copied / "branch", config, corpus.train, branch=branch.record)
+    save(
+        copied / "branch", State(random_params(objective_of(config).init, 3)), 9,
+        config=to_dict(config), extra={},
+    )  # fmt: skip
+    average([str(copied / "run"), str(copied / "branch")], copied / "mean")
+    found = check_lineage(str(copied / "mean"))
+    assert {each.state for each in found.walk()} == {"verified"}
+    names = [(each.ancestor.role, each.ancestor.name) for each in found.walk()]
+    assert names == [
+        ("", "mean"),
+        ("average[0]", "run"), ("data.corpus", "corpus"), ("source", str(copied / "text.txt")),
+        ("average[1]", "branch"), ("branch", "run"), ("data.corpus", "corpus"),
+        ("source", str(copied / "text.txt")), ("data.corpus", "corpus"),
+        ("source", str(copied / "text.txt")),
+    ]  # fmt: skip
+    record = json.loads((copied / "mean" / "config.json").read_text())
+    assert [each["role"] for each in record[RECORD]] == ["average[0]", "average[1]"]
+
+
+def test_an_import_of_an_export(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    import_model(str(copied / "out" / "tuned"), copied / "again")
+    found = check_lineage(str(copied / "again"), [copied])
+    kinds = [each.ancestor.kind for each in found.walk()]
+    assert kinds == ["import", "export", "fine-tuning", "pretraining", "corpus", "file", "file"]
+    assert {each.state for each in found.walk()} == {"verified"}
+
+
+def test_a_restart_keeps_the_ancestors(copied: Path) -> None:
+    """What a run began from may be gone when it goes on."""
+    before = json.loads((copied / "run" / "config.json").read_text())
+    corpus = open_corpus(str(copied / "corpus"))
+    config = small_config(data__corpus=str(copied / "corpus"), init="gone").with_vocabulary(64)
+    prepare_workdir(copied / "run", config, corpus.train, has_saved=True)
+    after = json.loads((copied / "run" / "config.json").read_text())
+    assert after[RECORD] == before[RECORD] != []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({RECORD: 3}, "lineage is 3; expected a list of ancestors"),
+        ({RECORD: [{"role": 3}]}, "lineage has an object of 1; expected role, kind, name, digest"),
+        ({"average": {"sources": [{"step": 3}]}}, "expected workdir, step and digest"),
+    ],
+)
+def test_a_malformed_record_is_named(tmp_path: Path, content: dict[str, Any], said: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"bert_jax": "0", "config": {}, **content}))
+    with pytest.raises(UserError, match=str(path)) as raised:
+        check_lineage(str(tmp_path))
+    assert said in str(raised.value)
+
+
+def test_no_directory_with_a_lineage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lineage", str(tmp_path)]) == 2
+    assert "is no directory with a lineage; give a work directory" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""Web archives and dumps of Wikipedia as sources."""
+
+import bz2
+import gzip
+
+import pytest
+
+from bert_jax.data.corpus.sources import resolve_sources
+from bert_jax.errors import UserError
+
+
+def read(path):
+    (source,) = resolve_sources([str(path)])
+    found = [(document.text, dict(document.fields)) for document in source.documents()]
+    assert source.bytes_read == source.size
+    return found
+
+
+def record(kind: str, type_: str, body: str) -> bytes:
+    data = body.encode()
+    head = {
+        "WARC-Type": kind, "WARC-Record-ID": "<urn:uuid:1>",
+        "WARC-Target-URI": f"http://x.org/{kind}",
+        "WARC-Date": "2026-01-02T03:04:05Z", "WARC-Identified-Content-Language": "deu",
+        "Content-Type": type_, "Content-Length": str(len(data)),
+    }  # fmt: skip
+    lines = ["WARC/1.0", *(f"{name}: {value}" for name, value in head.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + data + b"\r\n\r\n"
+
+
+def warc(*, gz: bool = True) -> bytes:
+    """A file with a WET record, an answer of plain text, and one of HTML."""
+    pytest.importorskip("warcio", reason="warcio is not installed")
+    answer = "HTTP/1.1 200 OK\r\nContent-Type: {}\r\n\r\nPlain answer."
+    records = [
+        record("warcinfo", "application/warc-fields", "software: test"),
+        record("conversion", "text/plain", " Erster Absatz.\n\nZweiter.\0 \n"),
+        *(
+            record("response", "application/http; msgtype=response", answer.format(type_))
+            for type_ in ("text/plain; charset=utf-8", "text/html")
+        ),
+    ]
+    return b"".join(gzip.compress(each) if gz else each for each in records)
+
+
+@pytest.mark.parametrize("name", ["a.warc.wet.gz", "a.wet", "a.warc"])
+def test_web_archive(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(warc(gz=name.endswith(".gz")))
+    first, second = read(path)
+    assert first == (
+        "Erster Absatz.\nZweiter.",
+        {"url": "http://x.org/conversion", "date": "2026-01-02T03:04:05Z", "lang": "deu"},
+    )
+    assert second[0] == "Plain answer."
+
+
+def test_damaged_web_archives(tmp_path):
+    path = tmp_path / "a.wet.gz"
+    path.write_bytes(warc()[:-30])
+    with pytest.raises(UserError, match=r"a\.wet\.gz ends in the middle"):
+        read(path)
+    path.write_bytes(gzip.compress(b"No archive at all.\n"))
+    with pytest.raises(UserError, match=r"a\.wet\.gz is not a sound WARC file"):
+        read(path)
+    plain = warc(gz=False)
+    path = tmp_path / "a.wet"
+    path.write_bytes(plain[: plain.index(b"Zweiter")])
+    with pytest.raises(UserError, match=r"is not a sound WARC file: .* the file is cut off"):
+        read(path)
+
+
+PAGE = """
+  <page><title>{title}</title><ns>{ns}</ns><id>{id}</id>{more}
+    <revision><id>99</id><text xml:space="preserve">{text}</text></revision>
+  </page>"""
+MARKUP = """{{Infobox|name=x}}
+'''Berlin''' is the [[Germany|German]] capital.&lt;ref&gt;A book.&lt;/ref&gt;
+[[File:Berlin.jpg|thumb|A picture]]
+== History ==
+It is [https://x.org old].
+{| class="wikitable"
+| cell
+|}
+[[Kategorie:Stadt]]"""
+
+
+def dump() -> bytes:
+    pages = [
+        PAGE.format(title="Berlin", ns=0, id=7, more="", text=MARKUP),
+        PAGE.format(title="Talk:Berlin", ns=1, id=8, more="", text="Talk."),
+        PAGE.format(title="BER", ns=0, id=9, more='<redirect title="Berlin"/>', text="No."),
+        PAGE.format(title="Ümlaut", ns=0, id=10, more="", text="Zwei.\n\nDrei."),
+    ]
+    head = (
+        '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><siteinfo><namespaces>'
+        '<namespace key="0"/><namespace key="6">Datei</namespace>'
+        '<namespace key="14">Kategorie</namespace></namespaces></siteinfo>'
+    )
+    return (head + "".join(pages) + "</mediawiki>").encode()
+
+
+def test_wikipedia(tmp_path):
+    pytest.importorskip("mwparserfromhell", reason="mwparserfromhell is not installed")
+    path = tmp_path / "dewiki.xml.bz2"
+    path.write_bytes(bz2.compress(dump()[:500]) + bz2.compress(dump()[500:]))  # two streams
+    assert read(path) == [
+        ("Berlin is the German capital.\nHistory\nIt is old.", {"title": "Berlin", "id": "7"}),
+        ("Zwei.\nDrei.", {"title": "Ümlaut", "id": "10"}),
+    ]
+
+
+def test_damaged_dumps(tmp_path):
+    pytest.importorskip("mwparserfromhell", reason="mwparserfromhell is not installed")
+    path = tmp_path / "a.xml.bz2"
+    path.write_bytes(bz2.compress(dump())[:-20])
+    with pytest.raises(UserError, match=r"a\.xml\.bz2 ends in the middle"):
+        read(path)
+    path = tmp_path / "a.xml"
+    path.write_bytes(dump()[:-20])
+    with pytest.raises(UserError, match=r"a\.xml is not a sound XML file: .* line"):
+        read(path)
+    path.write_text("<feed/>")
+    with pytest.raises(UserError, match="no dump of MediaWiki: its root is <feed>"):
+        read(path)

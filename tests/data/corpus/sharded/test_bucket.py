@@ -1,0 +1,223 @@
+"""Sources and corpora in a bucket, against an emulator of Google Cloud Storage on this machine."""
+
+import gzip
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import pytest
+from gcs_emulator import make_bucket, running_emulator
+from made_texts import make_text
+from word_tokenizer import WordTokenizer
+
+from bert_jax.data.corpus.build import build_corpora
+from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.passes import Recipe
+from bert_jax.data.corpus.sharded import workspace
+from bert_jax.data.corpus.sharded.engine import LocalEngine
+from bert_jax.data.corpus.sources import resolve_sources
+from bert_jax.data.store import open_store
+from bert_jax.errors import UserError
+from bert_jax.files import lease
+from bert_jax.files.claims import BucketClaims
+from bert_jax.files.lease import Lease, Times
+
+RECIPE = Recipe(WordTokenizer(), heldout_rate=0.1)
+TEXTS = [make_text(size, seed=size) for size in (10, 80, 30)]
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bucket whose `raw` holds the texts, the last of them compressed."""
+    with running_emulator(tmp_path_factory.mktemp("emulator") / "log"):
+        make_bucket("corpora")
+        for number, text in enumerate(TEXTS[:2]):
+            files().pipe_file(f"corpora/raw/{number}.txt", text.encode())
+        files().pipe_file("corpora/raw/2.txt.gz", gzip.compress(TEXTS[2].encode()))
+        yield "gs://corpora"
+
+
+def files():
+    return fsspec.filesystem("gs", use_listings_cache=False)
+
+
+def build(spec, out, recipe=RECIPE, **options):
+    options = {"shard_bytes": 5000, **options}
+    (built,) = build_corpora(
+        [spec], recipe, out, engine=LocalEngine(1), progress=False, **options
+    )  # fmt: skip
+    return built
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """The same corpus from files to a directory."""
+    directory = tmp_path_factory.mktemp("in")
+    for number, text in enumerate(TEXTS[:2]):
+        (directory / f"{number}.txt").write_text(text)
+    (directory / "2.txt.gz").write_bytes(gzip.compress(TEXTS[2].encode()))
+    return build(str(directory / "*"), directory / "out")
+
+
+def fetched(url: str, directory: Path):
+    """The stores of a corpus in the bucket, copied here."""
+    # The emulator answers one connection at a time: of several at once, each waits for the last.
+    files().get(url, str(directory), recursive=True, batch_size=1)
+    return tuple(open_store(directory / part, verify=True) for part in ("train", "heldout"))
+
+
+def names(url: str) -> set[str]:
+    root = url.removeprefix("gs://")
+    return {name.removeprefix(f"{root}/") for name in files().find(root)}
+
+
+def test_sources_in_a_bucket(bucket, tmp_path):
+    sources = resolve_sources([f"{bucket}/raw/*.txt*", f"{bucket}/raw/0.txt"])
+    assert [source.name for source in sources] == [
+        f"{bucket}/raw/{name}" for name in ("0.txt", "1.txt", "2.txt.gz")
+    ]
+    assert ["\n\n".join(source.texts()) for source in sources] == TEXTS
+    parts = sources[1].divided(3000)
+    assert len(parts) > 3
+    assert "\n\n".join(text for part in parts for text in part.texts()) == TEXTS[1]
+    with pytest.raises(UserError, match=r"there is no file gs://corpora/raw/3\.txt"):
+        resolve_sources([f"{bucket}/raw/3.txt"])
+    with pytest.raises(UserError, match="ftp:// is not supported"):
+        resolve_sources(["ftp://x.org/a.txt"])
+    files().pipe_file("corpora/other.txt", b"one")
+    (source,) = resolve_sources([f"{bucket}/other.txt"])
+    files().pipe_file("corpora/other.txt", b"two")
+    with pytest.raises(UserError, match=r"other\.txt changed while the corpus was built"):
+        list(source.texts())
+
+
+@pytest.mark.parametrize("shard_bytes", [5000, 1 << 30])
+def test_a_corpus_in_a_bucket(bucket, local, tmp_path, shard_bytes):
+    out = f"{bucket}/out{shard_bytes}"
+    built = build(f"{bucket}/raw/*", out, shard_bytes=shard_bytes)
+    assert f"{out}: " in built.summary()
+    train, heldout = fetched(out, tmp_path / "fetched")
+    assert {name for name in names(out) if not name.startswith(("train/", "heldout/"))} == {
+        "CORPUS.md"
+    }
+    if shard_bytes == 5000:
+        assert train.fingerprint == local.train.fingerprint
+        assert heldout.fingerprint == local.heldout.fingerprint
+        assert train.counts == local.train.counts
+    assert built.written.train == train.num_documents == local.train.num_documents
+    with pytest.raises(UserError, match="already exists and is complete"):
+        build(f"{bucket}/raw/*", out)
+    recipe = replace(RECIPE, heldout_rate=0.5)
+    build(f"{bucket}/raw/*", out, recipe, shard_bytes=shard_bytes, overwrite=True)
+    _, heldout = fetched(out, tmp_path / "again")
+    assert heldout.num_documents > local.heldout.num_documents
+
+
+def test_a_build_that_ended_early_is_continued(bucket, local, tmp_path):
+    files().copy("corpora/raw", "corpora/bad", recursive=True, batch_size=1)
+    files().pipe_file("corpora/bad/2.txt.gz", gzip.compress(TEXTS[2].encode())[:-20])
+    out = f"{bucket}/continued"
+    with pytest.raises(UserError, match=r"bad/2\.txt\.gz ends in the middle"):
+        build(f"{bucket}/bad/*", out)
+    before = {name: files().info(f"{out}/{name}")["generation"] for name in names(out)}
+    assert not any(name.endswith(("train/corpus.json", "lease-1.json")) for name in before)
+    assert len([name for name in before if name.startswith("tasks/")]) > 3
+    files().pipe_file("corpora/bad/2.txt.gz", gzip.compress(TEXTS[2].encode()))
+    build(f"{bucket}/bad/*", out)
+    after = names(out)
+    for name, generation in before.items():
+        if "/shards/" in name:
+            assert files().info(f"{out}/{name}")["generation"] == generation
+    assert not any(name.startswith("tasks/") for name in after)
+    train, _ = fetched(out, tmp_path / "fetched")
+    assert train.fingerprint == local.train.fingerprint
+
+
+def test_two_builds_into_one_place(bucket, monkeypatch):
+    """The other one has this host's name, in a container whose process numbers are its own."""
+    times = Times(beat=0.05, lapse=2.0, patience=0.3, poll=0.02)
+    monkeypatch.setattr(workspace, "_TIMES", times)
+    out = f"{bucket}/claimed"
+    with monkeypatch.context() as patch:
+        patch.setattr(lease, "machine", lambda: "another container")
+        other = Lease(BucketClaims(files(), out), out, times, say=lambda _: None)
+    assert other.take()
+    with pytest.raises(UserError, match=r"in use by process .* Wait for the end of that build"):
+        build(f"{bucket}/raw/0.txt", out)
+    assert names(out) == {"lease-1.json"}
+    other._done.set()  # as when it is killed
+    build(f"{bucket}/raw/0.txt", out)
+    assert "train/corpus.json" in names(out)
+    assert not any("lease" in name for name in names(out))
+    # A container that was started anew: host and number of this process, which began later.
+    claim = json.dumps(lease._myself() | {"process_start": "1"}).encode()
+    files().pipe_file(f"{out}/lease-1.json", claim)
+    with pytest.raises(UserError, match="already exists and is complete"):
+        build(f"{bucket}/raw/0.txt", out)
+    assert not any("lease" in name for name in names(out))
+
+
+class Place:
+    """The claims in a bucket, where another builder is, and a clock that moves in sleep."""
+
+    def __init__(self, renewals: bool):
+        self.now, self.renewals = 0.0, renewals
+        self.claims = {1: json.dumps({"host": socket.gethostname(), "machine": "other"}).encode()}
+
+    def numbers(self) -> list[int]:
+        return sorted(self.claims)
+
+    def create(self, number: int, content: bytes) -> bool:
+        return self.claims.setdefault(number, content) is content
+
+    def read(self, number: int) -> tuple[bytes, int]:
+        return self.claims[number], int(self.now / 10) if self.renewals else 0
+
+    def renew(self, number: int, content: bytes) -> bool:
+        return self.claims.get(number) == content
+
+    def remove(self, number: int) -> None:
+        self.claims.pop(number, None)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_builder_elsewhere_is_respected_or_has_given_way_in_two_minutes(monkeypatch, alive):
+    place = Place(renewals=alive)
+    monkeypatch.setattr(workspace, "BucketClaims", lambda *_: place)
+    monkeypatch.setattr(lease, "time", place)
+    mine = workspace.BucketWorkspace("gs://bucket/corpus").lease()
+
+    def take() -> None:
+        while not mine.take():
+            place.sleep(workspace._TIMES.poll)
+
+    if alive:
+        with pytest.raises(UserError, match="directory gs://bucket/corpus is in use by"):
+            take()
+        assert list(place.claims) == [1]
+    else:
+        take()
+        assert list(place.claims) == [2]
+        mine.release()
+    assert place.now < 120
+
+
+def test_duplicates_need_a_directory(bucket, tmp_path):
+    recipe = replace(RECIPE, cleaning=CleaningConfig(duplicates=True))
+    out = f"{bucket}/cleaned"
+    with pytest.raises(UserError, match="name one that all nodes reach"):
+        build(f"{bucket}/raw/*", out, recipe)
+    assert names(out) == set()
+    build(f"{bucket}/raw/*", out, recipe, scratch=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="there is no bucket none-there"):
+        build(f"{bucket}/raw/*", "gs://none-there/out")

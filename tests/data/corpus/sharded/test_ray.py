@@ -1,0 +1,163 @@
+"""Builds on Ray clusters of this machine: the same as local ones, whatever is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+from made_texts import make_text
+from ray_cluster import QUIET, Cluster, running_cluster
+from word_tokenizer import Failing, WordTokenizer
+
+from bert_jax.data.corpus.build import build_corpora
+from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.passes import Recipe
+from bert_jax.data.corpus.sharded.engine import Engine, LocalEngine, open_engine
+from bert_jax.errors import UserError
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    # Ray reads its variables when it is imported.
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+]
+
+RECIPE = Recipe(WordTokenizer(), heldout_rate=0.1, cleaning=CleaningConfig(duplicates=True))
+
+
+class Waiting(WordTokenizer):
+    """Takes a second for each task, and names its process in a file."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
+
+    def encode_batch(self, texts):
+        (self.directory / f"{os.getpid()}").touch()
+        time.sleep(1)
+        return super().encode_batch(texts)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        paths = [str(Path(__file__).parents[3] / "support"), str(Path(__file__).parent)]
+        before = os.environ.get("PYTHONPATH", "")
+        patch.setenv("PYTHONPATH", os.pathsep.join([before, *paths]))  # of the workers
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> str:
+    directory = tmp_path_factory.mktemp("in")
+    for number, size in enumerate((50, 200)):
+        (directory / f"{number}.txt").write_text(make_text(size, seed=number))
+    return str(directory / "*.txt")
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A short path: Ray makes sockets below it."""
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def build(texts, out, engine: Engine, recipe=RECIPE):
+    (built,) = build_corpora(
+        [texts], recipe, out, engine=engine, shard_bytes=10_000, progress=False
+    )
+    return built.train.fingerprint, built.heldout.fingerprint
+
+
+def addresses(processes: list[psutil.Process]) -> set[str]:
+    """Addresses that processes listen on, or are connected to."""
+    found = set()
+    for process in processes:
+        for connection in process.net_connections("inet"):
+            found |= {end.ip for end in (connection.laddr, connection.raddr) if end}
+    return found
+
+
+def test_a_ray_of_its_own(texts, tmp_path):
+    local = build(texts, tmp_path / "local", LocalEngine(1))
+    engine = open_engine("ray", num_workers=2)
+    try:
+        children = psutil.Process().children(recursive=True)
+        assert addresses(children) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"}
+        assert build(texts, tmp_path / "ray", engine) == local
+        with pytest.raises(ZeroDivisionError, match="in a worker"):
+            build(texts, tmp_path / "failing", engine, replace(RECIPE, tokenizer=Failing()))
+    finally:
+        engine.close()
+
+
+def start(texts, out: Path, cluster: Cluster, marks: Path) -> subprocess.Popen:
+    """A build on the cluster whose tasks take some seconds, in a process of its own."""
+    script = f"""
+from pathlib import Path
+from dataclasses import replace
+from test_ray import RECIPE, Waiting, build
+from bert_jax.data.corpus.sharded.engine import open_engine
+recipe = replace(RECIPE, tokenizer=Waiting(Path({str(marks)!r})))
+print(*build({texts!r}, {str(out)!r}, open_engine("ray", address={cluster.address!r}), recipe))
+"""
+    marks.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while len(list(marks.iterdir())) < 2:  # both nodes are at work
+        assert process.poll() is None, process.communicate()[1][-5000:]
+        time.sleep(0.1)
+    return process
+
+
+def fingerprints(process: subprocess.Popen) -> tuple[str, ...]:
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors[-3000:]
+    return tuple(output.split()[-2:])
+
+
+def test_two_nodes_and_what_is_killed(texts, tmp_path, directory):
+    local = build(texts, tmp_path / "local", LocalEngine(1))
+    with running_cluster(directory, 2) as cluster:
+        # A worker.
+        process = start(texts, tmp_path / "worker", cluster, tmp_path / "marks1")
+        victim = int(next(iter((tmp_path / "marks1").iterdir())).name)
+        os.kill(victim, signal.SIGKILL)
+        assert fingerprints(process) == local
+
+        # The command.
+        process = start(texts, tmp_path / "command", cluster, tmp_path / "marks2")
+        tasks = tmp_path / "command.unfinished" / "tasks"
+        while not tasks.is_dir() or not list(tasks.glob("*.json")):
+            time.sleep(0.1)
+        process.kill()
+        process.communicate()
+        complete = {path.name: path.stat().st_mtime_ns for path in tasks.glob("*.json")}
+        process = start(texts, tmp_path / "command", cluster, tmp_path / "marks3")
+        kept = {path.name: path.stat().st_mtime_ns for path in tasks.glob("*.json")}
+        assert complete.items() <= kept.items()
+        assert fingerprints(process) == local
+
+        # A node.
+        process = start(texts, tmp_path / "node", cluster, tmp_path / "marks4")
+        cluster.kill(1)
+        assert fingerprints(process) == local
+    assert sorted(path.name for path in tmp_path.iterdir() if "marks" not in path.name) == [
+        "command", "local", "node", "worker",
+    ]  # fmt: skip
+
+
+def test_no_cluster():
+    with pytest.raises(UserError, match=r"no Ray cluster at 127\.0\.0\.1:1: .*ray start --head"):
+        open_engine("ray", address="127.0.0.1:1")

@@ -1,0 +1,317 @@
+"""A corpus of several shards: the same for any number of workers and after any end."""
+
+import itertools
+import json
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_texts import make_text
+from word_tokenizer import Failing, WordTokenizer
+
+from bert_jax.data.corpus.build import build_corpora, build_corpus
+from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.passes import Recipe
+from bert_jax.data.corpus.sharded import build as shard_build
+from bert_jax.data.corpus.sharded.engine import LocalEngine, open_engine
+from bert_jax.data.corpus.sharded.estimate import estimate_corpus
+from bert_jax.data.corpus.sources import resolve_sources
+from bert_jax.data.store import open_store
+from bert_jax.errors import UserError
+from bert_jax.files.staging import StagedDirectory
+
+SHARD_BYTES = 10_000
+CORPUS = ["CORPUS.md", "heldout", "train"]
+"""Names in the directory of a corpus."""
+RECIPE = Recipe(WordTokenizer(), heldout_rate=0.1)
+
+
+@pytest.fixture
+def texts(tmp_path) -> str:
+    """A glob of three files, of which one is several shards."""
+    (tmp_path / "in").mkdir()
+    for number, size in enumerate((20, 200, 20)):
+        (tmp_path / "in" / f"{number}.txt").write_text(make_text(size, seed=number))
+    return str(tmp_path / "in" / "*.txt")
+
+
+def build(texts, out, recipe=RECIPE, workers=1, **options):
+    options = {"shard_bytes": SHARD_BYTES, "progress": False, **options}
+    (built,) = build_corpora([texts], recipe, out, engine=LocalEngine(workers), **options)
+    return built
+
+
+def documents(store) -> list[tuple]:
+    found = []
+    for shard in store.shards:
+        sentences = [
+            tuple(shard.tokens[a:b].tolist()) for a, b in itertools.pairwise(shard.sentence_offsets)
+        ]
+        found += [tuple(sentences[a:b]) for a, b in itertools.pairwise(shard.document_offsets)]
+    return found
+
+
+def left(tmp_path) -> list[str]:
+    return sorted(path.name for path in tmp_path.iterdir() if path.name != "in")
+
+
+@pytest.fixture
+def made(monkeypatch) -> list[str]:
+    """Names of the tasks that are run in this process."""
+    names = []
+    make = shard_build.make_shard
+    monkeypatch.setattr(
+        shard_build, "make_shard", lambda job, task: names.append(task.name) or make(job, task)
+    )
+    return names
+
+
+def test_shards_hold_what_a_flat_store_holds(texts, tmp_path):
+    flat = build_corpus([texts], WordTokenizer(), tmp_path / "flat", heldout_rate=0.1)
+    built = build(texts, tmp_path / "one")
+    assert len(built.train.counts) > 5
+    for part in ("train", "heldout"):
+        whole, shards = getattr(flat, part), getattr(built, part)
+        assert documents(shards) == documents(whole)
+        assert shards.unigram_counts.tolist() == whole.unigram_counts.tolist()
+        open_store(tmp_path / "one" / part, verify=True)
+    assert built.train.meta["heldout_rate"] == 0.1
+    assert built.text_bytes == pytest.approx(flat.text_bytes, rel=1e-3)  # without separators
+    assert sum(each["documents"] for each in built.train.meta["sources"]) == 240
+    assert f" tokens in {len(built.train.counts)} shards" in built.summary()
+    assert left(tmp_path) == ["flat", "one"]
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == CORPUS
+
+
+def test_any_number_of_workers(texts, tmp_path):
+    one, two = (build(texts, tmp_path / f"{n}", workers=n) for n in (1, 2))
+    assert one.train.fingerprint == two.train.fingerprint
+    assert one.heldout.fingerprint == two.heldout.fingerprint
+    assert one.train.counts == two.train.counts
+    assert one.train.meta["sources"] == two.train.meta["sources"]
+
+
+def test_a_build_that_ended_early_is_continued(texts, tmp_path, made):
+    whole = build(texts, tmp_path / "whole")
+    names = made.copy()
+    made.clear()
+    good = (tmp_path / "in" / "2.txt").read_bytes()
+    (tmp_path / "in" / "2.txt").write_bytes(good + b"caf\xe9")
+    with pytest.raises(UserError, match=r"2\.txt, line \d+: not UTF-8"):
+        build(texts, tmp_path / "out")
+    assert made == names
+    assert left(tmp_path) == ["out.unfinished", "whole"]
+    assert len(list((tmp_path / "out.unfinished" / "tasks").iterdir())) == len(names) - 1
+
+    made.clear()
+    (tmp_path / "in" / "2.txt").write_bytes(good)
+    again = build(texts, tmp_path / "out")
+    assert made == names[-1:]
+    assert again.train.fingerprint == whole.train.fingerprint
+    assert left(tmp_path) == ["out", "whole"]
+    assert not (tmp_path / "out" / "tasks").exists()
+
+
+def test_work_of_another_build_is_not_taken(texts, tmp_path, made):
+    whole = build(texts, tmp_path / "whole")
+    names = sorted(made)
+    (tmp_path / "in" / "3.txt").write_bytes(b"caf\xe9\n" * 1000)
+    with pytest.raises(UserError, match=r"3\.txt, line 1: not UTF-8"):
+        build(texts, tmp_path / "out", replace(RECIPE, splitter="lines"))
+    (tmp_path / "in" / "3.txt").unlink()
+    shards = tmp_path / "out.unfinished" / "train" / "shards"
+    (shards / "00000").rename(shards / "00099")  # of a build with more tasks
+    (tmp_path / "out.unfinished" / "de" / "train").mkdir(parents=True)
+    made.clear()
+    again = build(texts, tmp_path / "out")
+    assert sorted(made) == names
+    assert again.train.fingerprint == whole.train.fingerprint
+    found = sorted(path.name for path in (tmp_path / "out" / "train" / "shards").iterdir())
+    assert found == names
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == CORPUS
+
+
+def test_two_builds_into_one_directory(texts, tmp_path):
+    with (
+        StagedDirectory(tmp_path / "out", lambda path: True, resume=True),
+        pytest.raises(UserError, match=r"another build is writing .*out;"),
+    ):
+        build(texts, tmp_path / "out")
+    build(texts, tmp_path / "out")
+    with pytest.raises(UserError, match="already exists and is complete"):
+        build(texts, tmp_path / "out")
+    other = build(texts, tmp_path / "out", replace(RECIPE, heldout_rate=0.0), overwrite=True)
+    assert other.heldout is None
+    assert left(tmp_path) == ["out"]
+
+
+def test_a_full_disk_keeps_what_is_complete(texts, tmp_path, made):
+    (tmp_path / "in" / "0.txt").write_text(("w" * 1000 + " ") * 350)  # few tokens
+    (tmp_path / "in" / "1.txt").write_text(
+        "\n\n".join(f"Word {n} and more." for n in range(30_000))
+    )
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*out\.unfinished/train/shards/00001: "):
+            build(texts, tmp_path / "out", shard_bytes=400_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    shards = tmp_path / "out.unfinished" / "train" / "shards"
+    assert [path.name for path in shards.iterdir()] == ["00000"]
+    made.clear()
+    build(texts, tmp_path / "out", shard_bytes=400_000)
+    assert made == ["00001", "00002", "00003"]
+
+
+@pytest.mark.parametrize("rate", [0.0001, 0.99])
+def test_few_documents_are_divided_as_in_a_flat_store(tmp_path, rate):
+    path = tmp_path / "a.txt"
+    count = 300 if rate < 0.5 else 3
+    path.write_text("\n\n".join(f"Document {n} of words." for n in range(count)))
+    recipe = replace(RECIPE, heldout_rate=rate)
+    size = path.stat().st_size
+    built = build(str(path), tmp_path / "out", recipe, shard_bytes=size // 3)
+    assert len(built.train.counts) > 1
+    flat = build(str(path), tmp_path / "flat", recipe)
+    assert documents(built.train) == documents(flat.train)
+    assert (built.heldout is None) == (flat.heldout is None) == (rate > 0.5)
+    if built.heldout is not None:
+        assert documents(built.heldout) == documents(flat.heldout)
+
+
+def test_no_text_and_errors_of_workers(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("- -\n\n" * 100)
+    with pytest.raises(UserError, match="the corpus is empty"):
+        build(str(path), tmp_path / "out", shard_bytes=100)
+    path.write_text(make_text(50))
+    with pytest.raises(ZeroDivisionError, match="in a worker"):
+        build(str(path), tmp_path / "out", replace(RECIPE, tokenizer=Failing()))
+
+
+@pytest.fixture
+def by_language(tmp_path) -> str:
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "a.jsonl"
+    with path.open("w") as file:
+        for number, text in enumerate(make_text(120).split("\n\n")):
+            lang = None if number == 7 else ("de", "en", "zh-Hant")[number % 3]
+            file.write(json.dumps({"lang": lang, "text": text}) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("shard_bytes", [SHARD_BYTES, 1 << 30])
+def test_a_corpus_for_each_value_of_a_field(by_language, tmp_path, shard_bytes):
+    recipe = replace(RECIPE, by_field="lang")
+    out = tmp_path / "out"
+    built = build_corpora(
+        [by_language], recipe, out, engine=LocalEngine(1), shard_bytes=shard_bytes, progress=False
+    )
+    assert {corpus.path.name for corpus in built} == {"de", "en", "zh-Hant", "unknown"}
+    counts = {
+        corpus.path.name: [
+            store.num_documents if store else 0 for store in (corpus.train, corpus.heldout)
+        ]
+        for corpus in built
+    }
+    assert {name: sum(each) for name, each in counts.items()} == {
+        "de": 40, "en": 39, "zh-Hant": 40, "unknown": 1,
+    }  # fmt: skip
+    assert all(held >= 2 for name, (_, held) in counts.items() if name != "unknown")
+    assert open_store(out / "de" / "train", verify=True).meta["sources"][0]["documents"] > 0
+    with pytest.raises(UserError, match="already exists and is complete"):
+        build_corpora([by_language], recipe, out, engine=LocalEngine(1), shard_bytes=shard_bytes)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a"}', r"a\.jsonl, document 121: no field 'lang', which --by-field names"),
+        ('{"text": "a", "lang": "../x"}', "'lang' is '../x', which is no name of a corpus"),
+    ],
+)
+def test_bad_fields(by_language, tmp_path, line, message):
+    with open(by_language, "a") as file:
+        file.write(line + "\n")
+    with pytest.raises(UserError, match=message):
+        build_corpora(
+            [by_language], replace(RECIPE, by_field="lang"), tmp_path / "out", engine=LocalEngine(1)
+        )
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("shard_bytes", [SHARD_BYTES, 1 << 30])
+def test_duplicates_are_dropped_across_shards(texts, tmp_path, shard_bytes):
+    first = (tmp_path / "in" / "0.txt").read_text()
+    (tmp_path / "in" / "2.txt").write_text(first + "\n\n" + make_text(20, seed=9))
+    recipe = replace(RECIPE, cleaning=CleaningConfig(duplicates=True))
+    built = build(
+        texts, tmp_path / "out", recipe, shard_bytes=shard_bytes, keep_dropped=tmp_path / "dropped"
+    )
+    assert built.written.train + built.written.heldout == 240
+    assert built.train.meta["dropped"] == {"duplicate": 20}
+    samples = (tmp_path / "dropped" / "duplicate.jsonl").read_text().splitlines()
+    assert {Path(json.loads(line)["source"]).name for line in samples} == {"2.txt"}
+    assert left(tmp_path) == ["dropped", "out"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == CORPUS
+
+
+@pytest.mark.parametrize("filters", [(), ("words=999:",)])  # of the build before
+def test_a_shard_is_made_again_where_other_documents_are_duplicates_now(
+    tmp_path, monkeypatch, filters
+):
+    (tmp_path / "in").mkdir()
+    first, second = (tmp_path / "in" / name for name in ("0.txt", "1.txt"))
+    first.write_text(make_text(5, seed=0))
+    second.write_text(make_text(40, seed=1))
+    arguments = str(tmp_path / "in" / "*.txt"), tmp_path / "out"
+    before, recipe = (
+        replace(RECIPE, cleaning=CleaningConfig(duplicates=True, filters=each))
+        for each in (filters, ())
+    )
+    options = {"shard_bytes": 2 * first.stat().st_size}
+    make = shard_build.make_shard
+
+    def ends_early(job, task):
+        if task.number == 2:
+            raise UserError("the machine goes down")
+        return make(job, task)
+
+    monkeypatch.setattr(shard_build, "make_shard", ends_early)
+    with pytest.raises(UserError, match="goes down"):
+        build(*arguments, before, **options)
+    monkeypatch.undo()
+    # The first file now begins with a document of the second shard, whose text is what it was.
+    document, _ = second.read_text().split("\n\n", 1)
+    first.write_text(f"{document}\n\n{first.read_text()}")
+    assert build(*arguments, recipe, **options).train.meta["dropped"] == {"duplicate": 1}
+
+
+def test_estimate(texts, tmp_path):
+    sources = resolve_sources([texts])
+    built = build(texts, tmp_path / "out")
+    size = sum(
+        path.stat().st_size
+        for path in (tmp_path / "out").rglob("*.bin")
+        if path.name != "unigram_counts.bin"
+    )
+    whole = estimate_corpus(sources, RECIPE, shard_bytes=SHARD_BYTES)
+    tokens = built.train.num_tokens + built.heldout.num_tokens
+    assert (whole.documents, whole.tokens) == (240, tokens)
+    assert whole.shards == len(built.train.counts)
+    assert whole.text_bytes == pytest.approx(built.text_bytes, rel=1e-3)
+    assert abs(whole.store_bytes - size) < 500
+    sample = estimate_corpus(sources, RECIPE, sample_bytes=20_000)
+    assert sample.sampled < sample.total
+    assert sample.tokens == pytest.approx(tokens, rel=0.2)
+    assert sample.documents == pytest.approx(240, rel=0.2)
+    assert "processor hours" in "\n".join(sample.lines(2))
+
+
+def test_engines_by_name():
+    with pytest.raises(UserError, match="no engine 'spark'; there are local and ray"):
+        open_engine("spark")
+    with pytest.raises(UserError, match="--address=auto belongs to --engine=ray"):
+        open_engine(address="auto")

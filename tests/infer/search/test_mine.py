@@ -1,0 +1,92 @@
+"""Hard negatives against a search written out, with vectors that are set by hand."""
+
+import json
+
+import numpy as np
+import pytest
+from asked_models import random_model
+
+from bert_jax.errors import UserError
+from bert_jax.infer.search import mine as mining
+from bert_jax.infer.search.mine import MineConfig, Pair, mine, read_pairs, write_mined
+
+MODEL = random_model("pretrained")  # not asked
+ANGLES = {
+    "q": 0, "near": 5, "answer": 10, "far": 60, "other": 30, "p": 90,
+    "its": 80, "also": 85,
+}  # fmt: skip
+PAIRS = [Pair("q", "answer"), Pair("p", "its"), Pair("p", "also"), Pair("Q", "answer")]
+CORPUS = ["near", "far", "other", "Answer", "q"]
+
+
+@pytest.fixture(autouse=True)
+def vectors(monkeypatch):
+    """Texts on a circle, in place of a model."""
+
+    def text_vectors(model, texts, kind, **more):
+        angles = np.deg2rad([{k.casefold(): v for k, v in ANGLES.items()}[t.casefold()]
+                             for t in texts])  # fmt: skip
+        return np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+
+    monkeypatch.setattr(mining, "text_vectors", text_vectors)
+
+
+def mined(**config):
+    return mine(MODEL, PAIRS, MineConfig(**config), corpus=CORPUS)
+
+
+def test_negatives_are_near_and_neither_answers_nor_nearer_than_the_margin():
+    found = mined(margin=0.0)
+    assert found.documents == 7  # "Answer" is "answer"
+    assert [list(each) for each in found.negatives] == [
+        ["other", "far", "its", "also"],  # not "near", which is nearer; not the query itself
+        ["far", "other", "answer", "near", "q"],  # not "also", which answers too
+        ["far", "other", "answer", "near", "q"],
+        ["other", "far", "its", "also"],  # "Q" is "q"
+    ]
+    assert found.too_near == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"margin": -0.1}, ["near", "other", "far", "its", "also"]),
+        ({"margin": 0.3}, ["far", "its", "also"]),
+        ({"margin": 0.0, "negatives": 2}, ["other", "far"]),
+        ({"margin": -0.1, "first": 2, "last": 3}, ["other", "far"]),
+        ({"margin": 1.5}, []),
+    ],
+)
+def test_margin_ranks_and_number(config, wanted):
+    assert list(mined(**config).negatives[0]) == wanted
+
+
+def test_files_in_and_out(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text("question,text\nq,answer\nq,\n")
+    pairs = read_pairs(f"{path}", "question", "text")
+    assert pairs == [Pair("q", "answer")]
+    found = mine(MODEL, pairs, MineConfig(margin=0.0), corpus=CORPUS)
+    write_mined(tmp_path / "out.jsonl", found)
+    (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert row == {"query": "q", "document": "answer", "negatives": ["other", "far"]}
+    write_mined(tmp_path / "out.jsonl", found, labelled=True)
+    rows = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
+    assert [(row["query"], row["document"], row["label"]) for row in rows] == [
+        ("q", "answer", 1), ("q", "other", 0), ("q", "far", 0),
+    ]  # fmt: skip
+    assert found.lines()[1] == "2 different documents are negatives, one of them of 1 pairs"
+    assert "1 pairs, 5 distinct documents, 2 negatives" in found.lines()[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"negatives": 0}, "--negatives is 0"),
+        ({"first": 5, "last": 4}, "--ranks is 5-4"),
+        ({"margin": 3.0}, "--margin is 3"),
+    ],
+)
+def test_refusals(config, message):
+    with pytest.raises(UserError, match=message):
+        MineConfig(**config)

@@ -1,0 +1,58 @@
+"""Passages: where documents are cut, and which files are read."""
+
+import json
+
+import pytest
+from asked_models import TOKENIZER
+
+from bert_jax.errors import UserError
+from bert_jax.infer.search.passages import found_sources, passages
+
+
+def cut(path, room):
+    (source,), _ = found_sources([f"{path}"], "text")
+    found = list(passages(source, TOKENIZER, room))
+    assert all(len(TOKENIZER.encode(each.text).ids) <= room for each in found)
+    assert all(each.source == f"{path}" for each in found)
+    return found
+
+
+def test_a_text_file_is_one_document_of_paragraphs(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("the cat\n\nthe dog sat .\nkim ran\n\na hill\n")
+    assert [each.text for each in cut(path, 9)] == ["the cat\nthe dog sat .\nkim ran", "a hill"]
+    assert [each.id for each in cut(path, 5)] == [f"{path}", f"{path}#2", f"{path}#3"]
+    assert [each.text for each in cut(path, 5)] == ["the cat", "the dog sat .", "kim ran\na hill"]
+
+
+def test_long_paragraphs_are_cut_at_sentences_and_long_sentences_at_words(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("The cat sat. The dog ran. A hill.\nthe cats met kim in rome under a mat")
+    assert [each.text for each in cut(path, 8)] == [
+        "The cat sat. The dog ran.", "A hill.", "the cats met kim in rome under", "a mat",
+    ]  # fmt: skip
+    text = "cats" * 5  # pieces of one word
+    path.write_text(f"{text} the")
+    assert "".join(each.text for each in cut(path, 3)).replace(" ", "") == f"{text}the"
+
+
+def test_rows_are_documents_of_their_own_with_their_ids(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [{"id": "x", "text": "the cat"}, {"text": "the dog"}, {"id": 7, "text": "a . b . c ."}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = [(each.id, each.text) for each in cut(path, 4)]
+    assert found == [
+        ("x", "the cat"), (f"{path}:2", "the dog"), ("7", "a . b ."), ("7#2", "c ."),
+    ]  # fmt: skip
+
+
+def test_directories_are_read_without_what_no_reader_knows(tmp_path):
+    for name in ("b.txt", "a.md", "c.png", ".hidden.txt", "empty.txt", "deep/d.jsonl.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("" if "empty" in name else "the cat")
+    sources, passed = found_sources([f"{tmp_path}"], "text")
+    names = [source.name.removeprefix(f"{tmp_path}/") for source in sources]
+    assert (names, passed) == (["a.md", "b.txt", "deep/d.jsonl.gz"], 2)
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UserError, match=r"nothing has no files named \*\.txt"):
+        found_sources([f"{tmp_path / 'nothing'}"], "text")

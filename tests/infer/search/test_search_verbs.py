@@ -1,0 +1,315 @@
+"""index, search, mine and evaluate from the command line, on a model of random weights."""
+
+import dataclasses
+import io
+import json
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from asked_models import random_model, write_lines
+
+import bert_jax
+from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.cli import main as cli
+from bert_jax.errors import UserError
+from bert_jax.infer.forward import on_device
+from bert_jax.infer.loaded import LoadedModel
+from bert_jax.infer.predictor import Cuts
+from bert_jax.infer.search import index as indexing
+from bert_jax.infer.search.evaluation import evaluate_retrieval
+from bert_jax.infer.search.rerank import Reranker
+from bert_jax.infer.search.vectors import model_digest, text_vectors
+from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.tasks.embedding.ranking import unit
+from bert_jax.tasks.retrieval.collection import Collection, read_collection, write_collection
+from bert_jax.tasks.retrieval.metrics import ranking_scores
+
+TEXTS = ["the cat sat on a mat", "kim met lee in rome", "who ran under the hill ?", "a dog ran .",
+         "lee sat", "the mat , the hill", "in rome the cat met a dog"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("search")
+    for name, kind, seed in (
+        ("model", "pretrained", 0), ("other", "pretrained", 1), ("reranker", "score", 0),
+        ("three", "class", 0),
+    ):  # fmt: skip
+        write_huggingface(random_model(kind, seed), home / name)
+    rows = [{"id": f"t{n}", "text": text} for n, text in enumerate(TEXTS)]
+    write_lines(home / "texts.jsonl", rows)
+    arguments = ["index", home / "model", home / "texts.jsonl", "--out", home / "index.parquet"]
+    assert cli.main([f"{each}" for each in arguments]) == 0
+    return home
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*argv):
+        capsys.readouterr()
+        code = cli.main([str(each) for each in argv])
+        return SimpleNamespace(code=code, **capsys.readouterr()._asdict())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def cosines(home):
+    vectors = bert_jax.load(home / "model").embed([*TEXTS, "the dog"], normalize=True)
+    return vectors[:-1] @ vectors[-1]
+
+
+def test_search_finds_what_embed_says(home, run, cosines):
+    found = run("search", home / "index.parquet", "the dog", "--top=3", "--json")
+    answer = json.loads(found.out)
+    best = np.argsort(-cosines)[:3]
+    assert [hit["id"] for hit in answer["hits"]] == [f"t{n}" for n in best]
+    assert [hit["text"] for hit in answer["hits"]] == [TEXTS[n] for n in best]
+    assert {hit["source"] for hit in answer["hits"]} == {f"{home / 'texts.jsonl'}"}
+    np.testing.assert_allclose([hit["score"] for hit in answer["hits"]], cosines[best], atol=1e-5)
+    lines = run("search", home / "index.parquet", "the dog", "--top", 2).out.splitlines()
+    assert lines[0] == "the dog"
+    assert lines[1].split() == ["1", f"{cosines[best[0]]:.3f}", f"t{best[0]}"]
+    assert lines[2].strip() == TEXTS[best[0]]
+
+
+def test_queries_from_files_and_standard_input(home, run, tmp_path, monkeypatch):
+    write_lines(tmp_path / "q.jsonl", [{"id": 5, "query": "a cat"}, {"query": "kim"}])
+    index = home / "index.parquet"
+    answers = run("search", index, "--input", tmp_path / "q.jsonl", "--json").out.splitlines()
+    first, second = map(json.loads, answers)
+    assert (first["id"], first["query"], len(first["hits"])) == (5, "a cat", len(TEXTS))
+    assert "id" not in second
+    piped = SimpleNamespace(buffer=io.BytesIO(b"kim\n"), isatty=lambda: False, fileno=None)
+    monkeypatch.setattr("sys.stdin", piped)
+    monkeypatch.setattr(piped, "fileno", lambda: (_ for _ in ()).throw(OSError()))
+    assert json.loads(run("search", index, "--json").out) == second
+
+
+def test_rows_of_the_index_are_searched_block_by_block(home, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(indexing, "BLOCK", 2)
+    made = run("index", home / "model", home / "texts.jsonl", "--out", tmp_path / "small.parquet")
+    assert "7 passages of 1 file" in made.out
+    with pq.ParquetFile(tmp_path / "small.parquet") as file:
+        assert file.num_row_groups == 4
+    for query in ("the dog", "a hill"):
+        whole, small = (
+            json.loads(run("search", index, query, "--json").out)["hits"]
+            for index in (home / "index.parquet", tmp_path / "small.parquet")
+        )
+        assert [hit["id"] for hit in small] == [hit["id"] for hit in whole]
+        assert [hit["text"] for hit in small] == [hit["text"] for hit in whole]
+
+
+def test_fewer_numbers(home, run, tmp_path, cosines):
+    out = tmp_path / "8.parquet"
+    run("index", home / "model", home / "texts.jsonl", "--out", out, "--dimensions=8")
+    vectors = bert_jax.load(home / "model").embed([*TEXTS, "the dog"], normalize=False)
+    short = unit(vectors[:, :8])
+    answer = json.loads(run("search", out, "the dog", "--top=1", "--json").out)
+    assert answer["hits"][0]["id"] == f"t{np.argmax(short[:-1] @ short[-1])}"
+    assert answer["hits"][0]["score"] == pytest.approx(np.max(short[:-1] @ short[-1]), abs=1e-5)
+    refused = run("index", home / "model", home / "texts.jsonl", "--out", out, "--dimensions=99")
+    assert (refused.code, "vectors of this model have 16 numbers" in refused.err) == (2, True)
+
+
+def test_reranking_orders_candidates_anew(home, run, cosines):
+    reranker = bert_jax.load(home / "reranker")
+    scores = [answer["score"] for answer in reranker.classify(["the dog"] * len(TEXTS), TEXTS)]
+    candidates = np.argsort(-cosines)[:4]
+    wanted = sorted(candidates, key=lambda n: -scores[n])[:3]
+    found = run(
+        "search", home / "index.parquet", "the dog", "--rerank", home / "reranker",
+        "--candidates=4", "--top=3", "--json",
+    )  # fmt: skip
+    hits = json.loads(found.out)["hits"]
+    assert [hit["id"] for hit in hits] == [f"t{n}" for n in wanted]
+    assert [hit["score"] for hit in hits] == pytest.approx([scores[n] for n in wanted], abs=1e-4)
+    refused = run("search", home / "index.parquet", "a", "--rerank", home / "three")
+    assert (refused.code, "predicts 3 classes; a reranker" in refused.err) == (2, True)
+
+
+def test_two_classes_rerank_by_the_second(home):
+    three = random_model("class")
+    outputs = dataclasses.replace(
+        three.outputs, labels=("no", "yes"),
+        head=dataclasses.replace(three.outputs.head, num_labels=2),
+    )  # fmt: skip
+    head = {name: leaf[..., :2] for name, leaf in three.params["head"].items()}
+    params = {**three.params, "head": head}
+    model = on_device(dataclasses.replace(three, outputs=outputs, params=params))
+    found = Reranker(model).scores(["the dog"] * 3, TEXTS[:3])
+    asked = LoadedModel(dataclasses.replace(three, outputs=outputs, params=params))
+    answers = asked.classify(["the dog"] * 3, TEXTS[:3])
+    chances = [answer["probabilities"]["yes"] for answer in answers]
+    np.testing.assert_allclose(1 / (1 + np.exp(-found)), chances, atol=1e-5)
+
+
+def test_another_model_is_refused_and_a_moved_one_is_named(home, run, tmp_path):
+    index = home / "index.parquet"
+    refused = run("search", index, "a", "--model", home / "other")
+    assert (refused.code, "vectors of another model" in refused.err) == (2, True)
+    (home / "model").rename(home / "moved")
+    try:
+        refused = run("search", index, "a")
+        assert (refused.code, "is gone; name it: --model" in refused.err) == (2, True)
+        assert run("search", index, "a", "--model", home / "moved").code == 0
+    finally:
+        (home / "moved").rename(home / "model")
+
+
+def test_the_digest_knows_weights_prefixes_and_length():
+    model = random_model("pretrained")
+    changed = (
+        random_model("pretrained", 1),
+        dataclasses.replace(model, embedding=EmbeddingConfig(query_prefix="q: ")),
+        dataclasses.replace(model, max_length=8),
+    )
+    digests = {model_digest(on_device(each)) for each in (model, *changed)}
+    assert len(digests) == 4
+    assert model_digest(on_device(model)) == model_digest(on_device(random_model("pretrained")))
+
+
+def test_what_is_no_index(home, run, tmp_path):
+    index = home / "index.parquet"
+    data = index.read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(data[: len(data) // 2])
+    for path, message in (
+        (tmp_path / "none.parquet", "`bert-jax index` writes one"),
+        (tmp_path / "cut.parquet", "is not a sound parquet file"),
+    ):
+        refused = run("search", path, "a")
+        assert (refused.code, message in refused.err) == (2, True), refused.err
+    assert "a query is empty" in run("search", index, "a", " ").err
+    run("embed", home / "model", "a", "--out", tmp_path / "v.parquet")
+    assert "no index of `bert-jax index`" in run("search", tmp_path / "v.parquet", "a").err
+    texts = home / "texts.jsonl"
+    assert "ends in .parquet" in run("index", home / "model", texts, "--out", "x.npy").err
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
+    out = tmp_path / "bad.parquet"
+    refused = run("index", home / "model", tmp_path / "bad.jsonl", "--out", out)
+    assert (refused.code, "line 2" in refused.err) == (2, True)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("bad.parquet")]
+
+
+def test_mine_writes_what_training_reads(home, run, tmp_path):
+    pairs = [{"query": "kim", "document": TEXTS[1]}, {"query": "a dog", "document": TEXTS[3]}]
+    write_lines(tmp_path / "pairs.jsonl", pairs)
+    mined = run(
+        "mine", home / "model", tmp_path / "pairs.jsonl", "--out", tmp_path / "mined.jsonl",
+        "--corpus", home / "texts.jsonl", "--margin=-2", "--negatives=3",
+    )  # fmt: skip
+    assert mined.code == 0, mined.err
+    assert "2 pairs, 7 distinct documents, 6 negatives" in mined.out
+    rows = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
+    for row, pair in zip(rows, pairs, strict=True):
+        assert {name: row[name] for name in pair} == pair
+        vectors = bert_jax.load(home / "model").embed([*TEXTS, pair["query"]], normalize=True)
+        order = [TEXTS[n] for n in np.argsort(-(vectors[:-1] @ vectors[-1]))]
+        assert row["negatives"] == [text for text in order if text != pair["document"]][:3]
+    refused = run("mine", home / "model", tmp_path / "pairs.jsonl", "--out=x.jsonl", "--ranks=7")
+    assert (refused.code, "--ranks is '7'" in refused.err) == (2, True)
+
+
+def test_evaluate_retrieval(home, run, tmp_path):
+    """The rankings by cosine, the whole width and less, and those of BM25 beside them."""
+    ids = {f"t{n}": text for n, text in enumerate(TEXTS)}
+    queries = {"a": "the dog", "t4": "lee sat on a mat"}
+    made = Collection(ids, queries, {"a": {"t3": 1.0, "t6": 2.0}, "t4": {"t0": 1.0}})
+    write_collection(tmp_path, {"test": made})
+    found = run("evaluate", home / "model", "--retrieval", tmp_path, "--dimensions=8", "--json")
+    result = json.loads(found.out)
+    assert (result["documents"], result["queries"]) == (7, 2)
+    vectors = bert_jax.load(home / "model").embed([*TEXTS, *queries.values()])
+    for width in (16, 8):
+        short = unit(vectors[:, :width])
+        ranked = {
+            query: [f"t{n}" for n in np.argsort(-(short[:7] @ row)) if f"t{n}" != query]
+            for query, row in zip(queries, short[7:], strict=True)
+        }
+        wanted = ranking_scores(ranked, made.relevant)
+        assert result["scores"][f"{width}"] == pytest.approx(wanted)
+    assert result["scores"]["bm25"]["mrr@10"] == 1  # "dog", "sat"; a query's own id is left out
+    table = run("evaluate", home / "model", "--retrieval", tmp_path).out.splitlines()
+    assert table[0] == "7 documents, 2 queries"
+    assert [line.split()[0] for line in table[2:]] == ["16", "bm25"]
+
+
+def test_evaluate_with_a_reranker(home, tmp_path):
+    write_collection(tmp_path, {"test": Collection(
+        {f"t{n}": text for n, text in enumerate(TEXTS)}, {"a": "the dog"}, {"a": {"t3": 1.0}}
+    )})  # fmt: skip
+
+    class Oracle(Reranker):
+        def __init__(self):
+            pass
+
+        def scores(self, queries, passages, **more):
+            return np.array([float(passage == TEXTS[3]) for passage in passages], np.float32)
+
+    model = on_device(random_model("pretrained"))
+    result = evaluate_retrieval(model, read_collection(tmp_path), reranker=Oracle(), candidates=7)
+    assert result["scores"]["reranked 7"]["mrr@10"] == 1
+
+
+def test_evaluate_similarity_and_clustering(home, run, tmp_path):
+    vectors = bert_jax.load(home / "model").embed(TEXTS, normalize=True)
+    rows = [
+        {"one": TEXTS[n], "two": TEXTS[n + 1], "score": float(vectors[n] @ vectors[n + 1])}
+        for n in range(6)
+    ]
+    write_lines(tmp_path / "sts.jsonl", rows)
+    found = run(
+        "evaluate", home / "model", "--sts", tmp_path / "sts.jsonl", "--dimensions=4", "--json",
+        "--columns=query=one,document=two",
+    )  # fmt: skip
+    scores = json.loads(found.out)["scores"]
+    assert scores["16"] == {"spearman": pytest.approx(1), "pearson": pytest.approx(1)}
+    assert scores["4"]["spearman"] < 1
+    rows = [{"text": text, "label": n % 2} for n, text in enumerate(["the cat", "a hill ?"] * 5)]
+    write_lines(tmp_path / "classes.jsonl", rows)
+    found = run("evaluate", home / "model", "--clustering", tmp_path / "classes.jsonl", "--json")
+    assert json.loads(found.out) == {
+        "texts": 10, "classes": 2, "scores": {"16": {"v_measure": 1.0, "deviation": 0.0}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--sts=a.csv", "--clustering=b.csv"), "--sts and --clustering: give one of"),
+        (("--dimensions=8",), "give one of --retrieval, --sts and --clustering"),
+        (("--sts=a.csv", "--rows=8"), "--rows does not go with --sts"),
+        (("--sts=a.csv", "--rerank=x"), "--rerank does not go with --sts"),
+        (("--retrieval=x", "--columns=a=b"), "--columns does not go with --retrieval"),
+        (("--retrieval=x", "--dimensions=8,a"), "--dimensions is '8,a'"),
+        (("--retrieval=x",), "no directory in BEIR's layout"),
+        (
+            ("--sts=a.csv", "--columns=a,b"),
+            "'a' is no FIELD=COLUMN; the fields are query",
+        ),
+    ],
+)
+def test_evaluate_refuses(home, run, options, message):
+    refused = run("evaluate", home / "model", *options)
+    assert (refused.code, message in refused.err) == (2, True), refused.err
+
+
+def test_vectors_have_the_prefix_of_their_kind_and_cuts_are_counted():
+    own = EmbeddingConfig(query_prefix="who ", document_prefix="the ", normalize=False)
+    model = on_device(dataclasses.replace(random_model("pretrained"), embedding=own, max_length=6))
+    plain = dataclasses.replace(model, embedding=None)
+    cuts = Cuts()
+    texts = ["kim", "a dog sat on a mat"]
+    for kind, prefix in (("query", "who "), ("document", "the ")):
+        found = text_vectors(model, texts, kind, cuts=cuts)
+        np.testing.assert_array_equal(
+            found, text_vectors(plain, [prefix + text for text in texts], kind)
+        )
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    assert cuts.warning().startswith("2 of 4 texts are longer than 6 tokens")
+    with pytest.raises(UserError, match="dimensions is 0"):
+        text_vectors(model, texts, "query", dimensions=0)

@@ -1,0 +1,495 @@
+"""The program's operations, loops and collectives, from golden TPU programs and from snippets."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from bert_jax.plan.hlo_cost.groups import axes_of_groups, axes_of_pairs, parse_groups
+from bert_jax.plan.hlo_cost.hlo import SENTINEL, parse_program
+from bert_jax.plan.hlo_cost.hlo_text import parse_text, phase_of, shape_bytes
+from bert_jax.plan.hlo_cost.loops import Scope, trip_count
+
+GOLDEN = Path(__file__).with_name("golden")
+ONE = {"data": 1, "fsdp": 1, "tensor": 1}
+
+
+def read(name: str, **mesh_shape: int):
+    return parse_program((GOLDEN / f"{name}.hlo").read_text(), ONE | mesh_shape)
+
+
+def trips(text: str) -> int | None:
+    """Of the one loop in ENTRY."""
+    module = parse_text("HloModule m, is_scheduled=true\n\n" + text)
+    entry = module.computations[module.entry]
+    loop = next(i for i in entry.instructions.values() if i.opcode == "while")
+    return trip_count(loop, Scope(module, entry, lambda _: None))
+
+
+LOOP = """
+%cond (p: (s32[], f32[8])) -> pred[] {{
+  %p = (s32[], f32[8]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant({end})
+  ROOT %c = pred[] compare(%i, %n), direction={direction}
+}}
+
+%body (q: (s32[], f32[8])) -> (s32[], f32[8]) {{
+  %q = (s32[], f32[8]) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %k = s32[] constant({step})
+  %next = s32[] {operation}(%j, %k)
+  %x = f32[8] get-tuple-element(%q), index=1
+  ROOT %t = (s32[], f32[8]) tuple(%next, %x)
+}}
+
+ENTRY %main (a: f32[8]) -> (s32[], f32[8]) {{
+  %a = f32[8] parameter(0)
+  %start = s32[]{{:T(128)}} constant({start})
+  %init = (s32[], f32[8]) tuple(%start, %a)
+  ROOT %w = (s32[], f32[8]) while(%init), condition=%cond, body=%body
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step", "direction", "operation", "expected"),
+    [
+        (0, 12, 1, "LT", "add", 12),
+        (0, 12, 5, "LT", "add", 3),
+        (1, 12, 1, "LE", "add", 12),
+        (11, 0, 1, "GE", "subtract", 12),
+        (11, -1, -1, "GT", "add", 12),
+        (0, 24, 2, "NE", "add", 12),
+        (3, 3, 1, "LT", "add", 0),
+        (1, 1000, 2, "LT", "multiply", 10),
+        (-9, 0, 2, "NE", "divide", 4),  # -4, -2, -1, 0: towards zero
+        (0, 12, 0, "LT", "add", None),  # never ends
+        (0, -1, 1, "NE", "add", None),  # ends after 2^32 - 1, longer than is followed
+        (2**31 - 2, 0, 1, "GT", "add", 2),  # overflows, as the hardware does
+    ],
+)
+def test_trip_counts(start, end, step, direction, operation, expected, monkeypatch):
+    monkeypatch.setattr("bert_jax.plan.hlo_cost.loops.MAX_TRIPS", 100)
+    text = LOOP.format(start=start, end=end, step=step, direction=direction, operation=operation)
+    assert trips(text) == expected
+
+
+def test_trip_count_through_fusions_copies_and_the_state():
+    """The bound is an element of the state, condition and increment are fused."""
+    text = """
+%fused_compare (p0: s32[], p1: s32[]) -> pred[] {
+  %p0 = s32[] parameter(0)
+  %p1 = s32[] parameter(1)
+  ROOT %c = pred[] compare(%p1, %p0), direction=GT
+}
+
+%fused_add (p2: s32[]) -> s32[] {
+  %p2 = s32[] parameter(0)
+  %one = s32[] constant(1)
+  ROOT %s = s32[] add(%one, %p2)
+}
+
+%wide.cond (p: (s32[], f32[8], s32[])) -> pred[] {
+  %p = (s32[], f32[8], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] get-tuple-element(%p), index=2
+  ROOT %f = pred[] fusion(%i, %n), kind=kLoop, calls=%fused_compare
+}
+
+%wide.body (q: (s32[], f32[8], s32[])) -> (s32[], f32[8], s32[]) {
+  %q = (s32[], f32[8], s32[]) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %next = s32[] fusion(%j), kind=kLoop, calls=%fused_add
+  %moved = s32[]{:T(128)S(6)} copy(%next)
+  %x = f32[8] get-tuple-element(%q), index=1
+  %m = s32[] get-tuple-element(%q), index=2
+  %m2 = s32[] copy(%m)
+  ROOT %t = (s32[], f32[8], s32[]) tuple(%moved, %x, %m2)
+}
+
+ENTRY %main (a: f32[8]) -> (s32[], f32[8], s32[]) {
+  %a = f32[8] parameter(0)
+  %zero = s32[] constant(0)
+  %end = s32[] constant(7)
+  %init = (s32[], f32[8], s32[]) tuple(%zero, %a, %end)
+  ROOT %w = (s32[], f32[8], s32[]) while(%init), condition=%wide.cond, body=%wide.body
+}
+"""
+    assert trips(text) == 7
+    depends_on_data = text.replace("%end = s32[] constant(7)", "%end = s32[] parameter(1)")
+    assert trips(depends_on_data) is None
+
+
+def test_a_loop_as_long_as_its_outer_loop_has_run_is_unknown():
+    """What the outer loop changes must not be taken for its initial value."""
+    text = """HloModule m, is_scheduled=true
+
+%inner.cond (p: (s32[], s32[])) -> pred[] {
+  %p = (s32[], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] get-tuple-element(%p), index=1
+  ROOT %c = pred[] compare(%i, %n), direction=LT
+}
+
+%inner.body (q: (s32[], s32[])) -> (s32[], s32[]) {
+  %q = (s32[], s32[]) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%j, %one)
+  %m = s32[] get-tuple-element(%q), index=1
+  ROOT %t = (s32[], s32[]) tuple(%next, %m)
+}
+
+%outer.cond (p2: (s32[], s32[])) -> pred[] {
+  %p2 = (s32[], s32[]) parameter(0)
+  %i2 = s32[] get-tuple-element(%p2), index=0
+  %five = s32[] constant(5)
+  ROOT %c2 = pred[] compare(%i2, %five), direction=LT
+}
+
+%outer.body (q2: (s32[], s32[])) -> (s32[], s32[]) {
+  %q2 = (s32[], s32[]) parameter(0)
+  %j2 = s32[] get-tuple-element(%q2), index=0
+  %nine = s32[] get-tuple-element(%q2), index=1
+  %zero = s32[] constant(0)
+  %init = (s32[], s32[]) tuple(%zero, %BOUND)
+  %w = (s32[], s32[]) while(%init), condition=%inner.cond, body=%inner.body
+  %one2 = s32[] constant(1)
+  %next2 = s32[] add(%j2, %one2)
+  ROOT %t2 = (s32[], s32[]) tuple(%next2, %nine)
+}
+
+ENTRY %main () -> (s32[], s32[]) {
+  %start = s32[] constant(3)
+  %end = s32[] constant(9)
+  %first = (s32[], s32[]) tuple(%start, %end)
+  ROOT %v = (s32[], s32[]) while(%first), condition=%outer.cond, body=%outer.body
+}
+"""
+    changing = parse_program(text.replace("%BOUND", "%j2"), ONE)
+    assert [loop.trips for loop in changing.loops] == [2, None]
+    constant = parse_program(text.replace("%BOUND", "%nine"), ONE)
+    assert [(loop.trips, loop.runs) for loop in constant.loops] == [(2, 1), (9, 2)]
+
+
+def test_scans_of_known_lengths():
+    """lax.scan of 5, 6 reversed, 3 x 4 nested, 8 unrolled by 2; fori_loop over an argument."""
+    program = read("scans")
+    assert [(loop.trips, loop.runs) for loop in program.loops] == [
+        (5, 1),
+        (6, 1),
+        (3, 1),
+        (4, 3),
+        (4, 1),
+        (None, 1),
+    ]
+    assert [loop.trips for loop in program.unknown_loops] == [None]
+    assert {op.runs for op in program.ops} == {1, 3, 4, 5, 6, 12}
+    inner = next(op for op in program.ops if op.runs == 12 and op.cycles)
+    assert inner.source.endswith("scans.layer")
+
+
+def test_a_loop_costs_its_body_times_its_trips():
+    program = read("scans")
+    per_loop = {loop.trips * loop.runs: loop.cycles for loop in program.loops if loop.trips}
+    for runs in (5, 6, 12):
+        cycles = sum(op.cycles or 0 for op in program.ops if op.runs == runs)
+        assert cycles == per_loop[runs] > 0
+
+
+def test_sharded_program_has_gathers_beside_the_work_and_one_reduction_a_layer():
+    program = read("sharded", data=2, fsdp=4)
+    layer = 1024 * 1024 * 2
+    assert {c.runs for c in program.collectives} == {6}
+    gathers = [c for c in program.collectives if c.kind == "all-gather"]
+    assert {(c.axes, c.group_size, c.bytes) for c in gathers} == {(("fsdp",), 4, layer)}
+    assert [c.asynchronous for c in gathers].count(True) == 3
+    assert all((c.overlapped_cycles > 0) == c.asynchronous for c in gathers)
+    # Only the fusions that carry a gather move it on: not all that lies between start and end.
+    assert sorted(c.overlapped_cycles for c in gathers) == [0, 5170, 12632, 17802]
+    (reduction,) = (c for c in program.collectives if c.kind == "all-reduce")
+    assert (reduction.axes, reduction.bytes) == (("data", "fsdp"), 2 * layer)
+    assert reduction.phase == "backward"
+    assert reduction.source == "model/make_golden_hlo.py:71 sharded.loss.layer"
+
+
+def test_program_of_two_slices_reduces_in_steps():
+    program = read("slices", data=8)
+    assert program.devices_per_slice == 4
+    big = [(c.kind, c.network, c.axes, c.group_size) for c in program.collectives if c.bytes > 2000]
+    assert big == [
+        ("reduce-scatter", "ici", ("data",), 4),
+        ("all-reduce", "dcn", ("data",), 2),
+        ("all-gather", "ici", ("data",), 4),
+    ]
+    between = next(c for c in program.collectives if c.network == "dcn")
+    assert between.asynchronous
+    assert between.bytes == 512 * 512 * 2 // 4
+
+
+def test_kernels_keep_their_name_and_metadata_of_several_lines():
+    program = read("kernel")
+    (kernel,) = (op for op in program.ops if op.kind == "pallas")
+    assert kernel.name.startswith("splash_mha_fwd")
+    assert kernel.cycles is None
+    assert kernel.flops is None
+    assert kernel.kernel
+    assert kernel.bytes >= 4 * 2 * 4 * 256 * 64 * 2
+
+
+ENTRY = """HloModule m, is_scheduled=true, num_partitions={partitions}
+
+FileNames
+1 "/home/somebody/bert_jax/model/encoder.py"
+2 "/usr/lib/python3/site-packages/jax/numpy.py"
+
+FunctionNames
+1 "Layer.__call__"
+2 "outer.<locals>.sum"
+
+FileLocations
+1 {{file_name_id=1 function_name_id=1 line=123 end_line=123 column=4 end_column=4}}
+2 {{file_name_id=2 function_name_id=2 line=9 end_line=9 column=4 end_column=4}}
+
+StackFrames
+1 {{file_location_id=1 parent_frame_id=1}}
+2 {{file_location_id=2 parent_frame_id=2}}
+3 {{file_location_id=2 parent_frame_id=3}}
+
+%sum (x: f32[], y: f32[]) -> f32[] {{
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %z = f32[] add(%x, %y)
+}}
+
+ENTRY %main (a: f32[16,128]) -> f32[16,128] {{
+  %a = f32[16,128]{{1,0:T(8,128)}} parameter(0)
+{body}
+}}
+"""
+
+
+def entry(*lines: str, partitions: int = 8, **mesh_shape: int):
+    body = "\n".join(f"  {line}" for line in lines)
+    return parse_program(ENTRY.format(body=body, partitions=partitions), ONE | mesh_shape)
+
+
+def cycles(number: int) -> str:
+    return f'backend_config={{"window_config":{{"estimated_cycles":"{number}"}}}}'
+
+
+def test_sentinels_are_listed_without_cycles():
+    program = entry(
+        f"%b = f32[16,128] negate(%a), {cycles(2**63 - 1)}",
+        f"%c = f32[16,128] negate(%b), {cycles(SENTINEL)}",
+        f"ROOT %d = f32[16,128] negate(%c), {cycles(100)}",
+    )
+    assert [op.cycles for op in program.ops] == [None, None, 100]
+    assert program.cycles == 100
+
+
+def test_sources_are_of_the_innermost_frame_in_the_package():
+    op = entry(
+        '%b = f32[16,128] negate(%a), metadata={op_name="jit(f)/neg" stack_frame_id=3}',
+    ).ops[0]
+    assert op.source == "model/encoder.py:123 Layer.__call__"
+    unknown = entry("ROOT %b = f32[16,128] negate(%a), metadata={stack_frame_id=9}").ops[0]
+    assert unknown.source == ""
+
+
+def test_conditional_counts_its_longest_branch():
+    branches = ""
+    for name, number in (("short", 10), ("long", 70)):
+        branches += (
+            f"\n%{name} (p: f32[16,128]) -> f32[16,128] {{\n  %p = f32[16,128] parameter(0)\n"
+            f"  ROOT %r.{name} = f32[16,128] negate(%p), {cycles(number)}\n}}\n"
+        )
+    text = ENTRY.format(
+        partitions=8,
+        body="  %i = s32[] constant(0)\n  ROOT %b = f32[16,128] conditional(%i, %a, %a), "
+        "branch_computations={%short, %long}",
+    )
+    text = text.replace("\nENTRY", branches + "\nENTRY")
+    assert parse_program(text, ONE).cycles == 70
+
+
+def test_asynchronous_pairs_count_once_and_share_the_work_beside_them():
+    groups = "channel_id=1, replica_groups=[2,4]<=[8], use_global_device_ids=true, to_apply=%sum"
+    program = entry(
+        f"%s = f32[16,128] all-reduce-start(%a), {groups}",
+        f"%b = f32[16,128] negate(%a), {cycles(100)}",
+        f"%t = f32[16,128] all-reduce-start(%b), {groups.replace('=1,', '=2,')}",
+        f"%c = f32[16,128] negate(%b), {cycles(60)}",
+        "%sd = f32[16,128] all-reduce-done(%s)",
+        f"%d = f32[16,128] negate(%c), {cycles(7)}",
+        "%td = f32[16,128] all-reduce-done(%t)",
+        f"ROOT %u = f32[16,128] all-reduce(%d), {groups.replace('=1,', '=3,')}",
+        data=2,
+        fsdp=4,
+    )
+    found = [(c.name, c.asynchronous, c.overlapped_cycles) for c in program.collectives]
+    assert found == [("s", True, 130), ("t", True, 37), ("u", False, 0)]
+    assert {c.bytes for c in program.collectives} == {16 * 128 * 4}
+    assert program.cycles == 167
+
+
+def test_the_rings_of_a_collective_are_read():
+    debug = "StrategyRing{colors:1 phases:1 cores:{4}}"
+    (found,) = entry(
+        "ROOT %r = f32[16,128] all-reduce(%a), channel_id=1, replica_groups=[2,4]<=[8], "
+        'to_apply=%sum, backend_config={"collective_algorithm_config":{"strategy":"StrategyRing",'
+        f'"debug":"{debug}"}}}}',
+        data=2,
+        fsdp=4,
+    ).collectives
+    assert found.colors == 1
+
+
+def test_an_all_reduce_of_which_a_slice_is_kept_is_a_reduce_scatter():
+    fused = """
+%all-reduce-scatter.1 (p: f32[16,128]) -> f32[4,128] {
+  %p = f32[16,128] parameter(0)
+  %r = f32[16,128] all-reduce(%p), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum
+  ROOT %k = f32[4,128] dynamic-slice(%r), dynamic_slice_sizes={4,128}
+}
+"""
+    text = ENTRY.format(
+        partitions=8,
+        body="  ROOT %f = f32[4,128] fusion(%a), kind=kCustom, calls=%all-reduce-scatter.1",
+    ).replace("\nENTRY", fused + "\nENTRY")
+    (found,) = parse_program(text, {"data": 2, "fsdp": 4, "tensor": 1}).collectives
+    assert (found.kind, found.axes, found.bytes) == ("reduce-scatter", ("fsdp",), 16 * 128 * 4)
+
+
+def test_permutes_run_over_the_axes_they_move_along():
+    program = entry(
+        "%s = (f32[16,128], f32[16,128]) collective-permute-start(%a), channel_id=1, "
+        "source_target_pairs={{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}",
+        "ROOT %d = f32[16,128] collective-permute-done(%s)",
+        data=2,
+        fsdp=4,
+    )
+    (found,) = program.collectives
+    assert (found.kind, found.axes, found.group_size) == ("collective-permute", ("fsdp",), 2)
+    assert axes_of_pairs([(0, 4)], {"data": 2, "fsdp": 4}) == ("data",)
+    assert axes_of_pairs([(0, 5)], {"data": 2, "fsdp": 4}) == ("data", "fsdp")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{0,1},{2,3}}", [(0, 1), (2, 3)]),
+        ("{}", [(0, 1, 2, 3, 4, 5, 6, 7)]),
+        ("[4,2]<=[8]", [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        ("[2,4]<=[4,2]T(1,0)", [(0, 2, 4, 6), (1, 3, 5, 7)]),
+        ("[4,2]<=[2,2,2]T(1,0,2)", [(0, 1), (4, 5), (2, 3), (6, 7)]),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        ("mesh['a'=8] {'a':(2)4}", [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ("mesh['a'=8] {'a':(1)2}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", [(0, 2, 4, 6), (1, 3, 5, 7)]),
+        ("mesh['a'=2,'b'=2], device_ids=(3,2,1,0) {'b'}", [(3, 2), (1, 0)]),
+    ],
+)
+def test_replica_groups_in_every_syntax(text, expected):
+    found = parse_groups(f"channel_id=7, replica_groups={text}, use_global_device_ids=true", 8)
+    assert list(found) == expected
+
+
+def test_groups_that_cannot_be_read_are_an_error():
+    with pytest.raises(ValueError, match="no replica groups"):
+        parse_groups("replica_groups=V3[something]", 8)
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes"),
+    [
+        ("[4,4]<=[16]", ("fsdp", "tensor")),
+        ("[8,2]<=[16]", ("tensor",)),
+        ("[4,4]<=[4,2,2]T(1,2,0)", ("data",)),
+        ("[2,8]<=[8,2]T(1,0)", ("data", "fsdp")),
+        ("[2,8]<=[4,2,2]T(1,0,2)", ("data", "tensor")),
+        ("[1,16]<=[16]", ("data", "fsdp", "tensor")),
+        ("[16,1]<=[16]", ()),
+        ("[2,8]<=[16]", ("mixed",)),
+        ("[8,2]<=[2,2,4]T(0,2,1)", ("data",)),  # pairs: half of the axis
+    ],
+)
+def test_mesh_axes_of_groups(groups, axes):
+    mesh_shape = {"data": 4, "fsdp": 2, "tensor": 2}
+    assert axes_of_groups(parse_groups(f"replica_groups={groups}", 16), mesh_shape) == axes
+
+
+def test_shapes():
+    assert shape_bytes("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}") == 2048
+    assert shape_bytes("(f32[2], (pred[3]{0}, s4[3]), u32[]{:S(2)}, token[])") == 8 + 3 + 2 + 4
+
+
+def test_phases():
+    assert phase_of("jit(f)/transpose(jvp())/dot_general") == "backward"
+    assert phase_of("jit(f)/jvp()/dot_general") == "forward"
+    assert phase_of("jit(f)/transpose(jvp())/checkpoint/rematted_computation/dot") == "recomputed"
+    assert phase_of("jit(f)/add") == ""
+
+
+def test_other_text_is_refused():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        parse_text("not a program")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+def test_the_compiler_still_writes_what_is_read_here(tmp_path):
+    """Compiles the loops again, with the libtpu that is installed."""
+    import subprocess
+    import sys
+
+    script = Path(__file__).with_name("make_golden_hlo.py")
+    code = (
+        f"import sys; sys.path.insert(0, {str(script.parent)!r}); import make_golden_hlo as m; "
+        f"open({str(tmp_path / 'scans.hlo')!r}, 'w')"
+        ".write(m.scans(m.mesh_of('v5e:2x2', (1, 1, 1))))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    text = (tmp_path / "scans.hlo").read_text()
+    program = parse_program(text, ONE)
+    lengths = [loop.trips * loop.runs for loop in program.loops if loop.trips is not None]
+    assert sorted(lengths) == [3, 4, 5, 6, 12]
+    assert len(program.unknown_loops) == 1
+    assert program.cycles > 10_000
+    assert re.search(r'"estimated_cycles":"\d+"', text)
+
+
+def test_a_collective_on_a_sparse_core_runs_beside_the_work():
+    # As in programs for tpu7x: the exchange stands two computations down, and gets its argument
+    # between start and end.
+    text = """HloModule m, is_scheduled=true, num_partitions=4
+
+%deep (d: bf16[8]) -> bf16[32] {
+  %d = bf16[8]{0} parameter(0)
+  ROOT %g = bf16[32]{0} all-gather(%d), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
+%outer (o: bf16[8]) -> bf16[32] {
+  %o = bf16[8]{0} parameter(0)
+  ROOT %c = bf16[32]{0} custom-call(%o), custom_call_target="x", called_computations={%deep}
+}, execution_thread="sparsecore"
+
+%fused (f: bf16[8]) -> bf16[8] {
+  %f = bf16[8]{0} parameter(0)
+  ROOT %n = bf16[8]{0} negate(%f)
+}
+
+ENTRY %main (a: bf16[8]) -> bf16[32] {
+  %a = bf16[8]{0} parameter(0)
+  %s = ((), (), s32[1]{0}) async-start(), async_execution_thread="sparsecore", calls=%outer
+  %u = ((bf16[8]{0}), bf16[32]{0}, s32[1]{0}) async-update(%s, %a)
+  %w = bf16[8]{0} fusion(%a), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"700"}
+  ROOT %r = bf16[32]{0} async-done(%u)
+}
+"""
+    (gather,) = parse_program(text, ONE | {"fsdp": 4}).collectives
+    assert (gather.kind, gather.axes, gather.bytes) == ("all-gather", ("fsdp",), 64)
+    assert gather.asynchronous
+    assert gather.overlapped_cycles == 700

@@ -1,0 +1,96 @@
+"""Cross-validation: runs in directories of their own, pooled predictions, one score, resume."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_finetuning import small_config, write_config, write_files
+from task_examples import read_json_lines
+
+from bert_jax.cli.main import main
+from bert_jax.errors import UserError
+from bert_jax.training.finetune import folds
+from bert_jax.training.finetune.evaluate import evaluate_finetuned
+from bert_jax.training.run.telemetry import read_metrics
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory):
+    home = tmp_path_factory.mktemp("folds")
+    files = write_files(home)
+    section = {"train": files["train"], "id": ""}
+    config = small_config(
+        files, task={"kind": "table", "max_length": 16, "folds": 2, "table": section},
+        training__evals_per_epoch=2,
+    )  # fmt: skip
+    workdir = home / "run"
+    command = ["finetune", f"--config={write_config(home / 'config.py', config)}",
+               f"--workdir={workdir}"]  # fmt: skip
+    assert not main(command)
+    return config, command, workdir
+
+
+def test_one_score_of_all_examples(runs):
+    """The pooled accuracy is that of the examples of all folds, each predicted by another's run."""
+    config, _, workdir = runs
+    result = json.loads((workdir / "folds.json").read_text())
+    counts = [fold["examples"] for fold in result["folds"]]
+    assert sum(counts) == 44
+    rows = (Path(config.task.table.train)).read_text().splitlines()[1:]
+    predicted = read_json_lines(workdir / "predictions.jsonl")
+    assert [entry["id"] for entry in predicted] == [f"{n}" for n in range(44)]
+    hits = [row.split(",")[1] == entry["label"] for row, entry in zip(rows, predicted, strict=True)]
+    assert result["scores"]["accuracy"] == pytest.approx(np.mean(hits))
+    means = [fold["accuracy"] for fold in result["folds"]]
+    assert result["scores"]["accuracy"] == pytest.approx(np.average(means, weights=counts))
+    low, high = result["intervals"]["accuracy"]
+    assert low < result["scores"]["accuracy"] < high
+    assert "out of fold: 44 examples" in (workdir / "report.md").read_text()
+
+
+def test_a_fold_is_scored_once_and_can_be_scored_again(runs):
+    _, _, workdir = runs
+    scores = []
+    for number in (1, 2):
+        rows = read_metrics(workdir / f"fold-{number}" / "metrics.jsonl")
+        assert sum("eval/accuracy" in row for row in rows) == 1
+        scores.append(evaluate_finetuned(workdir / f"fold-{number}").scores["accuracy"])
+    found = json.loads((workdir / "folds.json").read_text())["folds"]
+    assert [fold["accuracy"] for fold in found] == pytest.approx(scores)
+    for file in ("report.md", "statistics.txt"):
+        text = (workdir / "fold-1" / file).read_text()
+        assert "data that chose nothing" in text
+        assert "chose the epoch" not in text
+
+
+def test_finished_folds_are_not_trained_again(runs, monkeypatch, capsys):
+    """A start after the second fold was lost trains the second alone, and gives the same."""
+    import shutil
+
+    _, command, workdir = runs
+    before = (workdir / "folds.json").read_bytes(), (workdir / "predictions.jsonl").read_bytes()
+    kept = (workdir / "fold-1" / "metrics.jsonl").stat().st_mtime_ns
+    shutil.rmtree(workdir / "fold-2")
+    (workdir / "folds.json").unlink()
+    assert not main(command)
+    assert (workdir / "fold-1" / "metrics.jsonl").stat().st_mtime_ns == kept
+    after = (workdir / "folds.json").read_bytes(), (workdir / "predictions.jsonl").read_bytes()
+    assert after == before
+    assert "fold 2 of 2" in capsys.readouterr().out
+
+
+def test_what_is_refused(runs, tmp_path):
+    config, _, workdir = runs
+    import dataclasses
+
+    sweep = dataclasses.replace(config.sweep, seeds=2)
+    with pytest.raises(UserError, match="which trains one run a fold; leave sweep out"):
+        folds.cross_validate(dataclasses.replace(config, sweep=sweep), tmp_path)
+    with pytest.raises(UserError, match="folds are pooled in a local directory"):
+        folds.cross_validate(config, "gs://bucket/run")
+    with pytest.raises(UserError, match=r"is that of a run without task.folds"):
+        folds.cross_validate(config, workdir / "fold-1")
+    task = dataclasses.replace(config.task, folds=3)
+    with pytest.raises(UserError, match=r"task\.folds"):
+        folds.cross_validate(dataclasses.replace(config, task=task), workdir)

@@ -1,0 +1,79 @@
+"""A parser from a treebank to trees, by the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_finetuning import small_config, write_config, write_files
+
+from bert_jax.artefacts.exchange.export import export
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.cli.main import main
+from bert_jax.errors import UserError
+from bert_jax.training.finetune.evaluate import evaluate_finetuned
+
+
+def sentence(number: int) -> str:
+    """Who, what and, at times, where, with the tree."""
+    who, did = ("cat", "dog")[number % 2], ("sat", "ran")[number // 2 % 2]
+    words = [("the", 2, "det"), (who, 3, "nsubj"), (did, 0, "root")]
+    if number % 3:
+        where, place = ("on", "under")[number % 5 > 1], ("mat", "hill")[number % 7 > 2]
+        words += [(where, 6, "case"), ("a", 6, "det"), (place, 3, "obl")]
+    words.append((".", 3, "punct"))
+    rows = [
+        f"{n}\t{word}" + "\t_" * 4 + f"\t{head}\t{relation}\t_\t_"
+        for n, (word, head, relation) in enumerate(words, 1)
+    ]
+    return "\n".join(rows) + "\n\n"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The work directory of a finished run, and the dev file."""
+    home = tmp_path_factory.mktemp("parsing")
+    files = write_files(home)
+    for name, numbers in (("train", range(24)), ("dev", range(24, 36))):
+        files[name] = str(home / f"{name}.conllu")
+        Path(files[name]).write_text("".join(map(sentence, numbers)))
+    config = small_config(
+        files,
+        task={"kind": "parsing", "max_length": 16,
+              "parsing": {"train": files["train"], "dev": files["dev"]}},
+        training__num_epochs=6.0,
+    )  # fmt: skip
+    workdir = home / "run"
+    assert not main(
+        ["finetune", f"--config={write_config(home / 'config.py', config)}",
+         f"--workdir={workdir}"]
+    )  # fmt: skip
+    return workdir, Path(files["dev"])
+
+
+def test_a_parser_learns_and_writes_trees(run, tmp_path, capsys):
+    workdir, dev = run
+    outcome = json.loads((workdir / "statistics.json").read_text())["outcomes"][0]
+    assert not outcome["failed"]
+    assert outcome["best"] > 0.9
+    scores = evaluate_finetuned(workdir, str(dev)).scores
+    assert scores["las"] == pytest.approx(outcome["best"])
+    raw = tmp_path / "raw.conllu"
+    rows = [line.split("\t") for line in dev.read_text().split("\n")]
+    raw.write_text("\n".join("\t".join([*row[:6], *"____"][: len(row)]) for row in rows))
+    assert not main(["predict", str(workdir), f"--data={raw}", f"--out={tmp_path / 'out'}"])
+    written = (tmp_path / "out" / "predictions.conllu").read_text()
+    ours, theirs = ([line.split("\t")[6:8] for line in text.split("\n") if line]
+                    for text in (dev.read_text(), written))  # fmt: skip
+    share = sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
+    assert share == pytest.approx(scores["las"])
+    capsys.readouterr()
+
+
+def test_what_a_parser_is_not_asked(run, tmp_path):
+    """No verb but predict, and no class of Transformers."""
+    workdir, _ = run
+    model = read_model(workdir)
+    assert model.verbs == ("embed",)
+    with pytest.raises(UserError, match="no class of Transformers has a head for parsing"):
+        export(workdir, "huggingface", tmp_path / "huggingface")
+    assert not (tmp_path / "huggingface").exists()

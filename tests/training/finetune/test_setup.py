@@ -1,0 +1,129 @@
+"""What a fine-tuning run is made of: its length, its evaluations, its head."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_finetuning import small_config, write_files
+from small_saved import small_saved
+from squad_files import entry, put_squad
+
+from bert_jax.config.mapping import build
+from bert_jax.errors import UserError
+from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.sections.squad import SquadConfig
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.setup import Setup, set_up
+from bert_jax.training.finetune.start.weights import encoder_of, fingerprint_of
+from bert_jax.training.finetune.train import finetune
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_files(tmp_path_factory.mktemp("files"))
+
+
+@given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 9))
+@settings(max_examples=80, deadline=None)
+def test_evaluations_are_spread_over_an_epoch(num_steps, per_epoch, evals):
+    """As often as was asked for, and after the last step."""
+    every = per_epoch / evals
+    expected = {max(1, round(every * n)) for n in range(1, int(num_steps / every) + 1)}
+    setup = SimpleNamespace(
+        steps_per_eval=max(1.0, every), step=SimpleNamespace(num_steps=num_steps)
+    )
+    found = {n for n in range(1, num_steps + 1) if Setup.evaluates_after(setup, n)}
+    assert found == {n for n in expected if n < num_steps} | {num_steps}
+
+
+def test_a_run_of_many_steps_is_set_up_at_once(files):
+    """Nothing is as large as the number of steps, of evaluations or of rows in a batch."""
+    setup = set_up(
+        small_config(
+            files, training__num_epochs=3e8, training__evals_per_epoch=10**15, sweep__at_once=10**12
+        )
+    )
+    assert setup.step.num_steps == 18 * 10**8
+    assert setup.evaluates_after(10**9 + 7)
+
+
+def test_a_run_of_too_many_steps_is_refused(files, tmp_path):
+    for epochs, said in ((1e12, r"1e\+12, 6e\+12 steps"), (1e308, r"1e\+308, inf steps")):
+        with pytest.raises(UserError, match=f"num_epochs is {said}.*set it to 357,913,941 or less"):
+            finetune(small_config(files, training__num_epochs=epochs), tmp_path / "work")
+    with pytest.raises(UserError, match=r"sweep.seeds is 1000000000; it must be from 1 to 1,000"):
+        small_config(files, sweep__seeds=10**9)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_length_of_a_model_of_few_positions_is_said_once(tmp_path):
+    class Said(BaseException):
+        """Ends the run before its first step."""
+
+    files = write_files(tmp_path / "short", num_positions=8)
+    config = small_config(files, task__max_length=0)
+    lines: list[str] = []
+
+    def echo(line: str) -> None:
+        lines.append(line)
+        if line.startswith("goal"):
+            raise Said
+
+    with pytest.raises(Said):
+        finetune(config, tmp_path / "work", echo=echo)
+    (said,) = [line for line in lines if line.startswith("length")]
+    assert said.startswith("length   8 tokens a row: the model has no more positions; task.max_len")
+    task = dataclasses.replace(config.task, max_length=16)
+    with pytest.raises(UserError, match="max_length is 16, but the model has 8 positions"):
+        set_up(dataclasses.replace(config, task=task))
+
+
+def test_a_section_that_is_not_read_is_refused(files):
+    config = small_config(files)
+    task = dataclasses.replace(config.task, squad=SquadConfig(stride=4))
+    with pytest.raises(UserError, match=r"task.squad.stride is set, but task.kind is 'table'"):
+        set_up(dataclasses.replace(config, task=task))
+
+
+def test_the_head_of_spans_has_no_dropout(files, tmp_path):
+    path = put_squad(tmp_path / "a.json", entry("1", "cat"))
+    task = TaskConfig("squad", squad=SquadConfig(train=path, dev=path))
+    setup = set_up(FinetuneConfig(init=files["init"], task=task))
+    assert setup.objective.config.dropout_rate == 0.0
+    assert setup.objective.model.hidden_dropout_rate == 0.1
+    assert set_up(small_config(files)).objective.config.dropout_rate == np.float64(0.1)
+
+
+@pytest.mark.parametrize(
+    ("positions", "before", "rate", "after"),
+    [
+        ("learned", 0.0, 0.2, 0.2),
+        ("rope", 0.0, 0.2, 0.0),  # kernels of long rows have no dropout of probabilities
+        ("rope", 0.1, 0.2, 0.2),
+        ("rope", 0.1, None, 0.1),
+    ],
+)
+def test_probabilities_are_dropped_where_the_model_was_trained_so(positions, before, rate, after):
+    saved = small_saved(
+        "mlm", positions=positions, num_types=0, pooler=False, attention_dropout_rate=before
+    )
+    config = build(FinetuneConfig, {"training": {"dropout_rate": rate}, "task": {"max_length": 8}})
+    found = encoder_of(saved, config)
+    assert found.attention_dropout_rate == after
+    assert found.hidden_dropout_rate == (saved.config.hidden_dropout_rate if rate is None else rate)
+
+
+def test_a_start_is_told_apart_by_all_that_it_has():
+    saved = small_saved("classification")
+    start = {"encoder": saved.params["encoder"], "head": saved.params["head"]}
+    found = {fingerprint_of(start, saved.tokenizer), fingerprint_of({}, saved.tokenizer)}
+    for part in start:
+        other = jax.tree.map(np.copy, start)
+        leaf = jax.tree.leaves(other[part])[0]
+        leaf.flat[0] += 1
+        found.add(fingerprint_of(other, saved.tokenizer))
+    assert len(found) == 4
