@@ -28,10 +28,10 @@ from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.translate import best_tokens, decoded
 from bert_jax.model.heads import layer_outputs
 from bert_jax.model.seq2seq.network import Side
+from bert_jax.tasks.batches import eval_batches
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.masks import encode_masked, token_text
 from bert_jax.tokenization.tokenizer import TokenRow, make_row, replace_surrogates
-from bert_jax.training.finetune.batches import eval_batches
 
 MAX_TOKENS = 256
 """In a page, special tokens included: BERT-base's weights of so many are 13 MB of it."""

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.distributed.checkpoint.agreement import all_agree
-from bert_jax.training.baseline import DivergedError
-from bert_jax.training.progress import Moment, null
+from bert_jax.training.progress import DivergedError, Moment, null
 from bert_jax.training.run.interrupt import StopRequest
 from bert_jax.training.run.session import Session
 from bert_jax.training.run.telemetry import read_metrics

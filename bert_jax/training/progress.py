@@ -3,13 +3,12 @@
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from bert_jax.training.baseline import LossMonitor
 from bert_jax.training.steps.guard import GUARD_METRICS
 from bert_jax.training.steps.state import TrainState
 from bert_jax.training.sweep.statistics import Outcome, Trial
@@ -148,6 +147,35 @@ class Means:
         self._count = count
 
 
+class DivergedError(RuntimeError):
+    """Divergence of a run whose guard says to stop."""
+
+    exit_code = 4
+
+
+class Finding(NamedTuple):
+    """Result of a check of the loss, for people and for `events.jsonl`."""
+
+    kind: Literal["plateau", "diverged", "recovered"]
+    message: str
+
+
+class Monitor(Protocol):
+    """Watch over the loss of a run."""
+
+    lowest_at: int
+    """Step of the lowest smoothed loss."""
+
+    def observe(self, step: int, loss: float) -> Sequence[Finding]:
+        """Add the loss after `step` updates, and return the findings."""
+
+    def state(self) -> dict[str, Any]:
+        """Return JSON values for `restore`."""
+
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        """Continue from the values of `state` after `step` steps."""
+
+
 @dataclass
 class Moment:
     """A run between two steps: what a save holds, and what a start goes on from."""
@@ -162,7 +190,7 @@ class Moment:
     wave: int = 0
     best: Any = None
     """Trained parameters of each trial at its best evaluation; None: nothing is chosen."""
-    monitor: LossMonitor | None = None
+    monitor: Monitor | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     """Outcomes of the trials of the stages before."""
     scores: dict[str, Any] = field(default_factory=dict)

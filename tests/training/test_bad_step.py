@@ -21,9 +21,9 @@ from bert_jax.distributed.checkpoint import saved_steps
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import report_error
 from bert_jax.training import loop
-from bert_jax.training.baseline import DivergedError
 from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.pretrain.train import train
+from bert_jax.training.progress import DivergedError
 from bert_jax.training.run.events import read_events
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.steps.bad_step import (

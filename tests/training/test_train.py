@@ -21,12 +21,12 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 from bert_jax.training.pretrain.summary import unexported
 from bert_jax.training.pretrain.train import train
+from bert_jax.training.pretrain.workdir import read_config
 from bert_jax.training.run import session
 from bert_jax.training.run.events import read_events
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.run.watchdog import Watchdog
 from bert_jax.training.steps.bad_step import BadStepError
-from bert_jax.training.workdir import read_config
 
 SHORT = {
     "training__num_steps": 2,

@@ -19,7 +19,8 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.pretrain.config import FREE_FIELDS
 from bert_jax.training.pretrain.corpus import open_corpus, phase_stores, step_config
-from bert_jax.training.workdir import read_config, recorded_corpus, refuse_other_run
+from bert_jax.training.pretrain.workdir import read_config, recorded_corpus
+from bert_jax.training.workdir import refuse_other_run
 
 _WIDTH = 98
 LEGEND = (

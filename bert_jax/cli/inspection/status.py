@@ -25,12 +25,12 @@ from bert_jax.objectives.objective import Metric, num_params
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import objective_of, open_corpus
+from bert_jax.training.pretrain.workdir import read_config
 from bert_jax.training.run.corpora import CorpusCurve, corpus_curves
 from bert_jax.training.run.events import read_events
 from bert_jax.training.run.goodput import Start, down_seconds, read_starts, total_seconds
 from bert_jax.training.run.loss_curve import draw_loss_curve
 from bert_jax.training.run.telemetry import read_metrics
-from bert_jax.training.workdir import read_config
 
 State = Literal["new", "running", "silent", "killed", "failed", "stopped", "finished"]
 """State of a run. `silent`: longer without a sign of life than between two steps; it may be saving

@@ -15,12 +15,12 @@ from bert_jax.errors import UserError
 from bert_jax.objectives.distillation import TEACHER
 from bert_jax.objectives.embedding import EmbeddingObjective
 from bert_jax.objectives.task import TaskObjective
+from bert_jax.tasks.batches import TrainBatches, choose_buckets
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.overlap import example_keys, overlap_warning
 from bert_jax.tasks.rows import Batch
 from bert_jax.tasks.skew import repeats
 from bert_jax.tasks.task import Split, Task
-from bert_jax.training.finetune.batches import TrainBatches, choose_buckets
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.progress import unlearned
 from bert_jax.training.finetune.start.teacher import with_teacher
@@ -33,7 +33,7 @@ from bert_jax.training.finetune.start.weights import (
     read_start,
     with_head,
 )
-from bert_jax.training.pretrain.config import MAX_STEPS
+from bert_jax.training.steps.optim import MAX_STEPS
 from bert_jax.training.steps.state import StepConfig
 from bert_jax.training.sweep.statistics import Outcome, Trial
 

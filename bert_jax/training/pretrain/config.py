@@ -17,7 +17,7 @@ from bert_jax.objectives.config import MaskedLMConfig, ObjectiveConfig
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Metric
 from bert_jax.training.steps.guard import GuardConfig
-from bert_jax.training.steps.optim import OptimizerConfig, PhaseRate
+from bert_jax.training.steps.optim import MAX_STEPS, OptimizerConfig, PhaseRate
 
 FREE_FIELDS = (
     "checkpoint",
@@ -45,7 +45,6 @@ FREE_FIELDS = (
 written, or how the same step is computed, not which examples train which function."""
 
 
-MAX_STEPS = 2**31 - 1
 """Number of steps that 32 bits count."""
 
 

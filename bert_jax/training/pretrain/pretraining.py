@@ -23,15 +23,16 @@ from bert_jax.distributed.checkpoint.manager import Report
 from bert_jax.distributed.parallel.sharding import data_shard, num_batch_shards, place_batch
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
-from bert_jax.training.baseline import LossMonitor
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, MixedCorpora
 from bert_jax.training.pretrain.evaluate import HeldOut
+from bert_jax.training.pretrain.loss_monitor import LossMonitor
 from bert_jax.training.pretrain.start.branch import Branch
 from bert_jax.training.pretrain.start.initial_model import initial_params, starting_line
 from bert_jax.training.pretrain.start.stages import check_stages
 from bert_jax.training.pretrain.start.teacher import teacher_line, with_teacher, without_teacher
 from bert_jax.training.pretrain.summary import closing_lines, summary
+from bert_jax.training.pretrain.workdir import prepare_workdir
 from bert_jax.training.progress import Means, Moment, Progress
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.loss_curve import draw_loss_curve
@@ -39,7 +40,6 @@ from bert_jax.training.run.telemetry import readout
 from bert_jax.training.run_plan import Result, Scores, Stage
 from bert_jax.training.steps.state import StepConfig, TrainState, abstract_state, init_state
 from bert_jax.training.sweep.statistics import Trial
-from bert_jax.training.workdir import prepare_workdir
 
 _REDRAW_SECONDS = 60.0
 _log = logging.getLogger("bert_jax")

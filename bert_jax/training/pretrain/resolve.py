@@ -33,9 +33,9 @@ from bert_jax.training.pretrain.start.teacher import (
     student_start,
     teacher_digest,
 )
+from bert_jax.training.pretrain.workdir import check_workdir
 from bert_jax.training.run_plan import Policy, RunPlan, Stage
 from bert_jax.training.sweep.statistics import Trial
-from bert_jax.training.workdir import check_workdir
 
 
 def resolve_pretraining(

@@ -13,6 +13,9 @@ from bert_jax.config.mapping import check_values
 from bert_jax.data.phases import scaled
 from bert_jax.training.steps import optim_parts as parts
 
+MAX_STEPS = 2**31 - 1
+"""Largest number of updates: they are counted in int32."""
+
 
 def _adam(config: "OptimizerConfig") -> optax.GradientTransformation:
     return parts.adam(config.b1, config.b2, config.eps, bias_correction=config.bias_correction)

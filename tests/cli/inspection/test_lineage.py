@@ -32,8 +32,8 @@ from bert_jax.training.finetune.saves import prepare_finetune_workdir, saved_con
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, objective_of, open_corpus
 from bert_jax.training.pretrain.start.branch import open_branch
+from bert_jax.training.pretrain.workdir import prepare_workdir
 from bert_jax.training.sweep.statistics import Trial
-from bert_jax.training.workdir import prepare_workdir
 
 
 class State(NamedTuple):

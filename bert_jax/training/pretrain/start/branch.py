@@ -36,8 +36,9 @@ from bert_jax.distributed.checkpoint.record import read_record as read_checkpoin
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
+from bert_jax.training.pretrain.workdir import recorded_corpus
 from bert_jax.training.steps.optim import OptimizerConfig, learning_rate_schedule
-from bert_jax.training.workdir import record_there, recorded_corpus, show
+from bert_jax.training.workdir import record_there, show
 
 _BY_PHASE = (
     "masking.rate", "model.rope_theta", "model.local_rope_theta", "training", "data.mixture",

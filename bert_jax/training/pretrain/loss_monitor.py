@@ -8,11 +8,12 @@ import math
 import sys
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from bert_jax.data.store import TokenStore
 from bert_jax.objectives.objective import Metric, Objective
 from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.progress import Finding
 
 MARGIN = 0.05
 """Distance below the baseline, in nats, from which on a run counts as having left it."""
@@ -25,19 +26,6 @@ _FILLED = 0.4  # weight of the mean once half a window of losses is in it
 _SETTLED = 0.86  # after two windows; positions that are new in a phase are learnt within less
 _FALL, _STAND = 0.02, 5  # nats, windows: a loss that falls by less stands
 _STATE = ("mean", "weight", "done", "step", "lowest", "lowest_at", "alarm", "fallen", "fallen_at")
-
-
-class DivergedError(RuntimeError):
-    """Divergence of a run whose guard says to stop."""
-
-    exit_code = 4
-
-
-class Finding(NamedTuple):
-    """Result of a check, for people and for `events.jsonl`."""
-
-    kind: Literal["plateau", "diverged", "recovered"]
-    message: str
 
 
 @dataclass

@@ -38,8 +38,8 @@ from bert_jax.training.pretrain.start.stages import (
 )
 from bert_jax.training.pretrain.summary import summary
 from bert_jax.training.pretrain.train import train
+from bert_jax.training.pretrain.workdir import check_workdir, prepare_workdir, read_config
 from bert_jax.training.steps.optim import PhaseRate
-from bert_jax.training.workdir import check_workdir, prepare_workdir, read_config
 
 
 def phases(*changes: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from bert_jax.data.shard import Shard
 from bert_jax.data.store import TokenStore
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.tokenization.special_ids import SpecialIds
-from bert_jax.training.baseline import MARGIN, LossMonitor
 from bert_jax.training.pretrain.corpus import settings_of
+from bert_jax.training.pretrain.loss_monitor import MARGIN, LossMonitor
 from bert_jax.training.run.telemetry import compare
 
 METRIC = MaskedLM.metrics_of(pairs=True)[0]
@@ -175,7 +175,7 @@ def test_a_loss_far_above_the_line_is_not_called_a_plateau():
     assert "too low for so short a run (try 9e-3)" in text.replace("9.0e-3", "9e-3")
 
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "losses.npz"
+GOLDEN = Path(__file__).parents[2] / "golden" / "losses.npz"
 """Masked-LM loss of each step of real runs."""
 RUNS = [("mini", 2000, (0.9, 0.1), 6.530), ("tiny", 3000, (0.9, 0.1), 5.782)]
 SLOPES = (0.02, 0.05, 0.1, 0.2)

@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.pretrain.corpus import phase_stores
-from bert_jax.training.workdir import check_workdir, prepare_workdir
+from bert_jax.training.pretrain.workdir import check_workdir, prepare_workdir
 
 
 @pytest.fixture(scope="module")
