@@ -47,9 +47,9 @@ test-slow: $(VENV)/.installed-dev  ## the tests that take longest: several proce
 
 test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full disks, corruption and damaged files: 15 minutes or more
 	BERT_JAX_CHAOS=1 $(BIN)/python -m pytest $(PARALLEL) -m 'not parity' -rs tests/chaos tests/training/test_stalled.py \
-		tests/training/test_remote_run.py tests/parallel/test_processes.py tests/test_fuzz.py \
-		tests/finetune/test_finetune_run.py tests/finetune/test_finetune_tasks.py \
-		tests/finetune/test_finetune_bucket.py tests/infer/test_inference_verbs.py
+		tests/training/test_remote_run.py tests/distributed/parallel/test_processes.py tests/test_fuzz.py \
+		tests/training/finetune/test_finetune_run.py tests/training/finetune/test_finetune_tasks.py \
+		tests/training/finetune/test_finetune_bucket.py tests/infer/test_inference_verbs.py
 
 test-parity: $(VENV)/.installed-parity  ## live comparison with transformers and torch (libtpu too: `make test` then compiles for TPUs)
 	$(BIN)/python -m pytest -m parity

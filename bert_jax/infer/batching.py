@@ -36,7 +36,7 @@ def row_batches(
 ) -> Iterator[tuple[Int64[np.ndarray, " B"], Batch]]:
     """Yield the numbers of some rows, longest first, and their batch, until all have had a turn.
 
-    `bert-jax predict` has other lengths, `finetune.batches.choose_buckets`: those with the least
+    `bert-jax predict` has other lengths, `tasks.batches.choose_buckets`: those with the least
     padding for the rows of one file, where these are shared by all calls (docs/decisions.md).
     """
     order = np.argsort(-rows.lengths, kind="stable")

@@ -33,7 +33,7 @@ CONFIG = small_config(
 )
 DAMAGES = ("flip", "truncate", "delete")
 
-# As in tests/checkpoint/test_checkpoints.py: Orbax's threads call back into its closed event loop.
+# As in tests/distributed/checkpoint/test_checkpoints.py: Orbax's threads call back into its closed event loop.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 

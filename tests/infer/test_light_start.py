@@ -29,12 +29,7 @@ VERBS = {
     "answer": "span",
 }
 HEAVY = {"orbax", "grain", "tensorstore", "tensorflow", "torch", "transformers", "matplotlib"}
-OURS = (
-    "bert_jax.training",
-    "bert_jax.distributed.checkpoint",
-    "bert_jax.training.steps.trials",
-    "bert_jax.objectives",
-)
+OURS = ("bert_jax.training", "bert_jax.distributed.checkpoint", "bert_jax.objectives")
 
 
 @pytest.fixture(scope="module")
