@@ -1,11 +1,11 @@
-"""What a run has come to: its trials, the means since the last row, and the state between steps."""
+"""Progress of a run: its trials, the means since the last row, and the state between steps."""
 
 import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -160,6 +160,7 @@ class Finding(NamedTuple):
     message: str
 
 
+@runtime_checkable
 class Monitor(Protocol):
     """Watch over the loss of a run."""
 

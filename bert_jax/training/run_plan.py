@@ -87,7 +87,7 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class Saves(Protocol):
-    """What a run keeps on disk. All methods are collective."""
+    """Files of a run. All methods are collective."""
 
     def prepare(self) -> None:
         """Begin the run in its work directory."""

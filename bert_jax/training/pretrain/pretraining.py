@@ -1,4 +1,4 @@
-"""What a plan of pretraining is made of: its batches, saves and words."""
+"""Parts of a pretraining plan: its batches, saves and words."""
 
 import contextlib
 import logging
