@@ -33,7 +33,7 @@ CONFIG = small_config(
 )
 DAMAGES = ("flip", "truncate", "delete")
 
-# As in tests/distributed/checkpoint/test_checkpoints.py: Orbax's threads call back into its closed event loop.
+# Orbax's threads call back into its closed event loop, as in test_checkpoints.py.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
