@@ -229,6 +229,9 @@ def test_no_rights(emulator, monkeypatch, status, message):
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
         with pytest.raises(UserError, match="gcloud auth application-default login") as refused:
             open_workdir("gs://somewhere/run")
+        for name in ("one.txt", "*.txt"):
+            with pytest.raises(UserError, match="cannot read .*no credentials"):
+                urls.match_urls(f"gs://somewhere/{name}")
     assert "cannot open gs://somewhere/run" in str(refused.value)
 
 
