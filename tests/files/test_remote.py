@@ -230,7 +230,7 @@ def test_no_rights(emulator, monkeypatch, status, message):
         with pytest.raises(UserError, match="gcloud auth application-default login") as refused:
             open_workdir("gs://somewhere/run")
         for name in ("one.txt", "*.txt"):
-            with pytest.raises(UserError, match="cannot read .*no credentials"):
+            with pytest.raises(UserError, match=r"cannot read .*no credentials"):
                 urls.match_urls(f"gs://somewhere/{name}")
     assert "cannot open gs://somewhere/run" in str(refused.value)
 
