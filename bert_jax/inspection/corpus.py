@@ -180,15 +180,13 @@ def inspect_corpus(
 
 
 def _open(path: str, part: str) -> TokenStore:
-    if scheme(path) is not None:
-        train, heldout = open_corpus(path)
-        if part == "train":
-            return train
-        if heldout is None:
-            raise UserError(f"{path} has no store heldout; look at --part train")
-        return heldout
-    directory = Path(path)
-    return open_store(directory if is_store(directory) else directory / part)
+    if scheme(path) is None:
+        directory = Path(path)
+        return open_store(directory if is_store(directory) else directory / part)
+    store: TokenStore | None = getattr(open_corpus(path), part)
+    if store is None:
+        raise UserError(f"{path} has no store {part}; look at --part train")
+    return store
 
 
 def _rows(
