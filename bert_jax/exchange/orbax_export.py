@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.checkpoint.storage import read_tree, write_tree
+from bert_jax.checkpoint.storage import read_tree, save_fault, write_tree
+from bert_jax.errors import UserError
 from bert_jax.exchange.huggingface_files import write_description
 from bert_jax.exchange.proof import ProofFailedError, unequal
 from bert_jax.exchange.translation import files as translator_files
@@ -32,7 +33,10 @@ def write(saved: SavedModel, out: Path) -> None:
     """
     describe = write_description if saved.network is None else translator_files.write_description
     describe(saved, out)
-    write_tree(out / PARAMS, jax.tree.map(np.asarray, saved.params))
+    try:
+        write_tree(out / PARAMS, jax.tree.map(np.asarray, saved.params))
+    except Exception as error:  # Orbax raises many types for the same full disk
+        raise UserError(f"cannot write {PARAMS}: {save_fault(error)}. Nothing was left") from error
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The verbs that take a model out or in, with their arguments; imports are made when one runs."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +161,8 @@ def export_(arguments: argparse.Namespace) -> int:
     from bert_jax.exchange.export import export
     from bert_jax.exchange.onnx.int8 import table
 
+    # Orbax's threads log the traceback of a write that failed; `export` raises the error itself.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     parity = export(
         arguments.workdir,
         arguments.to,

@@ -7,6 +7,7 @@ import os
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from asked_models import random_model, write_lines
@@ -90,8 +91,11 @@ def test_queries_from_files_and_standard_input(home, run, tmp_path, monkeypatch)
 
 
 def test_rows_of_the_index_are_searched_block_by_block(home, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(indexing, "BLOCK", 2)
-    made = run("index", home / "model", home / "texts.jsonl", "--out", tmp_path / "small.parquet")
+    with monkeypatch.context() as writing:
+        writing.setattr(indexing, "BLOCK", 2)
+        made = run(
+            "index", home / "model", home / "texts.jsonl", "--out", tmp_path / "small.parquet"
+        )
     assert "7 passages of 1 file" in made.out
     with pq.ParquetFile(tmp_path / "small.parquet") as file:
         assert file.num_row_groups == 4
@@ -183,6 +187,10 @@ def test_what_is_no_index(home, run, tmp_path):
     ):
         refused = run("search", path, "a")
         assert (refused.code, message in refused.err) == (2, True), refused.err
+    table = pq.read_table(index)
+    large = pa.concat_tables([table] * (1 + indexing.BLOCK // len(table)))
+    pq.write_table(large, tmp_path / "large.parquet", row_group_size=len(large))
+    assert "a row group of" in run("search", tmp_path / "large.parquet", "a").err
     assert "a query is empty" in run("search", index, "a", " ").err
     run("embed", home / "model", "a", "--out", tmp_path / "v.parquet")
     assert "no index of `bert-jax index`" in run("search", tmp_path / "v.parquet", "a").err

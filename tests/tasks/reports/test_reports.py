@@ -1,5 +1,6 @@
 """Scores by class and their resamples, against the metrics and against scikit-learn and seqeval."""
 
+import io
 import json
 
 import numpy as np
@@ -131,13 +132,22 @@ def test_few_units():
     assert intervals(of_mean(right)).found["accuracy"] == pytest.approx((ends.low, ends.high))
     percent = Grounds(means(["exact"], 100.0 * right[:, None]), np.arange(50), right, most=100.0)
     assert intervals(percent).found["exact"] == pytest.approx((100 * ends.low, 100 * ends.high))
-    each = RANDOM.normal(0.5, 0.1, 12)
-    low, high = intervals(of_mean(np.repeat(each, 5), np.repeat(np.arange(12), 5))).found[
-        "accuracy"
-    ]
-    assert (low, high) == pytest.approx(student_interval(each), abs=0.01)
+    each, groups = np.random.default_rng(0).normal(0.5, 0.1, 10), np.repeat(np.arange(10), 5)
+    low, high = intervals(of_mean(np.repeat(each, 5), groups)).found["accuracy"]
+    wanted = student_interval(each)
+    assert (low, high) == pytest.approx(wanted, abs=0.015 * (wanted[1] - wanted[0]))
+    near = intervals(of_mean(np.where(groups, 0.99, 0.2), groups))
+    assert near.found["accuracy"][1] == 1  # the greatest score
     few = intervals(of_mean(np.repeat(each[:5], 5), np.repeat(np.arange(5), 5)))
     assert few == ({}, {"accuracy": "only 5 units"})
+    groups = np.repeat(np.arange(40), 5)
+    right = (groups >= 12) | (RANDOM.random(200) < 0.5)  # wrong in 12 of the 40
+    ends = intervals(of_mean(right, groups)).found["accuracy"]
+    each = right.reshape(40, 5).mean(1)
+    half = scipy.stats.t.ppf(0.975, 11) * scipy.stats.sem(each)
+    assert ends == pytest.approx((each.mean() - half, each.mean() + half), abs=0.05 * half)
+    differing = intervals(of_mean(right, groups), of_mean(right ^ (groups < 5), groups))
+    assert differing.missing["accuracy"] == "only 5 units differ"
     truth = np.arange(200) < 100
     guess = np.where(np.arange(200) % 40, truth, ~truth).astype(int)
     found = intervals(text_grounds("single_label", truth.astype(int), guess, np.arange(200)))
@@ -219,6 +229,27 @@ def test_mistakes_are_the_surest_first():
     assert sure[chosen[-1]] >= np.sort(sure[wrong])[-SHOWN]
     assert most_confident(np.zeros(3, bool), sure[:3]) == []
     assert len(shortened("a" * 10_000)) < 700
+
+
+def test_labels_and_texts_stay_text():
+    label = "a|b\x1b[31m`<img src=http://x>\u202e![p](http://x)\u200d"
+    report_figure(
+        "confusion", {"confusion": {"labels": ["$^$", "$_$"], "counts": np.eye(2)}}, title="$^$"
+    ).savefig(io.BytesIO())
+    mistake = {"label": label, "predicted": label, "probability": 1.0, "text": label}
+    row = {"label": label, "precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 1, "predicted": 1}
+    report = {
+        "examples": 1,
+        "scores": {},
+        "classes": [row],
+        "mistakes": [mistake],
+        "confusion": {"labels": [label, "c"], "counts": [[0, 1]] * 2, "classes": 2},
+    }
+    lines = report_lines("test", report)
+    text = "\n".join(lines)
+    assert not set("\x1b\u202e<>") & set(text)
+    assert "- 1.000 `a/b [31m'\u2039img src=http://x\u203a ![p] (http://x)\u200d`" in text
+    assert {line.count("|") for line in lines if "a/b [31m'" in line[:12]} == {7, 4}
 
 
 def test_a_report_is_json_lines_and_a_picture():
