@@ -92,13 +92,15 @@ class ModernForm(Form):
         """
         modern = self.modern
         masked_lm = {entry.name for entry in modern.masked_lm} | modern.copies.keys()
-        there = self.head_kind is None and not masked_lm.isdisjoint(self.arrays)
+        shapes = param_shapes(config)
+        there = not masked_lm.isdisjoint(self.arrays)
+        if "mlm" not in shapes:  # the table is the decoder
+            there = _task(modern, self.config) == "ForMaskedLM"
         table = modern_table(self.kind, None if head is None else head.kind)
         copies: dict[str, str] = {}
-        if there and pretraining and head is None:
+        if there := there and pretraining and self.head_kind is None and head is None:
             table = modern_table(self.kind, masked_lm=True)
             copies = modern.copies if config.tied else {}
-        shapes = param_shapes(config)
         if head is not None:
             task = param_shapes(config, TaskModel, head)
             shapes |= {part: tree for part, tree in task.items() if part != "encoder"}
@@ -111,7 +113,8 @@ class ModernForm(Form):
             for name, array in self.arrays.items()
             if name.startswith(modern.prefix) or name in known
         }
-        return read_tensors(table, shapes, found, config, copies)
+        params = read_tensors(table, shapes, found, config, copies)
+        return {"mlm": {}, **params} if there else params
 
     def _shared(self, config: ModelConfig) -> tuple[list[Entry], Params]:
         """Return the entries of what heads of the family share, as far as they are all there.

@@ -14,6 +14,7 @@ from adapted_models import adapted  # noqa: E402
 from export_models import model_of  # noqa: E402
 from modern_models import save_modern  # noqa: E402
 
+from bert_jax.errors import UserError  # noqa: E402
 from bert_jax.exchange.adapter.peft import prove, without_adapter, write  # noqa: E402
 from bert_jax.exchange.huggingface import auto_class  # noqa: E402
 from bert_jax.exchange.huggingface_files import class_of, write_huggingface  # noqa: E402
@@ -95,6 +96,10 @@ def test_adapters_of_peft_are_read(tmp_path, kind, settings):
                     param += 0.1 * torch.randn_like(param)
         model.save_pretrained(tmp_path / "adapter")
     assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["r"] == settings["r"]
+    # PEFT names the base by its absolute path, which is not followed.
+    with pytest.raises(UserError, match="ln -s MODEL"):
+        read_model(tmp_path / "adapter")
+    (tmp_path / "adapter/base").symlink_to(tmp_path / "base")
     back = read_model(tmp_path / "adapter")
     batch = batch_of(back, proof_rows(back)[:8])
     given = {"input_ids": batch.tokens, "attention_mask": batch.segment_ids}

@@ -80,6 +80,8 @@ def test_small_files_come_back_in_another_mirror(bucket):
     first.sync(required=True)
     files().pipe_file(f"gs://{bucket}/runs/one/checkpoints/5/large", b"weights")
     files().pipe_file(f"gs://{bucket}/runs/one/damaged/4.0/large", b"weights")
+    files().pipe_file(f"gs://{bucket}/runs/one/resume/3/large", b"weights")
+    files().pipe_file(f"gs://{bucket}/runs/one/lease-1.json", b"{}")
     files().pipe_file(f"gs://{bucket}/runs/one-more/config.json", b"of another run")
 
     second = open_workdir(f"gs://{bucket}/runs/one/")
