@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from asked_models import TOKENIZER, random_model
@@ -119,6 +120,17 @@ def test_attention_is_that_of_the_step_that_wrote_the_token(saved, model):
     weights = mean_attention(saved.network, saved.params, source, tokens, np.array([4]), CLS)
     np.testing.assert_allclose(weights[0, :4].sum(-1), 1, rtol=1e-6)
     assert weights[0].argmax(-1)[:3].tolist() == [1, 2, 3]
+
+    class TwoLayers(type(saved.network)):
+        """The second looks nowhere."""
+
+        def weights(self, *arguments):
+            found = super().weights(*arguments)
+            return found._replace(cross=jnp.concatenate([found.cross, 0 * found.cross]))
+
+    two = TwoLayers(**vars(saved.network))
+    half = mean_attention(two, saved.params, source, tokens, np.array([4]), CLS)
+    np.testing.assert_allclose(half, weights / 2, rtol=1e-6)
 
 
 def test_the_end_of_a_translation_is_no_word_of_the_attention(saved):
