@@ -193,8 +193,9 @@ def _parser(*, needed: bool = True) -> Parser:
         "      --config.data.corpus=work/corpus --config.training.num_steps=20000\n"
         "  bert-jax pretrain --config=configs/pretrain/modern_tiny.py --workdir=work/modern \\\n"
         "      --config.data.corpus=work/corpus '--config.training.phases[1].corpus=work/long'\n"
-        "  bert-jax pretrain --config=decay.py --workdir=work/decay \\\n"
-        "      --branch-from=work/tiny@15000 --config.data.corpus=work/corpus",
+        "  bert-jax pretrain --config=bert_tiny --workdir=work/decay \\\n"
+        "      --branch-from=work/tiny@15000 --config.data.corpus=work/corpus \\\n"
+        "      --config.training.num_steps=20000 --config.optimizer.schedule=wsd",
     )  # fmt: skip
     _add_training(sub, needed=needed)
 

@@ -79,10 +79,11 @@ def evaluate_retrieval(
 def evaluate_similarity(
     model: SavedModel,
     source: str,
-    columns: tuple[str, str, str],
+    columns: Sequence[str],
     dimensions: Sequence[int] = (),
     *,
     advance: Advance = lambda count: None,
+    **written: Any,
 ) -> Result:
     """Compare the cosines of pairs of texts with the scores that people gave.
 
@@ -92,12 +93,15 @@ def evaluate_similarity(
         columns: Columns of the first text (a query), the second (a document) and the score.
         dimensions: Numbers of vectors that are scored beside the whole width.
         advance: Takes the number of texts after each part of them.
+        **written: How the file is written, fields of `TableConfig` such as `header`.
 
     Raises:
         UserError: The file or a column cannot be read.
     """
     first, second, score = columns
-    table = TableConfig(text=first, text_pair=second, label=score, kind="score", empty="skip")
+    table = TableConfig(
+        text=first, text_pair=second, label=score, kind="score", empty="skip", **written
+    )
     cuts, widths = Cuts(), _widths(model, dimensions)
     examples = read_texts(source, table).examples
     if examples[0].label is None:
@@ -119,10 +123,11 @@ def evaluate_similarity(
 def evaluate_clustering(
     model: SavedModel,
     source: str,
-    columns: tuple[str, str],
+    columns: Sequence[str],
     dimensions: Sequence[int] = (),
     *,
     advance: Advance = lambda count: None,
+    **written: Any,
 ) -> Result:
     """Cluster the vectors of texts into as many clusters as there are classes, several times.
 
@@ -132,6 +137,7 @@ def evaluate_clustering(
         columns: Columns of the text (a document) and of the class.
         dimensions: Numbers of vectors that are scored beside the whole width.
         advance: Takes the number of texts after each part of them.
+        **written: How the file is written, fields of `TableConfig` such as `header`.
 
     Returns:
         Mean and standard deviation of the V-measure over `CLUSTERINGS` runs.
@@ -141,7 +147,7 @@ def evaluate_clustering(
     """
     text, label = columns
     cuts, widths = Cuts(), _widths(model, dimensions)
-    data = read_texts(source, TableConfig(text=text, label=label, empty="skip"))
+    data = read_texts(source, TableConfig(text=text, label=label, empty="skip", **written))
     classes = np.array([-1 if each.label is None else each.label for each in data.examples])
     count = len(np.unique(classes))
     if count < 2:
