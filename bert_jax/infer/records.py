@@ -89,15 +89,10 @@ def format_of(source: str, format: Format, other: Format | None = None) -> Forma
 
 
 def read_records(
-    source: str,
-    *,
-    format: Format = "auto",
-    fields: Sequence[str] = ("text",),
-    names: Mapping[str, str] | None = None,
-    more: Mapping[str, Any] | None = None,
-    table: TableFormat | None = None,
-    read: Callable[[int], object] = lambda size: None,
-) -> Iterator[Record]:
+    source: str, *, format: Format = "auto", fields: Sequence[str] = ("text",),
+    names: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None,
+    table: TableFormat | None = None, read: Callable[[int], object] = lambda size: None,
+) -> Iterator[Record]:  # fmt: skip
     r"""Read the records of a file, in order.
 
     JSON lines: each line that is not blank is an object. Plain text: each line is a text, an empty

@@ -31,14 +31,9 @@ Result = dict[str, Any]
 
 
 def evaluate_retrieval(
-    model: SavedModel,
-    collection: Collection,
-    dimensions: Sequence[int] = (),
-    *,
-    reranker: Reranker | None = None,
-    candidates: int = 100,
-    advance: Advance = lambda count: None,
-) -> Result:
+    model: SavedModel, collection: Collection, dimensions: Sequence[int] = (), *,
+    reranker: Reranker | None = None, candidates: int = 100, advance: Advance = lambda count: None,
+) -> Result:  # fmt: skip
     """Score the rankings of a collection by cosine, beside those of BM25.
 
     Of equal cosines the document that comes first in the corpus comes first. A document with the id
@@ -77,14 +72,9 @@ def evaluate_retrieval(
 
 
 def evaluate_similarity(
-    model: SavedModel,
-    source: str,
-    columns: Sequence[str],
-    dimensions: Sequence[int] = (),
-    *,
-    advance: Advance = lambda count: None,
-    **written: Any,
-) -> Result:
+    model: SavedModel, source: str, columns: Sequence[str], dimensions: Sequence[int] = (), *,
+    advance: Advance = lambda count: None, **written: Any,
+) -> Result:  # fmt: skip
     """Compare the cosines of pairs of texts with the scores that people gave.
 
     Args:
@@ -121,14 +111,9 @@ def evaluate_similarity(
 
 
 def evaluate_clustering(
-    model: SavedModel,
-    source: str,
-    columns: Sequence[str],
-    dimensions: Sequence[int] = (),
-    *,
-    advance: Advance = lambda count: None,
-    **written: Any,
-) -> Result:
+    model: SavedModel, source: str, columns: Sequence[str], dimensions: Sequence[int] = (), *,
+    advance: Advance = lambda count: None, **written: Any,
+) -> Result:  # fmt: skip
     """Cluster the vectors of texts into as many clusters as there are classes, several times.
 
     Args:
@@ -195,13 +180,9 @@ def _named(collection: Collection, numbers: Iterable[np.ndarray]) -> dict[str, l
 
 
 def _second_pass(
-    reranker: Reranker,
-    collection: Collection,
-    ranked: Mapping[str, Sequence[str]],
-    candidates: int,
-    cuts: Cuts,
-    advance: Advance,
-) -> dict[str, list[str]]:
+    reranker: Reranker, collection: Collection, ranked: Mapping[str, Sequence[str]],
+    candidates: int, cuts: Cuts, advance: Advance,
+) -> dict[str, list[str]]:  # fmt: skip
     pairs = [(query, id) for query, ranking in ranked.items() for id in ranking[:candidates]]
     scores: Float[np.ndarray, " N"] = reranker.scores(
         [collection.queries[query] for query, _ in pairs],

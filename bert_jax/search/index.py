@@ -64,14 +64,9 @@ def check_index_name(path: Path) -> None:
 
 
 def write_index(
-    path: Path,
-    model: SavedModel,
-    place: str | Path,
-    passages: Iterable[Passage],
-    *,
-    dimensions: int | None = None,
-    advance: Callable[[int], object] = lambda count: None,
-) -> tuple[int, str]:
+    path: Path, model: SavedModel, place: str | Path, passages: Iterable[Passage], *,
+    dimensions: int | None = None, advance: Callable[[int], object] = lambda count: None,
+) -> tuple[int, str]:  # fmt: skip
     """Write an index; the file appears whole or not at all.
 
     The file has the columns id, source, text and vector (float32, of length 1), in row groups of

@@ -108,13 +108,9 @@ def read_pairs(
 
 
 def mine(
-    model: SavedModel,
-    pairs: Sequence[Pair],
-    config: MineConfig,
-    *,
-    corpus: Iterable[str] = (),
+    model: SavedModel, pairs: Sequence[Pair], config: MineConfig, *, corpus: Iterable[str] = (),
     advance: Callable[[int], object] = lambda count: None,
-) -> Mined:
+) -> Mined:  # fmt: skip
     """Find the hard negatives of pairs by exact search.
 
     A text that is the query, or a document of another pair of the query, is never a negative; texts
