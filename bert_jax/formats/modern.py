@@ -15,7 +15,12 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.formats.entries import Entry, in_model, read_tensors
 from bert_jax.formats.form import Form
-from bert_jax.formats.huggingface_config import CLASSES, TaskOutputs, head_from_huggingface
+from bert_jax.formats.huggingface_config import (
+    CLASSES,
+    MULTIPLE_CHOICE,
+    TaskOutputs,
+    head_from_huggingface,
+)
 from bert_jax.formats.huggingface_files import model_class
 from bert_jax.formats.modern_config import modern_config
 from bert_jax.formats.modern_tables import MODERN, Modern
@@ -24,7 +29,8 @@ from bert_jax.model.heads import Params, param_shapes
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig, TaskModel
 
 _BUFFER = re.compile(r".*(?:inv_freq|freqs_cis|position_ids)")
-_TASKS = ("Model", "ForMaskedLM", *(name.removeprefix("Bert") for name in CLASSES))
+_HEADS = {**CLASSES, MULTIPLE_CHOICE: "classification"}
+_TASKS = ("Model", "ForMaskedLM", *(name.removeprefix("Bert") for name in _HEADS))
 
 
 class ModernForm(Form):
@@ -80,7 +86,7 @@ class ModernForm(Form):
     @property
     def head_kind(self) -> str | None:
         """Kind of the head that the class of the file has."""
-        return CLASSES.get(f"Bert{_task(self.modern, self.config)}")
+        return _HEADS.get(f"Bert{_task(self.modern, self.config)}")
 
     def params(
         self, config: ModelConfig, head: TaskHeadConfig | None, *, pretraining: bool = True
@@ -146,9 +152,11 @@ def modern_form(
     notes: list[str] = []
     if "auto_map" in found:
         notes.append("config.json names code of its own (auto_map), which was not run")
-    head = CLASSES.get(f"Bert{_task(modern, found)}")
-    heads = [*modern.masked_lm, *modern.heads.get(f"{head}", ())]
+    task = _task(modern, found)
+    heads = [*modern.masked_lm, *modern.heads.get(f"{_HEADS.get(f'Bert{task}')}", ())]
     known = {entry.name for entry in heads} | modern.copies.keys()
+    if task not in (*_TASKS, "AutoModel"):  # where a head is called as another class calls its own
+        known = set()
     known = {name for name in known if not name.startswith(modern.prefix)}
     renamed: dict[str, np.ndarray] = {}
     dropped: list[str] = []
