@@ -2,9 +2,11 @@
 
 import io
 import json
+import math
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,12 +63,18 @@ def test_no_two_resamples_of_many_examples_are_equal():
     assert len(np.unique(np.concatenate(parts), axis=0)) == DRAWS
 
 
-def test_an_interval_leaves_out_one_in_forty_on_either_side():
+def test_an_interval_is_t_on_the_scale_of_log_odds():
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
-        return {"f1": np.arange(DRAWS) / (DRAWS - 1) if len(w) == DRAWS else np.array([0.5])}
+        found = 0.6 + 0.3 * np.arange(DRAWS) / DRAWS if len(w) == DRAWS else np.array([0.8])
+        return {"f1": found, "pearson": found}
 
     found = intervals(Grounds(score, np.arange(37))).found
-    assert found["f1"] == pytest.approx((0.025, 0.975))
+    error = 0.3 / math.sqrt(12) * math.sqrt(37 / 36)  # of a uniform distribution
+    times = scipy.stats.t.ppf(0.975, 36)
+    ends = [scipy.special.logit(0.8) + side * times * error / 0.16 for side in (-1, 1)]
+    assert found["f1"] == pytest.approx(scipy.special.expit(ends), rel=1e-4)
+    ends = [math.atanh(0.8) + side * times * error / (1 - 0.8**2) for side in (-1, 1)]
+    assert found["pearson"] == pytest.approx(np.tanh(ends), rel=1e-4)  # Fisher's z
 
 
 def test_classes_of_resamples_are_the_metrics_of_resamples():
@@ -136,16 +144,21 @@ def test_few_units():
     low, high = intervals(of_mean(np.repeat(each, 5), groups)).found["accuracy"]
     wanted = student_interval(each)
     assert (low, high) == pytest.approx(wanted, abs=0.015 * (wanted[1] - wanted[0]))
-    near = intervals(of_mean(np.where(groups, 0.99, 0.2), groups))
-    assert near.found["accuracy"][1] == 1  # the greatest score
+    near = of_mean(np.where(groups, 0.99, 0.2), groups)
+    low, high = intervals(near).found["accuracy"]
+    assert 0.911 < high < 1  # the greatest score
+    times_100 = Grounds(means(["exact"], 100 * near.right[:, None]), groups, near.right, most=100.0)
+    assert intervals(times_100).found["exact"] == pytest.approx((100 * low, 100 * high))
     few = intervals(of_mean(np.repeat(each[:5], 5), np.repeat(np.arange(5), 5)))
     assert few == ({}, {"accuracy": "only 5 units"})
     groups = np.repeat(np.arange(40), 5)
     right = (groups >= 12) | (RANDOM.random(200) < 0.5)  # wrong in 12 of the 40
     ends = intervals(of_mean(right, groups)).found["accuracy"]
     each = right.reshape(40, 5).mean(1)
-    half = scipy.stats.t.ppf(0.975, 11) * scipy.stats.sem(each)
-    assert ends == pytest.approx((each.mean() - half, each.mean() + half), abs=0.05 * half)
+    half = scipy.stats.t.ppf(0.975, 39) * scipy.stats.sem(each)
+    half /= each.mean() * (1 - each.mean())
+    wanted = scipy.special.expit(scipy.special.logit(each.mean()) + np.array([-half, half]))
+    assert ends == pytest.approx(wanted, abs=0.05 * (wanted[1] - wanted[0]))
     differing = intervals(of_mean(right, groups), of_mean(right ^ (groups < 5), groups))
     assert differing.missing["accuracy"] == "only 5 units differ"
     truth = np.arange(200) < 100
